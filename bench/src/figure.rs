@@ -1,4 +1,4 @@
-//! One figure of the report: what was measured, of whom, and what came out.
+//! One figure of the report: the measurement, its target and the result.
 
 use std::collections::BTreeMap;
 
@@ -6,85 +6,85 @@ use serde::Serialize;
 
 use crate::samples::{Summary, Tally};
 
-/// What one scenario came to.
+/// Results of one scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// The name of the scenario.
+    /// Name of the scenario.
     pub name: String,
-    /// What it is, in a sentence.
+    /// Description of the scenario, in one sentence.
     pub about: String,
-    /// What `at` of its figures counts.
+    /// Meaning of the field `at` of its figures.
     pub scale: Option<&'static str>,
-    /// The load averages before it.
+    /// Load averages before the scenario.
     pub load_before: String,
-    /// And after it.
+    /// Load averages after the scenario.
     pub load_after: String,
-    /// How long it took, all targets together.
+    /// Duration, for all targets together.
     pub took_s: f64,
-    /// What came out.
+    /// Figures that were measured.
     pub figures: Vec<Figure>,
 }
 
-/// One figure.
+/// A figure of the report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
-    /// What was measured.
+    /// Name of the measurement.
     pub what: &'static str,
-    /// How many at once, how many bytes, how many live: what the scenario varies.
+    /// Value of the parameter that the scenario varies: concurrency, bytes or live sandboxes.
     pub at: Option<u64>,
-    /// The name of the target.
+    /// Name of the target.
     pub target: &'static str,
-    /// What came out.
+    /// Result of the measurement.
     pub got: Got,
-    /// Attempts that failed, by code.
+    /// Number of failed attempts, by code.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub failures: BTreeMap<String, u64>,
-    /// What was said at the first of each.
+    /// Message of the first failure with each code.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub said: BTreeMap<String, String>,
-    /// How sandboxes were started, where the target says so.
+    /// Number of starts of each kind, if the target reports the kind.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub starts: BTreeMap<String, u64>,
 }
 
-/// What came out.
+/// Result of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Got {
-    /// Times.
+    /// Percentiles of durations.
     Times(Summary),
     /// A number.
     Value {
-        /// How much.
+        /// The number.
         value: f64,
-        /// Of what.
+        /// Its unit.
         unit: Unit,
     },
-    /// Nothing succeeded.
+    /// No attempt succeeded.
     Nothing,
-    /// The target cannot do it.
+    /// The target does not support the operation.
     Unsupported,
 }
 
-/// What a number counts.
+/// Unit of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// So many a second.
+    /// Rate per second.
     PerSecond,
     /// Bytes.
     Bytes,
 }
 
 impl Figure {
-    /// The times of a number of attempts.
+    /// Creates a figure from the durations of several attempts.
     pub fn times(what: &'static str, at: Option<u64>, target: &'static str, tally: &Tally) -> Self {
         let got = tally.times.summary().map_or(Got::Nothing, Got::Times);
         let (failures, said) = (tally.failures.clone(), tally.said.clone());
         Self { what, at, target, got, failures, said, starts: tally.starts.clone() }
     }
 
-    /// A number.
+    /// Creates a figure from a number.
     pub fn value(
         what: &'static str,
         at: Option<u64>,
@@ -94,7 +94,7 @@ impl Figure {
         Self::bare(what, at, target, Got::Value { value, unit })
     }
 
-    /// Something that a target cannot do.
+    /// Creates the figure for an operation that a target does not support.
     pub fn unsupported(what: &'static str, at: Option<u64>, target: &'static str) -> Self {
         Self::bare(what, at, target, Got::Unsupported)
     }
@@ -106,7 +106,7 @@ impl Figure {
 }
 
 impl Got {
-    /// The number by which targets are compared: the median of times.
+    /// Returns the number by which targets are compared; for durations, the median.
     pub fn number(&self) -> Option<f64> {
         match self {
             Self::Times(summary) => Some(summary.p50_ms),

@@ -1,15 +1,15 @@
-//! Plain HTTP, for what has no typed client.
+//! Plain HTTP, for services without a typed client.
 
 use std::time::Duration;
 
 use crate::target::Failure;
 
-/// A connection is made within this or not at all.
+/// Timeout for establishing a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
-/// A client that follows nobody elsewhere and asks once.
+/// Creates a client that neither follows redirects nor retries.
 pub fn client() -> Result<reqwest::Client, Failure> {
-    // Whoever asks second finds that it was said already.
+    // Fails if a provider was installed before, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()
         .http1_only()
@@ -20,7 +20,7 @@ pub fn client() -> Result<reqwest::Client, Failure> {
         .map_err(|error| Failure::new("http", error.to_string()))
 }
 
-/// No answer came.
+/// Returns the failure for a request without a response.
 pub fn lost(error: &reqwest::Error) -> Failure {
     let code = if error.is_timeout() { "deadline" } else { "unreachable" };
     let mut cause: &dyn std::error::Error = error;

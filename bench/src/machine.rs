@@ -1,35 +1,36 @@
-//! The machine on which it was measured: figures without it say nothing.
+//! The machine of the measurement, without which figures are meaningless.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-/// What is known of this machine.
+/// Properties of this machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// When the run began, in UTC.
+    /// Start time of the run, in UTC.
     pub date: String,
-    /// The release of the kernel.
+    /// Kernel release.
     pub kernel: String,
-    /// The model of the processor.
+    /// Processor model.
     pub processor: String,
-    /// How many of its cores can be used.
+    /// Number of usable cores.
     pub cores: usize,
-    /// Memory, all of it.
+    /// Total memory.
     pub memory_bytes: u64,
-    /// The version of the control groups that limit memory.
+    /// Version of the cgroups that limit memory.
     pub cgroup_version: u32,
-    /// Whether this program was built to be fast. Otherwise what it hashes and compresses itself takes longer than what it measures.
+    /// True if this program was built with optimizations. Otherwise its own hashing and compression take
+    /// longer than the operations that it measures.
     pub optimized: bool,
-    /// The load averages of 1, 5 and 15 minutes before the run.
+    /// Load averages of 1, 5 and 15 minutes before the run.
     pub load_before: String,
-    /// And after it.
+    /// Load averages after the run.
     pub load_after: String,
 }
 
 impl Machine {
-    /// Looks at it.
+    /// Reads the properties of this machine.
     pub fn look() -> Self {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let processor = field(&read("/proc/cpuinfo"), "model name").unwrap_or("unknown").to_owned();
@@ -47,17 +48,17 @@ impl Machine {
     }
 }
 
-/// The load averages.
+/// Returns the load averages.
 pub fn load() -> String {
     read("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
-/// Memory that could be used without swapping.
+/// Returns the memory that is available without swapping.
 pub fn available_bytes() -> u64 {
     meminfo("MemAvailable")
 }
 
-/// What is charged to a control group and those below it, the kernel's own included.
+/// Returns the memory charged to a cgroup and its descendants, including kernel memory.
 pub fn charged_bytes(below: &str) -> Option<u64> {
     let group = memory_cgroup().join(below);
     let current = ["memory.current", "memory.usage_in_bytes"].map(|name| group.join(name));
@@ -65,7 +66,7 @@ pub fn charged_bytes(below: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// Where the hierarchy with the memory controller is mounted.
+/// Returns the mount point of the hierarchy with the memory controller.
 fn memory_cgroup() -> &'static Path {
     let first = Path::new("/sys/fs/cgroup/memory");
     if first.exists() { first } else { Path::new("/sys/fs/cgroup") }
@@ -88,7 +89,8 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Seconds since 1970 as a date: Gregorian years of 400 together have 146,097 days, counted from a 1st of March.
+/// Formats seconds since 1970 as a date. 400 Gregorian years have 146,097 days; each cycle is counted from a
+/// 1st of March.
 fn date(seconds: u64) -> String {
     let days = seconds / 86_400 + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);

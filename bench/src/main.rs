@@ -1,21 +1,22 @@
-//! `bench`: Bellglass beside other ways to run untrusted code, by scenarios that are data.
+//! `bench`: compares Bellglass with other ways to run untrusted code, in scenarios that are defined as data.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`scenario`] | what is measured: files of scenarios, read and checked |
-//! | [`target`] | what is measured on: a trait, and everything that implements it |
-//! | [`measure`] | the measuring, one module for each kind of work |
-//! | [`samples`] | percentiles, and what became of attempts |
+//! | [`scenario`] | the definitions of scenarios: parsed and validated |
+//! | [`target`] | the systems to measure: a trait and its implementations |
+//! | [`measure`] | the measurements, one module for each kind of work |
+//! | [`samples`] | percentiles, and the results of attempts |
 //! | [`figure`] | one figure of the report |
-//! | [`report`] | the report as JSON, Markdown and pictures |
-//! | [`machine`] | facts of the machine |
+//! | [`report`] | the report as JSON, Markdown and charts |
+//! | [`machine`] | properties of the machine |
 //! | [`rootfs`] | the root file systems that targets share |
-//! | [`process`], [`http`], [`random`] | commands with deadlines, plain HTTP, chance |
+//! | [`process`], [`http`], [`random`] | commands with deadlines, plain HTTP, random numbers |
 //!
-//! It judges nothing: it fails only where nothing could be measured. Everything it starts, it ends.
+//! The program does not judge results: it fails only if nothing could be measured. It stops everything that
+//! it starts.
 
 #![forbid(unsafe_code)]
-// A program for people.
+// A command-line program prints to the terminal.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod figure;
@@ -47,9 +48,9 @@ use crate::target::{NAMES, Place};
 
 const FULL: &str = include_str!("../scenarios/full.toml");
 const QUICK: &str = include_str!("../scenarios/quick.toml");
-/// Everything is ended within this, or left to its own deadlines.
+/// Timeout for stopping a target. After it, sandboxes stop at their own deadlines.
 const CLOSES_WITHIN: Duration = Duration::from_secs(180);
-/// Enough to tell runs apart that are on one machine.
+/// Length of the name of a run: enough to distinguish the runs on one machine.
 const NAME_LENGTH: usize = 12;
 
 /// Measures Bellglass beside other ways to run untrusted code
@@ -108,7 +109,7 @@ fn plan(arguments: &Arguments) -> Result<Plan, String> {
     Plan::parse(&text)?.only(&arguments.only)
 }
 
-/// A run, in the order in which its parts go.
+/// State of a run, in the order in which its parts are set up.
 struct Run {
     name: String,
     report: Report,
@@ -135,7 +136,7 @@ async fn bench(arguments: &Arguments, plan: &Plan) -> Result<(), String> {
     if run.report.targets.is_empty() { Err("no target is available".into()) } else { Ok(()) }
 }
 
-/// Waits for Ctrl-C, or for whoever ends processes otherwise.
+/// Waits for Ctrl-C or SIGTERM.
 async fn told_to_end() {
     use tokio::signal::unix::{SignalKind, signal};
     match signal(SignalKind::terminate()) {
@@ -161,7 +162,8 @@ impl Run {
         })
     }
 
-    /// Starts the targets and measures; what is there is written down as it comes, for whoever ends this early.
+    /// Starts the targets and runs the scenarios. The report is written after each scenario, so that an
+    /// interrupted run keeps its results.
     async fn measure(&mut self, arguments: &Arguments, plan: &Plan) {
         let is_wanted =
             |name: &&str| arguments.targets.is_empty() || arguments.targets.iter().any(|one| one == name);
@@ -179,7 +181,7 @@ impl Run {
             eprintln!("bench: {}", scenario.name);
             let outcome = measure::run(scenario, &self.targets).await;
             self.report.scenarios.push(outcome);
-            // A run of an hour that ends badly has left what came before.
+            // If a run of an hour fails at the end, the results so far are kept.
             if let Err(why) = self.report.write(&arguments.out) {
                 eprintln!("bench: {why}");
             }

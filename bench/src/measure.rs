@@ -1,7 +1,8 @@
-//! Measuring: one module for each kind of work.
+//! The measurements, one module for each kind of work.
 //!
-//! Targets take turns in rounds, and each round begins with another one: what else the machine does hits all alike, and what one leaves
-//! to the kernel to tidy up is not always paid for by the same neighbour. Many sandboxes at once, and loads, are one target's at a time.
+//! Targets alternate in rounds, and each round begins with another target. In this way, other load on the
+//! machine affects all targets alike, and the kernel's cleanup after one target does not always slow down the
+//! same successor. Scenarios with many live sandboxes and load tests run on one target at a time.
 
 mod code;
 mod create;
@@ -23,17 +24,18 @@ use crate::samples::Tally;
 use crate::scenario::{Scenario, Work};
 use crate::target::{Failure, Image, Made, Target};
 
-/// Sandboxes that are made or stopped at once where that is not what is measured.
+/// Number of sandboxes that are created or stopped concurrently if this is not the subject of the
+/// measurement.
 const AT_ONCE: usize = 8;
-/// How often somebody asks again who is told to.
+/// Maximum number of retries of a refused create.
 const TRIES: usize = 100;
-/// After how long.
+/// Pause between two retries.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// A target, shared by everything that uses it at once.
+/// A target, shared by concurrent tasks.
 pub type Shared = Arc<dyn Target>;
 
-/// Measures one scenario on all targets that take part.
+/// Runs one scenario on all targets that take part.
 pub async fn run(scenario: &Scenario, targets: &[Shared]) -> Outcome {
     let targets: Vec<Shared> =
         targets.iter().filter(|target| scenario.wants(target.name())).cloned().collect();
@@ -58,12 +60,12 @@ pub async fn run(scenario: &Scenario, targets: &[Shared]) -> Outcome {
     }
 }
 
-/// Whose turn it is in a round: everybody's, beginning with another one each time.
+/// Returns the order of the targets in a round: all of them, beginning with another one in each round.
 fn turns(round: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |step| (round + step) % count)
 }
 
-/// How long something took, whatever it came to.
+/// Returns the duration of an operation, whether it succeeds or fails.
 async fn timed<T>(
     act: impl Future<Output = Result<T, Failure>>,
 ) -> Result<(T, Duration), (Failure, Duration)> {
@@ -74,8 +76,8 @@ async fn timed<T>(
     }
 }
 
-/// Makes so many sandboxes, some at a time; counts what failed. Who is told to ask again does: this is what a scenario begins with, and
-/// not what it measures.
+/// Creates sandboxes with limited concurrency and counts failures. Refused creates are retried, because this
+/// is the setup of a scenario and not its measurement.
 async fn make(target: &Shared, image: Image, count: usize) -> (Vec<String>, Tally) {
     let mut tally = Tally::default();
     let mut handles = Vec::new();
@@ -104,7 +106,7 @@ async fn patiently(target: &Shared, image: Image) -> Result<(Made, Duration), (F
     }
 }
 
-/// Stops sandboxes, some at a time.
+/// Stops sandboxes with limited concurrency.
 async fn stop(target: &Shared, handles: &[String]) -> Tally {
     let mut tally = Tally::default();
     let stops = handles.iter().map(|handle| timed(target.stop(handle)));
@@ -115,7 +117,7 @@ async fn stop(target: &Shared, handles: &[String]) -> Tally {
     tally
 }
 
-/// Adds why sandboxes could not be made to what was to be measured in them.
+/// Adds the failures of the setup to the results of the measurement that depends on it.
 fn blame(tallies: &mut [Option<Tally>], places: &[(Vec<String>, Tally)]) {
     for (tally, (_, made)) in tallies.iter_mut().zip(places) {
         if let Some(tally) = tally {
@@ -128,7 +130,7 @@ fn blame(tallies: &mut [Option<Tally>], places: &[(Vec<String>, Tally)]) {
     }
 }
 
-/// Tallies as figures, those of nobody who cannot do it.
+/// Converts tallies to figures. A missing tally means that the target does not support the operation.
 fn told(what: &'static str, at: Option<u64>, targets: &[Shared], tallies: &[Option<Tally>]) -> Vec<Figure> {
     let each = targets.iter().zip(tallies);
     each.map(|(target, tally)| match tally {

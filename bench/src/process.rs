@@ -1,4 +1,4 @@
-//! Commands of this machine, each with a deadline: what is not done by then is killed.
+//! Local commands, each with a deadline after which it is killed.
 
 use std::ffi::OsStr;
 use std::process::Stdio;
@@ -9,28 +9,28 @@ use tokio::process::Command;
 
 use crate::target::Failure;
 
-/// What is shown of what a command that failed has said.
+/// Maximum size of a failed command's stderr that a failure quotes.
 const SHOWN_BYTES: usize = 400;
 
-/// A command that ends with whoever started it.
+/// Returns a command that is killed when its handle is dropped.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
     command
 }
 
-/// Runs a command that says nothing of interest.
+/// Runs a command whose output is not needed.
 pub async fn run(command: &mut Command, within: Duration) -> Result<(), Failure> {
     output(command, within, None).await.map(drop)
 }
 
-/// Runs a command for what it prints.
+/// Runs a command and returns its output as text.
 pub async fn print(command: &mut Command, within: Duration) -> Result<String, Failure> {
     command.stdout(Stdio::piped());
     Ok(String::from_utf8_lossy(&output(command, within, None).await?).trim().to_owned())
 }
 
-/// Runs a command, with something to read, to its end.
+/// Runs a command to its end, with optional standard input, and returns its output.
 pub async fn output(
     command: &mut Command,
     within: Duration,
@@ -46,7 +46,7 @@ pub async fn output(
     let both = async {
         let feeding = async {
             if let Some((mut pipe, bytes)) = feed {
-                // Whoever ends before having read everything says so by its status.
+                // A command that exits before it has read everything reports an error through its status.
                 let _ = pipe.write_all(&bytes).await;
             }
         };
@@ -63,7 +63,7 @@ pub async fn output(
     }
 }
 
-/// The end of a text: what went wrong is said last.
+/// Returns the end of a text, where commands usually print the error.
 fn tail(text: &[u8]) -> String {
     let from = text.len().saturating_sub(SHOWN_BYTES);
     String::from_utf8_lossy(text.get(from..).unwrap_or_default()).trim().replace('\n', " | ")

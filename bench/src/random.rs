@@ -1,27 +1,27 @@
-//! Chance: names that nobody else has, and arrivals that nobody can foresee.
+//! Randomness: unique names and unpredictable arrival times.
 
 use std::time::Duration;
 
 use crate::target::Failure;
 
-/// A name of 32 hexadecimal digits.
+/// Returns a random name of 32 hexadecimal digits.
 pub fn name() -> Result<String, Failure> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| Failure::new("random", error.to_string()))?;
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
-/// A sequence that looks random and is the same for the same seed: runs differ by the machine, not by luck.
+/// A pseudorandom sequence, which is the same for the same seed: runs differ by the machine, not by chance.
 #[derive(Clone, Debug)]
 pub struct Sequence(u64);
 
 impl Sequence {
-    /// The sequence of this seed.
+    /// Creates the sequence of a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number (SplitMix64).
+    /// Returns the next number (SplitMix64).
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -29,14 +29,14 @@ impl Sequence {
         mixed ^ (mixed >> 31)
     }
 
-    /// One of so many, from 0; 0 of none.
+    /// Returns a number from 0 to `count` - 1, or 0 if `count` is 0.
     pub fn below(&mut self, count: usize) -> usize {
         self.next().checked_rem(count as u64).unwrap_or(0) as usize
     }
 
-    /// The pause before the next arrival, where so many come in a second, independent of each other.
+    /// Returns the pause before the next arrival of a Poisson process with this rate.
     pub fn pause(&mut self, per_second: f64) -> Duration {
-        // The upper 53 bits are a fraction; never 0, of which there is no logarithm.
+        // The upper 53 bits are the fraction. It is never 0, which has no logarithm.
         let fraction = ((self.next() >> 11) as f64 + 1.0) / (1_u64 << 53) as f64;
         let seconds = -fraction.min(1.0).ln() / per_second;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(1))

@@ -1,4 +1,4 @@
-//! The report: all of it as JSON, tables as Markdown, a picture for each scenario.
+//! The report: complete as JSON, tables as Markdown, and a chart for each scenario.
 
 mod markdown;
 mod plot;
@@ -11,47 +11,47 @@ use serde::Serialize;
 use crate::figure::Outcome;
 use crate::machine::Machine;
 
-/// What a run came to.
+/// Results of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Where it was measured.
+    /// Machine of the run.
     pub machine: Machine,
-    /// What was measured.
+    /// Targets that were measured.
     pub targets: Vec<Measured>,
-    /// What was not, and why.
+    /// Targets that were left out, with the reasons.
     pub left_out: Vec<LeftOut>,
-    /// What came out.
+    /// Results of the scenarios.
     pub scenarios: Vec<Outcome>,
 }
 
-/// A target that was there.
+/// A target that was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
-    /// Its name.
+    /// Name of the target.
     pub name: &'static str,
-    /// Its versions, and whatever else one has to know to compare it.
+    /// Versions and other facts that are necessary for a comparison.
     pub facts: BTreeMap<String, String>,
 }
 
-/// A target that was not.
+/// A target that was left out.
 #[derive(Clone, Debug, Serialize)]
 pub struct LeftOut {
-    /// Its name.
+    /// Name of the target.
     pub name: &'static str,
-    /// Why.
+    /// Reason.
     pub why: String,
 }
 
 impl Report {
-    /// A report without figures.
+    /// Creates a report without results.
     pub fn new(machine: Machine) -> Self {
         Self { machine, targets: Vec::new(), left_out: Vec::new(), scenarios: Vec::new() }
     }
 
-    /// Writes `report.json`, `report.md` and a picture for each scenario.
+    /// Writes `report.json`, `report.md` and a chart for each scenario.
     ///
     /// # Errors
-    /// Which file could not be written.
+    /// The file that could not be written.
     pub fn write(&self, to: &Path) -> Result<(), String> {
         let json = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
         write(&to.join("report.json"), &json)?;
@@ -69,7 +69,7 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
     std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
 }
 
-/// A run for tests: two targets, two sizes.
+/// Returns a report for tests, with two targets and two sizes.
 #[cfg(test)]
 fn example() -> Report {
     use std::time::Duration;

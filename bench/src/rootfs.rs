@@ -1,7 +1,9 @@
-//! The root file systems that targets on this machine share, so that the same files are compared: those of Bellglass's templates.
+//! The root file systems that local targets share, so that all targets run the same files: those of
+//! Bellglass's templates.
 //!
-//! They are read where `BELLGLASS_TEMPLATES` says, which is a data directory of Bellglass's; without it they are built, once, in one that is
-//! kept ([`KEPT`]). A template is a number of layers. What knows no layers is shown them as one directory, by an overlay.
+//! The templates come from the data directory in `BELLGLASS_TEMPLATES`. If it is not set, they are built
+//! once, in a data directory that is kept ([`KEPT`]). A template consists of layers. For targets that do not
+//! support layers, an overlay mount presents them as one directory.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -13,44 +15,44 @@ use serde::Deserialize;
 use crate::process;
 use crate::target::{Failure, Image};
 
-/// Where templates are kept that nobody else has built.
+/// Directory for templates that the bench builds itself.
 pub const KEPT: &str = "/var/tmp/bellglass-bench";
-/// The template with the data stack installs some hundred megabytes.
+/// Timeout for building a template. The template with the data stack installs several hundred megabytes.
 const BUILT_WITHIN: Duration = Duration::from_secs(900);
-/// A mount takes milliseconds.
+/// Timeout for a mount, which normally takes milliseconds.
 const MOUNTED_WITHIN: Duration = Duration::from_secs(20);
 
-/// As much of a key as tells layers apart.
+/// Length of the prefix of a key that distinguishes layers.
 const KEY_SHOWN: usize = 32;
 
-/// The root file systems of both images.
+/// Root file systems of both images.
 pub struct Rootfs {
     data: PathBuf,
     plain: Root,
     data_stack: Root,
 }
 
-/// One root file system.
+/// A root file system.
 pub struct Root {
-    /// The name of its template.
+    /// Name of its template.
     pub name: String,
-    /// All of it, as one directory, which containers share read-only.
+    /// All its files in one directory, which containers share read-only.
     pub directory: PathBuf,
-    /// Variables that its programs expect.
+    /// Environment variables that its programs expect.
     pub env: BTreeMap<String, String>,
     layers: Vec<String>,
-    /// Undone last.
+    /// Unmounted last.
     _mounted: Mounted,
 }
 
-/// What of a template's record is of interest.
+/// The fields of a template's record that the bench needs.
 #[derive(Deserialize)]
 struct Record {
     layers: Vec<String>,
     env: BTreeMap<String, String>,
 }
 
-/// A mount that goes with this value.
+/// A mount that is unmounted when this value is dropped.
 struct Mounted(PathBuf);
 
 impl Rootfs {
@@ -73,7 +75,7 @@ impl Rootfs {
         })
     }
 
-    /// The root file system of an image.
+    /// Returns the root file system of an image.
     pub fn of(&self, image: Image) -> &Root {
         match image {
             Image::Plain => &self.plain,
@@ -81,12 +83,12 @@ impl Rootfs {
         }
     }
 
-    /// Gives the templates to a server with a data directory of its own, without copying layers.
+    /// Makes the templates available in another server's data directory, without copying layers.
     pub fn lend(&self, to: &Path) -> std::io::Result<()> {
         let (layers, templates) = (to.join("layers"), to.join("templates"));
         std::fs::create_dir_all(&layers)?;
         std::fs::create_dir_all(&templates)?;
-        // Sandboxes walk there as users of their own.
+        // Sandboxes access these directories with users of their own.
         for directory in [to, layers.as_path()] {
             std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o711))?;
         }
@@ -102,7 +104,7 @@ impl Rootfs {
 }
 
 impl Root {
-    /// A name for exactly these files: the key of a layer depends on all below it.
+    /// Returns a name for exactly these files: the key of a layer depends on all layers below it.
     pub fn key(&self) -> &str {
         self.layers.last().and_then(|key| key.get(..KEY_SHOWN)).unwrap_or(&self.name)
     }
@@ -120,7 +122,7 @@ impl Root {
         }
         std::fs::set_permissions(&top, std::fs::Permissions::from_mode(0o755))
             .map_err(|error| cannot("change", &top, &error))?;
-        // An overlay wants the topmost first; a record has the lowest first.
+        // An overlay needs the topmost layer first; a record has the lowest first.
         let trees = record.layers.iter().rev().map(|key| data.join("layers").join(key).join("fs"));
         let lower: Vec<String> = trees.map(|tree| tree.display().to_string()).collect();
         let (lower, top, work) = (lower.join(":"), top.display(), work.display());
@@ -139,7 +141,7 @@ impl Drop for Mounted {
     }
 }
 
-/// The template that an image is.
+/// Returns the name of the template of an image.
 pub fn template(image: Image) -> &'static str {
     match image {
         Image::Plain => "base",
@@ -147,7 +149,7 @@ pub fn template(image: Image) -> &'static str {
     }
 }
 
-/// Something that could not be done to a file.
+/// Returns the failure of a file operation.
 pub fn cannot(act: &str, path: &Path, error: &std::io::Error) -> Failure {
     Failure::new("files", format!("cannot {act} {}: {error}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! Percentiles of a number of measurements, and what became of the attempts.
+//! Percentiles of several measurements, and the results of the attempts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,54 +7,54 @@ use serde::Serialize;
 
 use crate::target::Failure;
 
-/// Measurements of one thing.
+/// Durations of one operation.
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     taken: Vec<Duration>,
 }
 
-/// What is told of them, in milliseconds.
+/// Summary of durations, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// How many there are.
+    /// Number of measurements.
     pub count: usize,
-    /// Half of them took no longer.
+    /// Median.
     pub p50_ms: f64,
-    /// All but a twentieth took no longer.
+    /// 95th percentile.
     pub p95_ms: f64,
-    /// All but a hundredth took no longer.
+    /// 99th percentile.
     pub p99_ms: f64,
-    /// The slowest.
+    /// Maximum.
     pub max_ms: f64,
 }
 
-/// Attempts at one thing: how long those took that succeeded, and why the others did not.
+/// Attempts of one operation: durations of the successful ones, and failures of the others.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Those that succeeded.
+    /// Durations of successful attempts.
     pub times: Samples,
-    /// Those that were refused: how long it took to be told.
+    /// Durations of refused attempts, until the refusal.
     pub refusals: Samples,
-    /// Everything that did not succeed, refusals included, by its code.
+    /// Number of failures by code, including refusals.
     pub failures: BTreeMap<String, u64>,
-    /// Starts out of a pool of ready ones, and starts that were made on demand, where the target says which.
+    /// Number of starts from a pool and of starts on demand, if the target reports the kind.
     pub starts: BTreeMap<String, u64>,
-    /// What was said at the first failure of each code.
+    /// Message of the first failure with each code.
     pub said: BTreeMap<String, String>,
 }
 
 impl Samples {
-    /// Adds one.
+    /// Adds a duration.
     pub fn add(&mut self, sample: Duration) {
         self.taken.push(sample);
     }
 
-    /// How many there are.
+    /// Returns the number of durations.
     pub fn len(&self) -> usize {
         self.taken.len()
     }
 
-    /// The percentiles; none of nothing.
+    /// Returns the percentiles; none if there are no durations.
     pub fn summary(&self) -> Option<Summary> {
         let mut sorted = self.taken.clone();
         sorted.sort_unstable();
@@ -84,14 +84,14 @@ impl Tally {
         }
     }
 
-    /// Counts how a sandbox was started, where that is said.
+    /// Counts how a sandbox was started, if known.
     pub fn started(&mut self, start: Option<String>) {
         if let Some(start) = start {
             *self.starts.entry(start).or_default() += 1;
         }
     }
 
-    /// Adds what another has counted.
+    /// Adds the counts of another tally.
     pub fn merge(&mut self, other: Self) {
         self.times.taken.extend(other.times.taken);
         self.refusals.taken.extend(other.refusals.taken);
@@ -107,12 +107,13 @@ impl Tally {
     }
 }
 
-/// In milliseconds, as all times are told.
+/// Converts a duration to milliseconds, the unit of all figures.
 pub fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The smallest measurement that this share of all does not exceed: always one that was taken.
+/// Returns the smallest measurement that this percentage of all measurements does not exceed. Never
+/// interpolates.
 fn percentile(sorted: &[Duration], percent: usize) -> Option<f64> {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied().map(millis)

@@ -1,4 +1,4 @@
-//! Scenarios: what is measured, how often and how much at once, as data.
+//! Scenarios as data: the kind of work, the number of samples and the concurrency.
 //!
 //! ```toml
 //! deadline_s = 60
@@ -6,11 +6,11 @@
 //! [[scenario]]
 //! name = "create"
 //! about = "From the request until the first exec is answered"
-//! targets = ["bellglass", "runc"]        # all that are there, if nothing is said
+//! targets = ["bellglass", "runc"]        # default: all available targets
 //! work.create = { at_once = [1, 10], samples = 50 }
 //! ```
 //!
-//! What is wrong in a file is said before anything is started.
+//! Errors in a file are reported before anything is started.
 
 use std::collections::BTreeSet;
 
@@ -18,45 +18,45 @@ use serde::Deserialize;
 
 use crate::target::NAMES;
 
-/// More live sandboxes than that are another machine's business.
+/// Maximum number of live sandboxes. More would need a larger machine than the bench is meant for.
 const LIVE_MAX: usize = 2000;
-/// More at once, and it is the bench that is measured.
+/// Maximum concurrency. Beyond it, the bench itself would be the bottleneck.
 const AT_ONCE_MAX: usize = 500;
-/// A day.
+/// Maximum duration: one day.
 const SECONDS_MAX: u64 = 86_400;
-/// Everything is kept in memory here while it is sent.
+/// Maximum size of a file, since the bench holds the whole file in memory while it is sent.
 const BYTES_MAX: u64 = 1 << 30;
 
 /// A file of scenarios.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// How long one operation may take.
+    /// Timeout for one operation, in seconds.
     pub deadline_s: u64,
-    /// What is measured, one after the other.
+    /// Scenarios, which run one after the other.
     pub scenario: Vec<Scenario>,
 }
 
-/// One thing to measure.
+/// One scenario.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// Its name, by which it is chosen on the command line.
+    /// Name, by which it is selected on the command line.
     pub name: String,
-    /// What is measured, in a sentence for the report.
+    /// Description for the report, in one sentence.
     pub about: String,
-    /// Which targets take part; all that are there, if nothing is said.
+    /// Targets that take part; empty means all available ones.
     #[serde(default)]
     pub targets: Vec<String>,
-    /// What is done.
+    /// Work to measure.
     pub work: Work,
 }
 
-/// What is done.
+/// Kind of work.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
-    /// Sandboxes are made, used once and stopped.
+    /// Sandboxes that are created, used once and stopped.
     Create(Create),
     /// A command that does nothing, in a live sandbox.
     Exec(Exec),
@@ -66,116 +66,117 @@ pub enum Work {
     Files(Files),
     /// Many idle sandboxes.
     Density(Density),
-    /// Create, exec, stop, as fast as it goes.
+    /// Create, exec and stop at full speed.
     Sustained(Sustained),
-    /// Everything at once, at a share of what goes.
+    /// A mix of all kinds of work, at a fraction of the capacity.
     Load(Load),
 }
 
-/// Sandboxes are made, used once and stopped.
+/// Parameters for sandboxes that are created, used once and stopped.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Create {
-    /// How many at the same time, one after the other.
+    /// Levels of concurrency, measured one after the other.
     pub at_once: Vec<usize>,
-    /// How many for each of those; at least one batch.
+    /// Number of samples at each level; at least one batch.
     pub samples: usize,
-    /// Whether each batch waits until the target has ready again what it makes ahead. Without it, batches follow each other at once.
+    /// True if each batch waits until the target's pool is full again. Otherwise, batches follow each other
+    /// immediately.
     #[serde(default)]
     pub rested: bool,
 }
 
-/// A command that does nothing, in a live sandbox.
+/// Parameters for a command that does nothing, in a live sandbox.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exec {
-    /// How many at the same time, each in a sandbox of its own.
+    /// Levels of concurrency. Each exec has a separate sandbox.
     pub at_once: Vec<usize>,
-    /// How many for each of those.
+    /// Number of samples at each level.
     pub samples: usize,
 }
 
-/// Python with pandas and matplotlib.
+/// Parameters for Python with pandas and matplotlib.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Code {
-    /// Runs of each kind.
+    /// Number of runs of each kind.
     pub samples: usize,
-    /// Sandboxes that are made anew for their first run.
+    /// Number of new sandboxes whose first run is measured.
     pub first: usize,
 }
 
-/// Files in and out.
+/// Parameters for files in and out.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Files {
-    /// How large.
+    /// Sizes of the files.
     pub bytes: Vec<u64>,
-    /// How many of each size.
+    /// Number of samples of each size.
     pub samples: usize,
 }
 
-/// Many idle sandboxes.
+/// Parameters for many idle sandboxes.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Density {
-    /// How many are live when it is measured, ascending.
+    /// Numbers of live sandboxes at which to measure, ascending.
     pub live: Vec<usize>,
-    /// Starts at each of these sizes.
+    /// Number of starts at each of them.
     pub starts: usize,
-    /// Execs at each of these sizes, each in any of the sandboxes.
+    /// Number of execs at each of them, each in a random sandbox.
     pub execs: usize,
 }
 
-/// Create, exec, stop, as fast as it goes.
+/// Parameters for create, exec and stop at full speed.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sustained {
-    /// For how long, by each target.
+    /// Duration for each target.
     pub seconds: u64,
-    /// Into how many turns that is cut, so that targets alternate.
+    /// Number of turns into which the duration is divided, so that targets alternate.
     pub turns: u64,
-    /// How many at the same time.
+    /// Number of concurrent workers.
     pub workers: usize,
 }
 
-/// Everything at once, at a share of what goes.
+/// Parameters for a mix of all kinds of work, at a fraction of the capacity.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
-    /// Arrivals, in percent of what was measured to be done by as many workers as the machine has room for.
+    /// Arrival rates, in percent of the capacity that the calibration measures.
     pub percent: Vec<u64>,
-    /// For how long each.
+    /// Duration at each rate, in seconds.
     pub seconds: u64,
-    /// For how long it is done before, to measure what goes in the second half of it.
+    /// Duration of the calibration, in seconds. The capacity is measured in its second half.
     pub calibrate_s: u64,
-    /// How many at the same time are needed to find out what goes.
+    /// Number of concurrent workers of the calibration.
     pub workers: usize,
-    /// Sandboxes that stay, for everything but lives.
+    /// Number of long-lived sandboxes, used by all kinds of work except lifecycles.
     pub standing: usize,
-    /// How often each kind of work comes, as weights.
+    /// Weights of the kinds of work.
     pub mix: Mix,
 }
 
-/// How often each kind of work comes, as weights.
+/// Weights of the kinds of work.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
-    /// A sandbox is made, used once and stopped.
+    /// A sandbox that is created, used once and stopped.
     pub life: u32,
-    /// A command in one that stays.
+    /// A command in a long-lived sandbox.
     pub exec: u32,
-    /// A cell in one that stays.
+    /// A cell in a long-lived sandbox.
     pub code: u32,
-    /// A small file into one that stays, and out again.
+    /// A small file into a long-lived sandbox, and out again.
     pub file: u32,
 }
 
 impl Plan {
-    /// Reads a file of scenarios and checks it.
+    /// Parses and validates a file of scenarios.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// A description of the error.
     pub fn parse(text: &str) -> Result<Self, String> {
         let plan: Self = toml::from_str(text).map_err(|error| error.to_string())?;
         if !(1..=SECONDS_MAX).contains(&plan.deadline_s) {
@@ -191,7 +192,7 @@ impl Plan {
         if names.is_empty() { Err("no scenario".into()) } else { Ok(plan) }
     }
 
-    /// Leaves only the scenarios of these names; all, if there are none.
+    /// Selects the scenarios with these names; all if the list is empty.
     ///
     /// # Errors
     /// A name that no scenario has.
@@ -208,7 +209,7 @@ impl Plan {
 }
 
 impl Scenario {
-    /// Whether this target takes part.
+    /// Returns true if this target takes part.
     pub fn wants(&self, target: &str) -> bool {
         self.targets.is_empty() || self.targets.iter().any(|name| name == target)
     }
@@ -263,7 +264,7 @@ impl Load {
 }
 
 impl Mix {
-    /// All weights together.
+    /// Returns the sum of all weights.
     pub fn total(&self) -> u32 {
         [self.life, self.exec, self.code, self.file].iter().fold(0, |sum, one| sum.saturating_add(*one))
     }

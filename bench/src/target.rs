@@ -1,15 +1,15 @@
-//! What is measured: the trait of targets, and the list of them.
+//! The systems to measure: the trait of targets, and the list of targets.
 //!
 //! | module | target |
 //! |---|---|
-//! | [`bellglass`] | a Bellglass server: one by address, or one that is started for the run |
-//! | [`e2b`] | anything that speaks the protocol of E2B |
+//! | [`bellglass`] | a Bellglass server, either an existing one or a new one for the run |
+//! | [`e2b`] | any server with the protocol of E2B |
 //! | [`runc`] | bare runc on the same root file system |
 //! | [`docker`] | Docker's command line on the same root file system |
-//! | [`driver`] | programs in Python that answer lines of JSON: `llm-sandbox`, `jupyter` |
+//! | [`driver`] | Python programs that communicate in lines of JSON: `llm-sandbox`, `jupyter` |
 //!
-//! A power that not every target has is a trait of its own, and a target without it says so by `None`. Whatever a target
-//! starts is gone when [`Target::close`] has returned.
+//! Each optional capability is a separate trait; a target without the capability returns `None`. Everything
+//! that a target started is gone when [`Target::close`] returns.
 
 pub mod bellglass;
 pub mod docker;
@@ -25,159 +25,160 @@ use bytes::Bytes;
 
 use crate::rootfs::Rootfs;
 
-/// What every target gives a sandbox, where it can: the same for all.
+/// Memory limit of a sandbox, the same for all targets that support limits.
 pub const MEMORY_BYTES: u64 = 128 << 20;
-/// The same, for one in which pandas is imported.
+/// Memory limit of a sandbox in which pandas is imported.
 pub const MEMORY_BYTES_DATA: u64 = 1 << 30;
-/// Processes and threads of one sandbox.
+/// Maximum number of processes and threads in a sandbox.
 pub const PIDS: u64 = 128;
-/// The program that does nothing.
+/// Program that does nothing.
 pub const NOTHING: &str = "/bin/true";
 
-/// Names of all targets, in the order in which they are told.
+/// Names of all targets, in the order of the report.
 pub const NAMES: [&str; 6] = ["bellglass", "runc", "docker", "e2b", "llm-sandbox", "jupyter"];
 
-/// What a sandbox is made from.
+/// Image of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
-    /// A small system.
+    /// A minimal system.
     Plain,
-    /// One with pandas and matplotlib.
+    /// A system with pandas and matplotlib.
     Data,
 }
 
-/// A sandbox that was made.
+/// A sandbox that was created.
 #[derive(Clone, Debug)]
 pub struct Made {
-    /// By what its target knows it.
+    /// Identifier that its target uses.
     pub handle: String,
-    /// How it was started, where the target says so: `warm` out of a pool, or `cold`.
+    /// Kind of start, if the target reports it: `warm` (from a pool) or `cold`.
     pub start: Option<String>,
 }
 
-/// Something that did not succeed.
+/// A failure of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
 pub struct Failure {
-    /// A word to count it by.
+    /// Code by which failures are counted.
     pub code: String,
-    /// What was said.
+    /// Error message.
     pub message: String,
-    /// Whether the target said no before it did anything, because it had no room or was asked too fast.
+    /// True if the target refused the operation before it did anything, because of missing capacity or a rate
+    /// limit.
     pub refused: bool,
 }
 
-/// What a target needs to be started.
+/// Resources that a target needs to start.
 pub struct Place<'a> {
-    /// The root file systems of the images, where they are on this machine; or why they are not.
+    /// Root file systems of the images; an error if they are not available on this machine.
     pub rootfs: Result<&'a Rootfs, String>,
-    /// A directory that goes with the run.
+    /// Directory that is removed at the end of the run.
     pub scratch: &'a std::path::Path,
-    /// Marks what this run makes on machines that others use, too.
+    /// Unique name that marks everything this run creates on shared machines.
     pub run: &'a str,
-    /// How long one operation may take.
+    /// Timeout for one operation.
     pub deadline: Duration,
 }
 
-/// Something that makes sandboxes.
+/// A system that creates sandboxes.
 #[async_trait]
 pub trait Target: Send + Sync {
-    /// Its name, one of [`NAMES`].
+    /// Returns the name, one of [`NAMES`].
     fn name(&self) -> &'static str;
-    /// Versions of what it consists of, and whatever else a reader has to know to compare it.
+    /// Returns versions and other facts that are necessary for a comparison.
     fn facts(&self) -> BTreeMap<String, String>;
-    /// Makes a sandbox that can be used when this returns.
+    /// Creates a sandbox and returns when it is usable.
     async fn create(&self, image: Image) -> Result<Made, Failure>;
-    /// Ends one and waits until it has.
+    /// Stops a sandbox and waits until it is gone.
     async fn stop(&self, handle: &str) -> Result<(), Failure>;
-    /// Waits until it has ready what it makes before it is asked for, if it makes anything.
+    /// Waits until the pool of pre-warmed sandboxes is full, if the target has one.
     async fn rested(&self) {}
-    /// Ends everything that was made.
+    /// Stops everything that the target started.
     async fn close(&self);
 
-    /// Commands in a sandbox.
+    /// Returns the capability to run commands in a sandbox.
     fn execs(&self) -> Option<&dyn Execs> {
         None
     }
-    /// Python in a sandbox, without state.
+    /// Returns the capability to run Python in a sandbox without state.
     fn code(&self) -> Option<&dyn Code> {
         None
     }
-    /// Python in a sandbox, with state.
+    /// Returns the capability to run Python in a sandbox with state.
     fn contexts(&self) -> Option<&dyn Contexts> {
         None
     }
-    /// Files in a sandbox.
+    /// Returns the capability to transfer files.
     fn files(&self) -> Option<&dyn Files> {
         None
     }
-    /// A whole life in one command.
+    /// Returns the capability to run a whole lifecycle in one command.
     fn lives(&self) -> Option<&dyn Lives> {
         None
     }
-    /// What the machine has charged to these sandboxes, where that can be read.
+    /// Returns the memory that the machine charges to these sandboxes, if it can be read.
     fn charged_bytes(&self, _handles: &[String]) -> Option<u64> {
         None
     }
 }
 
-/// Runs commands.
+/// Capability to run commands.
 #[async_trait]
 pub trait Execs: Send + Sync {
     /// Runs [`NOTHING`] and waits for its end.
     async fn exec(&self, handle: &str) -> Result<(), Failure>;
 }
 
-/// Runs Python in an interpreter of its own: nothing of it stays.
+/// Capability to run Python in a separate interpreter for each run, without state.
 #[async_trait]
 pub trait Code: Send + Sync {
-    /// Runs it to its end.
+    /// Runs the code to its end.
     async fn run(&self, handle: &str, source: &str) -> Result<(), Failure>;
 }
 
-/// Runs Python in the one interpreter of a sandbox that stays, which is started by the first call.
+/// Capability to run Python in one live interpreter per sandbox, which the first call starts.
 #[async_trait]
 pub trait Contexts: Send + Sync {
     /// Runs a cell to its end.
     async fn cell(&self, handle: &str, source: &str) -> Result<(), Failure>;
 }
 
-/// Carries files.
+/// Capability to transfer files.
 #[async_trait]
 pub trait Files: Send + Sync {
-    /// Puts these bytes into a file of this name.
+    /// Writes the bytes to a file of this name.
     async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), Failure>;
-    /// Reads that file; says how many bytes it had.
+    /// Reads a file and returns its size.
     async fn download(&self, handle: &str, name: &str) -> Result<u64, Failure>;
 }
 
-/// Runs [`NOTHING`] in a sandbox of its own, from its making to its end, in one command.
+/// Capability to run [`NOTHING`] in a new sandbox, from its creation to its end, in one command.
 #[async_trait]
 pub trait Lives: Send + Sync {
-    /// One such life.
+    /// Runs one lifecycle.
     async fn live(&self) -> Result<(), Failure>;
 }
 
 impl Failure {
-    /// Something went wrong.
+    /// Creates a failure.
     pub fn new(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self { code: code.into(), message: message.into(), refused: false }
     }
 
-    /// The target said no.
+    /// Creates a failure for an operation that the target refused.
     pub fn refused(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self { refused: true, ..Self::new(code, message) }
     }
 }
 
 impl<'a> Place<'a> {
-    /// The root file systems, for a target that cannot do without.
+    /// Returns the root file systems, for a target that requires them.
     pub fn rootfs(&self) -> Result<&'a Rootfs, Failure> {
         self.rootfs.clone().map_err(|why| Failure::new("no_templates", why))
     }
 }
 
-/// Whether a target runs on this machine, on the root file systems of the templates.
+/// Returns true if a target runs on this machine, on the root file systems of the templates.
 pub fn needs_templates(name: &str) -> bool {
     match name {
         "bellglass" => bellglass::named().is_none(),
@@ -186,7 +187,7 @@ pub fn needs_templates(name: &str) -> bool {
     }
 }
 
-/// Starts a target, or says why it cannot be.
+/// Starts a target.
 pub async fn open(name: &str, place: &Place<'_>) -> Result<Box<dyn Target>, Failure> {
     match name {
         "bellglass" => Ok(Box::new(bellglass::Bellglass::open(place).await?)),

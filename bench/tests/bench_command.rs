@@ -1,4 +1,4 @@
-//! The command line of the bench, without a target: what is wrong is said before anything is started.
+//! The command line of the bench, without a target: errors are reported before anything is started.
 
 use std::process::{Command, Output};
 

@@ -1,7 +1,9 @@
-//! Builds the guest, so that it travels inside the executable and there is no second file to lose or mismatch.
+//! Builds the guest, so that it can be embedded in the server's executable. There is no second file to lose,
+//! and the two versions always match.
 //!
-//! The guest is static: no library of an image is needed to run it. With the musl target installed it is linked
-//! against that; without it, statically against the machine's own C library (twice the size, otherwise the same).
+//! The guest is statically linked, so it needs no library from an image. If the musl target is installed, the
+//! guest is linked against musl; otherwise statically against the C library of the build machine (twice the
+//! size, no other difference).
 
 use std::env;
 use std::error::Error;
@@ -22,9 +24,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     } else {
         (format!("{architecture}-unknown-linux-gnu"), "-Ctarget-feature=+crt-static")
     };
-    // Small takes a minute to make; who builds for tests has not got it.
+    // The `guest` profile optimizes for size and takes a minute to build, which is too long for test builds.
     let profile = if ["0", "1"].contains(&&*env::var("OPT_LEVEL")?) { "guest-quick" } else { "guest" };
-    // A target directory of its own: the outer cargo holds the lock of the workspace's.
+    // A separate target directory, because the outer cargo holds the lock of the workspace's directory.
     let built = out.join("guest-build");
     let features = if env::var_os("CARGO_FEATURE_UNDEFENDED").is_some() { "undefended" } else { "" };
     let status = Command::new(env::var("CARGO")?)

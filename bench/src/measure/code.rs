@@ -1,4 +1,4 @@
-//! Python with pandas and matplotlib: in a new sandbox, without state, and as a cell of an interpreter that stays.
+//! Python with pandas and matplotlib: in a new sandbox, without state, and as a cell of a live interpreter.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use crate::samples::Tally;
 use crate::scenario::Code;
 use crate::target::{Failure, Image};
 
-/// What everybody who analyses data begins with.
+/// The imports with which a typical data analysis begins.
 const IMPORTS: &str = "import numpy, pandas\nimport matplotlib.pyplot\n";
-/// A sum by group of 10,000 rows: about a millisecond.
+/// A sum by group over 10,000 rows, which takes about a millisecond.
 pub(super) const CELL: &str = "import numpy, pandas\ntable = pandas.DataFrame({'key': numpy.arange(10_000) % 100, 'value': numpy.arange(10_000.0)})\n\
                     total = table.groupby('key')['value'].sum()\n";
 
@@ -19,7 +19,7 @@ const STATELESS: &str = "stateless run with imports and cell";
 const IN_CONTEXT: &str = "cell in a context, imports done before";
 const NOTHING: &str = "empty cell in a context";
 
-/// One kind of run.
+/// A kind of run.
 #[derive(Clone, Copy)]
 enum Kind {
     Stateless,
@@ -48,7 +48,7 @@ pub(super) async fn run(work: &Code, targets: &[Shared]) -> Vec<Figure> {
     {
         let mut tallies: Vec<Option<Tally>> =
             targets.iter().map(|target| can(target, kind).then(Tally::default)).collect();
-        // One round that does not count starts interpreters and imports.
+        // The first round is a warm-up, which starts interpreters and imports packages; it does not count.
         for round in 0..=work.samples {
             for turn in turns(round, targets.len()) {
                 let (Some(target), Some([handle])) =
@@ -104,7 +104,7 @@ async fn once(
     ran.await.map(|((), took)| took)
 }
 
-/// A sandbox from its request to the end of its first run.
+/// Measures a new sandbox from its create request to the end of its first run.
 async fn first(target: &Shared) -> Result<Duration, (Failure, Duration)> {
     let (made, create) = timed(target.create(Image::Data)).await?;
     let kind = if target.code().is_some() { Kind::Stateless } else { Kind::InContext };

@@ -1,8 +1,8 @@
-//! Sandboxes made, used once and stopped: alone and many at once.
+//! Sandboxes that are created, used once and stopped, individually and in batches.
 //!
 //! ```text
-//! request ──── create ────▶ made ── exec of `true` ──▶ answered          all of a batch at once
-//!                                                          then all are stopped at once
+//! request ──── create ────▶ created ── exec of `true` ──▶ response         all sandboxes of a batch concurrently
+//!                                                             then all are stopped concurrently
 //! ```
 
 use futures_util::future::join_all;
@@ -17,7 +17,7 @@ const FIRST_EXEC: &str = "create and first exec";
 const CREATE: &str = "create alone";
 const STOP: &str = "stop";
 
-/// What is counted of one target.
+/// Results of one target.
 #[derive(Clone, Default)]
 struct Taken {
     create: Tally,
@@ -27,14 +27,14 @@ struct Taken {
 
 pub(super) async fn run(work: &Create, targets: &[Shared]) -> Vec<Figure> {
     let mut figures = Vec::new();
-    // What is done for the first time fills caches, and does not count.
+    // The first run fills caches and does not count.
     for target in targets {
         batch(target, 1, &mut Taken::default()).await;
     }
     for at_once in &work.at_once {
         let mut taken = vec![Taken::default(); targets.len()];
         if work.rested {
-            // How many are asked for at once has to be seen before as many can be ready.
+            // A pool reaches this size only after it has seen a batch of this size.
             for target in targets {
                 batch(target, *at_once, &mut Taken::default()).await;
             }
@@ -76,7 +76,7 @@ async fn batch(target: &Shared, at_once: usize, taken: &mut Taken) {
     }
 }
 
-/// One sandbox until its first exec.
+/// One sandbox, up to its first exec.
 struct Life {
     made: Option<Made>,
     create: Tally,

@@ -1,11 +1,13 @@
-//! Many idle sandboxes on one machine: what each weighs, and what another start and an exec take among them.
+//! Many idle sandboxes on one machine: the memory of each, and the durations of another start and of an exec.
 //!
-//! One target at a time. The weight is what `MemAvailable` is less than without them, before and after, divided by their number: pages of processes, of the kernel and of
-//! whatever serves them, but not pages of files that can be given back. Beside it stands what the control groups are charged, which
-//! counts files that were read first by one of them, and nothing of what serves them.
+//! Targets are measured one at a time. The memory of a sandbox is the decrease of `MemAvailable`, relative to
+//! the mean of the values without sandboxes before and after, divided by the number of sandboxes. This
+//! includes pages of the processes in sandboxes, of the kernel and of the processes that serve them, but not
+//! reclaimable pages of files. In addition, the report shows the memory charged to their cgroups. It includes
+//! files that one of them was the first to read, but nothing of the processes that serve them.
 //!
-//! A stop leaves the kernel work that goes on after it was answered, and the more live, the more of it: so another start is timed twice,
-//! when that is done and right after a stop.
+//! After the response to a stop, the kernel continues to clean up, which takes longer if more sandboxes are
+//! live. Another start is therefore measured twice: after the cleanup, and immediately after a stop.
 
 use std::time::Duration;
 
@@ -23,17 +25,17 @@ const EXEC: &str = "exec in any live sandbox";
 const FELL: &str = "memory per sandbox, by MemAvailable";
 const CHARGED: &str = "memory per sandbox, as counted by its cgroup";
 const CREATES: &str = "create, while filling up";
-/// What starts have left to be done is done by then.
+/// Time after which the background work of starts is complete.
 const SETTLES: Duration = Duration::from_secs(3);
-/// What one stop has left is done by then.
+/// Time after which the background work of one stop is complete.
 const RESTS: Duration = Duration::from_millis(200);
-/// The same sandboxes are chosen in every run.
+/// Fixed seed, so that every run chooses the same sandboxes.
 const SEED: u64 = 41;
 
 pub(super) async fn run(work: &Density, targets: &[Shared]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for target in targets {
-        // The first start makes what all share.
+        // The first start creates resources that all sandboxes share.
         let (handles, _) = make(target, Image::Plain, 1).await;
         stop(target, &handles).await;
         tokio::time::sleep(SETTLES).await;
@@ -48,7 +50,7 @@ pub(super) async fn run(work: &Density, targets: &[Shared]) -> Vec<Figure> {
             figures.push(charged(target, *wanted, &live));
             figures.extend(look(work, target, *wanted, &live).await);
             if live.len() < *wanted {
-                // More would be refused as well.
+                // Further creates would be refused as well.
                 break;
             }
         }
@@ -57,7 +59,7 @@ pub(super) async fn run(work: &Density, targets: &[Shared]) -> Vec<Figure> {
         let without = [before, available_bytes()];
         figures.extend(seen.into_iter().map(|seen| fell(target, without, seen)));
     }
-    // By what was measured, not by whom: targets stand side by side.
+    // Sort by measurement, so that the targets are next to each other.
     figures.sort_by_key(|figure| {
         (
             [START, AFTER_A_STOP, EXEC, FELL, CHARGED, CREATES].iter().position(|what| *what == figure.what),
@@ -67,8 +69,9 @@ pub(super) async fn run(work: &Density, targets: &[Shared]) -> Vec<Figure> {
     figures
 }
 
-/// What was available without them, before and after, against what was with them. Less than nothing shows that others gave back more than
-/// these took: then there were too few of them.
+/// Returns the decrease of available memory per sandbox, relative to the mean without sandboxes before and
+/// after. A negative value shows that other processes freed more memory than the sandboxes used: there were
+/// too few sandboxes.
 fn fell(target: &Shared, [before, after]: [u64; 2], (wanted, live, with): (usize, usize, u64)) -> Figure {
     let without = (before as f64 + after as f64) / 2.0;
     let each = (without - with as f64) / live.max(1) as f64;
@@ -106,7 +109,7 @@ async fn look(work: &Density, target: &Shared, wanted: usize, live: &[String]) -
         .collect()
 }
 
-/// One more, until its first exec is answered; and its stop.
+/// Creates one more sandbox, measures up to its first exec, and stops it.
 async fn start(target: &Shared, starts: &mut Tally) {
     let (made, create) = match timed(target.create(Image::Plain)).await {
         Ok(made) => made,

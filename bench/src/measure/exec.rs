@@ -1,4 +1,5 @@
-//! A command that does nothing, in sandboxes that live: alone, and several at once, each in one of its own.
+//! A command that does nothing, in live sandboxes: individually, and several concurrently, each in a separate
+//! sandbox.
 
 use futures_util::future::join_all;
 
@@ -21,7 +22,7 @@ pub(super) async fn run(work: &Exec, targets: &[Shared]) -> Vec<Figure> {
     for at_once in &work.at_once {
         let mut tallies: Vec<Option<Tally>> =
             targets.iter().map(|target| target.execs().map(|_| Tally::default())).collect();
-        // One round that does not count fills the caches.
+        // The first round is a warm-up that fills caches; it does not count.
         for round in 0..=work.samples.div_ceil(*at_once) {
             for turn in turns(round, targets.len()) {
                 let (Some(target), Some((handles, _))) = (targets.get(turn), places.get(turn)) else {

@@ -1,4 +1,4 @@
-//! A file into a sandbox, and out of it.
+//! File transfers into a sandbox and out of it.
 
 use bytes::Bytes;
 
@@ -10,7 +10,7 @@ use crate::target::{Failure, Image};
 
 const UP: &str = "upload";
 const DOWN: &str = "download";
-/// The file that is carried.
+/// Name of the file.
 const NAME: &str = "bench.bin";
 
 pub(super) async fn run(work: &Files, targets: &[Shared]) -> Vec<Figure> {

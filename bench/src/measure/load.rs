@@ -1,15 +1,17 @@
-//! Everything at once: lives, execs, cells and files that arrive at random times, at shares of what the machine can do.
+//! A mix of lifecycles, execs, cells and files that arrive at random times, at fractions of the machine's
+//! capacity.
 //!
 //! ```text
-//! calibrate: so many workers, each with the next job when one is done   ──▶ capacity: jobs in a second, of the second half:
-//!            the first uses up what was made ahead, which a machine has once and not every second
-//! rest:      what a machine does after it had all it can do is not measured
-//! load:      jobs arrive at percent × capacity, whether others are done or not (open loop)
-//! after it:  if it was more than 100 %: a create and exec, again and again, until one takes as long as it does normally
+//! calibrate: each worker starts the next job when one is done            ──▶ capacity: jobs per second in the second half;
+//!            the first half uses up the pre-warmed pool, which would otherwise inflate the rate
+//! rest:      a pause, so that the aftermath of full load is not measured
+//! load:      jobs arrive at percent × capacity, whether earlier jobs are done or not (open loop)
+//! recovery:  after more than 100 %: create and exec, repeated until one is as fast as under normal load
 //! ```
 //!
-//! A client that waits for an answer before it asks again hides how long others would have waited; arrivals here do not wait. What a
-//! server refuses is counted by its code and timed apart from what it admits. One target at a time.
+//! A client that waits for a response before it sends the next request hides the waiting time of others
+//! (coordinated omission); the arrivals here do not wait. Refusals are counted by code and timed separately
+//! from admitted requests. Targets are measured one at a time.
 
 mod job;
 
@@ -33,40 +35,40 @@ const DONE: &str = "jobs that were completed";
 const ADMITTED: &str = "all admitted steps";
 const REFUSED: &str = "all refusals, until the response";
 const RECOVERED: &str = "time until a normal create works again";
-/// More under way, and it is a server's bound on connections of one address that is measured (Bellglass's is 2048): then jobs are not
-/// sent, and counted as `not_sent`.
+/// Maximum number of jobs in progress. Beyond it, the measurement would hit a server's limit on connections
+/// from one address (2048 for Bellglass), so further jobs are not sent, and are counted as `not_sent`.
 const UNDER_WAY_MAX: usize = 2000;
-/// A server that is not well by then has not recovered.
+/// Timeout for the recovery of a server after overload.
 const RECOVERS_WITHIN: Duration = Duration::from_secs(120);
-/// Between two looks whether it is.
+/// Pause between two attempts during the recovery.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// What a create may take where nothing was measured before.
+/// Normal duration of a create, if none was measured before.
 const NORMAL: Duration = Duration::from_secs(1);
-/// Between finding out what a machine can do and the first load.
+/// Pause between the calibration and the first load.
 const REST: Duration = Duration::from_secs(20);
-/// The same jobs in the same order in every run.
+/// Fixed seed, so that every run has the same jobs in the same order.
 const SEED: u64 = 97;
 
-/// How jobs arrive.
+/// Parameters of the arrivals of jobs.
 struct Arrivals {
     per_second: f64,
     duration: Duration,
-    /// If it is to be seen when it is well again: what a create and its first exec take then.
+    /// Normal duration of a create and its first exec, if the recovery is to be measured.
     recovers_to: Option<Duration>,
 }
 
-/// How long it took until it was well again.
+/// Time until the target had recovered.
 type Recovery = Result<Duration, Failure>;
 
-/// What came of one load.
+/// Results of one load.
 #[derive(Default)]
 struct Taken {
     steps: BTreeMap<&'static str, Tally>,
     arrived: u64,
     done: u64,
-    /// From the first arrival to the last.
+    /// Time from the first arrival to the last.
     arriving: Duration,
-    /// And to the end of the last job.
+    /// Time from the first arrival to the end of the last job.
     busy: Duration,
 }
 
@@ -86,7 +88,7 @@ pub(super) async fn run(work: &Load, targets: &[Shared]) -> Vec<Figure> {
             let arrivals = Arrivals {
                 per_second: capacity * (*percent as f64) / 100.0,
                 duration: Duration::from_secs(work.seconds),
-                // What is normal is known only after a load that was.
+                // The normal duration is known only after a first load.
                 recovers_to: (*percent > 100).then(|| normal.unwrap_or(NORMAL)),
             };
             let (taken, recovered) = arrive(&arrivals, &jobs).await;
@@ -104,7 +106,7 @@ pub(super) async fn run(work: &Load, targets: &[Shared]) -> Vec<Figure> {
     figures
 }
 
-/// Jobs in a second that so many workers get done, and go on getting done: of the first half of the time nothing is counted.
+/// Measures the sustained rate of jobs that the workers complete. The first half of the time does not count.
 async fn calibrate(work: &Load, jobs: &Arc<Jobs>) -> f64 {
     let until = Instant::now() + Duration::from_secs(work.calibrate_s);
     let counted_from = until - Duration::from_secs(work.calibrate_s) / 2;
@@ -126,16 +128,17 @@ async fn calibrate(work: &Load, jobs: &Arc<Jobs>) -> f64 {
     while let Some(counted) = workers.join_next().await {
         done += counted.unwrap_or(0);
     }
-    // A machine that gets nothing done is asked for one job a second, and shown to fail.
+    // A machine that completes nothing gets one job per second, and the report shows the failures.
     (done as f64 / counted_from.elapsed().as_secs_f64()).max(1.0)
 }
 
-/// Jobs that arrive by themselves; and, if more came than could be done, how long after the last it was well again.
+/// Lets jobs arrive independently of their completion. After an overload, also measures the time from the
+/// last arrival until the target has recovered.
 async fn arrive(arrivals: &Arrivals, jobs: &Arc<Jobs>) -> (Taken, Option<Recovery>) {
     let mut sequence = Sequence::new(SEED);
     let mut under_way: JoinSet<Vec<Done>> = JoinSet::new();
     let mut taken = Taken::default();
-    // Those of the calibration, or of the load before, are not of this one.
+    // Discards the starts of the calibration or of the previous load.
     jobs.take_starts();
     let began = Instant::now();
     let until = began + arrivals.duration;
@@ -178,7 +181,7 @@ async fn arrive(arrivals: &Arrivals, jobs: &Arc<Jobs>) -> (Taken, Option<Recover
     (taken, recovered)
 }
 
-/// How long it takes until a create and its first exec take no longer than normal.
+/// Returns the time until a create and its first exec are as fast as under normal load.
 async fn recover(target: &Shared, normal: Duration) -> Recovery {
     let began = Instant::now();
     while began.elapsed() < RECOVERS_WITHIN {

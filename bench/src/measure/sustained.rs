@@ -1,6 +1,7 @@
-//! Create, `true`, stop, over and over, by a few workers, as fast as it goes. Targets alternate in short turns.
+//! Create, `true` and stop in a loop, by several workers at full speed. Targets alternate in short turns.
 //!
-//! A target that has a command for a whole life (`runc run`, `docker run --rm`) is measured by that: it is what people use in a loop.
+//! If a target has one command for a whole lifecycle (`runc run`, `docker run --rm`), that command is
+//! measured, because people use it in loops.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ pub(super) async fn run(work: &Sustained, targets: &[Shared]) -> Vec<Figure> {
                 let began = Instant::now();
                 let workers = (0..work.workers).map(|_| repeat(target, began + turn_for));
                 join_all(workers).await.into_iter().for_each(|counted| tally.merge(counted));
-                // Those that were under way at the end of the turn are counted, and so is their time.
+                // Lifecycles in progress at the end of the turn count, and so does their time.
                 *busy += began.elapsed();
             }
         }

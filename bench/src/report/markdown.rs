@@ -1,12 +1,12 @@
-//! The report for people.
+//! The report in Markdown.
 
 use crate::figure::{Figure, Got, Outcome, Unit};
 use crate::report::Report;
 
-/// To whom others are compared.
+/// Target to which the others are compared.
 const REFERENCE: &str = "bellglass";
 
-/// All of it.
+/// Returns the whole report.
 pub(super) fn report(report: &Report) -> String {
     let mut text = String::from("# Bench\n\n");
     text.push_str(&machine(report));
@@ -92,7 +92,7 @@ fn row(figure: &Figure, outcome: &Outcome) -> String {
     )
 }
 
-/// What was said at the first failure of each code.
+/// Lists the messages of the first failure with each code.
 fn said(figure: &Figure) -> Vec<String> {
     let of = |(code, message): (&String, &String)| {
         format!("- {}, {}: {}: {}", figure.target, figure.what, cell(code), cell(message))
@@ -100,7 +100,7 @@ fn said(figure: &Figure) -> Vec<String> {
     figure.said.iter().map(of).collect()
 }
 
-/// What is measured, divided by the same of the reference.
+/// Returns the ratio of a figure to the same figure of the reference.
 fn ratio(figure: &Figure, outcome: &Outcome) -> String {
     let same =
         |other: &&Figure| other.target == REFERENCE && other.what == figure.what && other.at == figure.at;
@@ -113,7 +113,7 @@ fn ratio(figure: &Figure, outcome: &Outcome) -> String {
     }
 }
 
-/// Three digits that mean something.
+/// Formats a number with about three significant digits.
 pub(super) fn number(value: f64) -> String {
     match value {
         value if value >= 100.0 => format!("{value:.0}"),
@@ -129,7 +129,7 @@ fn measured(value: f64, unit: Unit) -> String {
     }
 }
 
-/// Words of others, which must not end a table.
+/// Escapes external text, so that it does not break a table.
 fn cell(text: &str) -> String {
     text.replace('|', "/").replace(['\n', '\r'], " ")
 }

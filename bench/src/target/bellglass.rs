@@ -1,7 +1,8 @@
-//! A Bellglass server, asked through its public API: the one that `BELLGLASS_SERVER` and `BELLGLASS_API_KEY` name, or one that is started here.
+//! A Bellglass server, accessed through its public API: the configured one (`BELLGLASS_SERVER`,
+//! `BELLGLASS_API_KEY`), or a new one for the run.
 //!
-//! A create is sent as plain HTTP, because how a sandbox was started is in its answer and may be newer than the typed client. Nothing
-//! is asked again: a refusal is a result.
+//! Create requests are sent as plain HTTP, because their response contains the kind of start, which may be
+//! newer than the typed client. Nothing is retried: a refusal is a result.
 
 mod server;
 
@@ -30,28 +31,29 @@ use super::{
 };
 use crate::{machine, random, rootfs};
 
-/// By which a run finds what it made.
+/// Label that marks the sandboxes of a run.
 const LABEL: &str = "bench";
-/// A sandbox that a run leaves behind, because it was killed, ends by itself.
+/// Idle time, after which a sandbox stops if the run was killed and left it behind.
 const IDLE_MS: u64 = 1_800_000;
-/// The largest file of the scenarios, twice, with room.
+/// Disk size: twice the largest file of the scenarios, plus some space.
 const DISK_BYTES_DATA: u64 = 512 << 20;
-/// Where files are put.
+/// Directory for files.
 const FILES: &str = "/workspace";
-/// Up to this size a file is sent as one piece, as programs do; what is larger as a stream, as the command line does.
+/// Maximum size of a file that is sent in one request, as programs do. Larger files are streamed, as the
+/// command line does.
 const WHOLE_BYTES_MAX: usize = 1 << 20;
-/// No file of the scenarios is larger.
+/// Maximum size of a file that is read. No file of the scenarios is larger.
 const FILE_BYTES_MAX: u64 = 1 << 30;
-/// How often it is looked for sandboxes that are left.
+/// Maximum number of rounds of the search for remaining sandboxes.
 const ROUNDS_MAX: usize = 10;
-/// To have as many ready as are wanted, or as there is memory and disk for.
+/// Timeout for filling the pool, as far as memory and disk allow.
 const RESTED_WITHIN: Duration = Duration::from_secs(30);
-/// Between two looks at that.
+/// Interval of the checks of the pool.
 const CALM: Duration = Duration::from_millis(200);
-/// Sandboxes that are ended at once when all are.
+/// Number of sandboxes that are stopped concurrently at the end.
 const STOPS_AT_ONCE: usize = 16;
 
-/// A server.
+/// A Bellglass server.
 pub struct Bellglass {
     client: Client,
     http: reqwest::Client,
@@ -60,11 +62,11 @@ pub struct Bellglass {
     contexts: Mutex<BTreeMap<String, ContextId>>,
     facts: BTreeMap<String, String>,
     deadline: Duration,
-    /// The server, if it is ours. Ended last.
+    /// The server, if it was started for this run. Stopped last.
     server: Mutex<Option<Server>>,
 }
 
-/// What is read of a sandbox that was made.
+/// The fields that are read from the response to a create.
 #[derive(Deserialize)]
 struct Created {
     id: String,
@@ -73,7 +75,7 @@ struct Created {
 }
 
 impl Bellglass {
-    /// Finds the server, or starts one.
+    /// Connects to the server, or starts one.
     pub async fn open(place: &Place<'_>) -> Result<Self, Failure> {
         let mut facts = BTreeMap::new();
         let (url, key, server) = match named() {
@@ -184,7 +186,7 @@ impl Target for Bellglass {
         while tokio::time::Instant::now() < until {
             let pool = self.client.node().await.map(|node| node.pool).unwrap_or_default();
             if pool.iter().all(|one| one.making == 0 && one.ready >= one.wanted) {
-                // What was made last has still to be tidied up after.
+                // Wait for the cleanup after the last sandbox that was created.
                 tokio::time::sleep(CALM).await;
                 return;
             }
@@ -195,10 +197,12 @@ impl Target for Bellglass {
     async fn close(&self) {
         let server = self.server.lock().ok().and_then(|mut server| server.take());
         if server.is_some() {
-            // A create that nobody waits for any more goes on: no other begins after this.
+            // A create continues even if its client has disconnected. Draining ensures that no further create
+            // starts.
             let _ = self.client.drain(true).await;
         }
-        // Sandboxes outlive their server, so they are ended first; on a server of others only our own are.
+        // Sandboxes outlive their server, so they are stopped first. On a shared server, only the sandboxes
+        // of this run are stopped.
         for _ in 0..ROUNDS_MAX {
             let live = self.client.sandboxes(false).await.unwrap_or_default();
             let ours: Vec<SandboxId> = live
@@ -279,7 +283,7 @@ impl Files for Bellglass {
     }
 }
 
-/// The server that was named, and its key.
+/// Returns the configured server and its key.
 pub fn named() -> Option<(String, String)> {
     let said = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     said("BELLGLASS_SERVER").zip(said("BELLGLASS_API_KEY"))
@@ -325,7 +329,7 @@ fn failure(error: &client::Error) -> Failure {
     }
 }
 
-/// What a server answered. Only these codes mean that it had enough to do.
+/// Converts an error of the server. Only these codes mean that the server was too busy.
 fn said_no(error: &api::Error) -> Failure {
     let busy = [ErrorCode::Capacity, ErrorCode::RateLimited, ErrorCode::QuotaExceeded];
     let failure = if busy.contains(&error.code) { Failure::refused } else { Failure::new };

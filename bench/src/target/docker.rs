@@ -1,7 +1,8 @@
-//! Docker, by its command line: `docker run --detach` and `docker exec`; `docker run --rm` for a whole life.
+//! Docker, through its command line: `docker run --detach` and `docker exec`; `docker run --rm` for a whole
+//! lifecycle.
 //!
-//! Its images are made of the same root file systems, by `docker import`, once for each state of a template: no registry is asked.
-//! Containers have no network, as sandboxes have none.
+//! Its images are created from the same root file systems with `docker import`, once for each state of a
+//! template, without a registry. Like sandboxes, containers have no network.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -18,19 +19,19 @@ use super::{
 use crate::process;
 use crate::rootfs::Root;
 
-/// A gigabyte is packed and unpacked again.
+/// Timeout for an import, which packs and unpacks about a gigabyte.
 const IMPORTED_WITHIN: Duration = Duration::from_secs(600);
-/// An engine that is there answers at once.
+/// Timeout for requests that a running engine answers immediately.
 const SOON: Duration = Duration::from_secs(10);
-/// In this time an engine has done what it had begun.
+/// Time within which an engine completes operations in progress.
 const LATER: Duration = Duration::from_secs(1);
-/// What an image does if nobody says what, as some libraries expect it: it waits, and ends when it is asked to. As process 1, what does
-/// not say so is killed ten seconds later.
+/// Default command of an image, which some libraries rely on: it waits, and exits on SIGTERM. Process 1
+/// ignores this signal unless it has a handler, and would be killed ten seconds later.
 const IDLE: &str = "CMD [\"sh\", \"-c\", \"trap exit TERM; sleep infinity & wait\"]";
-/// Where files are put.
+/// Directory for files.
 const FILES: &str = "/var/tmp";
 
-/// An engine.
+/// A Docker engine.
 pub struct Docker {
     images: [String; 2],
     label: String,
@@ -39,7 +40,7 @@ pub struct Docker {
 }
 
 impl Docker {
-    /// Sees that an engine answers, and gives it the images.
+    /// Checks that an engine responds, and imports the images.
     pub async fn open(place: &Place<'_>) -> Result<Self, Failure> {
         let mut version = docker(&["version", "--format", "{{.Server.Version}}"]);
         let version = process::print(&mut version, SOON).await?;
@@ -63,7 +64,7 @@ impl Docker {
     }
 }
 
-/// Makes an image of a root file system, unless the engine has it.
+/// Creates an image from a root file system, unless the engine already has it.
 pub async fn import(root: &Root) -> Result<String, Failure> {
     let name = format!("bellglass-bench:{}", root.key());
     let known = process::run(&mut docker(&["image", "inspect", &name]), SOON).await;
@@ -110,7 +111,7 @@ impl Target for Docker {
 
     async fn close(&self) {
         let filter = format!("label={}", self.label);
-        // What the engine was asked for when the one who asked was ended may come later.
+        // The engine may still complete operations whose client was killed, so a second round follows.
         for _ in 0..2 {
             let mut list = docker(&["ps", "--all", "--quiet", "--filter", &filter]);
             let listed = process::print(&mut list, SOON).await.unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Targets that are libraries of Python: each has a small program in `drivers/` that does what it is told by lines of JSON.
+//! Targets that are Python libraries: each has a small program in `drivers/` that executes commands sent as
+//! lines of JSON.
 //!
 //! ```text
 //! driver: {"facts": {"version": "…"}, "powers": ["exec", "code", "contexts", "files"]}        once, when it is ready
@@ -6,8 +7,8 @@
 //! driver: {"id": 7, "handle": "k1"}   or   {"id": 7, "error": {"code": "…", "message": "…"}}
 //! ```
 //!
-//! Requests overlap, and answers come in any order. The operations are `create`, `stop`, `exec`, `run`, `cell`, `upload`,
-//! `download`.
+//! Requests overlap, and responses arrive in any order. The operations are `create`, `stop`, `exec`, `run`,
+//! `cell`, `upload` and `download`.
 
 mod place;
 
@@ -30,12 +31,12 @@ use crate::process;
 
 pub use place::{jupyter, llm_sandbox};
 
-/// An interpreter starts, imports its library and finds its engine.
+/// Timeout for the start of a driver: the interpreter imports its library and connects to its engine.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// It ends its sandboxes by itself when nobody is there to ask it for more.
+/// Timeout for the shutdown of a driver, which stops its sandboxes when its standard input is closed.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 
-/// A driver that runs.
+/// A running driver.
 pub struct Driver {
     name: &'static str,
     hello: Hello,
@@ -44,11 +45,11 @@ pub struct Driver {
     waiting: Arc<Lock<HashMap<u64, oneshot::Sender<Answer>>>>,
     child: Mutex<Child>,
     deadline: Duration,
-    /// Ends what the driver runs in.
+    /// Command that removes the container of the driver, if any.
     after: Lock<Option<Command>>,
 }
 
-/// What a driver says first.
+/// First message of a driver.
 #[derive(Deserialize)]
 struct Hello {
     facts: BTreeMap<String, String>,
@@ -139,7 +140,7 @@ impl Driver {
     }
 }
 
-/// Gives each answer to whoever waits for it; at the end nobody does any more.
+/// Passes each response to the request that waits for it. When the driver exits, all waiting requests fail.
 async fn listen(
     mut lines: Lines<BufReader<ChildStdout>>,
     waiting: Arc<Lock<HashMap<u64, oneshot::Sender<Answer>>>>,
@@ -237,7 +238,8 @@ impl Contexts for Driver {
 #[async_trait]
 impl Files for Driver {
     async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), Failure> {
-        // The driver makes the bytes: what goes through its lines is not what its library carries.
+        // The driver generates the bytes itself: transfer over its standard input must not be part of the
+        // measurement.
         self.ask(json!({ "op": "upload", "handle": handle, "name": name, "bytes": bytes.len() }))
             .await
             .map(drop)
@@ -253,7 +255,7 @@ impl Files for Driver {
 mod tests {
     use super::*;
 
-    /// A driver in a shell: it says hello, and answers every request with the same handle.
+    /// A driver as a shell script: it sends its first message and answers every request with the same handle.
     const ECHO: &str = r#"echo '{"facts":{"version":"1"},"powers":["exec"]}'
 while read -r line; do id=${line#*\"id\":}; echo "{\"id\":${id%%[,\}]*},\"handle\":\"h\"}"; done"#;
 

@@ -1,11 +1,12 @@
-//! Anything that speaks the protocol of E2B: REST for sandboxes, Connect with JSON for processes, plain HTTP for files and code.
+//! Any server with the protocol of E2B: REST for sandboxes, Connect with JSON for processes, plain HTTP for
+//! files and code.
 //!
-//! | variable | says |
+//! | variable | meaning |
 //! |---|---|
-//! | `E2B_API_KEY` | who asks; without it this target is left out |
-//! | `E2B_API_URL` | where sandboxes are made; `https://api.` and the domain, if nothing is said |
-//! | `E2B_DOMAIN` | below which sandboxes are found, as `PORT-ID.DOMAIN` |
-//! | `E2B_SANDBOX_URL` | where all sandboxes are found instead, told apart by headers |
+//! | `E2B_API_KEY` | API key; without it, this target is left out |
+//! | `E2B_API_URL` | URL of the API; default: `https://api.` and the domain |
+//! | `E2B_DOMAIN` | domain of the sandboxes, which are at `PORT-ID.DOMAIN` |
+//! | `E2B_SANDBOX_URL` | one URL for all sandboxes instead, which headers distinguish |
 
 mod connect;
 
@@ -22,18 +23,18 @@ use serde_json::{Value, json};
 use super::{Contexts, Execs, Failure, Files, Image, Made, NOTHING, Place, Target};
 use crate::http;
 
-/// The port of the program inside that starts processes and carries files.
+/// Port of the program inside a sandbox that starts processes and transfers files.
 const ENVD: u16 = 49_983;
-/// The port of the one that runs code.
+/// Port of the program that runs code.
 const CODE: u16 = 49_999;
-/// A sandbox that a run leaves behind, because it was killed, ends by itself.
+/// Timeout after which a sandbox stops if the run was killed and left it behind.
 const TIMEOUT_S: u64 = 1800;
-/// Where files are put.
+/// Directory for files.
 const FILES: &str = "/tmp";
-/// What is shown of an answer that says no.
+/// Maximum number of characters of an error response that a failure quotes.
 const SHOWN: usize = 300;
 
-/// A server.
+/// An E2B server.
 pub struct E2b {
     http: reqwest::Client,
     key: String,
@@ -46,7 +47,7 @@ pub struct E2b {
     deadline: Duration,
 }
 
-/// What is read of a sandbox that was made, and is needed to use it.
+/// The fields of the response to a create that are needed to use the sandbox.
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Live {
@@ -59,7 +60,7 @@ struct Live {
 }
 
 impl E2b {
-    /// Reads who and where from the environment, and sees that a sandbox can be made there.
+    /// Reads the configuration from the environment, and checks that a sandbox can be created.
     pub async fn open(place: &Place<'_>) -> Result<Self, Failure> {
         let said = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let key = said("E2B_API_KEY").ok_or_else(|| Failure::new("not_configured", "no E2B_API_KEY"))?;
@@ -86,7 +87,7 @@ impl E2b {
         live.ok_or_else(|| Failure::new("not_found", "a sandbox that was not created by this run"))
     }
 
-    /// A request to a port of a sandbox.
+    /// Returns a request to a port of a sandbox.
     fn inside(&self, method: Method, handle: &str, port: u16, path: &str) -> Result<RequestBuilder, Failure> {
         let live = self.live(handle)?;
         let base = self.sandboxes.clone().unwrap_or_else(|| {
@@ -215,11 +216,12 @@ async fn send(request: RequestBuilder) -> Result<Bytes, Failure> {
     }
     let shown: String = String::from_utf8_lossy(&body).chars().take(SHOWN).collect();
     let failure = Failure::new(format!("http_{}", status.as_u16()), shown);
-    // Too many requests, and no room: the two ways in which such a server says: not now.
+    // "Too many requests" and "service unavailable" are how such a server refuses temporarily.
     Err(Failure { refused: matches!(status.as_u16(), 429 | 503), ..failure })
 }
 
-/// Whether code ran to its end: one object a line, the last of which says so.
+/// Checks that code ran to its end. The response has one JSON object per line, and the last one reports the
+/// end.
 fn ended(answer: &[u8]) -> Result<(), Failure> {
     let lines = answer.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let mut is_ended = false;

@@ -1,7 +1,7 @@
-//! Bare runc: what containers cost when nothing is around them.
+//! Bare runc: the cost of containers without any software around them.
 //!
-//! Each container has a bundle of its own, made of what `runc spec` writes, with the limits that all targets have, the shared root file
-//! system read-only, and a directory of its own on disk at `/workspace`.
+//! Each container has a bundle of its own: the output of `runc spec`, with the limits that all targets have,
+//! the shared root file system read-only, and a separate directory on disk at `/workspace`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,11 +21,11 @@ use super::{
 use crate::rootfs::{Root, cannot};
 use crate::{process, random};
 
-/// What a container does that is there to be used.
+/// Command of a long-lived container.
 const IDLE: [&str; 2] = ["sleep", "infinity"];
-/// Where files are put.
+/// Directory for files.
 const FILES: &str = "/workspace";
-/// Asking for a version takes milliseconds.
+/// Timeout for requesting the version, which normally takes milliseconds.
 const SOON: Duration = Duration::from_secs(10);
 
 /// Bare runc.
@@ -36,19 +36,20 @@ pub struct Runc {
     deadline: Duration,
 }
 
-/// What a container is to be.
+/// Properties of a container.
 pub struct Shape<'a> {
-    /// What it is made from.
+    /// Image of the container.
     pub image: Image,
-    /// What it runs.
+    /// Command of the container.
     pub argv: &'a [&'a str],
-    /// What it has mounted besides the usual.
+    /// Additional mounts.
     pub mounts: Vec<Value>,
-    /// Whether it has the limits of one sandbox. One that stands for many has none.
+    /// True if the container has the limits of one sandbox. A container that is used for many sandboxes has
+    /// none.
     pub limited: bool,
 }
 
-/// Where bundles are made.
+/// Factory for bundles.
 #[derive(Clone)]
 pub struct Bundles {
     home: PathBuf,
@@ -57,7 +58,7 @@ pub struct Bundles {
 }
 
 impl Runc {
-    /// Sees that runc is there.
+    /// Checks that runc works.
     pub async fn open(place: &Place<'_>) -> Result<Self, Failure> {
         let version = process::print(process::command("runc").arg("--version"), SOON).await?;
         let version = version.lines().next().unwrap_or_default().to_owned();
@@ -82,7 +83,7 @@ impl Runc {
 }
 
 impl Bundles {
-    /// Bundles below the scratch directory of a run.
+    /// Creates a factory below the scratch directory of a run.
     pub async fn new(place: &Place<'_>) -> Result<Self, Failure> {
         let rootfs = place.rootfs()?;
         let home = place.scratch.join("runc");
@@ -102,14 +103,14 @@ impl Bundles {
         Ok(Self { home, spec, roots })
     }
 
-    /// runc, with its state where it goes with the run.
+    /// Returns the command `runc`, with its state below the scratch directory.
     pub fn runc(&self) -> Command {
         let mut command = process::command("runc");
         command.arg("--root").arg(self.home.join("state"));
         command
     }
 
-    /// Makes a bundle for a container of this name.
+    /// Creates a bundle for a container of this name.
     pub fn make(&self, name: &str, shape: &Shape<'_>) -> Result<PathBuf, Failure> {
         let bundle = self.home.join(name);
         let workspace = bundle.join("workspace");
@@ -144,7 +145,8 @@ impl Bundles {
             resources.insert("cpu".into(), json!({ "quota": 100_000, "period": 100_000 }));
         }
         if let Some(Value::Object(linux)) = spec.pointer_mut("/linux") {
-            // Where it can be found and weighed, whatever group this program is in.
+            // Fixed path, so that the cgroup can be found and measured, regardless of this program's own
+            // cgroup.
             linux.insert("cgroupsPath".into(), json!(format!("/{name}")));
         }
         let config = bundle.join("config.json");
@@ -152,7 +154,7 @@ impl Bundles {
         Ok(bundle)
     }
 
-    /// Removes what was made for a container of this name.
+    /// Removes the bundle of a container of this name.
     pub fn remove(&self, name: &str) {
         let _ = std::fs::remove_dir_all(self.home.join(name));
     }
@@ -162,7 +164,7 @@ fn sandbox<'a>(image: Image, argv: &'a [&'a str]) -> Shape<'a> {
     Shape { image, argv, mounts: Vec::new(), limited: true }
 }
 
-/// A directory of this machine, shown in a container.
+/// Returns a bind mount of a local directory in a container.
 pub fn bind(from: &Path, to: &str, writable: bool) -> Value {
     let options = if writable { json!(["rbind", "rw"]) } else { json!(["rbind", "ro"]) };
     json!({ "destination": to, "type": "bind", "source": from, "options": options })
@@ -185,7 +187,7 @@ impl Target for Runc {
             live.push(handle.clone());
         }
         let mut run = self.bundles.runc();
-        // The container inherits its streams and goes on: nobody may wait for their end.
+        // The container inherits the streams and keeps them open, so nothing may wait for their end.
         run.args(["run", "--detach", "--bundle"]).arg(bundle).arg(&handle).stderr(Stdio::null());
         process::run(&mut run, self.deadline).await?;
         Ok(Made { handle, start: None })

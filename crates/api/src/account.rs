@@ -1,4 +1,4 @@
-//! Projects and keys: who may ask, and for how much.
+//! Projects, their quotas and their keys.
 
 use serde::{Deserialize, Serialize};
 
@@ -111,7 +111,7 @@ pub struct RotateKey {
     pub overlap_ms: u64,
 }
 
-/// The longest time for which both keys of a rotation work.
+/// Maximum time for which both keys of a rotation are valid.
 pub const OVERLAP_MS_MAX: u64 = 7 * 24 * 3600 * 1000;
 
 /// Newly created key with its secret. The secret is shown only once.

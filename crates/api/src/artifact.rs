@@ -1,7 +1,7 @@
-//! Artifacts: files that a run made or changed, kept after its sandbox is gone.
+//! Artifacts: files that a run created or changed, kept after its sandbox is gone.
 //!
-//! Whoever starts an exec says which folders to look at and how much to keep. Everything that was found there is an item, is named
-//! among what was left out, or is counted: nothing is passed over in silence.
+//! The request that starts an exec names the folders to scan and the retention limits. Every new or
+//! changed file is kept as an item, listed as left out, or at least counted: no file is omitted silently.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,29 +10,29 @@ use crate::files::FilePath;
 use crate::id::{ExecId, SandboxId};
 use crate::limits;
 
-/// Folders of one exec that are looked at.
+/// Maximum number of folders that are scanned for one exec.
 pub const FOLDERS_MAX: usize = 8;
-/// Files that are kept of one exec, unless it asks for another number (requirement A6.04).
+/// Default maximum number of files kept from one exec (requirement A6.04).
 pub const COUNT: u32 = 20;
-/// The most that may be asked for: their names fit one answer.
+/// Maximum value of [`Keep::count_max`]. With this number of files, their names still fit into one response.
 pub const COUNT_MAX: u32 = 1000;
-/// The size of one file that is kept, unless another is asked for (requirement A5.09).
+/// Default maximum size of one kept file (requirement A5.09).
 pub const FILE_BYTES: u64 = 10_000_000;
-/// The most that may be asked for.
+/// Maximum value of [`Keep::file_bytes_max`].
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
-/// The size of all files that are kept of one exec, unless another is asked for.
+/// Default maximum total size of the files kept from one exec.
 pub const BYTES: u64 = 100_000_000;
-/// The most that may be asked for.
+/// Maximum value of [`Keep::bytes_max`].
 pub const BYTES_MAX: u64 = 4 << 30;
-/// Entries of the folders that are looked at, before the run and after it.
+/// Maximum number of folder entries that are listed, once before the run and once after it.
 pub const LISTED_MAX: usize = 10_000;
-/// Files that were left out and are named; the others are counted.
+/// Maximum number of left-out files that are listed. Any others are only counted.
 pub const LEFT_OUT_MAX: usize = 100;
-/// How long an answer waits for a collection at most.
+/// Maximum time for which a request waits for a collection to finish.
 pub const WAIT_MS_MAX: u64 = 60_000;
-/// Where a path begins that does not begin with `/`.
+/// Base of relative paths.
 const WORKSPACE: &str = "/workspace";
-/// The type of what has none of the others.
+/// MIME type of files with any other extension.
 const ANY: &str = "application/octet-stream";
 
 /// Selection of the files to keep when an exec has ended: files in the given folders that are new or changed.
@@ -139,15 +139,15 @@ pub struct Artifacts {
 }
 
 impl Keep {
-    /// These folders, and the usual limits.
+    /// Returns a selection of these folders with the default limits.
     pub fn folders(folders: Vec<String>) -> Self {
         Self { folders, count_max: COUNT, file_bytes_max: FILE_BYTES, bytes_max: BYTES }
     }
 
-    /// Refuses what cannot be done, by name.
+    /// Checks the number of folders, the limits and the paths. The error names the invalid field.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first invalid value.
     pub fn check(&self) -> Result<(), Error> {
         if self.folders.is_empty() {
             return Err(Error::invalid(
@@ -168,10 +168,11 @@ impl Keep {
         self.roots().map(drop)
     }
 
-    /// The folders as whole paths, in order; none is below another.
+    /// Returns the folders as absolute, sorted paths. Folders below other folders of the list are omitted, so
+    /// that no folder is scanned twice.
     ///
     /// # Errors
-    /// One of them is no path.
+    /// A folder is not a valid path.
     pub fn roots(&self) -> Result<Vec<FilePath>, Error> {
         let mut wholes = self.folders.iter().map(|folder| whole(folder)).collect::<Result<Vec<_>, _>>()?;
         wholes.sort();
@@ -183,7 +184,7 @@ impl Keep {
 }
 
 impl Artifacts {
-    /// Those of an exec of which nothing is known yet.
+    /// Returns the initial state for an exec: nothing has been collected yet.
     pub fn pending(sandbox: SandboxId, exec: ExecId) -> Self {
         Self {
             sandbox,
@@ -200,14 +201,14 @@ impl Artifacts {
         }
     }
 
-    /// Those of an exec of which nothing will be known any more.
+    /// Returns the final state for an exec whose files can no longer be collected.
     pub fn lost(sandbox: SandboxId, exec: ExecId, error: Error) -> Self {
         Self { pending: false, error: Some(error), ..Self::pending(sandbox, exec) }
     }
 }
 
 impl Why {
-    /// The name on the wire.
+    /// Returns the name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::TooMany => "too_many",
@@ -220,10 +221,10 @@ impl Why {
     }
 }
 
-/// The type of a file, by the end of its name (requirement A5.10).
+/// Returns the MIME type of a file, derived from its extension (requirement A5.10).
 pub fn mime(name: &str) -> &'static str {
     let name = name.rsplit('/').next().unwrap_or(name);
-    // A name that is nothing but an ending has none.
+    // A name such as `.png`, with nothing before the dot, has no extension.
     let Some((before, ending)) = name.rsplit_once('.') else { return ANY };
     if before.is_empty() {
         return ANY;
@@ -241,14 +242,14 @@ pub fn mime(name: &str) -> &'static str {
     }
 }
 
-/// The rest of a path below another.
+/// Returns the part of `path` below `folder`, or `None` if `path` is not below it.
 pub fn below<'a>(folder: &FilePath, path: &'a FilePath) -> Option<&'a [u8]> {
     let folder = folder.as_bytes();
     let rest = path.as_bytes().strip_prefix(folder)?;
     if folder.ends_with(b"/") { Some(rest) } else { rest.strip_prefix(b"/") }
 }
 
-/// A path from the root on, without what says nothing.
+/// Returns the absolute form of a path, without `.` and empty components.
 fn whole(text: &str) -> Result<FilePath, Error> {
     let path = FilePath::new(text)?;
     let relative = !path.as_bytes().starts_with(b"/");

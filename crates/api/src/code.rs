@@ -1,7 +1,8 @@
-//! Running code instead of a command: what is asked for, what it shows besides its output, and interpreters that stay.
+//! Running code instead of a command: requests, results and contexts.
 //!
-//! A run of code is an exec like any other, with a third stream: its *results*, one JSON object a line ([`ResultLine`]),
-//! in order with what was written to the other two. A *context* is an interpreter that stays; its cells are execs.
+//! A run of code is an exec like any other, with a third stream: its *results*, one JSON object per line
+//! ([`ResultLine`]). Each result carries its position in the other two streams. A *context* is an interpreter
+//! that keeps its state between cells; its cells are execs.
 
 use std::collections::BTreeMap;
 
@@ -276,42 +277,42 @@ pub struct Installed {
     pub package: String,
 }
 
-/// What the interpreter of a sandbox begins with. Said by the node to a guest, before the first code.
+/// Configuration of a sandbox's interpreter. The node sends it to the guest before the first code runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InterpreterSpec {
-    /// Modules that are imported ahead.
+    /// Modules to import in advance.
     pub imports: Vec<String>,
-    /// The template's variables, and how many threads native libraries are to have.
+    /// Environment variables: those of the template, and the thread limits of native libraries.
     pub env: BTreeMap<String, String>,
 }
 
-/// What a guest says about the interpreter it has started.
+/// State of the interpreter that a guest has started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterpreterInfo {
-    /// The version of Python.
+    /// Python version.
     pub python: String,
-    /// Top-level modules that are loaded and not of the standard library.
+    /// Top-level modules that are loaded and do not belong to the standard library.
     pub modules: Vec<String>,
     /// Modules that could not be imported.
     pub failed: Vec<FailedImport>,
-    /// The first module that started a thread: a process with threads cannot be forked.
+    /// First module that started a thread, if any. A process with threads cannot be forked safely.
     pub threaded_by: Option<String>,
-    /// How long the imports took.
+    /// Duration of the imports, in milliseconds.
     pub import_ms: u64,
 }
 
-/// A module that could not be imported.
+/// Module that could not be imported.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedImport {
-    /// Which.
+    /// Module name.
     pub module: String,
-    /// Why.
+    /// Error message of the import.
     pub error: String,
 }
 
 impl Language {
-    /// Its name.
+    /// Returns the name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Python => "python",
@@ -323,7 +324,8 @@ impl Language {
 }
 
 impl Code {
-    /// Refuses what cannot be run, by name, before anything is started (requirement A3.07).
+    /// Checks the code and the fields that cannot be combined with it, before anything is started
+    /// (requirement A3.07). The error names the invalid field.
     pub(crate) fn check(&self, spec: &ExecSpec) -> Result<(), Error> {
         if self.source.trim().is_empty() {
             return Err(Error::invalid("code.source is empty", "Send the code to run."));
@@ -342,7 +344,8 @@ impl Code {
             ("terminal", spec.terminal.is_some()),
             ("uid", spec.uid.is_some() && self.context.is_some()),
             ("cwd", spec.cwd.is_some() && self.context.is_some()),
-            // Its context has others to serve, and cannot wait for a reader.
+            // The interpreter of the context also serves other cells, so it must not block until a reader
+            // arrives.
             ("output mode `block`", spec.output == OutputMode::Block && self.context.is_some()),
         ];
         if let Some((name, _)) = not_with_code.into_iter().find(|(_, is_there)| *is_there) {
@@ -398,10 +401,10 @@ impl Code {
 }
 
 impl ContextSpec {
-    /// Refuses what cannot be a context, by name.
+    /// Checks the parameters of a context. The error names the invalid field.
     ///
     /// # Errors
-    /// The first thing wrong with the request.
+    /// The first invalid field of the request.
     pub fn check(&self) -> Result<(), Error> {
         if !matches!(self.language, Language::Python | Language::Bash) {
             return Err(Error::invalid(
@@ -409,7 +412,7 @@ impl ContextSpec {
                 "Use python or bash, or run the code without a context.",
             ));
         }
-        // The same rules as for a command.
+        // The rules for the directory and the variables are the same as for a command.
         let (cwd, env) = (self.cwd.clone(), self.env.clone());
         ExecSpec { argv: vec!["true".into()], cwd, env, ..ExecSpec::default() }.check()
     }

@@ -1,4 +1,4 @@
-//! Datasets: files that a project keeps, to be put into sandboxes before anything runs in them.
+//! Datasets: files that a project stores, copied into sandboxes before anything runs in them.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use crate::error::Error;
 use crate::files::FilePath;
 use crate::limits;
 
-/// Datasets of one project.
+/// Maximum number of datasets of one project.
 pub const DATASETS_MAX: usize = 1000;
-/// The size of one.
+/// Maximum size of one dataset.
 pub const DATASET_BYTES_MAX: u64 = 8 << 30;
-/// Datasets that are put into one sandbox.
+/// Maximum number of datasets that are copied into one sandbox.
 pub const PUT_MAX: usize = 64;
-/// The length of a name.
+/// Maximum length of a dataset name.
 const NAME_BYTES_MAX: usize = 63;
 
 /// File that a project stores, to be copied into sandboxes.
@@ -31,7 +31,7 @@ pub struct Dataset {
     pub created_at_ms: u64,
 }
 
-/// Refuses what is no name of a dataset.
+/// Checks a dataset name.
 ///
 /// # Errors
 /// `invalid_request`.
@@ -51,10 +51,10 @@ pub fn check_name(name: &str) -> Result<(), Error> {
     ))
 }
 
-/// Refuses datasets that cannot be put into a sandbox: paths and the names of what goes there.
+/// Checks the datasets of a create request: their number, their paths in the sandbox and their names.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first invalid entry, or too many entries.
 pub fn check_places(places: &BTreeMap<String, String>) -> Result<(), Error> {
     if places.len() > PUT_MAX {
         return Err(limits::exceeded("the number of datasets", places.len() as u64, PUT_MAX as u64));

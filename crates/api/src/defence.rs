@@ -1,23 +1,25 @@
-//! Switches for the controls of attacks.
+//! Switches that turn off defences against attacks, in test builds only.
 //!
-//! An attack proves something only if it succeeds without its defence. A test build can turn one defence off by the id of
-//! its attack in `attacks/`, in the variable `BELLGLASS_UNDEFENDED` (several are separated by commas), and show that. Without
-//! the feature `undefended`, which only the tests of `e2e` ask for, [`is_off`] is a constant: what is shipped has no switch. Process 1 of a
-//! sandbox is built with the feature when `node` is.
+//! An attack test proves something only if the attack succeeds without its defence. For this proof, a test
+//! build can turn a defence off by the id of its attack in `attacks/`: [`VARIABLE`] lists the ids, separated
+//! by commas. Without the feature `undefended`, which only the tests of `e2e` enable, [`is_off`] is a
+//! constant, so release builds contain no switch. Process 1 of a sandbox is built with the feature if `node`
+//! is.
 
-/// Names the attacks whose defence is off.
+/// Environment variable that lists the attacks whose defence is off.
 pub const VARIABLE: &str = "BELLGLASS_UNDEFENDED";
 
-/// The attacks whose defence is off in this process only.
+/// Attacks whose defence is off in this process only.
 #[cfg(feature = "undefended")]
 static OFF: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
 
-/// A defence that is off in this process for as long as this value lives.
+/// Guard that keeps a defence off in this process until it is dropped.
 #[cfg(feature = "undefended")]
 #[derive(Debug)]
 pub struct Off(String);
 
-/// Turns the defence against an attack off in this process, for tests that run the platform in their own.
+/// Turns off the defence against an attack in this process. For tests that run the platform in the test
+/// process.
 #[cfg(feature = "undefended")]
 #[must_use]
 pub fn turn_off(attack: &str) -> Off {
@@ -32,7 +34,7 @@ impl Drop for Off {
     }
 }
 
-/// Whether the defence against an attack is off.
+/// Returns true if the defence against an attack is off.
 #[cfg(feature = "undefended")]
 pub fn is_off(attack: &str) -> bool {
     let here = OFF.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -40,7 +42,8 @@ pub fn is_off(attack: &str) -> bool {
         || std::env::var(VARIABLE).is_ok_and(|all| all.split(',').any(|one| one == attack))
 }
 
-/// The attacks whose defence is off, as [`VARIABLE`] names them: for process 1 of a sandbox, which has an environment of its own.
+/// Returns the attacks whose defence is off, in the format of [`VARIABLE`]. Process 1 of a sandbox needs this
+/// list because it does not inherit the environment.
 #[cfg(feature = "undefended")]
 pub fn off() -> Option<String> {
     let here = OFF.lock().unwrap_or_else(std::sync::PoisonError::into_inner).join(",");
@@ -49,13 +52,13 @@ pub fn off() -> Option<String> {
     (!all.is_empty()).then(|| all.join(","))
 }
 
-/// The attacks whose defence is off: none.
+/// Returns `None`: release builds cannot turn a defence off.
 #[cfg(not(feature = "undefended"))]
 pub const fn off() -> Option<String> {
     None
 }
 
-/// Whether the defence against an attack is off: never.
+/// Returns false: release builds cannot turn a defence off.
 #[cfg(not(feature = "undefended"))]
 pub const fn is_off(_attack: &str) -> bool {
     false

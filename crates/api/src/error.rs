@@ -1,7 +1,7 @@
-//! The one shape of every error that leaves Bellglass.
+//! The common format of all errors that Bellglass returns.
 //!
-//! A program, a person and an LLM all read these, so each says what happened (`code`, `message`), whose doing it
-//! was (`layer`), whether anything ran (`ran`), whether asking again is safe (`retry`) and what to do (`fix`).
+//! Programs, people and LLMs read these errors. So each error states what happened (`code`, `message`), where
+//! it originated (`layer`), if anything ran (`ran`), if a retry is safe (`retry`) and what to do (`fix`).
 
 use serde::{Deserialize, Serialize};
 
@@ -115,7 +115,7 @@ pub enum Retry {
 }
 
 impl ErrorCode {
-    /// The name on the wire.
+    /// Returns the name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::SpawnFailed => "spawn_failed",
@@ -144,7 +144,7 @@ impl ErrorCode {
 }
 
 impl Error {
-    /// An error that says the request is wrong: nothing ran, and the same request will fail again.
+    /// Returns an error for an invalid request: nothing ran, and the same request will fail again.
     pub fn invalid(message: impl Into<String>, fix: impl Into<String>) -> Self {
         Self {
             code: ErrorCode::InvalidRequest,
@@ -156,7 +156,7 @@ impl Error {
         }
     }
 
-    /// An error that says there is no such thing.
+    /// Returns an error for a resource that does not exist.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self {
             code: ErrorCode::NotFound,

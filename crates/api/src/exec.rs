@@ -1,4 +1,4 @@
-//! What an exec is asked to do, how it is doing, and how it ended.
+//! Execs: requests, states and outcomes.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ pub struct ExecSpec {
     pub background: Background,
     /// Run the command on a pseudo-terminal of this size, which replaces all three standard streams and is the controlling terminal. The
     /// output of the terminal is returned as standard output; `stdin` is implied.
-    // Left out where there is none: a guest of a release that knew no terminals refuses fields it does not know.
+    // Omitted if there is no terminal: guests of releases without terminal support reject unknown fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
     /// Code to run instead of a command.
@@ -104,7 +104,7 @@ pub enum Stream {
     Results,
 }
 
-/// The exit code of a guest whose time to live was over.
+/// Exit code of a guest that ended because its time to live was over.
 pub const GUEST_EXPIRED: u8 = 87;
 
 /// Outcome of an exec. There are no other values. If the exit status is missing, the outcome is `unknown`, never an exit with code 0.
@@ -184,7 +184,8 @@ pub struct ExecInfo {
     /// Run time of the command so far, or in total once it has ended, in milliseconds.
     pub duration_ms: u64,
     /// Wall-clock limit in milliseconds, if the exec has one.
-    // From this and `duration_ms`, a node that did not start the exec learns when to stop it from outside.
+    // From this field and `duration_ms`, a node that did not start the exec derives when to stop it from
+    // outside.
     #[serde(default)]
     pub deadline_ms: Option<u64>,
     /// Time between SIGTERM and SIGKILL when the exec is stopped from outside, in milliseconds.
@@ -247,7 +248,8 @@ pub struct SignalRequest {
 }
 
 impl Outcome {
-    /// The exit code a shell would show: the command's own, or 128 and the signal, or timeout's 124.
+    /// Returns the exit code that a shell would show: that of the command itself, 128 plus the signal number,
+    /// or 124 for a timeout as with `timeout`.
     pub fn shell_code(&self) -> i32 {
         match self {
             Self::Exited { code } => *code,
@@ -263,10 +265,10 @@ impl Outcome {
 }
 
 impl ExecSpec {
-    /// Refuses what cannot be run, by name, before anything is started.
+    /// Checks the request before anything is started. The error names the invalid field.
     ///
     /// # Errors
-    /// The first thing wrong with the request, as an error with `ran: no`.
+    /// The first invalid field of the request, as an error with `ran: no`.
     pub fn check(&self) -> Result<(), Error> {
         match (&self.code, self.argv.first()) {
             (Some(code), _) => code.check(self)?,
@@ -310,7 +312,8 @@ impl ExecSpec {
     fn check_terminal(&self) -> Result<(), Error> {
         let Some(size) = self.terminal else { return Ok(()) };
         size.check()?;
-        // Its readers come and go: a program must not stand still because nobody looks.
+        // Readers of a terminal may disconnect at any time. The program must not block while no reader is
+        // attached.
         if self.output == OutputMode::Block {
             return Err(Error::invalid(
                 "a terminal does not support output mode `block`",
@@ -340,10 +343,11 @@ impl ExecSpec {
         Ok(())
     }
 
-    /// Refuses root where it is not to be had.
+    /// Checks that the exec may run with the requested uid. `rooted` is true if the sandbox allows commands
+    /// to run as root.
     ///
     /// # Errors
-    /// It is to run as root, and nobody may here, or it is code.
+    /// The exec requests uid 0, and the sandbox does not allow root or the exec runs code.
     pub fn check_root(&self, rooted: bool) -> Result<(), Error> {
         if self.uid != Some(0) || (rooted && self.code.is_none()) {
             return Ok(());

@@ -1,15 +1,16 @@
-//! Files of a sandbox: what can be asked of them, and what is answered.
+//! Files of a sandbox: requests and responses.
 //!
-//! A path is bytes. It travels percent-encoded in queries and on the channel; in answers it stands as text, beside its exact form
-//! where the text is not it. Relative paths begin at `/workspace`. `..` is refused: a path means one place.
+//! A path is a sequence of bytes. In queries and on the channel it is percent-encoded. Responses contain it
+//! as text, and also in its exact, percent-encoded form if it is not valid UTF-8. Relative paths start at
+//! `/workspace`. Paths with `..` are rejected, so that every path has exactly one meaning.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`ask`] | what can be asked on the channel, and what is answered |
-//! | [`part`] | how both are put into bytes |
+//! | [`ask`] | requests and responses on the channel |
+//! | [`part`] | their encoding |
 //! | [`path`] | paths |
-//! | [`hash`] | by which hash bytes are compared |
-//! | [`bodies`] | what the public API says besides |
+//! | [`hash`] | hash algorithms and hashes |
+//! | [`bodies`] | bodies, lines and headers that only the public API uses |
 
 mod ask;
 mod bodies;
@@ -31,19 +32,21 @@ pub use hash::{Hash, Hashing, are_digits};
 pub use part::{BadPart, PART_BYTES_MAX, PART_HEADER_BYTES, Part, PartKind};
 pub use path::{FilePath, shown};
 
-/// `PATH_MAX` of Linux, less its NUL.
+/// Maximum length of a path: `PATH_MAX` of Linux without the terminating NUL.
 pub const PATH_BYTES_MAX: usize = 4095;
-/// Directories inside each other that are walked: whatever walks holds a descriptor for each.
+/// Maximum depth of a directory walk. A walk holds one open descriptor per level.
 pub const DEPTH_MAX: u32 = 256;
-/// Entries on one page of a listing, unless fewer are asked for.
+/// Maximum number of entries on one page of a listing.
 pub const PAGE_MAX: u32 = 1000;
-/// A file that is edited is held in memory, and so are its texts.
+/// Maximum size of a file that can be edited. An edit holds the whole file in memory.
 pub const EDIT_BYTES_MAX: u64 = 16 << 20;
-/// The two texts of an edit together: escaped at worst, they fit a body.
+/// Maximum total size of the two texts of an edit. Even if every byte has to be escaped, they fit into one
+/// body.
 pub const EDIT_TEXT_BYTES_MAX: usize = 1 << 20;
-/// No disk is larger. A file that says so is full of holes, and is read in ranges or not at all.
+/// Maximum number of bytes of one read or hash: the size of the largest disk. A larger file must be sparse,
+/// and can only be read in ranges.
 pub const READ_BYTES_MAX: u64 = limits::Limits::MAX.disk_bytes;
-/// The content type of an archive.
+/// Content type of an archive.
 pub const ARCHIVE: &str = "application/x-tar";
 
 /// File, directory or other entry at a path.
@@ -145,10 +148,10 @@ pub struct ArchiveReport {
 }
 
 impl FileInfo {
-    /// The exact path.
+    /// Returns the exact path.
     ///
     /// # Errors
-    /// It is none: whoever sent it broke the protocol.
+    /// The path is invalid, so the sender violated the protocol.
     pub fn exact(&self) -> Result<FilePath, Error> {
         match &self.path_encoded {
             Some(encoded) => FilePath::decode(encoded),
@@ -157,7 +160,7 @@ impl FileInfo {
     }
 }
 
-/// The error for a thing that is no regular file.
+/// Returns the error for a path that is not a regular file.
 pub fn not_regular(path: &str, kind: FileKind) -> Error {
     let what = match kind {
         FileKind::File => "a file",

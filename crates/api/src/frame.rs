@@ -1,7 +1,7 @@
-//! The frames in which an exec's output travels from the guest.
+//! Frames in which the guest sends an exec's output.
 //!
-//! A frame is a header of [`HEADER_BYTES`] and, for data and the end, a payload. Bytes of the payload are never
-//! looked at, so output that imitates a frame stays output. The reader treats every header as hostile.
+//! A frame consists of a header of [`HEADER_BYTES`] and, for data and the end, a payload. Payload bytes are
+//! never parsed, so output that imitates a frame remains output. The reader treats every header as untrusted.
 //!
 //! ```text
 //! kind u8 · stream u8 · zero u16 · length u32 · offset u64     (big-endian)
@@ -9,55 +9,56 @@
 
 use crate::exec::Stream;
 
-/// The size of a header.
+/// Size of a header.
 pub const HEADER_BYTES: usize = 16;
-/// The largest payload. A reader holds one frame at most.
+/// Maximum size of a payload. A reader holds at most one frame in memory.
 pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 
-/// One frame without its payload.
+/// Header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// `length` bytes of a stream follow; the first has this offset.
+    /// Data: `length` bytes of a stream follow.
     Data {
-        /// Which stream.
+        /// Stream that the bytes belong to.
         stream: Stream,
         /// Offset of the first byte.
         offset: u64,
-        /// How many bytes follow.
+        /// Number of bytes that follow.
         length: u32,
     },
-    /// Bytes of a stream that were not kept: from the offset at which the reader is, up to `to`.
+    /// Gap: bytes of a stream that were not kept, from the reader's current offset to `to`.
     Gap {
-        /// Which stream.
+        /// Stream with the gap.
         stream: Stream,
-        /// Offset of the first byte that can be had again.
+        /// Offset of the first available byte after the gap.
         to: u64,
     },
-    /// Nothing happened for a while; the exec is still there.
+    /// Keep-alive: the exec is still running, but has not written any output for a while.
     Heartbeat,
-    /// The exec has ended; `length` bytes of JSON follow, an [`crate::exec::ExecEnd`]. Nothing comes after.
+    /// End of the exec and of the stream of frames: `length` bytes of JSON follow, an
+    /// [`crate::exec::ExecEnd`].
     End {
-        /// How many bytes follow.
+        /// Number of bytes that follow.
         length: u32,
     },
 }
 
-/// Why bytes are not a frame.
+/// Error for bytes that are not a valid frame header.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadFrame {
-    /// No such kind or stream, or bits set that mean nothing.
+    /// Unknown kind or stream, or unused bits that are not zero.
     #[error("invalid frame header")]
     Header,
-    /// Longer than any frame may be.
+    /// The payload exceeds the maximum.
     #[error("a frame announces {length} bytes, the maximum is {PAYLOAD_BYTES_MAX}")]
     Length {
-        /// What was announced.
+        /// Announced length.
         length: u32,
     },
 }
 
 impl Header {
-    /// The header as bytes.
+    /// Encodes the header.
     pub fn encode(self) -> [u8; HEADER_BYTES] {
         let (kind, stream, length, offset) = match self {
             Self::Data { stream, offset, length } => (1, stream_code(stream), length, offset),
@@ -73,10 +74,11 @@ impl Header {
         bytes
     }
 
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// [`BadFrame`] for anything [`Header::encode`] would not have written, and for payloads over the bound.
+    /// [`BadFrame`] for anything that [`Header::encode`] would not write, and for empty or too large
+    /// payloads.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, BadFrame> {
         let [kind, stream, z0, z1, l0, l1, l2, l3, offset @ ..] = *bytes;
         let length = u32::from_be_bytes([l0, l1, l2, l3]);
@@ -96,7 +98,7 @@ impl Header {
         }
     }
 
-    /// How many bytes follow the header.
+    /// Returns the number of bytes that follow the header.
     pub fn payload_bytes(self) -> usize {
         match self {
             Self::Data { length, .. } | Self::End { length } => length as usize,

@@ -1,69 +1,72 @@
-//! The fixed greeting that opens every connection between guest and node, before HTTP/2 begins.
+//! The fixed-size greeting that opens every connection between guest and node, before HTTP/2 begins.
 //!
-//! Each side sends [`HELLO_BYTES`] bytes: eight of magic, the version, the kind of connection, and how many
-//! descriptors travel with it. The node's greeting carries the descriptors by which the guest moves its children
-//! into the cgroup of user code; the guest's carries none.
+//! Each side sends [`HELLO_BYTES`] bytes: eight bytes of magic, the version, the kind of connection, and the
+//! number of descriptors that are sent along. The node's greeting carries the descriptors with which the
+//! guest moves its children into the cgroup of user code; the guest's greeting carries none.
 //!
-//! A guest that dials shows a token after its greeting, and the node's answer is followed by one. The first answer, before any user
-//! code exists, gives the guest its token; it confirms that with [`TOKEN_TAKEN`], and shows it whenever it dials again. So a node
-//! knows process 1 where the kernel does not vouch for who dials. Until it has one, a guest shows [`NO_TOKEN`].
+//! A guest that dials the node sends a token after its greeting, and the node's greeting is followed by a
+//! token. The first connection, made before any user code runs, issues the token to the guest. The guest
+//! acknowledges it with [`TOKEN_TAKEN`] and sends it on every later connection. In this way, the node can
+//! identify process 1 where the kernel does not report the identity of the peer. A guest without a token
+//! sends [`NO_TOKEN`].
 
-/// The size of a greeting.
+/// Size of a greeting.
 pub const HELLO_BYTES: usize = 16;
-/// The size of a token: nobody guesses it.
+/// Size of a token: 256 bits, so that it cannot be guessed.
 pub const TOKEN_BYTES: usize = 32;
-/// What a guest shows that has none.
+/// Placeholder that a guest without a token sends.
 pub const NO_TOKEN: [u8; TOKEN_BYTES] = [0; TOKEN_BYTES];
-/// What a guest says when it has taken its token.
+/// Acknowledgement that a guest has stored its token.
 pub const TOKEN_TAKEN: u8 = b't';
-/// The version of everything said on the channel. Both sides must say the same.
+/// Version of the channel protocol. Both sides must use the same version.
 pub const VERSION: u16 = 1;
-/// Descriptors that a greeting may carry: the controllers of a cgroup version 1 host, and a little room.
+/// Maximum number of descriptors that a greeting may carry: one per controller of a cgroup v1 host, and some
+/// spare.
 pub const DESCRIPTORS_MAX: usize = 8;
 
 const MAGIC: [u8; 8] = *b"b-glass\n";
 
-/// What a connection is for.
+/// Kind of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The guest serves on it: exec, files, posture.
+    /// Connection on which the guest serves requests: execs, files, posture.
     Serve,
-    /// The same, and a token follows.
+    /// Like [`Kind::Serve`], and a token follows the greeting.
     ServeKnown,
 }
 
-/// One side's greeting.
+/// Greeting of one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// What the connection is for.
+    /// Kind of the connection.
     pub kind: Kind,
-    /// How many descriptors of cgroups to enter travel with it, first in the list.
+    /// Number of descriptors for entering cgroups. They come first in the list of descriptors.
     pub cgroups: u8,
-    /// Whether a descriptor follows from which the count of memory kills can be read.
+    /// True if a descriptor follows from which the number of OOM kills can be read.
     pub oom_count: bool,
-    /// Whether a descriptor follows that becomes readable at a memory kill.
+    /// True if a descriptor follows that becomes readable on an OOM kill.
     pub oom_event: bool,
 }
 
-/// Why bytes are not a greeting.
+/// Error for bytes that are not a valid greeting.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadHello {
-    /// Not ours at all.
+    /// The magic does not match: the peer does not speak this protocol.
     #[error("the peer does not speak Bellglass's channel protocol")]
     Magic,
-    /// Ours, of another version.
+    /// The peer speaks another version of the protocol.
     #[error("the peer speaks version {theirs} of the channel protocol, this side speaks version {VERSION}")]
     Version {
-        /// The version the other side speaks.
+        /// Version of the peer.
         theirs: u16,
     },
-    /// Ours, and wrong.
+    /// The magic and the version match, but the rest is invalid.
     #[error("the greeting names an unknown kind of connection or too many descriptors")]
     Content,
 }
 
 impl Hello {
-    /// The greeting as bytes.
+    /// Encodes the greeting.
     pub fn encode(self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         let version = VERSION.to_be_bytes();
@@ -79,10 +82,10 @@ impl Hello {
         bytes
     }
 
-    /// Reads a greeting.
+    /// Decodes a greeting.
     ///
     /// # Errors
-    /// [`BadHello`] for anything that [`Hello::encode`] of this version would not have written.
+    /// [`BadHello`] for anything that [`Hello::encode`] of this version would not write.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, BadHello> {
         let [m0, m1, m2, m3, m4, m5, m6, m7, v0, v1, kind, cgroups, oom_count, oom_event, z0, z1] = *bytes;
         if [m0, m1, m2, m3, m4, m5, m6, m7] != MAGIC {
@@ -104,7 +107,7 @@ impl Hello {
         Ok(Self { kind, cgroups, oom_count: oom_count == 1, oom_event: oom_event == 1 })
     }
 
-    /// How many descriptors travel with this greeting.
+    /// Returns the number of descriptors that are sent along with this greeting.
     pub fn descriptors(self) -> usize {
         usize::from(self.cgroups) + usize::from(self.oom_count) + usize::from(self.oom_event)
     }

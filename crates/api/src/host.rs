@@ -1,32 +1,34 @@
-//! The name of a host, in the one form in which it is matched, resolved and dialled.
+//! Host names and addresses in the canonical form in which they are matched, resolved and dialled.
 //!
-//! What is written in two ways is a way round a rule: so a name that is not plain ASCII in lower case, with dots between labels, is
-//! refused instead of being understood. An address is one only as four decimal numbers or as IPv6 without a zone; `0x7f.1` and
-//! `2130706433`, which some libraries take for addresses, are no host at all.
+//! If one host could be written in two ways, the second way could bypass a rule. So the parser rejects
+//! ambiguous names instead of interpreting them: a name must be plain ASCII, in labels separated by dots, and
+//! is stored in lower case. Addresses are accepted only as four decimal numbers or as IPv6 without a zone.
+//! Forms such as `0x7f.1` and `2130706433`, which some libraries accept as addresses, are rejected.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::error::Error;
 
-/// What DNS allows.
+/// Maximum lengths of a name and of a label in DNS.
 const NAME_BYTES_MAX: usize = 253;
 const LABEL_BYTES_MAX: usize = 63;
 
-/// A host, in its one form.
+/// Host in canonical form.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Host {
-    /// A name: lower case, without the last dot.
+    /// Name in lower case, without a trailing dot.
     Name(String),
-    /// An address.
+    /// IP address.
     Address(IpAddr),
 }
 
 impl Host {
-    /// Understands a host as it stands in a request: a name, an IPv4 address, or an IPv6 address with or without brackets.
+    /// Parses a host as it occurs in a request: a name, an IPv4 address, or an IPv6 address with or without
+    /// brackets.
     ///
     /// # Errors
-    /// It is none.
+    /// The text is not a valid host.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let wrong = || {
             let shown: String = text.chars().take(NAME_BYTES_MAX).flat_map(char::escape_default).collect();
@@ -47,17 +49,17 @@ impl Host {
         }
         let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
         let last = name.rsplit('.').next().unwrap_or_default();
-        // A number in the last place is an address to some libraries and a name to others.
+        // If the last label is numeric, some libraries parse the text as an address and others as a name.
         let numeric = last.starts_with(|first: char| first.is_ascii_digit())
             && (last.bytes().all(|byte| byte.is_ascii_digit()) || last.starts_with("0x"));
         let sound = name.len() <= NAME_BYTES_MAX && !numeric && name.split('.').all(is_label);
         if sound { Ok(Self::Name(name)) } else { Err(wrong()) }
     }
 
-    /// A host and the port after it; `port` where none is written and one is known.
+    /// Parses a host with an optional port. `port` is the default.
     ///
     /// # Errors
-    /// Either is none.
+    /// The host or the port is invalid, or there is neither a port nor a default.
     pub fn with_port(text: &str, port: Option<u16>) -> Result<(Self, u16), Error> {
         let wrong = |message: String| {
             Error::invalid(message, "Write HOST or HOST:PORT, without a scheme such as http://.")
@@ -65,7 +67,7 @@ impl Host {
         let after = text.rfind(']').map_or(0, |at| at + 1);
         let colon = text.get(after..).and_then(|rest| rest.find(':')).map(|at| at + after);
         let (host, number) = match colon {
-            // A bare IPv6 address has more than one colon, and no port.
+            // A bare IPv6 address has more than one colon and no port.
             Some(_) if text.parse::<Ipv6Addr>().is_ok() => (text, None),
             Some(at) => (text.get(..at).unwrap_or_default(), text.get(at + 1..)),
             None => (text, None),
@@ -82,7 +84,7 @@ impl Host {
         Ok((host, port))
     }
 
-    /// The host and a port, as they stand in a request.
+    /// Returns the host and a port in the format of a request's authority.
     pub fn authority(&self, port: u16) -> String {
         match self {
             Self::Address(IpAddr::V6(address)) => format!("[{address}]:{port}"),

@@ -1,14 +1,15 @@
-//! The names of sandboxes, execs, contexts and sessions.
+//! Ids of sandboxes, execs, contexts and sessions.
 //!
-//! A sandbox id is a host name, a directory name and a cgroup name at once, so its alphabet is the smallest of
-//! the three: lower-case letters and digits, a letter first, at most [`ID_BYTES_MAX`].
+//! A sandbox id is also a host name, a directory name and a cgroup name. So its alphabet is the intersection
+//! of all three: lower-case letters and digits, beginning with a letter, at most [`ID_BYTES_MAX`] characters.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A DNS label may have 63 bytes; ports are put in front of ids (`8080-<id>`), and cells and nodes go inside.
+/// Maximum length of an id. A DNS label has at most 63 bytes, and needs space for more than the id: for a
+/// port (`8080-<id>`), and later for the names of cells and nodes.
 pub const ID_BYTES_MAX: usize = 40;
 
 /// ID or name of a sandbox.
@@ -18,14 +19,14 @@ pub const ID_BYTES_MAX: usize = 40;
 pub struct SandboxId(String);
 
 /// ID of an exec, unique within its sandbox.
-// Chosen by the caller, so that a repeated request starts only one.
+// Chosen by the caller, so that a repeated request starts only one exec.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, pattern = "^[a-z][a-z0-9]{0,39}$"))]
 #[serde(try_from = "String", into = "String")]
 pub struct ExecId(String);
 
 /// ID of a context, unique within its sandbox.
-// Chosen by the caller, so that a repeated request creates only one.
+// Chosen by the caller, so that a repeated request creates only one context.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, pattern = "^[a-z][a-z0-9]{0,39}$"))]
 #[serde(try_from = "String", into = "String")]
@@ -37,7 +38,7 @@ pub struct ContextId(String);
 #[serde(try_from = "String", into = "String")]
 pub struct SessionId(String);
 
-/// Why a text is not an id.
+/// Error for a text that is not a valid id.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{text:?} is not a valid id or name: use at most {ID_BYTES_MAX} lower-case letters and digits, beginning with a letter"
@@ -47,48 +48,48 @@ pub struct NotAnId {
 }
 
 impl SandboxId {
-    /// A fresh id from 16 random bytes: `s` and 25 letters or digits.
+    /// Returns a new id made from 16 random bytes: `s` and 25 letters or digits.
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(spell('s', bytes))
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl ExecId {
-    /// A fresh id from 16 random bytes: `e` and 25 letters or digits.
+    /// Returns a new id made from 16 random bytes: `e` and 25 letters or digits.
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(spell('e', bytes))
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl ContextId {
-    /// A fresh id from 16 random bytes: `c` and 25 letters or digits.
+    /// Returns a new id made from 16 random bytes: `c` and 25 letters or digits.
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(spell('c', bytes))
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl SessionId {
-    /// A fresh id from 16 random bytes: `t` and 25 letters or digits.
+    /// Returns a new id made from 16 random bytes: `t` and 25 letters or digits.
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(spell('t', bytes))
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -212,12 +213,12 @@ fn check(text: &str) -> Result<String, NotAnId> {
     if letter_first && alphabet && text.len() <= ID_BYTES_MAX {
         Ok(text.to_owned())
     } else {
-        // The text came from outside: keep what an error message can carry.
+        // The text is untrusted and may be long, so it is truncated for the error message.
         Err(NotAnId { text: text.chars().take(2 * ID_BYTES_MAX).collect() })
     }
 }
 
-/// Base 36: 25 digits carry 128 bits.
+/// Encodes the bytes in base 36, in which 25 digits are enough for 128 bits.
 fn spell(kind: char, bytes: [u8; 16]) -> String {
     let mut number = u128::from_be_bytes(bytes);
     let mut text = String::with_capacity(26);

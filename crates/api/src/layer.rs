@@ -1,8 +1,9 @@
-//! What is said about unpacking one layer of an image.
+//! Layers of images: compression, and the report of unpacking a layer.
 
 use serde::{Deserialize, Serialize};
 
-/// Layers of one image at most: what container engines allow is 127, and each is one more lookup for every path.
+/// Maximum number of layers of one image. Container engines allow up to 127, but each layer costs another
+/// lookup for every path.
 pub const LAYERS_MAX: usize = 64;
 
 /// Compression of an archive.
@@ -18,21 +19,21 @@ pub enum Compression {
     Zstd,
 }
 
-/// What came of unpacking one layer.
+/// Report of unpacking one layer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerReport {
-    /// The SHA-256 of the archive without its compression, `sha256:` and 64 digits: its diff id.
+    /// Diff id of the layer: SHA-256 of the uncompressed archive, as `sha256:` and 64 digits.
     pub digest: String,
-    /// The size of the archive without its compression.
+    /// Size of the uncompressed archive.
     pub bytes: u64,
-    /// Entries of the archive.
+    /// Number of entries in the archive.
     pub entries: u64,
-    /// What was left out.
+    /// Omitted entries and attributes.
     pub skipped: Skipped,
 }
 
-/// What of a layer was left out, as counts.
+/// Number of omitted entries and attributes of a layer, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Skipped {
@@ -40,18 +41,18 @@ pub struct Skipped {
     pub devices: u64,
     /// FIFOs.
     pub fifos: u64,
-    /// Files and directories that lost set-user-id, set-group-id or sticky bits.
+    /// Files and directories from which set-user-id, set-group-id or sticky bits were removed.
     pub mode_bits: u64,
-    /// Entries at or below paths that belong to the sandbox itself.
+    /// Entries at or below paths that are reserved for the sandbox itself.
     pub reserved: u64,
-    /// Whiteouts that hide nothing, and marks that only old union file systems read.
+    /// Whiteouts that hide nothing, and markers that only older union file systems use.
     pub whiteouts: u64,
-    /// Extended attributes, file capabilities among them.
+    /// Extended attributes, including file capabilities.
     pub attributes: u64,
 }
 
 impl Compression {
-    /// The name on the wire.
+    /// Returns the name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -60,16 +61,16 @@ impl Compression {
         }
     }
 
-    /// The compression of that name.
+    /// Returns the compression with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::None, Self::Gzip, Self::Zstd].into_iter().find(|compression| compression.name() == name)
     }
 
-    /// What the first bytes of an archive say.
+    /// Detects the compression from the first bytes of an archive.
     pub fn sniff(first: &[u8]) -> Self {
         match first {
             [0x1f, 0x8b, ..] => Self::Gzip,
-            // A frame, or a frame that is to be skipped.
+            // Magic number of a data frame, and those of skippable frames.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
             _ => Self::None,
         }

@@ -1,34 +1,35 @@
-//! What is said on every wire of Bellglass: ids, bodies, frames, error codes and limits.
+//! Types of all wire protocols of Bellglass: ids, bodies, frames, error codes and limits.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`id`] | the names of sandboxes, execs, contexts and sessions, checked once, when they are made |
-//! | [`sandbox`] | what a sandbox is asked to be, how it is doing, and why it ended |
-//! | [`exec`] | what an exec is asked to do, how it is doing, and how it ended |
-//! | [`code`] | running code: what is asked for, what it shows, interpreters that stay |
-//! | [`terminal`] | an exec on a pseudo-terminal, and what is said about it over a WebSocket |
+//! | [`id`] | ids of sandboxes, execs, contexts and sessions, validated on construction |
+//! | [`sandbox`] | sandboxes: create requests, states, reasons for their end |
+//! | [`exec`] | execs: requests, states, outcomes |
+//! | [`code`] | running code: requests, results, contexts |
+//! | [`terminal`] | execs on a pseudo-terminal, and their WebSocket messages |
 //! | [`output`] | an exec's output as lines of JSON, for the public API |
-//! | [`policy`] | what may leave a sandbox |
-//! | [`secret`] | values that code in a sandbox can use and never sees |
-//! | [`host`] | the name of a host, in its one form |
+//! | [`policy`] | egress policies |
+//! | [`secret`] | secrets: values that code in a sandbox can use but cannot read |
+//! | [`host`] | host names in canonical form |
 //! | [`ports`] | ports inside a sandbox, reached from outside |
 //! | [`account`] | projects and keys |
-//! | [`server`] | what the server says of itself: pages, health, versions |
+//! | [`server`] | status of the server: pages, health, versions |
 //! | [`artifact`] | files of a run that are kept after its sandbox is gone |
-//! | [`dataset`] | files that are put into a sandbox before anything runs in it |
-//! | [`session`] | an agent's conversation with one sandbox: tool calls, their runs, what is kept of them |
-//! | [`files`] | what can be asked of the files of a sandbox, and what is answered |
-//! | [`frame`] | the frames in which an exec's output travels |
-//! | [`layer`] | what is said about unpacking one layer of an image |
-//! | [`hello`] | the fixed greeting that opens every connection between guest and node |
-//! | [`limits`] | what a sandbox may use: defaults and hard maxima |
-//! | [`posture`] | what can be seen of a process's privileges |
-//! | [`trace`] | where the time of a request went, and how a step is told |
-//! | [`walls`] | what the guest is told to put around itself, where nobody else does |
-//! | [`defence`] | switches for the controls of attacks, in test builds only |
-//! | [`error`] | the one shape of every error |
+//! | [`dataset`] | files that are copied into a sandbox before anything runs in it |
+//! | [`session`] | sessions of agents: tool calls, their runs, and the data kept from them |
+//! | [`files`] | requests for the files of a sandbox, and their responses |
+//! | [`frame`] | frames in which an exec's output is transferred |
+//! | [`layer`] | the report of unpacking one layer of an image |
+//! | [`hello`] | the greeting that opens every connection between guest and node |
+//! | [`limits`] | resource limits of a sandbox: defaults and hard maxima |
+//! | [`posture`] | observable privileges of a process |
+//! | [`trace`] | traces of requests: their steps and durations |
+//! | [`walls`] | the isolation that the guest sets up if no runtime does so |
+//! | [`defence`] | switches that turn off defences against attacks, in test builds only |
+//! | [`error`] | the common format of all errors |
 //!
-//! Invariants: nothing here does I/O or knows a clock; every decoder takes hostile bytes and has a bound.
+//! Invariants: nothing in this crate does I/O or reads a clock; every decoder accepts untrusted bytes and is
+//! bounded.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What a sandbox may use: defaults, hard maxima, and the bounds of the wire itself.
+//! Resource limits of a sandbox (defaults and hard maxima), and bounds of the wire protocol.
 
 use std::ops::RangeInclusive;
 
@@ -9,74 +9,79 @@ use crate::error::{Error, ErrorCode, Layer, Ran, Retry};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Bytes kept of each output stream of an exec, unless it asks for another number (requirement A2.10).
+/// Default number of bytes kept of each output stream of an exec (requirement A2.10).
 pub const OUTPUT_BYTES: u64 = 10_000_000;
-/// Below this the head and the tail hold no useful text.
+/// Minimum of `output_bytes`. With less, the head and the tail would be too short to be useful.
 pub const OUTPUT_BYTES_MIN: u64 = 4096;
-/// The reserved blocks of the smallest disk hold the two streams of a few such execs.
+/// Maximum of `output_bytes`. The default disk can hold the two streams of several such execs.
 pub const OUTPUT_BYTES_MAX: u64 = 100_000_000;
-/// The wall-clock limit of a run unless another is asked for (requirement A2.08).
+/// Default wall-clock limit of a run (requirement A2.08).
 pub const DEADLINE_MS: u64 = 60_000;
-/// No sandbox lives longer, so no exec can (requirement A1.05: 24 h).
+/// Maximum wall-clock limit of an exec: the maximum lifetime of a sandbox (requirement A1.05: 24 h).
 pub const DEADLINE_MS_MAX: u64 = 24 * 3_600_000;
-/// The time between SIGTERM and SIGKILL unless another is asked for.
+/// Default time between SIGTERM and SIGKILL.
 pub const GRACE_MS: u64 = 500;
-/// A sandbox is stopped when nobody has called and no exec has run for so long, unless it asks for another time.
+/// Default idle timeout: a sandbox is stopped after this time without a call or a running exec.
 pub const IDLE_MS: u64 = 300_000;
-/// Shorter, and a slow network would end sandboxes between two calls.
+/// Minimum idle timeout. With less, a slow network could cause a stop between two calls.
 pub const IDLE_MS_MIN: u64 = 1000;
-/// Labels of one sandbox.
+/// Maximum number of labels of one sandbox.
 pub const LABELS_MAX: usize = 32;
-/// The name and the value of one label together.
+/// Maximum total length of the name and the value of a label.
 pub const LABEL_BYTES_MAX: usize = 512;
-/// Longer graces would hold up the end of a sandbox.
+/// Maximum time between SIGTERM and SIGKILL. With more, stopping a sandbox could be delayed too long.
 pub const GRACE_MS_MAX: u64 = 60_000;
-/// Linux gives argv and env a quarter of the stack limit (8 MiB); leave room for the rest.
+/// Maximum total size of argv and env. Linux limits them to a quarter of the stack limit (8 MiB); the rest is
+/// margin.
 pub const ARGV_ENV_BYTES_MAX: usize = 2_000_000;
-/// `MAX_ARG_STRLEN` of Linux, less its NUL.
+/// Maximum length of one argument: `MAX_ARG_STRLEN` of Linux without the terminating NUL.
 pub const WORD_BYTES_MAX: usize = 131_071;
-/// What a listing shows of an argv.
+/// Length to which an argv is truncated in listings.
 pub const ARGV_SHOWN_BYTES: usize = 256;
-/// The last uid of a sandbox's range that an exec may have. Above it are that of the interpreter, and `nobody`.
+/// Maximum uid of an exec. The next uids of a sandbox's range are those of the interpreter and of `nobody`.
 pub const UID_MAX: u32 = 65_532;
-/// The user of the interpreter that runs of code are forked from: nobody else has it, so nobody can signal it.
+/// Uid of the interpreter from which runs of code are forked. Execs cannot use this uid, so user code cannot
+/// signal the interpreter.
 pub const INTERPRETER_UID: u32 = UID_MAX + 1;
-/// The user that code runs as (requirement A2.03).
+/// Uid of user code (requirement A2.03).
 pub const UID: u32 = 1000;
-/// Its name (requirement A2.03).
+/// User name of user code (requirement A2.03).
 pub const USER: &str = "sandbox";
-/// The code of one run (requirement A3.07).
+/// Maximum size of the code of one run (requirement A3.07).
 pub const CODE_BYTES_MAX: usize = 5_000_000;
-/// The code of one cell of a shell, which reads it byte by byte.
+/// Maximum size of the code of one cell in a Bash context. The shell reads it byte by byte.
 pub const SHELL_CELL_BYTES_MAX: usize = 262_144;
-/// Packages that a run may name.
+/// Maximum number of packages that a run may require.
 pub const REQUIREMENTS_MAX: usize = 100;
-/// One of them.
+/// Maximum length of one requirement.
 pub const REQUIREMENT_BYTES_MAX: usize = 512;
-/// How long an installation may take, unless another time is asked for (requirement A4.07).
+/// Default time limit of an installation (requirement A4.07).
 pub const INSTALL_MS: u64 = 120_000;
-/// The most that may be asked for (requirement A4.07).
+/// Maximum time limit of an installation (requirement A4.07).
 pub const INSTALL_MS_MAX: u64 = 300_000;
-/// What one line of results may hold: a picture of several megapixels in base64.
+/// Maximum size of one line of results: enough for an image of several megapixels in base64.
 pub const RESULT_BYTES_MAX: usize = 8_100_000;
-/// What all results of one exec may hold together.
+/// Maximum total size of the results of one exec.
 pub const RESULTS_BYTES_MAX: u64 = 32_000_000;
-/// Contexts of one sandbox at once: each is a process.
+/// Maximum number of contexts of one sandbox at a time. Each context is a process.
 pub const CONTEXTS_MAX: usize = 32;
-/// From a reason to end a cell to its end, at most: interrupted, interrupted again, killed.
+/// Maximum time to end a cell: an interrupt, a second interrupt, then a kill.
 pub const CELL_GRACE_MS: u64 = 4000;
-/// Cells that may wait for their turn in one context.
+/// Maximum number of queued cells in one context.
 pub const CELLS_WAITING_MAX: usize = 100;
-/// Execs a guest keeps in its table, ended ones included; the oldest ended ones make room.
+/// Maximum number of execs in a guest's table, including ended ones. The oldest ended execs are evicted
+/// first.
 pub const EXECS_MAX: usize = 1024;
-/// Terminals of one sandbox at once. Each is memory of the kernel, and on a container's host there are 4096 for all.
+/// Maximum number of terminals of one sandbox at a time. Each terminal uses kernel memory, and a host has
+/// 4096 for all containers together.
 pub const TERMINALS_MAX: usize = 32;
-/// The extra groups by which the processes of execs are told apart: the guest gives each exec one of them, the node
-/// checks that a user process has exactly one. Above every group of an image, below `nogroup`.
+/// Range of the supplementary groups that identify the processes of an exec: the guest assigns one group to
+/// each exec, and the node checks that a user process has exactly one. The range is above all groups of an
+/// image and below `nogroup`.
 pub const EXEC_GROUPS: RangeInclusive<u32> = 20_000..=59_999;
-/// The largest JSON body that guest and node take from each other: an exec with a full argv and env, escaped.
+/// Maximum size of a JSON body between guest and node: an exec with maximum argv and env, escaped.
 pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// Width of the range of user ids that each sandbox has to itself.
+/// Size of the range of uids that is assigned to each sandbox.
 pub const UID_RANGE: u32 = 65_536;
 
 /// Resource limits of a sandbox.
@@ -132,12 +137,12 @@ pub struct WantedLimits {
 }
 
 impl WantedLimits {
-    /// Whether nothing is said.
+    /// Returns true if no limit is set.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// All limits: those that are said, and the others from there.
+    /// Returns all limits: each limit that is set here, and the rest from `others`.
     #[must_use]
     pub fn over(&self, others: Limits) -> Limits {
         let memory_bytes = self.memory_bytes.unwrap_or(others.memory_bytes);
@@ -147,7 +152,7 @@ impl WantedLimits {
             pids: self.pids.unwrap_or(others.pids),
             disk_bytes: self.disk_bytes.unwrap_or(others.disk_bytes),
             disk_inodes: self.disk_inodes.unwrap_or(others.disk_inodes),
-            // Memory that was chosen smaller has a smaller part for it.
+            // If less memory is requested, the default size of /tmp is reduced too, to at most half of it.
             tmp_bytes: self.tmp_bytes.unwrap_or_else(|| others.tmp_bytes.min(memory_bytes / 2)),
             ttl_ms: self.ttl_ms.unwrap_or(others.ttl_ms),
         }
@@ -183,7 +188,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The most that may be asked for (requirement A2.09).
+    /// Maximum values (requirement A2.09).
     pub const MAX: Self = Self {
         memory_bytes: 4 * GIB,
         cpu_millis: 4000,
@@ -194,7 +199,7 @@ impl Limits {
         ttl_ms: DEADLINE_MS_MAX,
     };
 
-    /// The least with which a sandbox starts at all.
+    /// Minimum values with which a sandbox can start.
     pub const MIN: Self = Self {
         memory_bytes: 16 * MIB,
         cpu_millis: 10,
@@ -205,10 +210,10 @@ impl Limits {
         ttl_ms: 1000,
     };
 
-    /// Refuses a limit above its maximum or below its minimum, by name.
+    /// Checks each limit against its minimum and maximum. The error names the limit.
     ///
     /// # Errors
-    /// `limit_exceeded` for the first such limit.
+    /// `limit_exceeded` for the first limit that is out of range.
     pub fn check(&self) -> Result<(), Error> {
         let named = |limits: &Self| {
             [
@@ -235,7 +240,8 @@ impl Limits {
                 ));
             }
         }
-        // What lies in /tmp stays charged after a memory kill: more, and no later exec would have room to clear it.
+        // Files in /tmp remain charged after an OOM kill. If they could use more than half of the memory, no
+        // later exec would have enough memory to delete them.
         if self.tmp_bytes > self.memory_bytes / 2 {
             return Err(refused(
                 format!(
@@ -249,7 +255,7 @@ impl Limits {
     }
 }
 
-/// The error for a value above its hard maximum.
+/// Returns the error for a value above its hard maximum.
 pub fn exceeded(name: &str, value: u64, most: u64) -> Error {
     refused(format!("{name} is {value}, the hard maximum is {most}"), format!("Use {most} or less."))
 }

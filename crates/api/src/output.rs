@@ -1,8 +1,9 @@
-//! An exec's output as lines of JSON, for readers that are not the node.
+//! An exec's output as lines of JSON, for clients of the public API.
 //!
-//! One object a line. Bytes that are valid UTF-8 travel as `text`, others as `base64`; a character is never cut in
-//! two, so `text` never holds a replacement character that was not written. The last line is always `end` or `error`;
-//! a stream without one was cut, and is read on from the offsets reached.
+//! Each line is one object. Bytes that are valid UTF-8 are sent as `text`, others as `base64`. A character is
+//! never split, so `text` never contains a replacement character that was not in the output. The last line is
+//! always `end` or `error`; a stream without this line was interrupted, and can be resumed from the last
+//! offsets received.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,9 +11,10 @@ use crate::code::ResultLine;
 use crate::error::Error;
 use crate::exec::{ExecEnd, ExecInfo, Stream};
 
-/// The content type of such a stream.
+/// Content type of an output stream.
 pub const NDJSON: &str = "application/x-ndjson";
-/// The longest line: what one frame of the guest holds, escaped at worst to six bytes for one, or the largest result.
+/// Maximum length of a line. The longest line contains either the largest result or a full frame of the guest
+/// with every byte escaped to six.
 pub const LINE_BYTES_MAX: usize = 8 << 20;
 
 /// Line of an output stream. The last line is `end` or `error`; a stream that ends without such a line was interrupted and can be resumed

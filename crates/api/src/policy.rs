@@ -1,4 +1,4 @@
-//! What may leave a sandbox. Empty means nothing.
+//! Egress policies of sandboxes. An empty policy allows no egress.
 //!
 //! ```json
 //! { "presets": ["python-packages"], "hosts": [ { "host": "api.example.org", "ports": [443] } ] }
@@ -15,27 +15,28 @@ use crate::host::Host;
 use crate::limits;
 use crate::secret::{self, SecretBinding};
 
-/// Where the proxy listens, on the loopback interface of every sandbox.
+/// Port of the egress proxy, on the loopback interface of every sandbox.
 pub const PROXY_PORT: u16 = 3128;
-/// Rules of one policy.
+/// Maximum number of host rules in a policy.
 pub const HOSTS_MAX: usize = 128;
-/// Packages of one kind that a policy names, and what a name may have: npm's longest.
+/// Maximum number of packages per kind that a policy may list, and maximum length of their names: that of
+/// npm.
 const PACKAGES_MAX: usize = 1000;
 const PACKAGE_BYTES_MAX: usize = 214;
-/// Ports, methods or paths of one rule.
+/// Maximum number of ports, methods or paths in one rule.
 const PARTS_MAX: usize = 32;
-/// A method of a rule.
+/// Maximum length of a method in a rule.
 const METHOD_BYTES_MAX: usize = 32;
-/// All of a policy as JSON: it is shown with its sandbox, and in refusals.
+/// Maximum size of a policy as JSON. The policy is part of the sandbox's description and of refusals.
 const POLICY_BYTES_MAX: usize = 64 << 10;
-/// A path of a rule.
+/// Maximum length of a path in a rule.
 const PATH_BYTES_MAX: usize = 1024;
-/// The ports of a rule that names none: those of the web.
+/// Default ports of a rule: HTTP and HTTPS.
 const PORTS: [u16; 2] = [80, 443];
-/// What a sandbox may send and receive in a second, unless its policy says otherwise; and the bounds of that.
+/// Default and bounds of the bytes that a sandbox may send and receive per second.
 const BYTES_PER_SECOND: u64 = 64 << 20;
 const BYTES_PER_SECOND_BOUNDS: std::ops::RangeInclusive<u64> = 1024..=1 << 34;
-/// What it may send and receive altogether, likewise.
+/// Default and bounds of the bytes that a sandbox may send and receive in total.
 const BYTES_MAX: u64 = 64 << 30;
 const BYTES_MAX_BOUNDS: std::ops::RangeInclusive<u64> = 1..=1 << 50;
 
@@ -88,7 +89,7 @@ pub struct Packages {
 
 /// Package file that a sandbox received: an entry of its lock record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-// `code::Installed` has the same name, and names of schemas are unique.
+// Renamed because schema names must be unique, and `code::Installed` has the same name.
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = PackageFile))]
 pub struct Installed {
     /// Preset through which the sandbox received the file.
@@ -155,10 +156,10 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// A policy of words, as people write them: a preset, `open`, a rule, or what binds a secret.
+    /// Parses a policy from words: presets, `open`, host rules and secret bindings.
     ///
     /// # Errors
-    /// The first word that is none of these.
+    /// The first word that is none of these, or an invalid policy.
     pub fn of_words<T: AsRef<str>>(words: &[T]) -> Result<Self, Error> {
         let mut policy = Self::default();
         for word in words.iter().map(AsRef::as_ref) {
@@ -185,20 +186,20 @@ impl Policy {
         Ok(policy)
     }
 
-    /// The secrets that are bound to this host and port.
+    /// Returns the secrets that are bound to this host and port.
     pub fn bound<'a>(&'a self, host: &'a Host, port: u16) -> impl Iterator<Item = &'a SecretBinding> {
         self.secrets.iter().filter(move |binding| binding.is_for(host, port))
     }
 
-    /// Whether nothing may leave.
+    /// Returns true if the policy allows no egress.
     pub fn is_closed(&self) -> bool {
         self.presets.is_empty() && self.hosts.is_empty() && !self.open
     }
 
-    /// Refuses what is no policy, by name.
+    /// Checks the policy. The error names the invalid field.
     ///
     /// # Errors
-    /// The first thing wrong with it.
+    /// The first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         if self.hosts.len() > HOSTS_MAX {
             let what = "the number of hosts in a policy";
@@ -233,7 +234,7 @@ impl Policy {
         self.hosts.iter().try_for_each(HostRule::check)
     }
 
-    /// Its words, as people write them.
+    /// Returns the policy as words, the format that [`Policy::of_words`] parses.
     pub fn words(&self) -> Vec<String> {
         let open = self.open.then(|| "open".to_owned());
         let presets = self.presets.iter().map(|preset| match self.packages.only(*preset) {
@@ -247,7 +248,7 @@ impl Policy {
 }
 
 impl Packages {
-    /// The packages of a kind that are let in; all where there is no list.
+    /// Returns the allowed packages of a kind, or `None` if all are allowed.
     pub fn only(&self, kind: Preset) -> Option<&Vec<String>> {
         match kind {
             Preset::PythonPackages => self.python.as_ref(),
@@ -301,10 +302,10 @@ impl Packages {
 }
 
 impl HostRule {
-    /// The host, and whether those below it are meant.
+    /// Returns the host, and true if the rule is a wildcard for all names below it.
     ///
     /// # Errors
-    /// It is no host, or one that stands for too much.
+    /// The text is not a valid host, has no dot (such as `*.org`), or combines a wildcard with an address.
     pub fn parsed(&self) -> Result<(Host, bool), Error> {
         let (below, wild) = match self.host.strip_prefix("*.") {
             Some(below) => (below, true),
@@ -361,13 +362,15 @@ impl HostRule {
         Ok(())
     }
 
-    /// Whether what is asked is to be seen before it can be decided.
+    /// Returns true if the broker must read the request itself to decide, because the rule restricts methods
+    /// or paths.
     pub fn looks_inside(&self) -> bool {
         self.methods.is_some() || self.paths.is_some()
     }
 }
 
-/// Whether a path says in one way what it says: a server could understand `..`, `//` or `%2e` as another path than a rule does.
+/// Returns true if a path has only one interpretation. A server could resolve `..`, `//` or `%2e` to a
+/// different path than the rule's.
 pub fn is_plain_path(path: &str) -> bool {
     path.bytes()
         .all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'%' | b'\\' | b'?' | b'#' | b'*' | b';'))
@@ -378,7 +381,7 @@ pub fn is_plain_path(path: &str) -> bool {
 impl FromStr for HostRule {
     type Err = Error;
 
-    /// `[METHOD[,METHOD] ]HOST[:PORT][/PATH]`
+    /// Parses `[METHOD[,METHOD] ]HOST[:PORT][/PATH]`.
     fn from_str(text: &str) -> Result<Self, Error> {
         let (methods, rest) = match text.split_once(' ') {
             Some((methods, rest)) => (Some(methods.split(',').map(str::to_owned).collect()), rest),
@@ -418,10 +421,10 @@ impl fmt::Display for HostRule {
 }
 
 impl Preset {
-    /// All of them.
+    /// All presets.
     pub const ALL: [Self; 4] = [Self::PythonPackages, Self::NodePackages, Self::DebianPackages, Self::Git];
 
-    /// The name on the wire.
+    /// Returns the name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::PythonPackages => "python-packages",
@@ -431,7 +434,7 @@ impl Preset {
         }
     }
 
-    /// The preset of this name.
+    /// Returns the preset with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|preset| preset.name() == name)
     }

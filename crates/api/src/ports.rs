@@ -4,21 +4,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// Connections into one sandbox at once: what a few browsers open that each load a page.
+/// Maximum number of concurrent connections to the ports of one sandbox: enough for a few browsers that load
+/// a page.
 pub const CONNECTIONS_MAX: usize = 256;
-/// Ports of one sandbox that may be public.
+/// Maximum number of public ports of one sandbox.
 pub const PUBLIC_MAX: usize = 16;
-/// The header that names the sandbox of a request to a port, on the API's own address.
+/// Header that names the sandbox in a request to a port, if the request is sent to the address of the API.
 pub const SANDBOX_HEADER: &str = "bellglass-sandbox";
-/// The header that names the port, likewise.
+/// Header that names the port in such a request.
 pub const PORT_HEADER: &str = "bellglass-port";
-/// The header that carries the token of a sandbox.
+/// Header that carries the token of a sandbox.
 pub const TOKEN_HEADER: &str = "bellglass-token";
-/// The same in an address, for browsers: it is taken out and becomes a cookie.
+/// Query parameter with the token, for browsers. The server removes it from the URL and sets a cookie
+/// instead.
 pub const TOKEN_QUERY: &str = "bellglass_token";
-/// The header by which an error of ours is told from what an application answered. It carries the code.
+/// Header that marks a response as an error of Bellglass, not of the application. Its value is the error
+/// code.
 pub const ERROR_HEADER: &str = "bellglass-error";
-/// What a connection becomes that carries bytes to a port and nothing else.
+/// Protocol of an upgraded connection that carries raw bytes to and from a port.
 pub const TUNNEL_PROTOCOL: &str = "bellglass-tcp";
 
 /// Access to a port of a sandbox.
@@ -45,10 +48,10 @@ pub struct PutPort {
     pub public: bool,
 }
 
-/// A port as it is written: decimal, without anything in front, 1 to 65535.
+/// Parses a port: a decimal number from 1 to 65535, without a sign or leading zeros.
 ///
 /// # Errors
-/// It is something else.
+/// The text is not a valid port.
 pub fn number(text: &str) -> Result<u16, Error> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     match text.parse() {

@@ -1,42 +1,42 @@
-//! What can be seen of a process's privileges, in the words of `/proc/<pid>`.
+//! The observable privileges of a process, with the names that `/proc/<pid>` uses.
 //!
-//! The guest fills one in for a user process from inside, the runtime one for process 1 from outside; both are
-//! compared with what the tier promises.
+//! The guest determines the posture of a user process from inside the sandbox, and the runtime that of
+//! process 1 from outside. Both are compared with the posture that the tier promises.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The privileges of one process.
+/// Privileges of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Posture {
-    /// Real, effective, saved and file-system user ids.
+    /// Real, effective, saved and file-system uids.
     pub uids: Vec<u32>,
-    /// Real, effective, saved and file-system group ids.
+    /// Real, effective, saved and file-system gids.
     pub gids: Vec<u32>,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// The five capability sets: inheritable, permitted, effective, bounding, ambient.
+    /// The five capability sets: inheritable, permitted, effective, bounding and ambient.
     pub capabilities: BTreeMap<String, u64>,
-    /// Whether `no_new_privs` is on.
+    /// True if `no_new_privs` is set.
     pub no_new_privileges: bool,
-    /// The mode of seccomp: 2 is a filter.
+    /// Seccomp mode. 2 is a filter.
     pub seccomp: u32,
-    /// Open descriptors and what each is: `/dev/null`, `pipe`, `socket`, `anon_inode:[eventpoll]`.
+    /// Open descriptors and their types: `/dev/null`, `pipe`, `socket`, `anon_inode:[eventpoll]`.
     pub descriptors: BTreeMap<u32, String>,
-    /// The namespaces, by kind, as the kernel names them: `user:[4026531837]`.
+    /// Namespaces by type, in the kernel's notation: `user:[4026531837]`.
     pub namespaces: BTreeMap<String, String>,
-    /// The soft and hard limit on open files.
+    /// Soft and hard limit on open files.
     pub open_files: (u64, u64),
-    /// The hard limit on core files.
+    /// Hard limit on the size of core files.
     pub core_bytes: u64,
-    /// The limits of its cgroup, as it sees them: `memory` in bytes, `pids`, and `cpu` in thousandths of a processor. What has no limit,
-    /// or cannot be seen, is missing.
+    /// Limits of the process's cgroup, as visible to the process: `memory` in bytes, `pids`, and `cpu` in
+    /// thousandths of a core. A limit that is not set or not visible is missing.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cgroup: BTreeMap<String, u64>,
 }
 
-/// The limits that files below `/sys/fs/cgroup` state, of version 2 or version 1.
+/// Returns the limits that the files below `/sys/fs/cgroup` contain, for cgroup v2 or v1.
 pub fn cgroup_limits(read: impl Fn(&str) -> Option<String>) -> BTreeMap<String, u64> {
     let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
     let share = |quota: u64, period: u64| quota.saturating_mul(1000).checked_div(period);
@@ -55,8 +55,8 @@ pub fn cgroup_limits(read: impl Fn(&str) -> Option<String>) -> BTreeMap<String, 
 }
 
 impl Posture {
-    /// Reads what `/proc/<pid>/status` and `/proc/<pid>/limits` say. Lines that are missing leave their defaults,
-    /// which no tier expects.
+    /// Parses the contents of `/proc/<pid>/status` and `/proc/<pid>/limits`. A missing line leaves the
+    /// default value, which does not match the posture of any tier.
     pub fn parse(status: &str, limits: &str) -> Self {
         let mut posture = Self::default();
         for line in status.lines() {

@@ -1,9 +1,11 @@
-//! What a sandbox is asked to be, how it is doing, and why it ended.
+//! Sandboxes: create requests, states, and reasons for their end.
 //!
 //! ```text
-//! starting ──▶ running ──▶ stopping ──▶ ended     somebody or a limit ended it
-//!     └───────────┴────────────┴──────▶ lost      it ended by itself, or its machine did
+//! starting ──▶ running ──▶ stopping ──▶ ended     stopped by a client or a limit, or failed to start
+//!     └───────────┴────────────┴──────▶ lost      ended unexpectedly: the sandbox or its machine failed
 //! ```
+//!
+//! A running sandbox can also be paused, and continues to run when it is resumed.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +18,9 @@ use crate::id::SandboxId;
 use crate::limits::{self, Limits, WantedLimits};
 use crate::policy::Policy;
 
-/// The label of a session's sandboxes: the id of the session. Only the server sets it.
+/// Label of a session's sandboxes with the session id. Only the server sets it.
 pub const SESSION_LABEL: &str = "bellglass.session";
-/// Names of labels that begin so are the server's.
+/// Prefix of label names that are reserved for the server.
 const RESERVED: &str = "bellglass.";
 
 /// Parameters of a new sandbox.
@@ -260,7 +262,8 @@ impl Default for CreateSandbox {
 }
 
 impl Sandbox {
-    /// A sandbox as it is when it has just been asked for, of a template that wants these limits.
+    /// Returns a sandbox in its initial state after a create request. `wanted` are the limits of the
+    /// template.
     pub fn asked(
         id: SandboxId,
         project: &str,
@@ -290,14 +293,14 @@ impl Sandbox {
 }
 
 impl CreateSandbox {
-    /// Refuses what cannot be made, by name, before anything is.
+    /// Checks the request before anything is created. The error names the invalid field.
     ///
     /// # Errors
-    /// The first thing wrong with the request, as an error with `ran: no`.
+    /// The first invalid field of the request, as an error with `ran: no`.
     pub fn check(&self) -> Result<(), Error> {
         check_idle(self.idle_ms)?;
         dataset::check_places(&self.datasets)?;
-        // The same rules as for a command.
+        // The rules for variables are the same as for a command.
         ExecSpec { argv: vec!["true".into()], env: self.env.clone(), ..ExecSpec::default() }.check()?;
         self.policy.as_ref().map_or(Ok(()), Policy::check)?;
         if self.labels.len() > limits::LABELS_MAX {
@@ -323,10 +326,10 @@ impl CreateSandbox {
         Ok(())
     }
 
-    /// Refuses, besides, labels that only the server sets.
+    /// Like [`CreateSandbox::check`], and also rejects labels that only the server may set.
     ///
     /// # Errors
-    /// `invalid_request`.
+    /// `limit_exceeded` or `invalid_request`.
     pub fn check_asked(&self) -> Result<(), Error> {
         let reserved = self.labels.keys().find(|name| name.starts_with(RESERVED));
         reserved.map_or_else(|| self.check(), |name| Err(not_a_label(name)))
@@ -334,7 +337,7 @@ impl CreateSandbox {
 }
 
 impl Lease {
-    /// Refuses an idle time that is too short or too long.
+    /// Checks that the idle timeout is within its bounds.
     ///
     /// # Errors
     /// `limit_exceeded` or `invalid_request`.
@@ -350,7 +353,7 @@ impl OnTimeout {
 }
 
 impl SandboxState {
-    /// Whether nothing comes after it.
+    /// Returns true if no other state can follow.
     pub fn is_terminal(self) -> bool {
         match self {
             Self::Starting | Self::Running | Self::Paused | Self::Stopping => false,
@@ -358,7 +361,7 @@ impl SandboxState {
         }
     }
 
-    /// The name on the wire.
+    /// Returns the name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -372,7 +375,7 @@ impl SandboxState {
 }
 
 impl EndReason {
-    /// The state a sandbox is in that ended for this reason.
+    /// Returns the final state of a sandbox that ended for this reason.
     pub fn state(self) -> SandboxState {
         match self {
             Self::Stopped | Self::Idle | Self::Expired | Self::Overdue | Self::StartFailed => {
@@ -387,7 +390,7 @@ impl EndReason {
         }
     }
 
-    /// The name on the wire.
+    /// Returns the name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stopped => "stopped",
@@ -449,7 +452,7 @@ mod tests {
         // D-06
         let labels = BTreeMap::from([("bellglass.owner".to_owned(), "x".to_owned())]);
         assert!(CreateSandbox { labels, ..CreateSandbox::default() }.check().is_err());
-        // X-24: the server sets it, nobody else does.
+        // X-24: only the server sets this label.
         let labels = BTreeMap::from([(SESSION_LABEL.to_owned(), "x".to_owned())]);
         let asked = CreateSandbox { labels, ..CreateSandbox::default() };
         assert!(asked.check().is_ok() && asked.check_asked().is_err());

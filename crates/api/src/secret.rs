@@ -1,10 +1,12 @@
-//! Secrets: values that code in a sandbox can use and never sees.
+//! Secrets: values that code in a sandbox can use but cannot read.
 //!
-//! A project keeps a value under a name. A policy binds the name to one place: a host, a port, a path and a header. Inside there is a
-//! variable of that name whose value is a placeholder; only on its way to that place does the placeholder become the value.
+//! A project stores a value under a name. A policy binds the name to one destination: a host, a port, a path
+//! and a header. In the sandbox, the environment variable of this name contains a placeholder. The broker
+//! replaces the placeholder with the value only in requests to this destination.
 //!
 //! ```json
-//! { "hosts": [ { "host": "api.example.org" } ], "secrets": [ { "name": "API_KEY", "host": "api.example.org", "path": "/v1" } ] }
+//! { "hosts": [ { "host": "api.example.org" } ],
+//!   "secrets": [ { "name": "API_KEY", "host": "api.example.org", "path": "/v1" } ] }
 //! ```
 
 use std::fmt;
@@ -16,15 +18,17 @@ use crate::error::Error;
 use crate::host::Host;
 use crate::limits;
 
-/// Secrets that one policy binds.
+/// Maximum number of secrets that one policy may bind.
 pub const BOUND_MAX: usize = 32;
-/// Secrets of one project.
+/// Maximum number of secrets of one project.
 pub const SECRETS_MAX: u64 = 1000;
-/// The length of a value, in bytes. What is shorter could stand in an answer by chance; what is longer fits no header.
+/// Allowed lengths of a value in bytes. A shorter value could occur in a response by chance, where it would
+/// be masked; a longer value does not fit into a header.
 pub const VALUE_BYTES: std::ops::RangeInclusive<usize> = 8..=8 << 10;
-/// Where programs inside find whom to trust, if their policy binds a secret. They cannot change it.
+/// File in the sandbox with the trusted certificate authorities, used if the policy binds a secret. User code
+/// cannot change it.
 pub const TRUST_FILE: &str = "/.bellglass/spool/authorities.pem";
-/// The variables by which they are told so.
+/// Environment variables that point programs to [`TRUST_FILE`].
 pub const TRUST_VARIABLES: [&str; 7] = [
     "AWS_CA_BUNDLE",
     "CURL_CA_BUNDLE",
@@ -34,23 +38,24 @@ pub const TRUST_VARIABLES: [&str; 7] = [
     "REQUESTS_CA_BUNDLE",
     "SSL_CERT_FILE",
 ];
-/// What a value can hold at most, in bits, for it to be guessed one by one through an echo in years.
+/// Minimum entropy of a value in bits, as estimated. A value with less could be guessed within years, by
+/// trying values one by one through an echo (see [`PutSecret::guessable`]).
 const GUESS_BITS: f64 = 64.0;
-/// A random value of some length has more different characters.
+/// Minimum number of distinct characters. A random value of the required length has more.
 const DISTINCT_MIN: usize = 6;
-/// How words of a policy begin that bind a secret.
+/// Prefix of the words of a policy that bind a secret.
 pub const WORD: &str = "secret:";
 
 const NAME_BYTES_MAX: usize = 64;
 const HEADER_BYTES_MAX: usize = 64;
 const PATH_BYTES_MAX: usize = 1024;
-/// The port of a binding that names none.
+/// Default port of a binding.
 const PORT: u16 = 443;
-/// HTTP in the clear.
+/// Port of unencrypted HTTP.
 const CLEAR_PORT: u16 = 80;
 const PATH: &str = "/";
 const HEADER: &str = "authorization";
-/// Variables that programs inside need for something else, and those by which they are told whom to trust.
+/// Reserved variables: programs in the sandbox use them for another purpose, or to find trusted authorities.
 const TAKEN: [&str; 33] = [
     "ALL_PROXY",
     "AWS_CA_BUNDLE",
@@ -86,10 +91,10 @@ const TAKEN: [&str; 33] = [
     "TZ",
     "USER",
 ];
-/// Likewise, all that begin so: what loaders, interpreters and Bellglass itself read.
+/// Prefixes of reserved variables, which loaders, interpreters and Bellglass itself read.
 const TAKEN_BEFORE: [&str; 9] =
     ["BELLGLASS_", "DYLD_", "GCONV_", "GLIBC_", "LC_", "LD_", "MALLOC_", "PERL5", "PYTHON"];
-/// Headers that a request needs for something else.
+/// Headers that cannot carry a secret because HTTP needs them for another purpose.
 const NOT_HEADERS: [&str; 14] = [
     "accept-encoding",
     "connection",
@@ -156,10 +161,10 @@ impl fmt::Debug for PutSecret {
 }
 
 impl PutSecret {
-    /// Refuses what cannot be the value of a header, without a word of it.
+    /// Checks that the value can be sent in a header. The error does not contain any part of the value.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The first reason why the value is not valid.
     pub fn check(&self) -> Result<(), Error> {
         let length = self.value.len();
         if !VALUE_BYTES.contains(&length) {
@@ -183,8 +188,9 @@ impl PutSecret {
         Ok(())
     }
 
-    /// Why the value can be guessed, if it can. Answers of a bound host have the value masked, so code that can have a guess echoed learns
-    /// whether it is right: about a hundred thousand guesses in a second. Words of a language are not recognised.
+    /// Returns the reason why the value can be guessed, or `None`. The value is masked in responses of the
+    /// bound host. So code that gets the host to echo a guess can tell if the guess is correct, for about a
+    /// hundred thousand guesses per second. Dictionary words are not detected.
     pub fn guessable(&self) -> Option<&'static str> {
         let bytes = self.value.as_bytes();
         let distinct = bytes.iter().collect::<std::collections::BTreeSet<_>>().len();
@@ -207,10 +213,10 @@ impl PutSecret {
     }
 }
 
-/// Refuses what is no name of a secret.
+/// Checks a secret name.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The name is not valid, or is reserved.
 pub fn check_name(name: &str) -> Result<(), Error> {
     let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_uppercase());
@@ -233,15 +239,15 @@ pub fn check_name(name: &str) -> Result<(), Error> {
 }
 
 impl SecretBinding {
-    /// Whether this is the host and the port that it is for.
+    /// Returns true if the secret is bound to this host and port.
     pub fn is_for(&self, host: &Host, port: u16) -> bool {
         self.port == port && matches!(host, Host::Name(name) if *name == self.host)
     }
 
-    /// Refuses what is no binding, by name.
+    /// Checks the binding. The error names the invalid field.
     ///
     /// # Errors
-    /// The first thing wrong with it.
+    /// The first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         check_name(&self.name)?;
         let wrong =
@@ -286,10 +292,10 @@ impl SecretBinding {
     }
 }
 
-/// Refuses too many of them, and what is none.
+/// Checks the bindings of a policy and their number.
 ///
 /// # Errors
-/// The first thing wrong.
+/// Too many bindings, or the first invalid field of a binding.
 pub fn check_bindings(bindings: &[SecretBinding]) -> Result<(), Error> {
     if bindings.len() > BOUND_MAX {
         let what = "the number of secrets in a policy";
@@ -301,7 +307,7 @@ pub fn check_bindings(bindings: &[SecretBinding]) -> Result<(), Error> {
 impl FromStr for SecretBinding {
     type Err = Error;
 
-    /// `secret:NAME[@HEADER]=HOST[:PORT][/PATH]`
+    /// Parses `secret:NAME[@HEADER]=HOST[:PORT][/PATH]`.
     fn from_str(text: &str) -> Result<Self, Error> {
         let parts = text.strip_prefix(WORD).and_then(|rest| rest.split_once('='));
         let Some((what, place)) = parts else {

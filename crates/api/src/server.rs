@@ -1,20 +1,20 @@
-//! What the server says of itself, and the words of its HTTP that are not bodies.
+//! Status of the server, and headers and bounds of its HTTP API.
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the public API. A request may name the one it was written for; another one is refused.
+/// Version of the public API. A request that names another version is rejected.
 pub const API_VERSION: u32 = 1;
-/// The header in which a client names the version it speaks, and a server its own.
+/// Header with the API version, in requests and in responses.
 pub const VERSION_HEADER: &str = "bellglass-version";
-/// The header that makes a create or an exec happen once, however often it is sent.
+/// Header with the idempotency key, which makes a repeated create or exec request take effect only once.
 pub const IDEMPOTENCY_HEADER: &str = "idempotency-key";
-/// The longest idempotency key.
+/// Maximum length of an idempotency key.
 pub const IDEMPOTENCY_BYTES_MAX: usize = 255;
-/// A stream says something at least this often, so that nothing between takes it for dead.
+/// Maximum time without data on a stream, so that proxies do not close it as idle.
 pub const HEARTBEAT_MS: u64 = 5000;
-/// The most items of one page.
+/// Maximum number of items on one page.
 pub const PAGE_MAX: u32 = 1000;
-/// The items of a page, unless another number is asked for.
+/// Default number of items on one page.
 pub const PAGE: u32 = 100;
 
 /// Page of a list.

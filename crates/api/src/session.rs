@@ -1,7 +1,8 @@
-//! Sessions: an agent's conversation with one sandbox, which is made when the first tool is called.
+//! Sessions: the tool calls of one agent, which usually share one sandbox, created on the first call.
 //!
-//! A tool call belongs to one session and is one *run*. Runs of a session go one after the other, in the order in which they were asked
-//! for. What is kept of them (files, output, results) belongs to the session and outlives its sandboxes.
+//! A tool call belongs to one session and is one *run*. The runs of a session are executed one at a time, in
+//! the order of the requests. Their files, output and results belong to the session and outlive its
+//! sandboxes.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,23 +14,24 @@ use crate::limits::{self, Limits, WantedLimits};
 use crate::policy::Policy;
 use crate::sandbox::{Lease, Sandbox, Tier};
 
-/// How long one tool call may run, unless another time is asked for (requirement A2.08).
+/// Default time limit of one tool call (requirement A2.08).
 pub const TIMEOUT_SECONDS: u64 = 60;
-/// The most that may be asked for (requirement A2.08).
+/// Maximum time limit of one tool call (requirement A2.08).
 pub const TIMEOUT_SECONDS_MAX: u64 = 300;
-/// The sandbox of a session ends when for so long nothing was asked of it, unless another time is asked for (requirement A1.05).
+/// Default idle timeout of a session's sandbox: it is stopped after this time without a call (requirement
+/// A1.05).
 pub const IDLE_MS: u64 = 900_000;
-/// Datasets of one session.
+/// Maximum number of datasets of one session.
 pub const DATASETS_MAX: usize = 64;
-/// The size of one: as much as fits the disk of a sandbox with the usual limits, with room for what is made of it.
+/// Maximum size of one dataset. It fits on a disk of the default size, with space left for derived files.
 pub const DATASET_BYTES_MAX: u64 = 512 << 20;
-/// The size of all datasets of one session together.
+/// Maximum total size of the datasets of one session.
 pub const DATASETS_BYTES_MAX: u64 = 4 << 30;
-/// The length of a dataset's name, so that its file's fits a directory.
+/// Maximum length of a dataset name, so that the name of its file is not too long for a directory.
 const DATASET_NAME_BYTES_MAX: usize = 200;
-/// Calls of one session that may wait for their turn.
+/// Maximum number of queued calls of one session.
 pub const WAITING_MAX: usize = 100;
-/// The response header that names the run.
+/// Response header with the id of the run.
 pub const RUN_HEADER: &str = "bellglass-run";
 
 /// Set of tools that a session offers.
@@ -270,10 +272,10 @@ pub enum SessionEvent {
 }
 
 impl ToolSet {
-    /// All of them.
+    /// All tool sets.
     pub const ALL: [Self; 3] = [Self::Analysis, Self::Python, Self::Interpreter];
 
-    /// The name on the wire, which is that of its template too.
+    /// Returns the name on the wire, which is also the name of its template.
     pub fn name(self) -> &'static str {
         match self {
             Self::Analysis => "analysis",
@@ -282,7 +284,7 @@ impl ToolSet {
         }
     }
 
-    /// What stays from one run to the next, unless another thing is asked for (requirement A1.03).
+    /// Returns the default persistence of the tool set (requirement A1.03).
     pub fn persistence(self) -> Persistence {
         match self {
             Self::Analysis | Self::Python => Persistence::Session,
@@ -292,14 +294,14 @@ impl ToolSet {
 }
 
 impl Session {
-    /// The memory of a sandbox of it (requirement A2.05).
+    /// Returns the memory limit of the session's sandboxes (requirement A2.05).
     pub fn memory_bytes(&self) -> u64 {
         self.limits.memory_bytes.unwrap_or(Limits::default().memory_bytes)
     }
 }
 
 impl CreateSession {
-    /// A session of a tool set with all its defaults.
+    /// Returns the parameters of a session of this tool set with all defaults.
     pub fn of(set: ToolSet) -> Self {
         Self {
             set,
@@ -313,10 +315,10 @@ impl CreateSession {
         }
     }
 
-    /// Refuses what cannot be made, by name, before anything is.
+    /// Checks the request before anything is created. The error names the invalid field.
     ///
     /// # Errors
-    /// The first thing wrong with the request.
+    /// The first invalid field of the request.
     pub fn check(&self) -> Result<(), Error> {
         Lease { idle_ms: self.idle_ms }.check()?;
         self.policy.as_ref().map_or(Ok(()), Policy::check)?;
@@ -337,10 +339,10 @@ impl CreateSession {
     }
 }
 
-/// Where a dataset of this name is in a sandbox (requirement A5.01).
+/// Returns the path of a dataset in the sandbox (requirement A5.01).
 ///
 /// # Errors
-/// The name is none.
+/// The name is not a valid dataset name.
 pub fn dataset_path(name: &str) -> Result<String, Error> {
     let bad = name.is_empty()
         || name.len() > DATASET_NAME_BYTES_MAX

@@ -1,9 +1,10 @@
-//! A terminal: an exec whose three streams are one pseudo-terminal, and what is said about it over a WebSocket.
+//! Terminals: execs whose three streams are one pseudo-terminal, and their WebSocket messages.
 //!
-//! Binary messages carry bytes, in both directions in the same shape: the offset of the first byte, eight bytes
-//! big-endian, then the bytes. Text messages carry JSON: a [`TerminalEvent`] from the server, a [`TerminalRequest`] from
-//! the client. Both directions have offsets, so a client that comes back loses and repeats nothing: it asks for output
-//! from the offset it has reached, and sends input from the offset that [`TerminalEvent::Opened`] names.
+//! Binary messages carry terminal data, in the same format in both directions: the offset of the first byte
+//! (eight bytes, big-endian), then the data. Text messages carry JSON: a [`TerminalEvent`] from the server,
+//! or a [`TerminalRequest`] from the client. Both directions have offsets, so a client that reconnects
+//! neither loses nor repeats data: it requests output from the offset it has reached, and sends input from
+//! the offset in [`TerminalEvent::Opened`].
 
 use serde::{Deserialize, Serialize};
 
@@ -11,11 +12,13 @@ use crate::error::Error;
 use crate::exec::{ExecEnd, ExecInfo};
 use crate::limits;
 
-/// Columns and rows at most: no screen has more, and every program that draws one reserves memory for its size.
+/// Maximum number of columns and of rows. No screen has more, and full-screen programs allocate memory for
+/// the whole size.
 pub const SIDE_MAX: u32 = 1000;
-/// Bytes of the offset before the bytes of a binary message.
+/// Size of the offset at the beginning of a binary message.
 pub const OFFSET_BYTES: usize = 8;
-/// The bytes of one binary message of a client: a large paste is sent in pieces.
+/// Maximum number of data bytes in one binary message from a client. A large paste is sent in several
+/// messages.
 pub const INPUT_BYTES_MAX: usize = 64 * 1024;
 
 /// Size of a terminal, in characters.
@@ -85,7 +88,7 @@ pub enum TerminalEvent {
 }
 
 impl TerminalSize {
-    /// Refuses a side that no terminal has, by name.
+    /// Checks the columns and rows. The error names the invalid one.
     ///
     /// # Errors
     /// `invalid_request` for 0, `limit_exceeded` for more than [`SIDE_MAX`].
@@ -109,12 +112,12 @@ impl TerminalSize {
     }
 }
 
-/// A binary message: these bytes, the first of which has this offset.
+/// Encodes a binary message. `offset` is the offset of the first byte.
 pub fn message(offset: u64, bytes: &[u8]) -> Vec<u8> {
     [&offset.to_be_bytes()[..], bytes].concat()
 }
 
-/// The offset and the bytes of a binary message, if it is one.
+/// Decodes a binary message into its offset and data. Returns `None` if it is too short.
 pub fn parts(message: &[u8]) -> Option<(u64, &[u8])> {
     let (offset, bytes) = message.split_first_chunk::<OFFSET_BYTES>()?;
     Some((u64::from_be_bytes(*offset), bytes))

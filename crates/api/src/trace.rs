@@ -1,11 +1,13 @@
-//! Where the time of a create, an exec or a stop went: its steps.
+//! Traces: the steps of a create, exec or stop request, with their durations.
 //!
-//! **How a step is told.** A step is a `tracing` span of the target [`STEP`], of level `INFO`, with a short name of one or two words
-//! that say what is done (`disk`, `dial`, `first byte`). Its parent is the span that is current when it is made, so whoever spawns a
-//! task or goes to another thread takes the current span along. Where one name stands for several things, the field `what` says which.
+//! **How to record a step.** A step is a `tracing` span with the target [`STEP`] and the level `INFO`. Its
+//! name is a short description of one or two words (`disk`, `dial`, `first byte`). Its parent is the span
+//! that is current at its creation, so code that spawns a task or switches to another thread must carry the
+//! current span along. If one name is used for several operations, the field `what` distinguishes them.
 //!
-//! A span that has the field `sandbox` (and `exec`, of an exec) begins a *trace* of its own; both may be empty at first and be recorded
-//! on it when they are known. A step below no such span belongs to nobody's request, and is not kept.
+//! A span with the field `sandbox` (and `exec`, if it is about an exec) starts a new *trace*. Both fields may
+//! be empty at first and be recorded once they are known. A step outside of such a span does not belong to a
+//! request and is discarded.
 //!
 //! ```text
 //! let root = info_span!(target: STEP, "stop", sandbox = tracing::field::Empty, exec = tracing::field::Empty);
@@ -13,13 +15,14 @@
 //! info_span!(target: STEP, "disk").in_scope(|| disk::make(…))?;
 //! ```
 //!
-//! A trace lasts as long as anybody holds its span or one below it: what is spawned to live on with the sandbox is not to hold one.
+//! A trace ends when its span and all spans below it are dropped. So a task that lives as long as the sandbox
+//! must not hold any of them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ExecId;
 
-/// The target of every span that is a step.
+/// Target of all spans that are steps.
 pub const STEP: &str = "bellglass::step";
 
 /// Steps of one request that acted on a sandbox, in order of their start.

@@ -1,57 +1,59 @@
-//! What the guest is told to put around itself, where nobody else does: in a workspace that somebody else has made and whose root it
-//! is. Written by the node, beside the guest's program.
+//! The isolation that the guest sets up around itself if no runtime does so: in a workspace that a third
+//! party created and in which the guest is root. The node writes this description next to the guest's
+//! program.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The walls of one sandbox.
+/// Walls of one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Walls {
-    /// Memory of user code, with everything charged to it.
+    /// Memory limit of user code, including everything that is charged to it.
     pub memory_bytes: u64,
-    /// Processor time of user code per second, in thousandths of a core.
+    /// Processor time limit of user code per second, in thousandths of a core.
     pub cpu_millis: u64,
-    /// Processes and threads of user code.
+    /// Maximum number of processes and threads of user code.
     pub pids: u64,
-    /// What a process may have open at once.
+    /// Maximum number of open files per process.
     pub open_files: u64,
-    /// The capabilities that process 1 keeps, as bits.
+    /// Capabilities that process 1 keeps, as a bit mask.
     pub capabilities: u64,
-    /// Disks in memory: where, and as which options Linux is told how large.
+    /// In-memory disks: mount points, and mount options with the size.
     pub disks: BTreeMap<String, String>,
-    /// The same for what process 1 keeps of output, which is also where it is met.
+    /// Mount options of the spool, the in-memory disk with the output that process 1 keeps. It also contains
+    /// the socket of process 1.
     pub spool: String,
-    /// Terminals that may be open at once.
+    /// Maximum number of open terminals.
     pub terminals: usize,
-    /// Files that every sandbox has of its own.
+    /// Files that each sandbox has its own version of: paths and contents.
     pub files: BTreeMap<String, String>,
-    /// What of the machine is hidden.
+    /// Paths of the machine that are hidden.
     pub masked: Vec<String>,
-    /// What of it may be read and not be written.
+    /// Paths of the machine that are read-only.
     pub read_only: Vec<String>,
-    /// The filters of system calls, as Linux takes them: the instructions of each, all of which have to allow a call.
+    /// System call filters as BPF programs. A call must be allowed by all of them.
     pub filters: Vec<Vec<Instruction>>,
 }
 
-/// One instruction of a filter: code, jump if true, jump if false, and a value.
+/// Instruction of a filter: code, jump if true, jump if false, and a value.
 pub type Instruction = (u16, u8, u8, u32);
 
-/// What user code uses, as its cgroups count.
+/// Resource usage of user code, as counted by its cgroups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Used {
-    /// Memory now.
+    /// Current memory usage.
     pub memory_bytes: u64,
-    /// The most memory ever.
+    /// Peak memory usage.
     pub memory_peak_bytes: u64,
-    /// Memory of the whole workspace.
+    /// Current memory usage of the whole workspace.
     pub workspace_memory_bytes: u64,
-    /// Processes and threads.
+    /// Number of processes and threads.
     pub pids: u64,
-    /// Times the kernel killed for memory.
+    /// Number of OOM kills.
     pub oom_kills: u64,
-    /// Times a process could not be made because of the limit.
+    /// Number of times that a process could not be created because of the limit.
     pub pids_refused: u64,
     /// Processor time of the whole workspace, in microseconds.
     pub cpu_us: u64,

@@ -1,9 +1,10 @@
-//! Which versions lack which known fixes.
+//! Known vulnerabilities, and the versions of runtimes and the kernel that lack their fixes.
 //!
-//! Distributions put fixes into old versions, so an old number is a warning, not a verdict: `doctor` calls such a
-//! part `degraded` and names what to look up.
+//! Distributions backport fixes to old versions, so an old version number is a warning, not a verdict:
+//! `doctor` rates such a part `degraded` and names the vulnerabilities to check.
 
-/// A known flaw and the versions in which upstream fixed it: the first of each line that has the fix.
+/// Known vulnerability, and the versions in which upstream fixed it: for each release line, the first version
+/// with the fix.
 struct Advisory {
     part: &'static str,
     name: &'static str,
@@ -41,14 +42,15 @@ const ADVISORIES: [Advisory; 12] = [
     },
 ];
 
-/// The fixes that upstream's version of this number lacks.
+/// Returns the fixes that this version lacks, according to upstream's version numbers.
 pub fn lacking(part: &str, version: &str) -> Vec<&'static str> {
     let version = numbers(version);
     let lacks = |advisory: &&Advisory| advisory.part == part && !has_fix(&version, advisory.fixed);
     ADVISORIES.iter().filter(lacks).map(|advisory| advisory.name).collect()
 }
 
-/// A version has a fix if it is on a line that has one, at or past it, or on a newer line than all of them.
+/// Returns true if a version has a fix. Within a release line that received the fix, the version must be at
+/// least the fixed version; otherwise it must be newer than all fixed versions.
 fn has_fix(version: &[u64], fixed: &[&[u64]]) -> bool {
     let line = |numbers: &[u64]| numbers.get(..numbers.len().saturating_sub(1)).unwrap_or_default().to_vec();
     let same_line = fixed.iter().find(|fix| line(fix) == version.get(..fix.len() - 1).unwrap_or_default());
@@ -58,14 +60,15 @@ fn has_fix(version: &[u64], fixed: &[&[u64]]) -> bool {
     }
 }
 
-/// The numbers of the first word that begins with one: `1.1.5+ds1` is 1, 1, 5; `release-20240729.0` is 20240729, 0.
+/// Returns the numbers of a version, starting at the first digit: `1.1.5+ds1` is 1, 1, 5 and
+/// `release-20240729.0` is 20240729, 0.
 fn numbers(version: &str) -> Vec<u64> {
     let start = version.find(|c: char| c.is_ascii_digit()).unwrap_or(version.len());
     let text = version.get(start..).unwrap_or_default();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let numbers: Vec<u64> =
         text.get(..end).unwrap_or_default().split('.').filter_map(|n| n.parse().ok()).collect();
-    // Debian writes gVisor's date as 0.0~20240729.0.
+    // Debian writes the date of a gVisor release as 0.0~20240729.0.
     match text.get(end..).and_then(|rest| rest.strip_prefix('~')) {
         Some(rest) => self::numbers(rest),
         None => numbers,

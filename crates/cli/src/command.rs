@@ -1,24 +1,24 @@
-//! The commands of `bellglass`: their arguments and what they do.
+//! The commands of `bellglass` and their arguments.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`run`] | `bellglass run`: one command in one sandbox, in this process or on a server |
+//! | [`run`] | `bellglass run`: one command in a new sandbox, on this machine or on a server |
 //! | [`create`], [`list`], [`stop`], [`pause`] | sandboxes of a server |
-//! | [`exec`], [`attach`], [`logs`] | commands in them |
-//! | [`python`], [`repl`], [`context`] | code in them, once or line by line, and interpreters that stay |
-//! | [`forward`] | ports of a sandbox as ports of this machine |
-//! | [`shell`] | a terminal in one |
-//! | [`cp`], [`ls`], [`cat`], [`edit`], [`watch`] | files in them |
-//! | [`events`], [`top`] | how they are doing, live |
-//! | [`trace`] | where the time went |
+//! | [`exec`], [`attach`], [`logs`] | commands in sandboxes |
+//! | [`python`], [`repl`], [`context`] | code in sandboxes, once or interactively, and contexts |
+//! | [`forward`] | forwarding ports of a sandbox to this machine |
+//! | [`shell`] | a terminal in a sandbox |
+//! | [`cp`], [`ls`], [`cat`], [`edit`], [`watch`] | files in sandboxes |
+//! | [`events`], [`top`] | live events and resource usage |
+//! | [`trace`] | durations of the steps of requests |
 //! | [`session`], [`tools`], [`mcp`] | sessions of agents, and the tools that they offer |
-//! | [`e2b`] | programs that use E2B's SDKs |
-//! | [`secret`] | values that code in sandboxes can use and never sees |
-//! | [`key`], [`project`], [`drain`], [`audit`] | what an operator does |
-//! | [`serve`] | `bellglass serve`: this machine as a service |
-//! | [`doctor`] | `bellglass doctor`: what this machine can do, proved by doing it |
-//! | [`sandbox`] | `bellglass build-sandbox`, `sandbox-status` and `sandbox-test`: the backend of this machine |
-//! | [`template`] | `bellglass template`: what sandboxes are made from |
+//! | [`e2b`] | settings for programs that use E2B's SDKs |
+//! | [`secret`] | secrets that code in sandboxes can use but cannot read |
+//! | [`key`], [`project`], [`drain`], [`audit`] | administration |
+//! | [`serve`] | `bellglass serve`: the server |
+//! | [`doctor`] | `bellglass doctor`: a test of this machine with real sandboxes |
+//! | [`sandbox`] | `bellglass build-sandbox`, `sandbox-status` and `sandbox-test`: the backend in use |
+//! | [`template`] | `bellglass template`: templates of this machine |
 //! | [`manual`] | `bellglass completions` and `bellglass man` |
 
 mod attach;
@@ -160,7 +160,7 @@ pub enum Command {
 /// Runs a command.
 ///
 /// # Errors
-/// What the command reports, in the form that is shown to the user.
+/// The failure of the command, as it is shown to the user.
 pub async fn dispatch(
     command: Command,
     place: &Place,

@@ -1,7 +1,8 @@
-//! The configuration of `bellglass serve`: a TOML file, each value with its meaning and its default.
+//! Configuration of `bellglass serve`: a TOML file. Each value has a description and a default.
 //!
-//! *As written* it may lack anything and hold nothing unknown; *as checked* it can be served. A wrong one stops the server before
-//! a port is bound. The reference in `docs/operate/configuration.md` is made from [`VALUES`] here.
+//! A file may omit any value but must not contain unknown ones. A configuration that parses is then checked:
+//! an invalid one stops the server before it binds a port. The reference in `docs/operate/configuration.md`
+//! is generated from [`VALUES`].
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -15,70 +16,70 @@ use node::backend::Backend;
 use node::egress::Upstreams;
 use serde::{Deserialize, Serialize};
 
-/// The configuration.
+/// Configuration of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Configuration {
-    /// The address to listen on.
+    /// Address to listen on.
     pub listen: SocketAddr,
-    /// The certificate of the server, as a PEM file.
+    /// PEM file with the certificate of the server.
     pub tls_certificate: Option<PathBuf>,
-    /// Its key.
+    /// PEM file with the private key of the certificate.
     pub tls_key: Option<PathBuf>,
-    /// Whether plain HTTP may be spoken to other machines.
+    /// True if plain HTTP is allowed on addresses that other machines can reach.
     pub plain_http_anywhere: bool,
-    /// The domain of ports.
+    /// Domain of the sandbox ports.
     pub domain: String,
-    /// Sandboxes at once.
+    /// Maximum number of live sandboxes.
     pub sandboxes_max: u32,
-    /// Memory that stays free.
+    /// Memory to keep free.
     pub memory_reserve_bytes: u64,
-    /// Disk that stays free.
+    /// Disk space to keep free.
     pub disk_reserve_bytes: u64,
-    /// How long artifacts are kept.
+    /// Time for which artifacts are kept.
     pub artifact_retention_ms: u64,
-    /// How long a paused sandbox is kept.
+    /// Maximum time for which a paused sandbox is kept.
     pub paused_max_ms: u64,
-    /// Sandboxes that are ready of each kind that is asked for.
+    /// Number of pre-warmed sandboxes for each requested combination of template, tier and limits.
     pub pool_ready: u32,
-    /// Memory for all of those together.
+    /// Total memory of all pre-warmed sandboxes.
     pub pool_memory_bytes: u64,
-    /// Templates that are ready before anybody asks.
+    /// Templates that are pre-warmed even without requests.
     pub pool_templates: Vec<String>,
-    /// Where Python packages come from.
+    /// URL of the Python package index.
     pub packages_python: Option<String>,
-    /// Where npm packages come from.
+    /// URL of the npm registry.
     pub packages_node: Option<String>,
-    /// Where Debian packages come from.
+    /// URL of the Debian archive.
     pub packages_debian: Option<String>,
-    /// Where security updates of Debian packages come from.
+    /// URL of the archive with Debian security updates.
     pub packages_debian_security: Option<String>,
-    /// What isolates, in this order.
+    /// Backends to try, in order.
     pub backends: Vec<Backend>,
-    /// What the audit log may take.
+    /// Maximum size of the audit log.
     pub audit_bytes_max: u64,
-    /// How the log is written.
+    /// Format of the log.
     pub log: Log,
-    /// Where traces are sent.
+    /// URL of the trace collector.
     pub traces: Option<String>,
 }
 
-/// How the log is written.
+/// Format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Log {
-    /// For people.
+    /// Text for people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
-    /// Not at all.
+    /// No log.
     None,
 }
 
-/// The shortest time that a paused sandbox is kept.
+/// Minimum time for which a paused sandbox is kept.
 const PAUSED_MIN_MS: u64 = 1000;
 
-/// Every value: its name, and what it means.
+/// Names and descriptions of all values.
 pub const VALUES: [(&str, &str); 21] = [
     ("listen", "Address and port to listen on. Port 0 picks a free port."),
     (
@@ -194,7 +195,7 @@ impl Default for Configuration {
 }
 
 impl Configuration {
-    /// Reads a file, or takes the defaults where there is none.
+    /// Reads a configuration file, or returns the defaults if there is none.
     pub fn read(path: Option<&Path>) -> Result<Self, Error> {
         let Some(path) = path else { return Ok(Self::default()) };
         let wrong = |why: String| {
@@ -207,7 +208,7 @@ impl Configuration {
         toml::from_str(&text).map_err(|error| wrong(error.to_string()))
     }
 
-    /// Refuses what must not be served.
+    /// Checks that a server may run with this configuration.
     pub fn check(&self) -> Result<(), Error> {
         self.domain()?;
         if self.paused_max_ms < PAUSED_MIN_MS {
@@ -245,12 +246,12 @@ impl Configuration {
         Ok(())
     }
 
-    /// The names under which ports are reached.
+    /// Returns the domain of the sandbox ports.
     pub fn domain(&self) -> Result<Domain, Error> {
         self.domain.parse()
     }
 
-    /// The certificate and the key, if there are both.
+    /// Returns the files of the certificate and the key, if both are set.
     pub fn tls(&self) -> Result<Option<TlsFiles>, Error> {
         match (&self.tls_certificate, &self.tls_key) {
             (Some(certificate), Some(key)) => {
@@ -264,7 +265,7 @@ impl Configuration {
         }
     }
 
-    /// What the machine holds back.
+    /// Returns the bounds for the node.
     pub fn bounds(&self) -> Bounds {
         Bounds {
             sandboxes_max: self.sandboxes_max,
@@ -277,7 +278,7 @@ impl Configuration {
         }
     }
 
-    /// Where packages come from.
+    /// Returns the sources of packages. Unset ones default to those of this machine.
     pub fn upstreams(&self) -> Upstreams {
         let own = Upstreams::of_this_machine();
         let or = |set: &Option<String>, own: String| set.clone().unwrap_or(own);
@@ -289,7 +290,7 @@ impl Configuration {
         }
     }
 
-    /// The configuration as a file, with what each value means.
+    /// Returns the configuration as a file with the description of each value.
     pub fn explained(&self) -> String {
         let values = toml::Table::try_from(self).unwrap_or_default();
         let mut text = String::new();
@@ -302,7 +303,7 @@ impl Configuration {
         text
     }
 
-    /// The page of the reference.
+    /// Returns the text of the reference page.
     #[cfg(test)]
     fn reference() -> String {
         let values = toml::Table::try_from(Self::default()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Which server is asked, and with which key.
+//! Connection to the configured server: its URL and the key.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -9,9 +9,10 @@ use client::{Client, Options, Patience};
 
 use crate::quantity;
 
-/// A person who waits longer wants to know what for.
+/// Delay before a note is printed that the command is still waiting for the server.
 const NOTE_AFTER: Duration = Duration::from_secs(3);
-/// The variable that holds a key. A key on the command line could be read by every user of the machine.
+/// Environment variable with the key. There is no option for the key, because every user of the machine can
+/// read command lines.
 const KEY: &str = "BELLGLASS_API_KEY";
 
 /// Options that select the server, for every command.
@@ -41,7 +42,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The server, for a command that needs one.
+    /// Returns the client of the server, for a command that requires one.
     pub fn client(&self) -> Result<Client, Error> {
         self.configured()?.ok_or_else(|| {
             Error::invalid(
@@ -53,7 +54,7 @@ impl Connection {
         })
     }
 
-    /// The server, for a command that can do without.
+    /// Returns the client of the server, or `None` if no server is configured.
     pub fn configured(&self) -> Result<Option<Client>, Error> {
         let Some(url) = self.server.as_deref().filter(|url| !url.is_empty()) else { return Ok(None) };
         let patience = Patience { connection: self.server_wait, ..Patience::default() };
@@ -61,7 +62,7 @@ impl Connection {
         Client::with(url, &self.key()?, options).map(Some).map_err(|error| explain(&error))
     }
 
-    /// The key itself, for what is written for other programs.
+    /// Returns the key itself, for the configuration of other programs.
     pub fn key(&self) -> Result<String, Error> {
         let key = match &self.key_file {
             Some(path) => std::fs::read_to_string(path).map_err(|error| {
@@ -85,7 +86,7 @@ impl Connection {
     }
 }
 
-/// Waits for an answer; says so when it takes long.
+/// Waits for a response, and prints a note if it takes long.
 pub async fn answer<T>(
     client: &Client,
     asking: impl Future<Output = Result<T, client::Error>>,
@@ -100,7 +101,7 @@ pub async fn answer<T>(
     asking.await.map_err(|error| explain(&error))
 }
 
-/// An error for a person at a command line.
+/// Converts a client error to one with a fix that fits the command line.
 pub fn explain(error: &client::Error) -> Error {
     let fix = match error {
         client::Error::Unreachable { url, .. } => format!(

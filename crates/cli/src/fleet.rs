@@ -1,14 +1,14 @@
-//! One question about many sandboxes, a few at a time.
+//! The same request for many sandboxes, a few at a time.
 
 use std::future::Future;
 
 use api::SandboxId;
 use client::{Client, Error};
 
-/// Requests under way at once: enough to hide the network, too few to trouble a server.
+/// Maximum number of concurrent requests: enough to hide network latency, but not a burden for the server.
 const AT_ONCE: usize = 16;
 
-/// Asks about each; the answers are in the order of the ids.
+/// Sends a request for each sandbox. The results are in the order of the ids.
 pub async fn each<T, F>(
     client: &Client,
     ids: &[SandboxId],

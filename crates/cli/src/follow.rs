@@ -1,4 +1,4 @@
-//! Passing on the output of an exec on a server, and our input and signals to it.
+//! Follows an exec on a server: passes on its output, and sends it standard input and interrupts.
 
 use std::time::{Duration, Instant};
 
@@ -12,47 +12,48 @@ use crate::connect::explain;
 use crate::output::Output;
 use crate::show;
 
-/// What is read from our own standard input at once.
+/// Size of one read from standard input.
 const STDIN_CHUNK_BYTES: usize = 64 * 1024;
-/// How long our interrupt may take to reach the server before we leave without.
+/// Timeout for sending a cancellation to the server.
 const CANCEL_WITHIN: Duration = Duration::from_secs(5);
 
-/// Interrupts closer together are one: a terminal and whoever started us may both pass on the same.
+/// Minimum time between two distinct interrupts. The terminal and the parent process may both forward the
+/// same one.
 const SAME_INTERRUPT: Duration = Duration::from_millis(500);
 
-/// What an interrupt of ours means.
+/// Effect of an interrupt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Interrupt {
-    /// The exec is cancelled; a second one leaves without waiting for its end.
+    /// The exec is cancelled. A second interrupt detaches without waiting for the end.
     Cancels,
-    /// We leave; the exec goes on.
+    /// The client detaches. The exec keeps running.
     Leaves,
 }
 
-/// How we came to stop following.
+/// Reason why following ended.
 pub enum Followed {
     /// The exec has ended.
     Ended(ExecEnd),
-    /// What there was so far is told; the exec goes on.
+    /// All output so far was passed on. The exec keeps running.
     CaughtUp,
-    /// We left; the exec may go on.
+    /// The client detached. The exec may still be running.
     Left,
 }
 
-/// One exec and where it is.
+/// Exec to follow, and its sandbox.
 pub struct Followee<'a> {
-    /// The server.
+    /// Client for the server.
     pub client: &'a Client,
-    /// The sandbox.
+    /// Sandbox of the exec.
     pub sandbox: &'a SandboxId,
-    /// Whether our standard input goes to it.
+    /// True if standard input is sent to the exec.
     pub stdin: bool,
-    /// What an interrupt means.
+    /// Effect of an interrupt.
     pub interrupt: Interrupt,
 }
 
 impl Followee<'_> {
-    /// Passes output on until the end, or until an interrupt says to leave.
+    /// Passes on output until the exec ends or an interrupt detaches.
     pub async fn follow(&self, mut exec: Exec, output: &mut Output) -> Result<Followed, Error> {
         let (mut interrupt, mut terminate) =
             (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
@@ -102,14 +103,14 @@ fn note_failure(cancelled: Result<Result<(), client::Error>, tokio::time::error:
     show::note(&format!("cannot cancel the command: {why}; interrupt again to detach"));
 }
 
-/// Sends our standard input to the exec until it ends or the exec does not want more.
+/// Sends standard input to the exec until either of them ends.
 async fn feed(client: &Client, sandbox: &SandboxId, exec: &ExecId) {
     let (mut ours, mut theirs) = (tokio::io::stdin(), client.stdin(sandbox, exec));
     let mut buffer = vec![0; STDIN_CHUNK_BYTES];
     loop {
         let count = ours.read(&mut buffer).await.unwrap_or(0);
         if count == 0 {
-            // A command that has ended needs no end of its input.
+            // An error is ignored: if the command has ended, it does not need the end of its input.
             let _ = theirs.close().await;
             return;
         }
@@ -120,7 +121,7 @@ async fn feed(client: &Client, sandbox: &SandboxId, exec: &ExecId) {
     }
 }
 
-/// Watches for a signal from now on.
+/// Starts watching for a signal.
 pub fn watch(kind: SignalKind) -> Result<Signal, Error> {
     signal(kind).map_err(|error| crate::platform(format!("cannot install a signal handler: {error}")))
 }

@@ -1,7 +1,7 @@
 //! `bellglass --help`: the commands, grouped by task.
 //!
-//! clap shows all subcommands in one list. The grouped list is a help template of the root command only; names, aliases and
-//! summaries come from the subcommands themselves.
+//! clap shows all subcommands in one list. The grouped list is a help template of the root command only;
+//! names, aliases and summaries come from the subcommands themselves.
 
 use std::fmt::Write as _;
 
@@ -21,7 +21,8 @@ const GROUPS: [(&str, &[&str]); 7] = [
 ];
 /// Start of the template, up to the list of commands.
 const HEAD: &str = "{before-help}{about-with-newline}\n{usage-heading} {usage}\n\n";
-/// End of the template, after the heading of the options. `{options}` includes the options with a heading of their own.
+/// End of the template, after the heading of the options. `{options}` includes the options that have a
+/// heading of their own.
 const TAIL: &str = "{options}{after-help}";
 
 /// Parses the command line. As [`clap::Parser::parse`] does, prints help, the version or an error and exits.

@@ -1,21 +1,21 @@
-//! The one executable of Bellglass: every role is a subcommand.
+//! The single executable of Bellglass. Every role is a subcommand.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`command`] | the commands |
 //! | [`configuration`], [`telemetry`] | the configuration of a server, its log and its traces |
-//! | [`advisories`] | which versions lack which known fixes |
-//! | [`results`] | what code showed, as a person sees it |
+//! | [`advisories`] | known vulnerabilities, and the versions without their fixes |
+//! | [`results`] | results of code: text, images, notes |
 //! | [`help`] | `bellglass --help`: the commands, grouped by task |
-//! | [`connect`] | which server is asked, and with which key |
-//! | [`request`] | a sandbox and a command as they are asked for |
-//! | [`follow`] | passing on the output of an exec on a server |
-//! | [`fleet`] | one question about many sandboxes |
-//! | [`output`] | where output goes, and what an exit code cannot say |
-//! | [`quantity`] | sizes and times as people write them |
-//! | [`show`] | tables and lines for people, escaped |
+//! | [`connect`] | the connection to the configured server |
+//! | [`request`] | arguments for a sandbox and for a command, and the requests made from them |
+//! | [`follow`] | following the output of an exec on a server |
+//! | [`fleet`] | the same request for many sandboxes |
+//! | [`output`] | output and outcome of a command |
+//! | [`quantity`] | sizes and durations in arguments and output |
+//! | [`show`] | tables, lines and JSON, escaped for terminals |
 //!
-//! Standard output carries what was asked for; everything said about it goes to standard error.
+//! Standard output contains only the requested output; notes and errors go to standard error.
 
 mod advisories;
 mod command;
@@ -38,12 +38,12 @@ use clap::Parser;
 
 use command::Command;
 
-/// Returns free memory to the system within seconds, from every thread: a server that was flooded is as small afterwards as before
-/// (decision 35).
+/// Allocator that returns free memory to the system within seconds, from every thread. So after a burst of
+/// requests, the memory usage of a server falls back to its previous level (decision 35).
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// The exit code for a failure of Bellglass's own, as `docker run` and `env` have it.
+/// Exit code for failures of Bellglass itself, as with `docker run` and `env`.
 const FAILED: u8 = 125;
 
 /// Run untrusted code in sealed sandboxes on machines you own.
@@ -80,7 +80,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = help::parse();
-    // A server uses every core; whatever else there is to do is done as fast by one thread.
+    // A server uses all cores. For any other command, one thread is just as fast.
     let mut runtime = if matches!(arguments.command, Command::Serve(_)) {
         runtime::keep_few_pools();
         tokio::runtime::Builder::new_multi_thread()
@@ -92,7 +92,7 @@ fn main() -> ExitCode {
         Err(error) => return failed(&platform(format!("cannot start the async runtime: {error}"))),
     };
     let done = runtime.block_on(dispatch(arguments));
-    // A task that waits for a process that never ends must not keep us.
+    // Does not wait for blocking tasks: one of them may wait for a process that never ends.
     runtime.shutdown_background();
     done.unwrap_or_else(|error| failed(&error))
 }
@@ -103,15 +103,16 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
     command::dispatch(command, &place, &connection).await
 }
 
-/// This machine as the command line is told of it.
+/// Options that apply to this machine.
 struct Place {
-    /// Where things are kept.
+    /// Data directory.
     data: PathBuf,
-    /// What isolates, in order; nothing for what is usual.
+    /// Backends to try, in order. Empty for the default.
     backends: Vec<node::backend::Backend>,
 }
 
-/// Where things are kept unless it is said where: root's machine is everybody's, others have a home.
+/// Returns the default data directory: a system directory for root, and one below the home directory for
+/// other users.
 fn own_data() -> PathBuf {
     let under = |name: &str, below: &str| {
         let found = std::env::var_os(name).filter(|path| !path.is_empty());
@@ -147,7 +148,8 @@ async fn wait_for_end() -> Result<(), api::Error> {
     Ok(())
 }
 
-/// A future that is ready after a signal that ends this command. From now on the signals no longer end the process by themselves.
+/// Returns a future that completes after a signal that ends this command. From now on, these signals no
+/// longer end the process directly.
 fn signalled() -> Result<impl Future<Output = ()>, api::Error> {
     use tokio::signal::unix::{SignalKind, signal};
     let watch =
@@ -163,7 +165,7 @@ fn signalled() -> Result<impl Future<Output = ()>, api::Error> {
     })
 }
 
-/// The error for what was interrupted.
+/// Returns the error for an interrupted command.
 fn given_up() -> api::Error {
     api::Error {
         code: api::ErrorCode::Platform,

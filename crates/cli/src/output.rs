@@ -1,4 +1,4 @@
-//! Where the output of a command goes, and what an exit code cannot say about its end.
+//! Output of a command, and notes about its outcome that the exit code cannot express.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -10,15 +10,15 @@ use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId, limits};
 use crate::results::Results;
 use crate::show;
 
-/// Where the output of one command goes: on, as it comes, or into one JSON object.
+/// Destination of the output of one command: streamed, or collected into one JSON object.
 pub struct Output {
     json: bool,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// Where what code shows goes, and in JSON what it showed.
+    /// Destination of results. With JSON, results are collected in `shown` instead.
     results: Results,
     shown: Vec<ResultLine>,
-    /// Bytes of standard output and standard error that did not come.
+    /// Bytes of standard output and standard error that were not received.
     missed: [u64; 2],
 }
 
@@ -27,12 +27,12 @@ impl Output {
         Self::showing(json, Results::naming())
     }
 
-    /// The same, for code, which shows more than it writes.
+    /// Like [`Output::new`], for code, which can have results.
     pub fn showing(json: bool, results: Results) -> Self {
         Self { json, stdout: Vec::new(), stderr: Vec::new(), results, shown: Vec::new(), missed: [0; 2] }
     }
 
-    /// Takes a result as it comes.
+    /// Handles a result.
     pub fn result(&mut self, line: ResultLine) -> Result<(), Error> {
         if !self.json {
             return self.results.show(&line);
@@ -41,18 +41,18 @@ impl Output {
         Ok(())
     }
 
-    /// Takes bytes as they come.
+    /// Handles a chunk of output.
     pub fn take(&mut self, stream: Stream, bytes: &[u8]) -> Result<(), Error> {
         match (self.json, stream) {
             (true, Stream::Stdout) => hold(&mut self.stdout, bytes),
             (true, Stream::Stderr) => hold(&mut self.stderr, bytes),
-            // Whoever closed our output does not want to hear of it.
+            // Write errors are ignored: usually, the reader has closed the pipe.
             (false, Stream::Stdout) => {
                 let mut to = std::io::stdout().lock();
                 let _ = to.write_all(bytes).and_then(|()| to.flush());
                 Ok(())
             }
-            // Results come as lines.
+            // Results arrive as lines, through `result`.
             (_, Stream::Results) => Ok(()),
             (false, Stream::Stderr) => {
                 let _ = std::io::stderr().lock().write_all(bytes);
@@ -61,7 +61,7 @@ impl Output {
         }
     }
 
-    /// Takes note of bytes that did not come because they were not kept. It is said once, at the end.
+    /// Counts bytes that were not received because they were not kept. They are reported once, at the end.
     pub fn miss(&mut self, stream: Stream, bytes: u64) {
         match stream {
             Stream::Stdout => self.missed[0] += bytes,
@@ -70,7 +70,7 @@ impl Output {
         }
     }
 
-    /// Says how it ended; the exit code is the command's own. `memory` is the limit, where it is known.
+    /// Reports the outcome and returns the exit code of the command. `memory` is the memory limit, if known.
     pub fn finish(&self, sandbox: &SandboxId, end: &ExecEnd, memory: Option<u64>) -> ExitCode {
         if self.json {
             if let Err(error) = show::value(&self.report(sandbox, Some(end))) {
@@ -89,7 +89,7 @@ impl Output {
         ExitCode::from(u8::try_from(end.outcome.shell_code() & 0xff).unwrap_or(crate::FAILED))
     }
 
-    /// All of it as one object.
+    /// Returns the output and the outcome as one JSON object.
     pub fn report(&self, sandbox: &SandboxId, end: Option<&ExecEnd>) -> serde_json::Value {
         serde_json::json!({
             "sandbox": sandbox,
@@ -98,7 +98,8 @@ impl Output {
             "stderr": String::from_utf8_lossy(&self.stderr),
             "results": self.shown,
             "stdout_bytes": end.map(|end| end.stdout_bytes),
-            // What the text above lacks. What can be read again may be less: a reader that keeps up has more than is kept.
+            // Bytes that are missing in `stdout` above. The server may have dropped more since then, which
+            // this client has received in time.
             "stdout_dropped": end.map(|_| self.missed[0]),
             "stderr_bytes": end.map(|end| end.stderr_bytes),
             "stderr_dropped": end.map(|_| self.missed[1]),
@@ -110,7 +111,7 @@ impl Output {
     }
 }
 
-/// An outcome in a cell of a table.
+/// Returns the outcome as a short text for a table.
 pub fn word(outcome: Option<&Outcome>) -> String {
     match outcome {
         None => "running".into(),
@@ -125,7 +126,7 @@ pub fn word(outcome: Option<&Outcome>) -> String {
     }
 }
 
-/// Says what an exit code cannot say.
+/// Prints a note if the exit code alone does not explain the outcome.
 fn explain(end: &ExecEnd, memory: Option<u64>) {
     match &end.outcome {
         Outcome::Exited { .. } => {}

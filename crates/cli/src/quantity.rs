@@ -1,8 +1,8 @@
-//! Sizes and times as people write them: `512M`, `1.5G`, `90s`, `none`.
+//! Sizes and durations in arguments and output: `512M`, `1.5G`, `90s`, `none`.
 
 use std::time::Duration;
 
-/// A number of bytes: digits, and `K`, `M`, `G` (or `KiB`, `MiB`, `GiB`) for powers of 1024.
+/// Parses a size: a number, and optionally `K`, `M` or `G` (or `KiB`, `MiB`, `GiB`) for powers of 1024.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -21,7 +21,8 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     Ok((value * scale as f64) as u64)
 }
 
-/// A time limit: a number with `ms`, `s`, `m` or `h` (seconds without), or `none` for no limit of its own.
+/// Parses a time limit: a number with `ms`, `s`, `m`, `h` or `d` (seconds without a unit), or `none` for no
+/// limit.
 pub fn limit(text: &str) -> Result<Limit, String> {
     if text == "none" {
         return Ok(Limit(None));
@@ -48,16 +49,16 @@ pub fn limit(text: &str) -> Result<Limit, String> {
     Ok(Limit(Some(time)))
 }
 
-/// A time that there is no going without.
+/// Parses a duration. Unlike [`limit`], it does not accept `none`.
 pub fn time(text: &str) -> Result<Duration, String> {
     limit(text)?.0.ok_or_else(|| "a duration is required, such as 90s".into())
 }
 
-/// A time limit, or none of its own.
+/// Time limit, or `None` for no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit(pub Option<Duration>);
 
-/// A size as people read it.
+/// Formats a size for people.
 pub fn show_bytes(bytes: u64) -> String {
     let units = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match units.into_iter().find(|(_, scale)| bytes >= *scale) {
@@ -68,7 +69,7 @@ pub fn show_bytes(bytes: u64) -> String {
     }
 }
 
-/// A time as people read it: its largest unit, and the next where it matters.
+/// Formats a duration for people: the largest unit, and the next smaller unit for hours and days.
 pub fn show_time(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

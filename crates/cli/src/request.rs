@@ -1,4 +1,4 @@
-//! What is asked for on the command line: a sandbox, and what to run in it. Shared by every command that makes or uses one.
+//! Arguments for a sandbox and for a command, shared by all commands that create or use a sandbox.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -105,7 +105,7 @@ pub enum OnTimeoutName {
 }
 
 impl OnTimeoutName {
-    /// The value that the server expects.
+    /// Returns the value for requests to the server.
     pub fn of_server(self) -> OnTimeout {
         match self {
             Self::Stop => OnTimeout::Stop,
@@ -126,12 +126,12 @@ pub enum OutputName {
 }
 
 impl Sandbox {
-    /// What may leave it, if that was said.
+    /// Returns the requested policy, or `None` if no network access was requested.
     pub fn policy(&self) -> Result<Option<Policy>, Error> {
         if self.allow.is_empty() { Ok(None) } else { Policy::of_words(&self.allow).map(Some) }
     }
 
-    /// What is said of its limits, when it is to live so long.
+    /// Returns the requested limits, with `life` (at most 24 h) as the time to live.
     pub fn limits(&self, life: Duration) -> WantedLimits {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let cpu_millis = self.cpus.map(|cpus| (cpus * 1000.0).round() as u64);
@@ -148,10 +148,11 @@ impl Sandbox {
 }
 
 impl Exec {
-    /// The same, as it is asked for; `watched` says whether somebody reads the output as it comes.
+    /// Returns the exec request. `watched` is true if the output is read while the command runs.
     pub fn spec(&self, watched: bool) -> Result<ExecSpec, Error> {
         let output = match self.output {
-            // One object in memory: bounded, whatever the command writes.
+            // With --json, all output is collected in memory, so it must be bounded whatever the command
+            // writes.
             Some(OutputName::Block) if self.json => OutputMode::Keep,
             None if self.json || !watched => OutputMode::Keep,
             None | Some(OutputName::Block) => OutputMode::Block,
@@ -173,7 +174,7 @@ impl Exec {
 }
 
 impl TierName {
-    /// As the runtimes of this machine have it.
+    /// Returns the tier for runtimes of this machine.
     pub fn of_runtime(self) -> Tier {
         match self {
             Self::Container => Tier::Container,
@@ -181,7 +182,7 @@ impl TierName {
         }
     }
 
-    /// As a server is asked for it.
+    /// Returns the tier for requests to the server.
     pub fn of_server(self) -> api::sandbox::Tier {
         match self {
             Self::Container => api::sandbox::Tier::Container,
@@ -190,7 +191,7 @@ impl TierName {
     }
 }
 
-/// `NAME=VALUE` as two texts.
+/// Parses `NAME=VALUE` arguments.
 pub fn pairs(option: &str, texts: &[String]) -> Result<BTreeMap<String, String>, Error> {
     let mut pairs = BTreeMap::new();
     for text in texts {
@@ -205,7 +206,7 @@ pub fn pairs(option: &str, texts: &[String]) -> Result<BTreeMap<String, String>,
     Ok(pairs)
 }
 
-/// A time as the wire has it.
+/// Returns a duration in milliseconds.
 pub fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

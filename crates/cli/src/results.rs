@@ -1,8 +1,9 @@
-//! What code showed, at a terminal or in a directory: text as a person reads it, pictures as files or on the screen, and what was said
-//! about the run as notes.
+//! Shows results of code at a terminal or saves them: values as text, images as files or on the screen, and
+//! reports about the run as notes.
 //!
-//! All of it is a stranger's. A picture is written only under a name of letters and digits with the ending of its kind, never over
-//! a file that is there, and goes to a terminal only as what it was decoded to.
+//! All results are untrusted. An image is written only under a name of plain characters with the extension of
+//! its type, and never overwrites a file. A terminal receives only images that were decoded and encoded
+//! again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal as _, Write as _};
@@ -15,7 +16,7 @@ use base64::prelude::BASE64_STANDARD;
 
 use crate::{quantity, show};
 
-/// Pictures that are kept, the best first, and how their files end.
+/// Supported image types, in order of preference, and their file extensions.
 const PICTURES: [(&str, &str); 5] = [
     ("image/png", "png"),
     ("image/jpeg", "jpg"),
@@ -23,51 +24,52 @@ const PICTURES: [(&str, &str); 5] = [
     ("image/gif", "gif"),
     ("image/webp", "webp"),
 ];
-/// What a name may have besides its ending.
+/// Maximum length of a file name without its extension.
 const NAME_CHARS_MAX: usize = 64;
-/// Files of one name that are tried before we give up.
+/// Maximum number of file names that are tried for one image.
 const NAMES_MAX: u32 = 10_000;
-/// One piece of a picture for a terminal of kitty's kind.
+/// Size of a chunk in the image protocol of kitty.
 const KITTY_PIECE_BYTES: usize = 4096;
 
-/// Where what code shows goes.
+/// Destination of results.
 pub struct Results {
-    /// The directory of pictures; without one they are only named.
+    /// Directory for images. Without one, only the text form of an image is shown.
     images: Option<PathBuf>,
     screen: Option<Screen>,
-    /// Pictures that had no name of their own.
+    /// Number of images so far that had no usable name.
     nameless: u32,
 }
 
-/// A terminal that shows pictures.
+/// Protocol of a terminal that can display images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Screen {
     Kitty,
     Iterm,
 }
 
-/// A picture that was shown.
+/// Decoded image.
 struct Picture {
     ending: &'static str,
     bytes: Vec<u8>,
 }
 
 impl Results {
-    /// Text and notes; pictures are named.
+    /// Returns a destination that shows only text and notes.
     pub fn naming() -> Self {
         Self { images: None, screen: None, nameless: 0 }
     }
 
-    /// Pictures go into this directory; without one they go to the screen, or into the directory we are in.
+    /// Returns a destination that saves images in this directory. Without one, images are displayed if the
+    /// terminal supports that, and otherwise saved in the current directory.
     pub fn keeping(images: Option<PathBuf>) -> Self {
         let screen = if images.is_none() && io::stdout().is_terminal() { Screen::ours() } else { None };
         Self { images: Some(images.unwrap_or_default()), screen, nameless: 0 }
     }
 
-    /// Shows one.
+    /// Shows a result.
     ///
     /// # Errors
-    /// A picture cannot be written.
+    /// An image or a line cannot be written.
     pub fn show(&mut self, line: &ResultLine) -> Result<(), Error> {
         if let RunResult::Value(bundle) | RunResult::Display(bundle) = &line.result {
             return self.bundle(bundle);
@@ -127,13 +129,13 @@ impl Results {
 }
 
 impl Picture {
-    /// The best picture of one thing, if it has one that is what it says.
+    /// Returns the preferred image of a result, if there is one and it can be decoded.
     fn of(bundle: &Bundle) -> Option<Self> {
         PICTURES.into_iter().find_map(|(kind, ending)| {
             let text = bundle.data.get(kind)?.as_str()?;
             let bytes = match ending {
                 "svg" => text.as_bytes().to_vec(),
-                // With the ends of lines that some encoders put in.
+                // Some encoders insert line breaks.
                 _ => BASE64_STANDARD.decode(text.split_ascii_whitespace().collect::<String>()).ok()?,
             };
             Some(Self { ending, bytes })
@@ -142,7 +144,7 @@ impl Picture {
 }
 
 impl Screen {
-    /// That of the terminal we are at, if it shows pictures.
+    /// Returns the image protocol of the current terminal, if it has one.
     fn ours() -> Option<Self> {
         let said = |name| std::env::var(name).unwrap_or_default();
         Self::of(&said("TERM"), &said("KITTY_WINDOW_ID"), &said("TERM_PROGRAM"))
@@ -155,7 +157,7 @@ impl Screen {
         matches!(program, "iTerm.app" | "WezTerm").then_some(Self::Iterm)
     }
 
-    /// What makes it draw a picture, if it draws such.
+    /// Returns the control sequence that displays an image, if the terminal supports its type.
     fn draws(self, picture: &Picture) -> Option<String> {
         let encoded = BASE64_STANDARD.encode(&picture.bytes);
         match self {
@@ -180,7 +182,7 @@ impl Screen {
     }
 }
 
-/// What is said about a run, in one line, if it is to be said.
+/// Returns the note for a report about a run, as one line, if the report needs one.
 fn note(said: &RunResult) -> Option<String> {
     Some(match said {
         RunResult::Installed { packages } => {
@@ -218,14 +220,15 @@ fn note(said: &RunResult) -> Option<String> {
                 .to_owned()
         }
         RunResult::Refused { error } => format!("the cell could not start: {}. {}", error.message, error.fix),
-        // An error's text is on standard error already, and what a terminal has shown stays.
+        // The text of an error is already on standard error, and a terminal's output cannot be cleared
+        // afterwards.
         RunResult::Value(_) | RunResult::Display(_) | RunResult::Error(_) | RunResult::Clear { .. } => {
             return None;
         }
     })
 }
 
-/// A name without its ending, if it is one that does no harm wherever it is put.
+/// Returns a name without its extension, if it is safe as a file name in any directory.
 fn stem(name: &str) -> Option<String> {
     let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
@@ -234,7 +237,7 @@ fn stem(name: &str) -> Option<String> {
     good.then(|| stem.to_owned())
 }
 
-/// A file that was not there before, and what it is called.
+/// Creates a new file, under another name if a file of this name exists. Returns the file and its path.
 fn create(directory: &Path, stem: &str, ending: &str) -> io::Result<(File, PathBuf)> {
     for number in 1..=NAMES_MAX {
         let name = if number == 1 { format!("{stem}.{ending}") } else { format!("{stem}-{number}.{ending}") };

@@ -1,26 +1,26 @@
-//! Tables and lines for people, and JSON for programs. What comes from a sandbox, a server or a file name is escaped before a
-//! terminal sees it: it neither acts on the terminal nor begins a line of its own.
+//! Tables, notes and errors for people, and JSON for programs. In all of these, text from a sandbox, a server
+//! or a file name is escaped: it can neither control the terminal nor start a new line.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 use api::Error;
 
-/// Whether anybody still reads what we write.
+/// Result of writing to standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// It was taken.
+    /// The text was written.
     Yes,
-    /// Whoever read it has closed their end, and does not want to hear of it.
+    /// The reader has closed its end of the pipe. This is not an error.
     No,
 }
 
-/// Says something about the work, on standard error.
+/// Prints a note on standard error.
 pub fn note(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "bellglass: {}", escape(text));
 }
 
-/// Says why something failed and what to do, on standard error.
+/// Prints an error and its fix on standard error.
 pub fn error(error: &Error) {
     let _ = std::io::stderr().lock().write_all(error_text(error).as_bytes());
 }
@@ -40,7 +40,8 @@ fn error_text(error: &Error) -> String {
     text
 }
 
-/// What came of writing to standard output. An output that is lost otherwise than by a reader who left is a failure.
+/// Classifies a write to standard output: a broken pipe means that the reader has left; any other error is a
+/// failure.
 pub fn heard(written: io::Result<()>) -> Result<Heard, Error> {
     match written {
         Ok(()) => Ok(Heard::Yes),
@@ -58,7 +59,7 @@ pub fn bytes(bytes: &[u8]) -> Result<(), Error> {
     heard(to.write_all(bytes).and_then(|()| to.flush())).map(drop)
 }
 
-/// Writes text to standard output at once, and says whether anybody still reads it.
+/// Writes text to standard output without buffering. The result tells if standard output still has a reader.
 pub fn text(text: &str) -> Result<Heard, Error> {
     let mut to = io::stdout().lock();
     heard(to.write_all(text.as_bytes()).and_then(|()| to.flush()))
@@ -74,12 +75,12 @@ pub fn json(value: &impl serde::Serialize) -> Result<(), Error> {
     line(&json_text(value)?)
 }
 
-/// Likewise, of a value that is JSON already.
+/// Writes a JSON value as one line to standard output.
 pub fn value(value: &serde_json::Value) -> Result<(), Error> {
     line(&in_numbers(&value.to_string()))
 }
 
-/// A value as one line of JSON.
+/// Returns a value as one line of JSON.
 pub fn json_text(value: &impl serde::Serialize) -> Result<String, Error> {
     let text = serde_json::to_string(value).map_err(|error| crate::platform(error.to_string()))?;
     Ok(in_numbers(&text))
@@ -90,7 +91,7 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> Result<(), Error> {
     text(&table_text(head, rows)).map(drop)
 }
 
-/// A table: a head, rows, columns as wide as their widest cell.
+/// Formats a table with a head. Each column is as wide as its widest cell.
 pub fn table_text(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = head.iter().map(|cell| cell.chars().count()).collect();
     let rows: Vec<Vec<String>> =
@@ -113,8 +114,8 @@ pub fn table_text(head: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// One line of text: control characters, ends of lines, text direction and what cannot be seen are made visible instead of
-/// effective.
+/// Escapes text to one line: control characters, line breaks, text direction marks and invisible characters
+/// are replaced by visible escapes.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -123,12 +124,14 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// Text of several lines: each after the first is marked, so that none can be taken for one of ours.
+/// Escapes text of several lines. Each line after the first is marked, so that it cannot imitate a line of
+/// the error format.
 fn lines(text: &str) -> String {
     text.trim_end().lines().map(escape).collect::<Vec<_>>().join("\n  |      ")
 }
 
-/// JSON that says the same, with such characters as numbers. They stand in strings only, where that is another way to write them.
+/// Returns equivalent JSON in which such characters are numeric escapes. They can occur only in strings,
+/// where both forms mean the same.
 fn in_numbers(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {
@@ -143,12 +146,13 @@ fn in_numbers(json: &str) -> String {
     text
 }
 
-/// Whether a terminal or a reader does something else with a character than show it.
+/// Returns true if a character can affect a terminal or mislead a reader instead of just being displayed.
 fn acts(c: char) -> bool {
     let turns =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let parts = matches!(c, '\u{2028}' | '\u{2029}');
-    // Of no width: two names that look the same are not, and text for machines hides between words for people.
+    // Zero-width characters: with them, different names can look the same, and hidden text can be addressed
+    // to an LLM.
     let hides =
         matches!(c, '\u{ad}' | '\u{200b}' | '\u{2060}'..='\u{2064}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}');
     c.is_control() || turns || parts || hides
@@ -158,7 +162,7 @@ fn acts(c: char) -> bool {
 mod tests {
     use super::*;
 
-    /// O-08: what a sandbox wrote cannot act on the terminal.
+    /// O-08: output of a sandbox cannot control the terminal.
     #[test]
     fn escape_sequences_are_shown_not_obeyed() {
         assert_eq!(escape("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
@@ -167,7 +171,7 @@ mod tests {
         assert_eq!(escape("plain é ☕ שלום"), "plain é ☕ שלום");
     }
 
-    /// O-08: nor begin a line of its own.
+    /// O-08: it cannot start a line either.
     #[test]
     fn a_cell_is_one_line_and_an_error_shows_which_lines_are_its_own() {
         let table = table_text(&["name"], &[vec!["one\nforged\r\u{2028}".into()]]);

@@ -1,4 +1,4 @@
-//! What a server tells of itself: the log, the steps that it keeps, and traces for a collector.
+//! Telemetry of a server: its log, the recorded steps, and traces for a collector.
 //!
 //! ```text
 //! spans that are steps ─▶ recorder (always) ─▶ `bellglass trace`
@@ -6,8 +6,9 @@
 //! everything else      ─▶ log
 //! ```
 //!
-//! Nobody waits for a collector. What does not fit the queue is dropped, a collector that is away is named in the log once, and once
-//! more when it is back. The exporter has a thread of its own; what it sends goes through this process's runtime.
+//! Nothing waits for a collector. Spans that do not fit into the queue are dropped. If a collector does not
+//! respond, one line is logged, and another one when it responds again. The exporter has its own thread,
+//! which sends through this process's async runtime.
 
 #[cfg(test)]
 mod tests;
@@ -41,38 +42,39 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::configuration::Log;
 
-/// A collector that takes longer for a batch has not taken it.
+/// Timeout for sending a batch to a collector.
 const EXPORT_WITHIN: Duration = Duration::from_secs(5);
-/// The time between two batches: whoever looks for a trace finds it soon.
+/// Interval between two batches. It is short so that traces appear in the collector soon.
 const EXPORT_EVERY: Duration = Duration::from_secs(1);
-/// Steps that wait for the next batch: those of a hundred creates. More are dropped.
+/// Maximum number of queued steps: those of a hundred create requests. Further steps are dropped.
 const QUEUE: usize = 4096;
-/// How long an end waits for the last batch.
+/// Timeout for sending the last batch at shutdown.
 const FLUSH_WITHIN: Duration = Duration::from_secs(1);
-/// What is read of an answer: it says at most what was wrong.
+/// Maximum size of a collector's response. It contains at most an error message.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
-/// Where a collector takes traces, below its address.
+/// Path of the trace endpoint of a collector.
 const PATH: &str = "/v1/traces";
 
-/// What a server tells of itself, from the start to the end.
+/// Telemetry of a server, from its start to its end.
 pub struct Telemetry {
-    /// What the platform knows of traces.
+    /// Recorded traces, for the platform.
     pub traces: Traces,
     exporter: Option<SdkTracerProvider>,
 }
 
-/// Sends batches.
+/// HTTP client that sends batches.
 #[derive(Debug)]
 struct Sender {
     http: reqwest::Client,
     runtime: tokio::runtime::Handle,
     to: String,
-    /// Whether the last batch was not taken.
+    /// True if the last batch was not accepted.
     away: AtomicBool,
 }
 
 impl Telemetry {
-    /// Begins the log, in this form, and the keeping of steps; and sends them to a collector, if there is one.
+    /// Starts the log in this format and the recording of steps, and the export to a collector if one is
+    /// configured.
     pub fn begin(form: Log, collector: Option<&str>) -> Result<Self, Error> {
         let recorder = Recorder::default();
         let exporter = collector.map(exporter).transpose()?;
@@ -81,16 +83,16 @@ impl Telemetry {
             .with(exporter.as_ref().map(exporting))
             .with(written(form, std::io::stderr))
             .try_init();
-        // Somebody else's logger is as good.
+        // Fails if a subscriber is already set, which then serves as the log.
         drop(started);
         let join = exporter.as_ref().map(|_| join as control::trace::Join);
         Ok(Self { traces: Traces { recorder, join }, exporter })
     }
 
-    /// Sends what is left, for a moment.
+    /// Sends the remaining spans, for at most `FLUSH_WITHIN`.
     pub async fn end(self) {
         let Some(exporter) = self.exporter else { return };
-        // It blocks, and what it waits for is done by other threads.
+        // The shutdown blocks its thread, and depends on other threads to complete.
         let _ = tokio::task::spawn_blocking(move || exporter.shutdown_with_timeout(FLUSH_WITHIN)).await;
     }
 }
@@ -99,7 +101,7 @@ impl Telemetry {
 impl HttpClient for Sender {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let http = self.http.clone();
-        // Whoever calls this has a thread, and no runtime.
+        // The exporter's thread has no async runtime of its own.
         let sent = self.runtime.spawn(async move { send(&http, request).await }).await?;
         match &sent {
             Ok(answer) if answer.status().is_success() => self.taken(),
@@ -128,7 +130,8 @@ impl Sender {
     }
 }
 
-/// The log, in this form. Steps are no part of it, and so add nothing to its lines.
+/// Returns the layer that writes the log in this format. Steps are excluded, so they do not add anything to
+/// its lines.
 fn written<S, W>(form: Log, to: W) -> Option<Box<dyn Layer<S> + Send + Sync>>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
@@ -148,7 +151,7 @@ fn no_steps() -> FilterFn {
     filter_fn(logged).with_max_level_hint(LevelFilter::INFO)
 }
 
-/// Steps as an OpenTelemetry trace.
+/// Returns the layer that exports steps as OpenTelemetry traces.
 fn exporting<S: Subscriber + for<'a> LookupSpan<'a>>(exporter: &SdkTracerProvider) -> impl Layer<S> + use<S> {
     tracing_opentelemetry::layer()
         .with_tracer(exporter.tracer("bellglass"))
@@ -159,7 +162,7 @@ fn exporting<S: Subscriber + for<'a> LookupSpan<'a>>(exporter: &SdkTracerProvide
         .with_filter(Steps)
 }
 
-/// What sends to a collector, in batches, beside everything else.
+/// Returns the provider that sends spans to a collector in batches, in the background.
 fn exporter(collector: &str) -> Result<SdkTracerProvider, Error> {
     let to = format!("{}{PATH}", collector.trim_end_matches('/'));
     let wrong = |why: String| {
@@ -187,7 +190,8 @@ fn exporter(collector: &str) -> Result<SdkTracerProvider, Error> {
         .build())
 }
 
-/// What sends. An address without TLS needs no certificates, and a machine without any is no obstacle to it.
+/// Returns the HTTP client for a collector. A URL without TLS needs no certificates, so it also works on a
+/// machine that has none.
 fn http(encrypted: bool) -> Result<reqwest::Client, String> {
     let said = |error: rustls::Error| error.to_string();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -200,7 +204,7 @@ fn http(encrypted: bool) -> Result<reqwest::Client, String> {
     let tls = builder.with_no_client_auth();
     reqwest::Client::builder()
         .tls_backend_preconfigured(tls)
-        // What is sent goes to whom it was meant for, and to nobody else.
+        // Traces are sent only to the configured address: no redirects, no proxy.
         .redirect(reqwest::redirect::Policy::none())
         .no_proxy()
         .timeout(EXPORT_WITHIN)
@@ -220,12 +224,12 @@ async fn send(http: &reqwest::Client, request: Request<Bytes>) -> Result<Respons
     Ok(Response::builder().status(answer.status()).body(body.into())?)
 }
 
-/// Makes a span a part of the trace that this value of `traceparent` names. One that is not well formed names none.
+/// Makes a span part of the trace that this `traceparent` value names. An invalid value is ignored.
 fn join(span: &Span, parent: &str) {
     let said = HashMap::from([(PARENT_HEADER.to_owned(), parent.to_owned())]);
     let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &said);
     if context.span().span_context().is_valid() {
-        // It was made just now, and has not begun.
+        // Cannot fail: the span was just created and has not started.
         let _ = span.set_parent(context);
     }
 }

@@ -1,4 +1,4 @@
-//! The executable as a person uses it, on a real machine: what it prints, what it exits with, what it leaves.
+//! Tests of the executable on a real machine: its output, its exit codes, and its leftovers.
 
 // A test fails by panicking.
 #![allow(
@@ -16,10 +16,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-/// Where the template is kept between runs.
+/// Data directory, which keeps the template between test runs.
 const DATA: &str = "/var/tmp/bellglass-test";
 
-/// Whether these tests may start sandboxes; the first time, makes what they start from.
+/// Returns true if these tests may start sandboxes. The first call builds the template if it does not exist.
 fn real() -> bool {
     static TEMPLATE: Once = Once::new();
     if std::env::var_os("BELLGLASS_REAL").is_none() {
@@ -50,7 +50,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs in a sandbox; what it printed and exited with.
+/// Runs `bellglass run`. Returns standard output, standard error and the exit code.
 fn run(arguments: &[&str]) -> (String, String, Option<i32>) {
     let output = bellglass(&[&["run"], arguments].concat());
     (text(&output.stdout), text(&output.stderr), output.status.code())

@@ -1,5 +1,5 @@
-//! The executable as a person uses it with a server: what it asks, what it prints, what it exits with. The server is a
-//! few lines here, so that it can say what no server of ours would.
+//! Tests of the executable with a server: its requests, its output and its exit codes. The server is a few
+//! lines here, so that it can also send responses that the real server never sends.
 
 // A test fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// A server that answers each request by its first line with a status and a body, and keeps open what is to be.
+/// Server that returns a response for the first line of each request, and keeps the connection open if the
+/// response says so.
 struct Server {
     url: String,
     seen: Arc<Mutex<Vec<String>>>,
 }
 
-/// A status, a body, and whether the connection stays open after it.
+/// Status, body, and true if the connection stays open afterwards.
 struct Answer(u16, String, bool);
 
 impl Server {
@@ -79,7 +80,7 @@ fn serve(mut stream: TcpStream, seen: &Mutex<Vec<String>>, answer: &(dyn Fn(&str
     let body = if status == 204 { String::new() } else { format!("{chunk}{last}") };
     let _ = write!(stream, "HTTP/1.1 {status} X\r\nconnection: close\r\n{head}\r\n{body}");
     if open {
-        // Until the other side leaves.
+        // Wait until the client disconnects.
         let _ = stream.read(&mut [0; 1]);
     }
 }
@@ -111,7 +112,7 @@ fn info() -> Value {
            "stderr_bytes": 0, "duration_ms": 1})
 }
 
-/// A command that writes `hi` and exits with 7.
+/// Returns the output of a command that writes `hi` and exits with 7.
 fn lines(started: bool) -> String {
     let end = json!({"outcome": {"kind": "exited", "code": 7}, "stdout_bytes": 3, "stdout_dropped": 0, "stderr_bytes": 2,
                      "stderr_dropped": 0, "duration_us": 9, "left_running": 0});
@@ -124,7 +125,7 @@ fn lines(started: bool) -> String {
     lines.iter().skip(usize::from(!started)).map(|line| format!("{line}\n")).collect()
 }
 
-/// What an honest server says.
+/// Returns the response of a correct server.
 fn honest(line: &str) -> Answer {
     let page = |item: Value| json!({"items": [item]}).to_string();
     let words: Vec<_> = line.split([' ', '?']).collect();
@@ -185,7 +186,7 @@ fn a_key_comes_from_a_file_and_never_from_the_command_line() {
     assert_eq!(bare(&["--key", "secret", "list"]).output().unwrap().status.code(), Some(2));
 }
 
-/// Output to the byte, and the exit code of the command itself.
+/// The output is passed on byte for byte, with the exit code of the command itself.
 #[test]
 fn exec_streams_and_exits_with_the_commands_own_code() {
     let server = Server::start(honest);
@@ -199,7 +200,8 @@ fn exec_streams_and_exits_with_the_commands_own_code() {
     assert_eq!((report["stdout"].as_str(), code), (Some("hi\n"), Some(7)));
 }
 
-/// Code that writes `hi`, shows a figure and a value, and says two things about its run.
+/// Returns the output of code that writes `hi`, displays figures and a value, and has two notes about its
+/// run.
 fn shown(line: &str) -> Answer {
     if !line.starts_with("POST") {
         return honest(line);
@@ -360,7 +362,8 @@ fn an_interrupt_cancels_an_exec_and_leaves_an_attached_one_alone() {
             std::thread::sleep(Duration::from_millis(5));
         }
         if cancels {
-            // The server does not end it: a second interrupt leaves, once it cannot be the first one heard twice.
+            // The server does not end the exec. A second interrupt detaches, if it arrives too late to count
+            // as the first one again.
             std::thread::sleep(Duration::from_millis(800));
             interrupt();
         }
@@ -404,7 +407,7 @@ fn a_copy_that_is_interrupted_leaves_no_part_of_it_in_the_sandbox() {
     };
     let server = Server::start(move |line| match line {
         _ if line.starts_with("DELETE") => Answer(200, json!({"count": 1}).to_string(), false),
-        // Never answered to the end.
+        // Never complete the response.
         _ if line.contains("offset=") => Answer(200, String::new(), true),
         _ if line.starts_with("PUT") => {
             Answer(200, json!({"file": info(0), "sha256": ""}).to_string(), false)

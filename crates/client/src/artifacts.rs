@@ -1,4 +1,4 @@
-//! What a client does with artifacts and datasets.
+//! Requests for artifacts and datasets.
 
 use std::time::{Duration, Instant};
 
@@ -18,17 +18,18 @@ use crate::error::Error;
 use crate::files::{digest, hex, sending};
 use crate::link::{Ask, Failure};
 
-/// One answer waits so long: less than anything in between does.
+/// Maximum wait for one response: shorter than the idle timeout of common proxies.
 const WAIT_ONCE: Duration = Duration::from_secs(20);
-/// What there is between two questions at least.
+/// Minimum pause between two requests.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 impl Client {
-    /// What was kept of the files of an exec that was started with `artifacts`. Waits so long for the exec to end and its files to
-    /// be read; what is still `pending` then is told so. Works after its sandbox is gone.
+    /// Returns the artifacts of an exec that was started with `artifacts`. Waits up to `wait` for the exec to
+    /// end and its files to be collected; after that, an incomplete result is marked as `pending`. Works even
+    /// after the sandbox has ended.
     ///
     /// # Errors
-    /// Nothing is kept of it (`not_found`).
+    /// No artifacts are stored for the exec (`not_found`).
     pub async fn artifacts(
         &self,
         sandbox: &SandboxId,
@@ -48,10 +49,10 @@ impl Client {
         }
     }
 
-    /// What was kept of all execs of a sandbox.
+    /// Returns the artifacts of all execs of a sandbox.
     ///
     /// # Errors
-    /// The server does not answer.
+    /// The server does not respond.
     pub async fn all_artifacts(&self, sandbox: &SandboxId) -> Result<Vec<Artifacts>, Error> {
         let (mut items, mut cursor) = (Vec::new(), None::<String>);
         loop {
@@ -68,10 +69,10 @@ impl Client {
         }
     }
 
-    /// The bytes of an artifact, compared with its hash. It is held in memory.
+    /// Returns the bytes of an artifact, verified against its hash. They are held in memory.
     ///
     /// # Errors
-    /// It is not kept any more (`not_found`).
+    /// The artifact is no longer stored (`not_found`).
     pub async fn artifact(
         &self,
         sandbox: &SandboxId,
@@ -88,10 +89,11 @@ impl Client {
         }
     }
 
-    /// Writes the bytes of an artifact, compared with its hash. Asked once: what was written cannot be taken back.
+    /// Writes the bytes of an artifact to `into` and verifies its hash. Not retried, because written bytes
+    /// cannot be taken back.
     ///
     /// # Errors
-    /// As [`Client::artifact`]; or the connection broke, or it cannot be written.
+    /// As [`Client::artifact`]; or the connection broke, or `into` cannot be written to.
     pub async fn artifact_into(
         &self,
         sandbox: &SandboxId,
@@ -102,17 +104,18 @@ impl Client {
         self.try_artifact(sandbox, exec, item, into).await.map_err(|failure| failure.error)
     }
 
-    /// Keeps bytes as a dataset of the project. It takes the place of the one before.
+    /// Stores bytes as a dataset of the project. Replaces an existing dataset of the same name.
     ///
     /// # Errors
-    /// The name is none, or there is no room for it.
+    /// The name is invalid, or there is not enough space.
     pub async fn put_dataset(&self, name: &str, bytes: Bytes) -> Result<Dataset, Error> {
         let digest = digest(&Sha256::digest(&bytes).into());
         let ask = Ask::new(Method::PUT, dataset(name)).raw(bytes);
         self.link.call(&ask.header(HeaderName::from_static(DIGEST_HEADER), &digest)).await
     }
 
-    /// Keeps everything that comes out of a reader, likewise. Asked once: a reader gives its bytes once.
+    /// Stores everything that a reader returns, as [`Client::put_dataset`] does. Not retried, because the
+    /// reader can be read only once.
     ///
     /// # Errors
     /// As [`Client::put_dataset`]; or the connection broke.
@@ -134,19 +137,19 @@ impl Client {
         Ok(sent)
     }
 
-    /// The project's datasets, by name.
+    /// Lists the project's datasets, sorted by name.
     ///
     /// # Errors
-    /// The server does not answer.
+    /// The server does not respond.
     pub async fn datasets(&self) -> Result<Vec<Dataset>, Error> {
         let page: Page<Dataset> = self.link.call(&Ask::get("/v1/datasets")).await?;
         Ok(page.items)
     }
 
-    /// Removes a dataset. One that is not there is fine.
+    /// Removes a dataset. Succeeds if it does not exist.
     ///
     /// # Errors
-    /// The server does not answer.
+    /// The server does not respond.
     pub async fn remove_dataset(&self, name: &str) -> Result<(), Error> {
         self.link.done(&Ask::new(Method::DELETE, dataset(name))).await
     }

@@ -1,4 +1,4 @@
-//! The client itself, and what it does with sandboxes.
+//! The client and its requests for sandboxes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,29 +16,30 @@ use crate::error::Error;
 use crate::link::{Ask, Link};
 use crate::patience::Patience;
 
-/// The slowest answer is that of a start or a stop on a machine that is busy with many others.
+/// Default timeout for a response. Starts and stops take longest, on a machine that is busy with many others.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Three heartbeats that did not come.
+/// Default for the maximum silence of a stream: three missed heartbeats.
 const SILENCE_MAX: Duration = Duration::from_millis(3 * HEARTBEAT_MS);
-/// A list of more than a million is a server that goes round in circles.
+/// Maximum number of pages of a list. A list of more than a million items means that the server returns pages
+/// in a loop.
 const PAGES_MAX: usize = 1000;
 
-/// One server, asked with one key. Cheap to clone.
+/// Client of one server, with one key. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) link: Arc<Link>,
 }
 
-/// How a server is asked, where the usual will not do.
+/// Options of a client that differ from the defaults.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Certificates to trust, in PEM, instead of those of the operating system.
     pub ca_file: Option<PathBuf>,
-    /// For how long a request is repeated that does no harm when repeated.
+    /// Time for which requests that can safely be repeated are retried.
     pub patience: Patience,
-    /// How long one answer may take.
+    /// Timeout for one response.
     pub answer_within: Duration,
-    /// How long a stream may be silent before its connection counts as dead.
+    /// Maximum silence of a stream, after which its connection counts as broken.
     pub silence_max: Duration,
 }
 
@@ -54,120 +55,122 @@ impl Default for Options {
 }
 
 impl Client {
-    /// A client of the server at this address. Nothing is sent yet.
+    /// Creates a client of the server at this address. Sends nothing yet.
     ///
     /// # Errors
-    /// The address or the secret cannot be one.
+    /// The address or the secret is malformed.
     pub fn new(url: &str, secret: &str) -> Result<Self, Error> {
         Self::with(url, secret, Options::default())
     }
 
-    /// A client that asks in another way than the usual.
+    /// Creates a client with options. Sends nothing yet.
     ///
     /// # Errors
-    /// The address, the secret or the file of certificates cannot be used.
+    /// The address, the secret or the certificate file cannot be used.
     pub fn with(url: &str, secret: &str, options: Options) -> Result<Self, Error> {
         Ok(Self { link: Arc::new(Link::new(url, secret, options)?) })
     }
 
-    /// The server's address.
+    /// Returns the server's address.
     pub fn url(&self) -> &str {
         &self.link.url
     }
 
-    /// Makes a sandbox and waits until it runs. However often it has to be asked, one is made.
+    /// Creates a sandbox and waits until it runs. Retries do not create a second one.
     ///
     /// # Errors
-    /// The request is wrong, there is no room, or the start failed: then nothing is left of it.
+    /// The request is invalid, there is no capacity, or the start failed. In the last case, everything was
+    /// cleaned up.
     pub async fn create(&self, request: &CreateSandbox) -> Result<Sandbox, Error> {
         request.check_asked().map_err(Error::Refused)?;
         self.link.call(&Ask::new(Method::POST, "/v1/sandboxes").json(request)?.once()?).await
     }
 
-    /// How a sandbox is doing, by its id or its name.
+    /// Returns a sandbox by its id or its name.
     ///
     /// # Errors
-    /// It is not known.
+    /// The sandbox does not exist.
     pub async fn sandbox(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
         self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}"))).await
     }
 
-    /// The project's sandboxes that live; with `ended`, also those that do not any more.
+    /// Lists the project's live sandboxes; with `ended`, also ended ones.
     ///
     /// # Errors
-    /// The server does not answer.
+    /// The server does not respond.
     pub async fn sandboxes(&self, ended: bool) -> Result<Vec<Sandbox>, Error> {
         self.pages(&format!("/v1/sandboxes?all={ended}")).await
     }
 
-    /// Ends a sandbox and waits until nothing of it is left. Can be repeated.
+    /// Stops a sandbox and waits until everything of it is removed. Can be repeated.
     ///
     /// # Errors
-    /// It is not known.
+    /// The sandbox does not exist.
     pub async fn stop(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
         self.link.call(&Ask::new(Method::DELETE, format!("/v1/sandboxes/{sandbox}"))).await
     }
 
-    /// Pauses a sandbox. A paused one stays paused.
+    /// Pauses a sandbox. Does nothing if it is paused already.
     ///
     /// # Errors
-    /// It does not run, or its backend cannot pause it.
+    /// The sandbox is not running, or its backend does not support pausing.
     pub async fn pause(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
         self.link.call(&Ask::new(Method::POST, format!("/v1/sandboxes/{sandbox}/pause")).again()).await
     }
 
-    /// Resumes a paused sandbox. A running one is left as it is.
+    /// Resumes a paused sandbox. Does nothing if it is running.
     ///
     /// # Errors
-    /// It has ended, or its backend cannot resume it.
+    /// The sandbox has ended, or its backend cannot resume it.
     pub async fn resume(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
         self.link.call(&Ask::new(Method::POST, format!("/v1/sandboxes/{sandbox}/resume")).again()).await
     }
 
-    /// Gives a sandbox another idle time, counted from now.
+    /// Sets a new idle time of a sandbox, counted from now.
     ///
     /// # Errors
-    /// It does not run, or the time is too short or too long.
+    /// The sandbox is not running, or the time is outside the allowed range.
     pub async fn renew(&self, sandbox: &SandboxId, lease: Lease) -> Result<Sandbox, Error> {
         lease.check().map_err(Error::Refused)?;
         self.link.call(&Ask::new(Method::PUT, format!("/v1/sandboxes/{sandbox}/lease")).json(&lease)?).await
     }
 
-    /// Gives a sandbox another policy. What is under way and no longer allowed is cut.
+    /// Replaces the policy of a sandbox. Open connections that the new policy does not allow are closed.
     ///
     /// # Errors
-    /// It does not run, or the policy is none, or not for this project.
+    /// The sandbox is not running, or the policy is invalid or not allowed for this project.
     pub async fn set_policy(&self, sandbox: &SandboxId, policy: &Policy) -> Result<Sandbox, Error> {
         policy.check().map_err(Error::Refused)?;
         self.link.call(&Ask::new(Method::PUT, format!("/v1/sandboxes/{sandbox}/policy")).json(policy)?).await
     }
 
-    /// The packages that a sandbox was given: its lock record.
+    /// Returns the lock record of a sandbox: the packages that it received.
     ///
     /// # Errors
-    /// It is not known.
+    /// The sandbox does not exist.
     pub async fn packages(&self, sandbox: &SandboxId) -> Result<Vec<Installed>, Error> {
         self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/packages"))).await
     }
 
-    /// What a sandbox uses now.
+    /// Returns the current resource usage of a sandbox.
     ///
     /// # Errors
-    /// It does not run.
+    /// The sandbox is not running.
     pub async fn usage(&self, sandbox: &SandboxId) -> Result<Usage, Error> {
         self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/usage"))).await
     }
 
-    /// Where the time of the last requests for a sandbox went, the oldest first; of those for one exec, if one is named.
+    /// Returns the traces of the last requests for a sandbox, the oldest first; with `exec`, only those for
+    /// that exec.
     ///
     /// # Errors
-    /// It is not known.
+    /// The sandbox does not exist.
     pub async fn trace(&self, sandbox: &SandboxId, exec: Option<&ExecId>) -> Result<Vec<Trace>, Error> {
         let asked = exec.map(|exec| format!("?exec={exec}")).unwrap_or_default();
         self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/trace{asked}"))).await
     }
 
-    /// All pages of a list.
+    /// Returns the items of all pages of a list.
     pub(crate) async fn pages<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, Error> {
         let first = format!("{path}{}limit={PAGE_MAX}", if path.contains('?') { '&' } else { '?' });
         let (mut items, mut path) = (Vec::new(), first.clone());
@@ -181,13 +184,13 @@ impl Client {
     }
 }
 
-/// A text as one piece of a path or a query, whatever is in it.
+/// Escapes a text so that it forms exactly one segment of a path or one value of a query.
 pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' => escaped.push(char::from(byte)),
-            // A dot is escaped as well: two of them alone would be a step up.
+            // Dots are escaped as well: `..` would name the parent directory.
             _ => escaped.push_str(&format!("%{byte:02X}")),
         }
     }

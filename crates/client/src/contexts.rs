@@ -1,4 +1,4 @@
-//! What a client does with contexts: interpreters that stay. Their cells are execs.
+//! Requests for contexts: interpreters that live longer than one cell. Their cells are execs.
 
 use api::code::{ContextInfo, ContextSpec, Variable};
 use api::server::Page;
@@ -11,10 +11,10 @@ use crate::execs::CODE_WITHIN;
 use crate::link::Ask;
 
 impl Client {
-    /// Makes a context. However often it has to be asked, one is made.
+    /// Creates a context. Retries do not create a second one.
     ///
     /// # Errors
-    /// The request is wrong, or its interpreter could not be started.
+    /// The request is invalid, or the interpreter could not be started.
     pub async fn create_context(
         &self,
         sandbox: &SandboxId,
@@ -25,7 +25,7 @@ impl Client {
         self.link.call(&ask.within(self.starts_within())).await
     }
 
-    /// The contexts of a sandbox.
+    /// Lists the contexts of a sandbox.
     ///
     /// # Errors
     /// The sandbox is gone.
@@ -35,27 +35,27 @@ impl Client {
         Ok(page.items)
     }
 
-    /// How a context is doing.
+    /// Returns the state of a context.
     ///
     /// # Errors
-    /// It is not known, or its sandbox is gone.
+    /// The context does not exist, or its sandbox is gone.
     pub async fn context(&self, sandbox: &SandboxId, context: &ContextId) -> Result<ContextInfo, Error> {
         self.link.call(&Ask::get(path(sandbox, context))).await
     }
 
-    /// Ends a context, and the cell that runs in it.
+    /// Removes a context and stops the cell that runs in it.
     ///
     /// # Errors
-    /// It is not known, or its sandbox is gone.
+    /// The context does not exist, or its sandbox is gone.
     pub async fn remove_context(&self, sandbox: &SandboxId, context: &ContextId) -> Result<(), Error> {
         self.link.done(&Ask::new(Method::DELETE, path(sandbox, context))).await
     }
 
-    /// Has a context begin anew, without its variables. It cannot be sent twice for safety: when the connection breaks, the
-    /// error says that it may have arrived.
+    /// Restarts the interpreter of a context; its variables are lost. The request cannot safely be repeated:
+    /// if the connection breaks, the error reports that the request may have reached the server.
     ///
     /// # Errors
-    /// It is not known, or its interpreter could not be started.
+    /// The context does not exist, or the interpreter could not be started.
     pub async fn restart_context(
         &self,
         sandbox: &SandboxId,
@@ -65,10 +65,11 @@ impl Client {
         self.link.call(&ask.within(self.starts_within())).await
     }
 
-    /// Ends the cell that runs in a context, if one does; its variables stay where the cell heeds that. As with a restart.
+    /// Interrupts the cell that runs in a context, if any. Variables survive if the cell obeys the interrupt.
+    /// Like a restart, the request is not repeated.
     ///
     /// # Errors
-    /// It is not known, or its sandbox is gone.
+    /// The context does not exist, or its sandbox is gone.
     pub async fn interrupt_context(
         &self,
         sandbox: &SandboxId,
@@ -77,10 +78,10 @@ impl Client {
         self.link.call(&Ask::new(Method::POST, format!("{}/interrupt", path(sandbox, context)))).await
     }
 
-    /// What a context has in its variables.
+    /// Lists the variables of a context.
     ///
     /// # Errors
-    /// It is not known, or runs a cell.
+    /// The context does not exist, or it is running a cell.
     pub async fn variables(&self, sandbox: &SandboxId, context: &ContextId) -> Result<Vec<Variable>, Error> {
         let ask = Ask::get(format!("{}/variables", path(sandbox, context)));
         let page: Page<Variable> = self.link.call(&ask).await?;

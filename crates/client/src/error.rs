@@ -1,60 +1,61 @@
-//! What can go wrong between a caller and a server.
+//! Errors of the client.
 
 use api::{ErrorCode, Layer, Ran, Retry};
 
-/// What went wrong.
+/// An error of the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The server, or a check before it was asked, said no. Its code says to what: `not_found` and `sandbox_lost` where
-    /// the thing is gone.
+    /// The server, or a check before the request was sent, refused the request. The code gives the cause, for
+    /// example `not_found` and `sandbox_lost` if the object no longer exists.
     #[error("{}", .0.message)]
     Refused(api::Error),
-    /// No answer came, however often it was asked for.
+    /// The server did not respond, despite retries.
     #[error("the server at {url} does not respond: {why}")]
     Unreachable {
-        /// The server.
+        /// The server's address.
         url: String,
-        /// What the last try came to.
+        /// Result of the last attempt.
         why: String,
-        /// Whether the request may have had its effect.
+        /// `Ran::No` if the request certainly had no effect.
         ran: Ran,
     },
-    /// The server cannot show that it is the one that was named. Nothing was sent to it.
+    /// The server could not prove its identity. Nothing was sent to it.
     #[error("the server at {url} is not trusted: {why}")]
     Distrusted {
-        /// The server.
+        /// The server's address.
         url: String,
-        /// What is wrong with its certificate.
+        /// The problem with its certificate.
         why: String,
     },
-    /// The server said something that the protocol does not allow.
+    /// The response of the server violates the protocol.
     #[error("the server at {url} violated the protocol: {what}")]
     Protocol {
-        /// The server.
+        /// The server's address.
         url: String,
-        /// What it said.
+        /// Description of the violation.
         what: String,
     },
-    /// A file of this machine could not be read or written.
+    /// A local file could not be read or written.
     #[error("cannot {act}: {why}")]
     Local {
-        /// The act and the file.
+        /// The operation and the file.
         act: String,
-        /// What the system said.
+        /// The error of the operating system.
         why: String,
     },
-    /// What the client was given to work with cannot be used: an address, a key, a file of certificates.
+    /// The configuration of the client cannot be used: an address, a key or a certificate file.
     #[error("{what}: {why}")]
     Configuration {
-        /// Which thing.
+        /// Name of the setting.
         what: String,
-        /// What is wrong with it.
+        /// The problem with it.
         why: String,
     },
 }
 
 impl Error {
-    /// The same as it would travel: for whoever shows or passes on every error in one shape.
+    /// Converts the error to the form in which the API reports errors, for callers that handle all errors
+    /// alike.
     pub fn to_api(&self) -> api::Error {
         let message = self.to_string();
         let (code, layer, ran, retry, fix) = match self {
@@ -86,7 +87,7 @@ impl Error {
         api::Error { code, message, layer, ran, retry, fix }
     }
 
-    /// The name of what the server refused, if it did.
+    /// Returns the code with which the server refused the request, if it did.
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
             Self::Refused(error) => Some(error.code),

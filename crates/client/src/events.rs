@@ -1,4 +1,4 @@
-//! What happens to the project's sandboxes, or in a session, as it happens.
+//! Live events of the project's sandboxes, or of a session.
 
 use api::sandbox::SandboxEvent;
 use api::session::SessionEvent;
@@ -10,22 +10,22 @@ use crate::lines::{Broken, Lines};
 use crate::link::Ask;
 use crate::patience::Attempts;
 
-/// A reader of events. What happened while it was not connected is lost, and said to be.
+/// A reader of events. Events that occur while it is disconnected are lost, and the reader reports the loss.
 pub struct Events<T = SandboxEvent> {
     client: Client,
     path: String,
     lines: Option<Lines<T>>,
     attempts: Attempts,
-    /// Whether it was connected before: a new connection then means that events were missed.
+    /// True if the reader was connected before: a new connection then means that events were missed.
     connected: bool,
 }
 
-/// What can be told as it happens.
+/// A type of event that the server streams.
 pub trait Telling: DeserializeOwned {
-    /// That something was missed, and nobody knows how much.
+    /// Returns the event for a loss of unknown extent.
     fn missed() -> Self;
 
-    /// Whether it only says that the server is there.
+    /// Returns true if the event only shows that the connection is alive.
     fn is_heartbeat(&self) -> bool;
 }
 
@@ -50,24 +50,24 @@ impl Telling for SessionEvent {
 }
 
 impl Client {
-    /// What happens from now on. The first [`Events::next`] connects.
+    /// Subscribes to the events of all sandboxes, from now on. The first [`Events::next`] connects.
     pub fn events(&self) -> Events {
         Events::of(self, "/v1/events".into())
     }
 }
 
 impl<T: Telling> Events<T> {
-    /// What is told at a path of the API.
+    /// Creates a reader of the event stream at a path of the API.
     pub(crate) fn of(client: &Client, path: String) -> Self {
         let attempts = client.link.attempts();
         Self { client: client.clone(), path, lines: None, attempts, connected: false }
     }
 
-    /// The next event. After a connection that broke it is `Missed` with a count of 0: nobody knows how many. Can be
-    /// dropped and asked again.
+    /// Returns the next event. After a lost connection, that is `Missed` with a count of 0, because the
+    /// number of missed events is unknown. Cancel-safe.
     ///
     /// # Errors
-    /// The server does not answer any more, or says that the key is no longer valid.
+    /// The server no longer responds, or it reports that the key is no longer valid.
     pub async fn next(&mut self) -> Result<T, Error> {
         let link = &self.client.link;
         loop {

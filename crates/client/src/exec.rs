@@ -1,15 +1,17 @@
-//! A reader of one exec: every byte once and in order, then its end.
+//! A reader of one exec: every byte exactly once and in order, then the end event.
 //!
 //! ```text
-//!            ┌──────── cut, silent, not ready ────────┐
+//!            ┌─── disconnected, silent, not ready ────┐
 //!            ▼                                        │
-//! connect ──▶ read ── data, gap ──▶ the caller ── asks for more
-//!               └──── end ────────▶ the caller, then nothing more
+//! connect ──▶ read ── data, gap ──▶ caller ── calls `next` again
+//!               └────── end ──────▶ caller; nothing follows
 //! ```
 //!
-//! The exec lives in the sandbox, not in a connection. A reader that lost its connection asks for the rest from the
-//! offsets it has reached, and checks what it is told: every byte must follow the one before, and the end must agree with
-//! what was read. Results are lines, told whole: a reader goes on after the last one it had. A stream that stops without an end was cut; it never counts as an end.
+//! The exec lives in the sandbox, independently of a connection. A reader that was disconnected requests the
+//! rest, starting at the offsets that it has reached, and checks the response: every byte must follow the one
+//! before, and the end event must agree with the number of bytes that were read. Results are lines that are
+//! sent as a whole: a reader resumes after the last complete one. A stream that closes without an end event
+//! was interrupted; this never counts as the end of the exec.
 
 use api::code::ResultLine;
 use api::exec::{ExecEnd, ExecInfo, ExecSpec, OutputMode, Stream};
@@ -27,10 +29,10 @@ use crate::lines::{Broken, Lines};
 use crate::link::{Ask, Failure};
 use crate::patience::Attempts;
 
-/// In mode `block` the server is told what was taken each time so large a part of what is kept was read: early enough that
-/// the process need not wait, seldom enough that it costs nothing.
+/// In mode `block`, output is acknowledged to the server each time this fraction of the buffer (1/4) was
+/// read: early enough that the process does not have to wait, and rarely enough that the cost is negligible.
 const TELL_PARTS: u64 = 4;
-/// What is collected of one stream: the most that an exec can have kept.
+/// Maximum number of bytes that [`Exec::collect`] holds per stream: the maximum that an exec can retain.
 const COLLECTED_BYTES_MAX: u64 = limits::OUTPUT_BYTES_MAX;
 
 /// A reader of one exec.
@@ -39,69 +41,69 @@ pub struct Exec {
     sandbox: SandboxId,
     id: ExecId,
     info: Option<ExecInfo>,
-    /// What the caller has had of the three streams.
+    /// Offsets up to which the caller received the three streams.
     position: [u64; 3],
     taking: Option<Taking>,
     follow: bool,
-    /// Without `follow`: whether all that is there now has come.
+    /// Without `follow`: true once all output so far was received.
     caught_up: bool,
     lines: Option<Lines<OutputLine>>,
     attempts: Attempts,
     ended: bool,
 }
 
-/// What a reader gets.
+/// An event that a reader returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Bytes of a stream.
     Data {
-        /// Which stream.
+        /// The stream.
         stream: Stream,
-        /// The offset of the first.
+        /// Offset of the first byte.
         offset: u64,
         /// The bytes.
         bytes: Bytes,
     },
-    /// Bytes that were not kept.
+    /// Bytes that were not retained.
     Gap {
-        /// Which stream.
+        /// The stream.
         stream: Stream,
-        /// The first that is missing.
+        /// Offset of the first missing byte.
         from: u64,
-        /// The first that is there again.
+        /// Offset of the first byte after the gap.
         to: u64,
     },
-    /// Something that code shows besides what it writes, in order with it.
+    /// A result that code displays in addition to its output, in order with the output.
     Result {
-        /// Where it begins in the stream of results.
+        /// Offset of this result in the stream of results.
         offset: u64,
-        /// Where the next one begins.
+        /// Offset of the next result.
         next: u64,
-        /// What it is.
+        /// The result.
         line: ResultLine,
     },
-    /// It has ended. Nothing comes after.
+    /// The exec has ended. No event follows.
     End(ExecEnd),
 }
 
-/// Everything an exec wrote that was kept, and how it ended.
+/// All retained output of an exec, and its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collected {
-    /// Standard output; a gap leaves nothing.
+    /// Standard output; gaps are left out.
     pub stdout: Vec<u8>,
-    /// Standard error; a gap leaves nothing.
+    /// Standard error; gaps are left out.
     pub stderr: Vec<u8>,
-    /// What code showed.
+    /// Results that the code displayed.
     pub results: Vec<ResultLine>,
-    /// How it ended.
+    /// End of the exec.
     pub end: ExecEnd,
 }
 
-/// The bytes for which a reader has told the server that they were taken.
+/// State of the acknowledgements that a reader sends to the server.
 struct Taking {
     told: [u64; 2],
     every: u64,
-    /// Whether to tell it now, however little it is.
+    /// True if the next acknowledgement is due now, regardless of its size.
     now: bool,
 }
 
@@ -144,41 +146,42 @@ impl Exec {
         Self { follow: false, ..self }
     }
 
-    /// Tells the server what was read, so that an exec in mode `block`, which keeps so many bytes, goes on. A reader that was
-    /// started with its exec does so by itself; one that was attached has to be told to, since bytes that one reader has
-    /// taken are gone for the others.
+    /// Makes the reader acknowledge output to the server, so that an exec in mode `block`, which buffers
+    /// `output_bytes` bytes, can continue. A reader that started its exec does this automatically. For an
+    /// attached reader it has to be enabled explicitly, because bytes that one reader has acknowledged are
+    /// lost to all others.
     pub fn taking(self, output_bytes: u64) -> Self {
         let taking = Taking { told: [0; 2], every: output_bytes / TELL_PARTS, now: false };
         Self { taking: Some(taking), ..self }
     }
 
-    /// Reads from these offsets on instead of from the first byte.
+    /// Starts reading at these offsets instead of at the first byte.
     pub fn seek(&mut self, stdout: u64, stderr: u64, results: u64) {
         self.position = [stdout, stderr, results];
         self.leave();
     }
 
-    /// Its name.
+    /// Returns the id of the exec.
     pub fn id(&self) -> &ExecId {
         &self.id
     }
 
-    /// How it was when this reader started it.
+    /// Returns the state of the exec when this reader started it.
     pub fn info(&self) -> Option<&ExecInfo> {
         self.info.as_ref()
     }
 
-    /// The offsets reached on standard output, standard error and results.
+    /// Returns the current offsets in standard output, standard error and results.
     pub fn position(&self) -> (u64, u64, u64) {
         self.position.into()
     }
 
-    /// The next thing that happens; nothing after the end. Goes on over as many connections as it takes, and may be dropped
-    /// and asked again at any time. After an error, asking again goes on from the same place.
+    /// Returns the next event; none after the end. Reconnects as often as necessary. Cancel-safe. After an
+    /// error, another call continues at the same offset.
     ///
     /// # Errors
-    /// The exec or its sandbox is not known any more (`not_found`, `sandbox_lost`), the server does not answer, or what it
-    /// says cannot be true.
+    /// The exec or its sandbox no longer exists (`not_found`, `sandbox_lost`), the server does not respond,
+    /// or its response is inconsistent.
     pub async fn next(&mut self) -> Result<Option<Event>, Error> {
         while !self.ended {
             self.tell().await?;
@@ -219,10 +222,10 @@ impl Exec {
         Ok(None)
     }
 
-    /// Reads to the end. Holds at most what an exec can have kept.
+    /// Reads to the end. Holds at most the maximum that an exec can retain.
     ///
     /// # Errors
-    /// As [`Exec::next`]; `too_large` for an exec in mode `block` that wrote more than fits.
+    /// As [`Exec::next`]; `too_large` if an exec in mode `block` wrote more than that.
     pub async fn collect(mut self) -> Result<Collected, Error> {
         let (mut stdout, mut stderr, mut results) = (Vec::new(), Vec::new(), Vec::new());
         loop {
@@ -230,7 +233,7 @@ impl Exec {
                 Some(Event::Data { stream: Stream::Stdout, bytes, .. }) => stdout.extend_from_slice(&bytes),
                 Some(Event::Data { stream: Stream::Stderr, bytes, .. }) => stderr.extend_from_slice(&bytes),
                 Some(Event::Result { line, .. }) => results.push(line),
-                // Of results there are no bytes.
+                // Results are never sent as raw bytes.
                 Some(Event::Data { stream: Stream::Results, .. } | Event::Gap { .. }) => {}
                 Some(Event::End(end)) => return Ok(Collected { stdout, stderr, results, end }),
                 None => {
@@ -247,7 +250,7 @@ impl Exec {
         }
     }
 
-    /// The request for everything that was not read yet.
+    /// Returns the request for all output that was not read yet.
     fn rest(&self) -> Ask {
         let ([stdout, stderr, results], follow) = (self.position, self.follow);
         let offsets = format!("stdout={stdout}&stderr={stderr}&results={results}");
@@ -255,16 +258,17 @@ impl Exec {
         Ask::get(path).accept(NDJSON).within(self.client.link.options.silence_max)
     }
 
-    /// Checks a line against what was read before.
+    /// Checks a line against the lines before it.
     fn accept(&mut self, line: OutputLine) -> Result<Option<Event>, Failure> {
-        // One heartbeat before the end of the answer says that this was all; a second one says the same.
+        // Without `follow`, a heartbeat marks the end of the output so far. A second heartbeat has the same
+        // meaning.
         let quiet = !self.follow && line == OutputLine::Heartbeat;
         self.ended = quiet && self.caught_up;
         self.caught_up = quiet;
         match line {
             OutputLine::Started { .. } => Err(self.lie("received a second `started` event".into())),
             OutputLine::Heartbeat => {
-                // Nothing happens: perhaps because the process waits for us.
+                // No output: the process may be blocked until the output that was read is acknowledged.
                 if let Some(taking) = &mut self.taking {
                     let [stdout, stderr, _] = self.position;
                     taking.now = taking.told != [stdout, stderr];
@@ -334,7 +338,7 @@ impl Exec {
         }
     }
 
-    /// Tells the server what was taken: everything that the caller had before it asked for more.
+    /// Acknowledges output to the server: everything that the caller received before it called `next` again.
     async fn tell(&mut self) -> Result<(), Error> {
         let ([stdout, stderr, _], path) = (self.position, self.path());
         let Some(taking) = &mut self.taking else { return Ok(()) };
@@ -346,7 +350,7 @@ impl Exec {
         let ask = Ask::new(Method::PUT, format!("{path}/read?stdout={stdout}&stderr={stderr}"));
         match self.client.link.done(&ask).await {
             Ok(()) => {}
-            // What is gone is told by the output, as an outcome or an error of its own.
+            // If the exec or its sandbox is gone, the output stream reports this, as an outcome or an error.
             Err(error) if matches!(error.code(), Some(ErrorCode::SandboxLost | ErrorCode::NotFound)) => {}
             Err(error) => return Err(error),
         }
@@ -367,7 +371,8 @@ impl Exec {
         }
     }
 
-    /// Leaves the connection; the position stays. What was taken is told once more: the next server may not know.
+    /// Drops the connection but keeps the position. Requests a new acknowledgement, because a restarted
+    /// server may not know the last one.
     fn leave(&mut self) {
         self.lines = None;
         self.caught_up = false;

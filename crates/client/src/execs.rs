@@ -1,4 +1,4 @@
-//! What a client does with execs, other than reading one.
+//! Requests for execs, except reading their output.
 
 use std::time::Duration;
 
@@ -16,11 +16,12 @@ use crate::link::{Ask, Failure};
 use crate::patience::Trouble;
 use crate::stdin::Stdin;
 
-/// A server waits 90 s for an interpreter that imports what its template names.
+/// Minimum timeout for requests that start code. The server waits up to 90 s for an interpreter that imports
+/// the packages of its template.
 pub(crate) const CODE_WITHIN: Duration = Duration::from_secs(100);
 
 impl Client {
-    /// Starts a command or code and reads it. However often it has to be asked, it is started once.
+    /// Starts a command or code and returns a reader of its output. Retries do not start it twice.
     ///
     /// # Errors
     /// The command could not be started, or the sandbox is gone.
@@ -28,8 +29,8 @@ impl Client {
         self.exec_at(format!("/v1/sandboxes/{sandbox}/execs"), sandbox, spec).await
     }
 
-    /// As [`Client::exec`]; the server cancels the exec when the connection ends before it does. A reader that comes back
-    /// then reads `cancelled`.
+    /// As [`Client::exec`], but the server cancels the exec if the connection breaks before the exec ends. A
+    /// reader that reconnects then reads the outcome `cancelled`.
     ///
     /// # Errors
     /// As [`Client::exec`].
@@ -38,7 +39,7 @@ impl Client {
         self.exec_at(path, sandbox, spec).await
     }
 
-    /// Starts a command and leaves it. However often it has to be asked, it is started once.
+    /// Starts a command without reading its output. Retries do not start it twice.
     ///
     /// # Errors
     /// As [`Client::exec`].
@@ -48,7 +49,7 @@ impl Client {
         self.link.call(&self.starting(path, spec)?).await
     }
 
-    /// The execs of a sandbox, ended ones included.
+    /// Lists the execs of a sandbox, including ended ones.
     ///
     /// # Errors
     /// The sandbox is gone.
@@ -58,42 +59,43 @@ impl Client {
         Ok(page.items)
     }
 
-    /// How an exec is doing.
+    /// Returns the state of an exec.
     ///
     /// # Errors
-    /// It is not known, or its sandbox is gone.
+    /// The exec does not exist, or its sandbox is gone.
     pub async fn exec_info(&self, sandbox: &SandboxId, exec: &ExecId) -> Result<ExecInfo, Error> {
         self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/execs/{exec}"))).await
     }
 
-    /// A reader of an exec that was started before, from the first byte to its end. Nothing is sent yet.
+    /// Returns a reader of an exec that was started earlier, from the first byte to the end. Sends nothing
+    /// yet.
     pub fn reader(&self, sandbox: &SandboxId, exec: &ExecId) -> Exec {
         Exec::attach(self.clone(), sandbox.clone(), exec.clone())
     }
 
-    /// A reader of what an exec has written so far: it does not wait for more.
+    /// Returns a reader of the output that an exec has written so far. It does not wait for more.
     pub fn reader_of_now(&self, sandbox: &SandboxId, exec: &ExecId) -> Exec {
         self.reader(sandbox, exec).until_now()
     }
 
-    /// A writer to an exec that was started with `stdin`, from the first byte on.
+    /// Returns a writer to an exec that was started with `stdin`. It starts at the first byte.
     pub fn stdin(&self, sandbox: &SandboxId, exec: &ExecId) -> Stdin {
         Stdin::new(self.clone(), sandbox.clone(), exec.clone())
     }
 
-    /// Ends an exec: its outcome will be `cancelled`, unless it had ended before.
+    /// Cancels an exec: its outcome will be `cancelled`, unless it has ended already.
     ///
     /// # Errors
-    /// It is not known, or its sandbox is gone.
+    /// The exec does not exist, or its sandbox is gone.
     pub async fn cancel(&self, sandbox: &SandboxId, exec: &ExecId) -> Result<(), Error> {
         self.link.done(&Ask::new(Method::DELETE, format!("/v1/sandboxes/{sandbox}/execs/{exec}"))).await
     }
 
-    /// Sends a signal to all processes of an exec; says how many there were. A signal cannot be sent twice for safety: when
-    /// the connection breaks, the error says that it may have arrived.
+    /// Sends a signal to all processes of an exec and returns their number. A signal cannot safely be sent
+    /// again: if the connection breaks, the error reports that the signal may have been delivered.
     ///
     /// # Errors
-    /// The number is no signal, or the exec is not known.
+    /// The number is not a valid signal, or the exec does not exist.
     pub async fn signal(&self, sandbox: &SandboxId, exec: &ExecId, signal: i32) -> Result<u32, Error> {
         let path = format!("/v1/sandboxes/{sandbox}/execs/{exec}/signal");
         let ask = Ask::new(Method::POST, path).json(&SignalRequest { signal })?;
@@ -101,7 +103,8 @@ impl Client {
         Ok(said.processes)
     }
 
-    /// The request for a start. Code may have to wait for its interpreter.
+    /// Returns the request that starts an exec. Code gets a longer timeout, because it may have to wait for
+    /// its interpreter.
     fn starting(&self, path: String, spec: &ExecSpec) -> Result<Ask, Error> {
         let ask = Ask::new(Method::POST, path).json(spec)?.once()?;
         let within = self.link.options.answer_within;
@@ -122,7 +125,7 @@ impl Client {
         }
     }
 
-    /// Asks once for a start and reads up to the line that says that it happened.
+    /// Sends the start request once and reads up to the `started` event.
     async fn try_exec(&self, ask: &Ask) -> Result<(ExecInfo, Lines<OutputLine>), Failure> {
         let mut lines = Lines::new(self.link.open(ask).await?);
         let fatal = |error| Failure { error, trouble: None, pause: None };
@@ -148,7 +151,7 @@ impl Client {
     }
 }
 
-/// A stream that ended with an error: whether another may do better.
+/// Converts the error with which a stream ended. It counts as temporary if the server marked a retry as safe.
 pub(crate) fn last_words(error: api::Error) -> Failure {
     let trouble = (error.retry == api::Retry::Safe).then_some(Trouble::Connection);
     Failure { error: Error::Refused(error), trouble, pause: None }

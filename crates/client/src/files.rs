@@ -1,12 +1,12 @@
-//! What a client does with the files of a sandbox.
+//! Requests for the files of a sandbox.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`reader`] | the bytes of one file over as many connections as it takes |
-//! | [`transfer`] | whole files between this machine and a sandbox: resumable, compared by their hash |
-//! | [`sending`] | bodies that are made while they are sent |
+//! | [`reader`] | the bytes of one file, over as many connections as necessary |
+//! | [`transfer`] | transfers of whole files between this machine and a sandbox: resumable, verified by hash |
+//! | [`sending`] | streamed request bodies |
 //! | [`archive`] | many files as one archive |
-//! | [`watch`] | what happens to files |
+//! | [`watch`] | live events of files |
 
 mod archive;
 mod reader;
@@ -35,10 +35,11 @@ pub use reader::Reader;
 pub use transfer::Progress;
 pub use watch::Watch;
 
-/// A listing of more than ten million is a server that goes round in circles.
+/// Maximum number of pages of a listing. More than ten million entries mean that the server returns pages in
+/// a loop.
 const PAGES_MAX: usize = 10_000;
 
-/// What makes a request one in which BLAKE3 is told.
+/// Query parameter that makes the server use BLAKE3 as the hash of its response.
 const BLAKE3: &str = "&digest=blake3";
 
 /// The files of one sandbox. Cheap to clone.
@@ -46,41 +47,41 @@ const BLAKE3: &str = "&digest=blake3";
 pub struct Files {
     client: Client,
     sandbox: SandboxId,
-    /// Whether they are opened as root.
+    /// True if files are accessed as root.
     as_root: bool,
-    /// Parts of uploads that were dropped before their end; as many as there were uploads.
+    /// Parts of uploads that were dropped before they were complete. At most one per upload.
     left: Arc<Mutex<Vec<FilePath>>>,
 }
 
-/// One page of a listing.
+/// One page of a directory listing.
 pub type Listed = Page<FileInfo>;
 
 impl Client {
-    /// The files of a sandbox. Nothing is sent yet.
+    /// Returns access to the files of a sandbox. Sends nothing yet.
     pub fn files(&self, sandbox: &SandboxId) -> Files {
         Files { client: self.clone(), sandbox: sandbox.clone(), as_root: false, left: Arc::default() }
     }
 }
 
 impl Files {
-    /// The same files, opened as root of the sandbox. Requests fail if the project does not allow root.
+    /// Accesses the same files as root of the sandbox. Requests fail if the project does not allow root.
     #[must_use]
     pub fn as_root(self) -> Self {
         Self { as_root: true, ..self }
     }
 
-    /// What is at a path. A symlink is not followed.
+    /// Returns the metadata of a path. Symlinks are not followed.
     ///
     /// # Errors
-    /// There is nothing, or it may not be looked at.
+    /// The path does not exist, or it must not be inspected.
     pub async fn stat(&self, path: &FilePath) -> Result<FileInfo, Error> {
         self.client.link.call(&Ask::get(self.route("", &[("path", path)]))).await
     }
 
-    /// Everything in a directory, and in those below it down to `depth`.
+    /// Lists a directory and its subdirectories down to `depth`.
     ///
     /// # Errors
-    /// It is no directory, or may not be read.
+    /// The path is not a directory, or it must not be read.
     pub async fn list(&self, path: &FilePath, depth: u32) -> Result<Vec<FileInfo>, Error> {
         let (mut items, mut cursor) = (Vec::new(), None);
         for _ in 0..PAGES_MAX {
@@ -94,7 +95,7 @@ impl Files {
         Err(self.client.link.protocol(format!("a listing has more than {PAGES_MAX} pages")))
     }
 
-    /// One page of that: the first, or the one after another, whose `next` is the cursor.
+    /// Returns one page of a listing: the first, or the page after the one with this cursor as its `next`.
     ///
     /// # Errors
     /// As [`Files::list`].
@@ -107,15 +108,15 @@ impl Files {
         self.client.link.call(&Ask::get(route)).await
     }
 
-    /// The SHA-256 of a regular file, made in the sandbox.
+    /// Returns the SHA-256 of a regular file, computed in the sandbox.
     ///
     /// # Errors
-    /// It is none, or may not be read.
+    /// The path is not a regular file, or it must not be read.
     pub async fn hash(&self, path: &FilePath) -> Result<HashedFile, Error> {
         self.hash_at(self.route("/hash", &[("path", path)])).await
     }
 
-    /// Its BLAKE3 instead, by which whatever goes to a sandbox or comes from one in many pieces is compared.
+    /// Returns the BLAKE3 of a file instead. Transfers in several chunks are verified with it.
     async fn blake3(&self, path: &FilePath) -> Result<HashedFile, Error> {
         self.hash_at(self.route("/hash", &[("path", path)]) + BLAKE3).await
     }
@@ -125,10 +126,10 @@ impl Files {
         self.client.link.call(&ask).await
     }
 
-    /// All bytes of a regular file of at most so many.
+    /// Reads a regular file of at most `most` bytes.
     ///
     /// # Errors
-    /// It is larger (`too_large`), no file, or changes faster than it can be read.
+    /// The file is larger (`too_large`), is not a regular file, or changes faster than it can be read.
     pub async fn read(&self, path: &FilePath, most: u64) -> Result<Vec<u8>, Error> {
         let mut reader = self.reader(path).await?;
         if reader.info().size_bytes > most {
@@ -141,10 +142,10 @@ impl Files {
         Ok(bytes)
     }
 
-    /// Puts bytes into a file, which is there whole at the end or as it was before. `mode` is its permissions.
+    /// Writes a file atomically: it has either its new content or its old one. `mode` sets its permissions.
     ///
     /// # Errors
-    /// It cannot be written there.
+    /// The path cannot be written to.
     pub async fn write(&self, path: &FilePath, bytes: Bytes, mode: Option<u32>) -> Result<HashedFile, Error> {
         let digest = digest(&Sha256::digest(&bytes).into());
         let within = sending::carried(bytes.len() as u64);
@@ -152,10 +153,10 @@ impl Files {
         self.client.link.call(&ask.header(HeaderName::from_static(DIGEST_HEADER), &digest)).await
     }
 
-    /// Puts everything that comes out of a reader into a file, likewise. Asked once: a reader gives its bytes once.
+    /// Writes a file atomically from a reader. Not retried, because the reader can be read only once.
     ///
     /// # Errors
-    /// It cannot be written there, or the connection broke.
+    /// The path cannot be written to, or the connection broke.
     pub async fn write_from(
         &self,
         path: &FilePath,
@@ -178,25 +179,26 @@ impl Files {
         Ok(sent)
     }
 
-    /// Makes a directory and those above it. One that is there is fine.
+    /// Creates a directory and its parents. Succeeds if it already exists.
     ///
     /// # Errors
-    /// Something else is there, or it may not be made.
+    /// The path is not a directory, or it must not be created.
     pub async fn make(&self, path: &FilePath) -> Result<u64, Error> {
-        // What can be repeated without harm is repeated.
+        // Creating a directory can safely be repeated.
         self.counted(Ask::new(Method::POST, self.route("/make", &[("path", path)])).again()).await
     }
 
-    /// Gives a thing another name; with `replace`, also where there is a file of that name.
+    /// Renames a file or directory. With `replace`, an existing file of the new name is replaced.
     ///
     /// # Errors
-    /// There is none, or one of that name. When the connection breaks, the error says that it may have been done.
+    /// `from` does not exist, or `to` exists. If the connection breaks, the error reports that the rename may
+    /// have happened.
     pub async fn rename(&self, from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
         let route = self.route("/move", &[("from", from), ("to", to)]) + &format!("&replace={replace}");
         self.counted(Ask::new(Method::POST, route)).await
     }
 
-    /// Copies a file, or a directory with what is in it.
+    /// Copies a file, or a directory with its content.
     ///
     /// # Errors
     /// As [`Files::rename`].
@@ -205,19 +207,20 @@ impl Files {
         self.counted(Ask::new(Method::POST, route)).await
     }
 
-    /// Removes a thing; with `all`, a directory with what is in it. One that is not there is fine.
+    /// Removes a file or directory; with `all`, a directory with its content. Succeeds if it does not exist.
     ///
     /// # Errors
-    /// It may not be removed, or is a directory that is not empty.
+    /// It must not be removed, or it is a directory that is not empty.
     pub async fn remove(&self, path: &FilePath, all: bool) -> Result<u64, Error> {
         let route = self.route("", &[("path", path)]) + &format!("&all={all}");
         self.counted(Ask::new(Method::DELETE, route)).await
     }
 
-    /// Replaces a text in a file; says in how many places.
+    /// Replaces a text in a file and returns the number of replacements.
     ///
     /// # Errors
-    /// The file does not have it, or has it more than once and not all were meant.
+    /// The file does not contain the text, or it contains the text more than once and the request did not ask
+    /// to replace all.
     pub async fn edit(&self, path: &FilePath, edit: &EditRequest) -> Result<u64, Error> {
         let ask = Ask::new(Method::POST, self.route("/edit", &[("path", path)])).json(edit)?;
         self.counted(ask).await

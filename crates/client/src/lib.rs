@@ -14,25 +14,26 @@
 //! |---|---|
 //! | [`Client`] | sandboxes: create, find, list, renew, stop |
 //! | `execs` | execs: start, list, signal, cancel |
-//! | `contexts` | interpreters that stay: create, list, restart, interrupt, remove, variables |
-//! | `artifacts` | what was kept of execs, and datasets for sandboxes |
-//! | `sessions` | sessions of agents: make, call tools, what is kept, end |
+//! | `contexts` | live interpreters: create, list, restart, interrupt, remove, variables |
+//! | `artifacts` | artifacts of execs, and datasets for sandboxes |
+//! | `sessions` | sessions of agents: create, call tools, retrieve files, end |
 //! | `secrets` | secrets: set, list, remove |
 //! | `admin` | projects, keys, the node, the server's health |
 //! | [`Exec`] | a reader of one exec: every byte once, then its end |
 //! | [`Stdin`] | a writer to one exec |
-//! | [`Terminal`] | a terminal: keys in, screen out, over as many connections as it takes |
-//! | [`Events`] | what happens to the project's sandboxes, or in a session |
+//! | [`Terminal`] | a terminal: keys in, screen out, over as many connections as necessary |
+//! | [`Events`] | live events of the project's sandboxes or of a session |
 //! | [`Tunnel`] | a connection to a port inside a sandbox |
-//! | [`Files`] | the files of a sandbox: looked at, read, written, transferred whole, watched |
-//! | `link` | one request over as many connections as it takes |
-//! | `lines` | lines of JSON out of a body, bounded |
-//! | `patience` | how long and how often to ask again |
-//! | `tls` | whom to trust |
-//! | [`Error`] | what can go wrong, for whoever acts on it |
+//! | [`Files`] | the files of a sandbox: inspect, read, write, transfer, watch |
+//! | `link` | one request over as many connections as necessary |
+//! | `lines` | lines of JSON from a body, with a size limit |
+//! | `patience` | retry policy |
+//! | `tls` | trusted certificates |
+//! | [`Error`] | errors, with the information that a caller needs to handle them |
 //!
-//! Invariants: a request is sent again only where that changes nothing more; every wait, line and body is bounded; the
-//! output of an exec is an error until its end was said.
+//! Invariants: a request is repeated only if the repetition has no additional effect; every wait, line and
+//! body is bounded; the output of an exec is incomplete, and reading it ends in an error, until the end event
+//! was received.
 
 #![forbid(unsafe_code)]
 

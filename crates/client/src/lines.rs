@@ -1,4 +1,4 @@
-//! Lines of JSON out of a body that never ends.
+//! Lines of JSON from a body of unlimited length.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -10,21 +10,21 @@ use serde::de::DeserializeOwned;
 
 use crate::link;
 
-/// Reads one body line by line. Holds one line and what came with its end.
+/// A line-by-line reader of one body. Holds at most one line and the chunk that completed it.
 pub(crate) struct Lines<T> {
     response: Response,
     buffer: BytesMut,
-    /// What of the buffer is known to hold no end of a line.
+    /// Number of bytes at the start of the buffer that are known to contain no line feed.
     scanned: usize,
     of: PhantomData<fn() -> T>,
 }
 
-/// Why there is no next line.
+/// Reason why there is no next line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
-    /// The connection ended or fell silent, with a line or between two.
+    /// The connection closed or fell silent, within a line or between two lines.
     Cut(String),
-    /// What came is no line of this kind.
+    /// The data received is not a valid line.
     Nonsense(String),
 }
 
@@ -33,7 +33,7 @@ impl<T: DeserializeOwned> Lines<T> {
         Self { response, buffer: BytesMut::new(), scanned: 0, of: PhantomData }
     }
 
-    /// The next line, if one comes before `silence` is over. Can be dropped and asked again: nothing is lost.
+    /// Returns the next line, if one arrives within `silence`. Cancel-safe: no data is lost.
     pub async fn next(&mut self, silence: Duration) -> Result<T, Broken> {
         loop {
             if let Some(line) = self.line()? {
@@ -49,7 +49,7 @@ impl<T: DeserializeOwned> Lines<T> {
         }
     }
 
-    /// Takes a whole line out of the buffer.
+    /// Takes a complete line from the buffer.
     fn line(&mut self) -> Result<Option<BytesMut>, Broken> {
         let fresh = self.buffer.get(self.scanned..).unwrap_or_default();
         match fresh.iter().position(|byte| *byte == b'\n') {

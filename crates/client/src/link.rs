@@ -1,7 +1,8 @@
-//! One request over as many connections as it takes.
+//! One request over as many connections as necessary.
 //!
-//! A request is sent again when it failed before anything was sent, or when it can be repeated without a further effect:
-//! it asks or replaces, or carries an idempotency key. Everything else fails with `ran: unknown` once it was sent.
+//! A request is repeated if it failed before anything was sent, or if the repetition has no additional
+//! effect: it reads or replaces something, or carries an idempotency key. All other requests that fail after
+//! they were sent return `ran: unknown`.
 
 use std::error::Error as StdError;
 use std::time::{Duration, Instant};
@@ -25,18 +26,18 @@ use crate::error::Error;
 use crate::patience::{Attempts, Trouble};
 use crate::tls;
 
-/// A connection is made within this or not at all: even around the world it takes a tenth.
+/// Timeout for establishing a connection. Even a connection around the world takes a tenth of this.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// After so long without a byte, the operating system asks whether the other side is still there; at the third missing
-/// answer the connection counts as broken. The same 15 s that a stream may be silent.
+/// Idle time before the first TCP keepalive probe, and interval between probes. With `KEEPALIVE_PROBES`, a
+/// dead connection is detected after 15 s, which is also the default for the maximum silence of a stream.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 2;
-/// An error says what it has to say in less.
+/// Maximum size of an error response that is read. Errors of the server are shorter.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
-/// What is shown of an answer that is not one of ours.
+/// Maximum number of characters of a foreign response that an error message quotes.
 const FOREIGN_SHOWN: usize = 200;
 
-/// A server, and how it is asked.
+/// A server and the HTTP client for it.
 pub(crate) struct Link {
     http: reqwest::Client,
     pub url: String,
@@ -54,7 +55,7 @@ pub(crate) struct Ask {
     repeatable: bool,
 }
 
-/// A try that failed, and whether another may do better.
+/// A failed attempt, and whether another attempt may succeed.
 pub(crate) struct Failure {
     pub error: Error,
     pub trouble: Option<Trouble>,
@@ -83,7 +84,7 @@ impl Ask {
         Self { body, ..self }
     }
 
-    /// Marks it with a fresh key, under which the server does it once, however often it is sent.
+    /// Adds a fresh idempotency key, with which the server performs the request only once.
     pub fn once(mut self) -> Result<Self, Error> {
         let random = random("an idempotency key")?;
         let key = format!("{:032x}", u128::from_be_bytes(random));
@@ -95,7 +96,7 @@ impl Ask {
         Ok(Self { repeatable: true, ..self })
     }
 
-    /// Marks it as one that does no harm when repeated.
+    /// Marks the request as safe to repeat.
     pub fn again(self) -> Self {
         Self { repeatable: true, ..self }
     }
@@ -105,7 +106,7 @@ impl Ask {
         self
     }
 
-    /// With one more header, whose value is one.
+    /// Adds a header. Ignores a value that is not valid in a header.
     pub fn header(mut self, name: HeaderName, value: &str) -> Self {
         if let Ok(value) = HeaderValue::from_str(value) {
             self.headers.insert(name, value);
@@ -113,14 +114,14 @@ impl Ask {
         self
     }
 
-    /// Waits so long for the answer, instead of as long as the options say.
+    /// Replaces the default timeout for the response.
     pub fn within(self, within: Duration) -> Self {
         Self { within: Some(within), ..self }
     }
 }
 
 impl Failure {
-    /// How long to wait before the next try; the error, if there is none to be made.
+    /// Returns the pause before the next attempt, or the error if there is to be none.
     pub fn pause(self, attempts: &mut Attempts) -> Result<Duration, Error> {
         let Some(trouble) = self.trouble else { return Err(self.error) };
         attempts.after(trouble, self.pause, Instant::now()).ok_or(self.error)
@@ -147,14 +148,14 @@ impl Link {
         }
         let tls = tls::config(encrypted, options.ca_file.as_deref())?;
         let builder = reqwest::Client::builder();
-        // Without encryption a proxy of the environment would read the key.
+        // Without encryption, a proxy from the environment could read the key.
         let may_use_proxy = encrypted || api::defence::is_off("N-40");
         let builder = if may_use_proxy { builder } else { builder.no_proxy() };
         let http = builder
             .tls_backend_preconfigured(tls)
             .default_headers(headers(secret)?)
             .http1_only()
-            // The key goes to the server that was named and to no other, and what is repeated is decided here.
+            // The key must go to the configured server only, and retries are decided in this module.
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
             .connect_timeout(CONNECT_WITHIN)
@@ -166,7 +167,7 @@ impl Link {
         Ok(Self { http, url: parsed.as_str().trim_end_matches('/').to_owned(), options })
     }
 
-    /// Asks, and understands the answer.
+    /// Sends a request, with retries, and parses the response.
     pub async fn call<T: DeserializeOwned>(&self, ask: &Ask) -> Result<T, Error> {
         let mut attempts = self.attempts();
         loop {
@@ -181,7 +182,7 @@ impl Link {
         }
     }
 
-    /// Asks for something that is answered by its being done.
+    /// Sends a request, with retries, whose response has no content of interest.
     pub async fn done(&self, ask: &Ask) -> Result<(), Error> {
         let mut attempts = self.attempts();
         loop {
@@ -192,13 +193,13 @@ impl Link {
         }
     }
 
-    /// Sends a request once; the answer is one of success, its body still to come.
+    /// Sends a request once. Returns a response with a success status, whose body is not read yet.
     pub async fn open(&self, ask: &Ask) -> Result<Response, Failure> {
         let response = self.send(ask).await?;
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(ask, response).await) }
     }
 
-    /// Asks once for a connection that becomes a WebSocket.
+    /// Sends a WebSocket handshake once.
     pub async fn socket(&self, ask: &Ask) -> Result<Upgraded, Failure> {
         let key = random_key().map_err(|error| Failure { error, trouble: None, pause: None })?;
         let mut ask = ask.clone();
@@ -222,8 +223,8 @@ impl Link {
         response.upgrade().await.map_err(|error| self.lost(&ask, &error))
     }
 
-    /// Sends a request once, with a body that is made while it is sent; the answer is one of success. How long that may take is
-    /// for whoever makes the body to say.
+    /// Sends a request once, with a streamed body. Returns a response with a success status. Has no timeout
+    /// of its own: the caller that streams the body enforces one.
     pub async fn open_with(&self, ask: &Ask, body: reqwest::Body) -> Result<Response, Failure> {
         let response = self.request(ask).body(body).send().await.map_err(|error| self.lost(ask, &error))?;
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(ask, response).await) }
@@ -234,7 +235,7 @@ impl Link {
         self.http.request(ask.method.clone(), url).headers(ask.headers.clone())
     }
 
-    /// Sends a request once; the answer is whatever came.
+    /// Sends a request once and returns the response, regardless of its status.
     pub async fn send(&self, ask: &Ask) -> Result<Response, Failure> {
         let request = self.request(ask).body(ask.body.clone());
         match tokio::time::timeout(self.within(ask), request.send()).await {
@@ -244,7 +245,7 @@ impl Link {
         }
     }
 
-    /// Waits before the next try, or gives up with what the last one came to.
+    /// Waits before the next attempt, or returns the error of the last one.
     pub async fn pause(&self, attempts: &mut Attempts, failure: Failure) -> Result<(), Error> {
         tokio::time::sleep(failure.pause(attempts)?).await;
         Ok(())
@@ -254,7 +255,8 @@ impl Link {
         Attempts::new(self.options.patience)
     }
 
-    /// A connection that broke after the answer began: what was asked for has begun, too.
+    /// Returns the failure for a connection that broke after the server may have begun to process the
+    /// request.
     pub fn cut(&self, why: String) -> Failure {
         let error = Error::Unreachable { url: self.url.clone(), why, ran: Ran::Unknown };
         Failure { error, trouble: Some(Trouble::Connection), pause: None }
@@ -264,7 +266,7 @@ impl Link {
         Error::Protocol { url: self.url.clone(), what }
     }
 
-    /// Reads a body of at most so many bytes.
+    /// Reads a body of at most `most` bytes.
     pub async fn body(&self, ask: &Ask, mut response: Response, most: usize) -> Result<BytesMut, Failure> {
         let mut body = BytesMut::new();
         let reading = async {
@@ -289,7 +291,7 @@ impl Link {
         self.body(ask, response, limits::BODY_BYTES_MAX).await
     }
 
-    /// What an answer that is none of success means for another try.
+    /// Converts a response with an error status, and determines whether another attempt may succeed.
     pub async fn refusal(&self, ask: &Ask, response: Response) -> Failure {
         let status = response.status();
         let pause = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
@@ -304,7 +306,7 @@ impl Link {
         }
     }
 
-    /// An answer of something between us and the server, or of another server.
+    /// Handles a response that did not come from a Bellglass server, for example from a proxy.
     fn foreign(&self, ask: &Ask, status: StatusCode, body: &[u8], pause: Option<Duration>) -> Failure {
         let gateway = [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
         if gateway.contains(&status) {
@@ -345,20 +347,20 @@ fn random(what: &str) -> Result<[u8; 16], Error> {
     }
 }
 
-/// By which a server shows that it answers this request and no other.
+/// Returns a random key that the server must acknowledge in its response to the handshake.
 fn random_key() -> Result<HeaderValue, Error> {
     let what = "a WebSocket key";
     HeaderValue::from_str(&BASE64_STANDARD.encode(random(what)?))
         .map_err(|error| Error::Configuration { what: what.into(), why: error.to_string() })
 }
 
-/// What really happened, without the layers that only say that something did.
+/// Returns the innermost cause of an error, without the layers around it.
 pub(crate) fn root_cause(error: &reqwest::Error) -> String {
     chain(error).last().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Whether the server is not who it should be: asking again changes nothing. An error of I/O names what it wraps not as its
-/// source but as its content, so both are followed.
+/// Returns true if the server failed to prove its identity, in which case retries are useless. An `io::Error`
+/// exposes the error that it wraps through `get_ref` and not through `source`, so both are followed.
 fn is_distrust(error: &(dyn StdError + 'static)) -> bool {
     let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
     error.is::<rustls::Error>()
@@ -372,9 +374,9 @@ fn chain<'a>(error: &'a reqwest::Error) -> impl Iterator<Item = &'a (dyn StdErro
     })
 }
 
-/// Whether the server's no is one for now, and of which kind.
+/// Classifies an error of the server: temporary, and of which kind, or permanent.
 fn refused(status: StatusCode, error: &api::Error) -> Option<Trouble> {
-    // A quota is waited for by whoever can free some of it.
+    // Waiting does not help against a quota: the caller has to free some of it.
     if error.retry != Retry::Safe || error.code == ErrorCode::QuotaExceeded {
         None
     } else if matches!(error.code, ErrorCode::Capacity | ErrorCode::RateLimited) {

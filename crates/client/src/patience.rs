@@ -1,35 +1,37 @@
-//! How long and how often to ask again. Pure: time is a parameter.
+//! Retry policy: for how long and how often a request is repeated. Pure: time is a parameter.
 
 use std::time::{Duration, Instant};
 
-/// A server that is restarted is back within this, sandboxes and all; what is away longer is down.
+/// Default for the retry time while the server does not respond. A restart, including its sandboxes, takes
+/// less; a server that is away for longer is down.
 pub const CONNECTION_WITHIN: Duration = Duration::from_secs(60);
-/// A full machine may have room again when a sandbox ends; whoever waits longer had better be told.
+/// Default for the retry time while the server is busy. A full machine may have capacity again when a sandbox
+/// ends; after this time, the caller should get an error instead.
 pub const BUSY_WITHIN: Duration = Duration::from_secs(15);
-/// The first pause: a connection that broke by chance is there again at once.
+/// First pause. A connection that broke by chance works again immediately.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
-/// The longest pause that is our own idea: half a second is not felt by a person and not by a server.
+/// Maximum pause that we choose. Half a second is negligible for a person and for the server.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// For how long a request is repeated, from the first time it failed.
+/// Time for which a request is retried, from its first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// While no answer comes, or one that says the server is not ready.
+    /// Limit while the server does not respond or reports that it is not ready.
     pub connection: Duration,
-    /// While the server answers that it has no room or is asked too fast.
+    /// Limit while the server reports that it has no capacity or that the rate limit is exceeded.
     pub busy: Duration,
 }
 
-/// Why a request is to be repeated.
+/// Reason for a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// No answer, or one that says that the server is not ready.
+    /// The server did not respond, or reported that it is not ready.
     Connection,
-    /// An answer that says: not now.
+    /// The server is temporarily busy.
     Busy,
 }
 
-/// One request, or one reader, in trouble.
+/// Retry state of one request or one reader.
 #[derive(Debug)]
 pub(crate) struct Attempts {
     patience: Patience,
@@ -48,8 +50,8 @@ impl Attempts {
         Self { patience, since: None, pause: PAUSE_MIN }
     }
 
-    /// How long to wait before the next try; none when it is time to give up. What the server asks for is waited for,
-    /// unless that would be too long.
+    /// Returns the pause before the next attempt; none if the time is up. A pause that the server requests is
+    /// respected, unless it is too long.
     pub fn after(&mut self, trouble: Trouble, asked: Option<Duration>, now: Instant) -> Option<Duration> {
         let within = match trouble {
             Trouble::Connection => self.patience.connection,
@@ -61,7 +63,7 @@ impl Attempts {
         (now.saturating_duration_since(since) + pause <= within).then_some(pause)
     }
 
-    /// All is well again.
+    /// Resets the state after a success.
     pub fn progress(&mut self) {
         self.since = None;
         self.pause = PAUSE_MIN;

@@ -1,4 +1,4 @@
-//! Ports of a sandbox: how one is reached, opening it to everybody, and connections to it.
+//! Ports of a sandbox: their addresses, public access, and connections to them.
 
 use std::io;
 use std::pin::Pin;
@@ -14,33 +14,34 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::link::Ask;
 
-/// A connection to a port inside a sandbox. It is cut when the server is gone; a new one can be made as soon as it is back.
+/// A connection to a port inside a sandbox. It breaks when the server stops; a new one can be opened after
+/// the restart.
 pub struct Tunnel {
     bytes: reqwest::Upgraded,
 }
 
 impl Client {
-    /// How a port of a sandbox is reached.
+    /// Returns the address of a port of a sandbox.
     ///
     /// # Errors
-    /// The sandbox does not run, or the key's role does not allow it.
+    /// The sandbox is not running, or the key's role does not allow this.
     pub async fn port(&self, sandbox: &SandboxId, port: u16) -> Result<Port, Error> {
         self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/ports/{port}"))).await
     }
 
-    /// Opens a port to everybody who knows its address, or closes it again. Can be repeated.
+    /// Makes a port public for everyone who knows its address, or ends this. Can be repeated.
     ///
     /// # Errors
-    /// The sandbox does not run, or the key's role does not allow it.
+    /// The sandbox is not running, or the key's role does not allow this.
     pub async fn put_port(&self, sandbox: &SandboxId, port: u16, asked: &PutPort) -> Result<Port, Error> {
         let path = format!("/v1/sandboxes/{sandbox}/ports/{port}");
         self.link.call(&Ask::new(Method::PUT, path).json(asked)?).await
     }
 
-    /// Connects to a port inside a sandbox. A server that is being restarted is waited for.
+    /// Connects to a port inside a sandbox. Waits for a server that is restarting.
     ///
     /// # Errors
-    /// Nothing listens there, the sandbox does not run, or the server does not answer.
+    /// Nothing listens on the port, the sandbox is not running, or the server does not respond.
     pub async fn tunnel(&self, sandbox: &SandboxId, port: u16) -> Result<Tunnel, Error> {
         let ask = Ask::get(format!("/v1/sandboxes/{sandbox}/ports/{port}/tunnel"))
             .header(CONNECTION, "upgrade")

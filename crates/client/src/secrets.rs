@@ -1,4 +1,4 @@
-//! What a client does with secrets: none of it shows a value.
+//! Requests for secrets. None of them returns a value.
 
 use api::secret::{PutSecret, Secret, check_name};
 use api::server::Page;
@@ -9,29 +9,29 @@ use crate::error::Error;
 use crate::link::Ask;
 
 impl Client {
-    /// Keeps a value under a name, in the place of the one before. Can be repeated.
+    /// Stores a value under a name. Replaces an existing value. Can be repeated.
     ///
     /// # Errors
-    /// The name or the value is none, or the key's role does not allow it.
+    /// The name or the value is invalid, or the key's role does not allow this.
     pub async fn put_secret(&self, name: &str, secret: &PutSecret) -> Result<Secret, Error> {
         check_name(name).map_err(Error::Refused)?;
         secret.check().map_err(Error::Refused)?;
         self.link.call(&Ask::new(Method::PUT, format!("/v1/secrets/{name}")).json(secret)?).await
     }
 
-    /// The project's secrets, by name, without their values.
+    /// Lists the project's secrets, sorted by name, without their values.
     ///
     /// # Errors
-    /// The server does not answer.
+    /// The server does not respond.
     pub async fn secrets(&self) -> Result<Vec<Secret>, Error> {
         let page: Page<Secret> = self.link.call(&Ask::get("/v1/secrets")).await?;
         Ok(page.items)
     }
 
-    /// Removes a secret. One that is not there is fine.
+    /// Removes a secret. Succeeds if it does not exist.
     ///
     /// # Errors
-    /// The name is none, or the key's role does not allow it.
+    /// The name is invalid, or the key's role does not allow this.
     pub async fn remove_secret(&self, name: &str) -> Result<(), Error> {
         check_name(name).map_err(Error::Refused)?;
         self.link.done(&Ask::new(Method::DELETE, format!("/v1/secrets/{name}"))).await

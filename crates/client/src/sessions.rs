@@ -1,4 +1,4 @@
-//! What a client does with sessions and tools.
+//! Requests for sessions and tools.
 
 use std::time::Duration;
 
@@ -17,74 +17,76 @@ use crate::error::Error;
 use crate::events::Events;
 use crate::link::Ask;
 
-/// A call waits for all that were made before it, and each may take as long as any may.
+/// Timeout for a tool call. A call waits for all calls before it, and each of them may take the maximum time.
 const CALL_WITHIN: Duration = Duration::from_secs(TIMEOUT_SECONDS_MAX * (WAITING_MAX as u64 + 2));
-/// A file is held in memory.
+/// Maximum size of a file that is downloaded, since it is held in memory.
 const FILE_BYTES_MAX: usize = 1 << 30;
 
-/// What a tool answered.
+/// Response of a tool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Called {
-    /// The run that it was.
+    /// Id of the run.
     pub run: ExecId,
-    /// The answer.
+    /// Result of the tool.
     pub result: Value,
 }
 
-/// How a tool is called, where the usual will not do.
+/// Options of a tool call that differ from the defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calling {
-    /// Whether the run ends with the connection. Then it is not repeated either.
+    /// True if the run is cancelled when the connection breaks. The call is then not retried either.
     pub ends_with_caller: bool,
 }
 
 impl Client {
-    /// Makes a session. However often it has to be asked, one is made.
+    /// Creates a session. Retries do not create a second one.
     ///
     /// # Errors
-    /// The request is wrong.
+    /// The request is invalid.
     pub async fn create_session(&self, request: &CreateSession) -> Result<Session, Error> {
         request.check().map_err(Error::Refused)?;
         self.link.call(&Ask::new(Method::POST, "/v1/sessions").json(request)?.once()?).await
     }
 
-    /// The project's sessions, the newest first.
+    /// Lists the project's sessions, the newest first.
     ///
     /// # Errors
-    /// The server does not answer.
+    /// The server does not respond.
     pub async fn sessions(&self) -> Result<Vec<Session>, Error> {
         self.pages("/v1/sessions").await
     }
 
-    /// How a session is.
+    /// Returns the state of a session.
     ///
     /// # Errors
-    /// It is not known.
+    /// The session does not exist.
     pub async fn session(&self, session: &SessionId) -> Result<Session, Error> {
         self.link.call(&Ask::get(format!("/v1/sessions/{session}"))).await
     }
 
-    /// Ends a session and its sandbox. Can be repeated.
+    /// Ends a session and stops its sandbox. Can be repeated.
     ///
     /// # Errors
-    /// It is not known.
+    /// The session does not exist.
     pub async fn end_session(&self, session: &SessionId) -> Result<Session, Error> {
         self.link.call(&Ask::new(Method::DELETE, format!("/v1/sessions/{session}"))).await
     }
 
-    /// Frees what a session holds on the machine, after the run that goes on. Can be repeated.
+    /// Frees the resources that a session holds on the machine, after its current run has finished. Can be
+    /// repeated.
     ///
     /// # Errors
-    /// It is not known.
+    /// The session does not exist.
     pub async fn clean_up(&self, session: &SessionId) -> Result<Session, Error> {
         let ask = Ask::new(Method::DELETE, format!("/v1/sessions/{session}/sandbox"));
         self.link.call(&ask.within(CALL_WITHIN)).await
     }
 
-    /// Has a file be in every sandbox of a session, before anything runs there.
+    /// Adds a dataset to a session: a file that every sandbox of the session receives before anything runs in
+    /// it.
     ///
     /// # Errors
-    /// It is too large, or another dataset would be the same file.
+    /// The file is too large, or another dataset has the same file name.
     pub async fn add_dataset(
         &self,
         session: &SessionId,
@@ -95,10 +97,10 @@ impl Client {
         self.link.call(&Ask::new(Method::PUT, path).raw(bytes)).await
     }
 
-    /// Calls a tool and waits for its answer. However often it has to be asked, it is done once.
+    /// Calls a tool and waits for its result. Retries do not run it twice.
     ///
     /// # Errors
-    /// There is no such tool, its arguments are wrong, or nothing could be run.
+    /// The tool does not exist, its arguments are invalid, or it could not be run.
     pub async fn call_tool(
         &self,
         session: &SessionId,
@@ -135,19 +137,19 @@ impl Client {
         }
     }
 
-    /// The runs of a session that are remembered, the oldest first.
+    /// Lists the recorded runs of a session, the oldest first.
     ///
     /// # Errors
-    /// It is not known.
+    /// The session does not exist.
     pub async fn runs(&self, session: &SessionId) -> Result<Vec<Run>, Error> {
         let page: Page<Run> = self.link.call(&Ask::get(format!("/v1/sessions/{session}/runs"))).await?;
         Ok(page.items)
     }
 
-    /// What a run has written to a stream (`stdout` or `stderr`), from an offset on.
+    /// Returns the output of a run to a stream (`stdout` or `stderr`), starting at an offset.
     ///
     /// # Errors
-    /// Nothing is kept of it.
+    /// No output of the run is stored.
     pub async fn run_output(
         &self,
         (session, run): (&SessionId, &ExecId),
@@ -161,50 +163,50 @@ impl Client {
         self.bytes(&path).await
     }
 
-    /// What a session keeps.
+    /// Lists the artifacts of a session.
     ///
     /// # Errors
-    /// It is not known.
+    /// The session does not exist.
     pub async fn session_artifacts(&self, session: &SessionId) -> Result<Vec<SessionArtifact>, Error> {
         let page: Page<SessionArtifact> =
             self.link.call(&Ask::get(format!("/v1/sessions/{session}/artifacts"))).await?;
         Ok(page.items)
     }
 
-    /// The bytes of a file that a session keeps.
+    /// Returns the bytes of an artifact of a session.
     ///
     /// # Errors
-    /// It keeps no such file.
+    /// The session has no such artifact.
     pub async fn session_artifact(&self, session: &SessionId, name: &str) -> Result<Vec<u8>, Error> {
         self.bytes(&format!("/v1/sessions/{session}/artifacts/{}", escape(name))).await
     }
 
-    /// Removes what a session keeps.
+    /// Removes all artifacts of a session.
     ///
     /// # Errors
-    /// It is not known.
+    /// The session does not exist.
     pub async fn clear_session(&self, session: &SessionId) -> Result<(), Error> {
         self.link.done(&Ask::new(Method::DELETE, format!("/v1/sessions/{session}/artifacts"))).await
     }
 
-    /// What happens in a session from now on. The first [`Events::next`] connects.
+    /// Subscribes to the events of a session, from now on. The first [`Events::next`] connects.
     pub fn session_events(&self, session: &SessionId) -> Events<SessionEvent> {
         Events::of(self, format!("/v1/sessions/{session}/events"))
     }
 
-    /// The tools of a set in a form: `bellglass`, `openai`, `anthropic` or `mcp`.
+    /// Returns the tools of a set in a format: `bellglass`, `openai`, `anthropic` or `mcp`.
     ///
     /// # Errors
-    /// There is no such form.
+    /// The format does not exist.
     pub async fn tools(&self, set: ToolSet, format: &str) -> Result<Vec<Value>, Error> {
         let (set, format) = (set.name(), escape(format));
         self.link.call(&Ask::get(format!("/v1/tools?set={set}&format={format}"))).await
     }
 
-    /// The instructions of a tool set.
+    /// Returns the instructions of a tool set for the model.
     ///
     /// # Errors
-    /// The server does not answer.
+    /// The server does not respond.
     pub async fn tools_prompt(&self, set: ToolSet) -> Result<String, Error> {
         let bytes = self.bytes(&format!("/v1/tools/prompt?set={}", set.name())).await?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -1,4 +1,5 @@
-//! A writer to one exec. Every byte has an offset, so a write that lost its answer is sent again and arrives once.
+//! A writer to one exec. Every byte has an offset, so a write whose response was lost is sent again without
+//! duplicating input.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +12,14 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::link::Ask;
 
-/// A write waits while the process does not read, and no process outlives this.
+/// Timeout for a write. A write waits while the process does not read, and this is the maximum lifetime of a
+/// process.
 const WRITE_WITHIN: Duration = Duration::from_millis(limits::DEADLINE_MS_MAX);
 
-/// The pause before a piece is sent again that the process did not take, should a server give up on it at once.
+/// Pause before a chunk that the process did not read is sent again, in case the server rejects it
+/// immediately.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The most that the server takes at once.
+/// Maximum size of a chunk, which is the limit of the server.
 const PIECE_BYTES_MAX: usize = 1 << 20;
 
 /// A writer to the standard input of one exec.
@@ -32,15 +35,15 @@ impl Stdin {
         Self { client, sandbox, exec, offset: 0 }
     }
 
-    /// Goes on at this offset instead of the first byte.
+    /// Starts at this offset instead of at the first byte.
     pub fn at(self, offset: u64) -> Self {
         Self { offset, ..self }
     }
 
-    /// Sends bytes; waits while the process does not read.
+    /// Sends bytes. Waits while the process does not read.
     ///
     /// # Errors
-    /// The process reads no more (`conflict`), or the exec is not known.
+    /// The process has closed its input (`conflict`), or the exec does not exist.
     pub async fn write(&mut self, mut bytes: Bytes) -> Result<(), Error> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(PIECE_BYTES_MAX));
@@ -49,10 +52,10 @@ impl Stdin {
         Ok(())
     }
 
-    /// Closes it: the process reads the end of file after the last byte.
+    /// Closes standard input: the process reads end of file after the last byte.
     ///
     /// # Errors
-    /// The exec is not known.
+    /// The exec does not exist.
     pub async fn close(mut self) -> Result<(), Error> {
         self.send(Bytes::new(), true).await
     }
@@ -64,8 +67,8 @@ impl Stdin {
         let began = Instant::now();
         let Received { received } = loop {
             match client.link.call(&ask).await {
-                // The server does not hold a request for as long as a process may choose not to read, nor more of them than it
-                // has room for.
+                // The server limits both the time for which it holds a request and the number of requests
+                // that it holds. The process may take longer to read, so the chunk is sent again.
                 Err(error) if error.code().is_some_and(is_wait) && began.elapsed() < WRITE_WITHIN => {
                     tokio::time::sleep(PAUSE).await;
                 }

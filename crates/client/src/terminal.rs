@@ -1,14 +1,15 @@
-//! A terminal in a sandbox: keys in, screen out, over as many connections as it takes.
+//! A terminal in a sandbox: keys in, screen out, over as many connections as necessary.
 //!
 //! ```text
-//!            ┌─────────── cut, silent, not ready ───────────┐
-//!            ▼                                              │
-//! connect ──▶ opened: input goes on from there ──▶ output, gaps, what was received ──▶ end
+//!            ┌─────── disconnected, silent, not ready ────────┐
+//!            ▼                                                │
+//! connect ──▶ opened: input continues ──▶ output, gaps, acknowledgements ──▶ end
 //! ```
 //!
-//! The exec lives in the sandbox. Output is asked for from the offset reached. Input is kept until the server says that it
-//! was received, and sent again from there on the next connection: each key arrives once, though the server was killed.
-//! One client types at a time; what others typed between shows in the offsets and is an error, not a mixture.
+//! The exec lives in the sandbox. Output is requested from the offset reached. Input is retained until the
+//! server acknowledges it, and is sent again on the next connection from the acknowledged offset: each key
+//! arrives once, even if the server was killed. Only one client may type at a time. Input of another client
+//! becomes visible in the offsets and is reported as an error, instead of being mixed with ours.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -33,81 +34,84 @@ use crate::execs::last_words;
 use crate::link::{Ask, Failure};
 use crate::patience::Attempts;
 
-/// Input that was not received yet: more than a person pastes.
+/// Maximum amount of input that is not acknowledged yet: more than a person pastes.
 const PENDING_BYTES_MAX: usize = 1 << 20;
-/// Input on its way at once. What the process does not take stays here, so that sizes and signals get past it.
+/// Maximum amount of input in flight. Input that the process does not read stays in the client, so that it
+/// does not hold up sizes and signals.
 const WINDOW_BYTES: u64 = INPUT_BYTES_MAX as u64;
-/// The longest message of a server: four times what it sends.
+/// Maximum size of a message that is accepted: four times the size of the largest message that servers send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
-/// Signals that wait for a connection.
+/// Maximum number of signals that wait for a connection.
 const SIGNALS_MAX: usize = 16;
 
 type Socket = WebSocketStream<Upgraded>;
 
-/// One terminal, driven by [`Terminal::next`]: nothing is sent or read but while that is awaited.
+/// One terminal, driven by [`Terminal::next`]: data is sent and received only while the caller awaits it.
 pub struct Terminal {
     client: Client,
     sandbox: SandboxId,
     id: ExecId,
-    /// The output that the caller has had.
+    /// Offset of the output that the caller has received.
     position: u64,
-    /// Input from offset `received` on.
+    /// Input from the offset `received` on.
     pending: BytesMut,
     received: Option<u64>,
-    /// The offset up to which input was sent on this connection.
+    /// Offset up to which input was sent on this connection.
     sent: u64,
     size: Option<TerminalSize>,
     requests: VecDeque<TerminalRequest>,
     socket: Option<Box<Socket>>,
-    /// A connection that is being made: a task of its own, since whoever types asks for something else meanwhile.
+    /// Connection attempt in progress. It is a task, so that it continues while the caller drops `next` to
+    /// handle something else.
     connecting: Option<JoinHandle<Result<Socket, Failure>>>,
-    /// Nothing is tried before this.
+    /// Time of the next connection attempt, if it must wait.
     pause_until: Option<Instant>,
-    /// When the server was last heard of.
+    /// Time at which the server last sent something.
     heard: Instant,
     opened: bool,
     attempts: Attempts,
     ended: bool,
 }
 
-/// What happens at a terminal.
+/// An event of a terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// The connection is there, for the first time or again.
+    /// The terminal is connected, for the first time or again.
     Connected,
-    /// The connection is gone; another one is being made.
+    /// The connection was lost and is being reestablished.
     Reconnecting,
     /// Bytes for the screen.
     Output {
-        /// The offset of the first.
+        /// Offset of the first byte.
         offset: u64,
         /// The bytes.
         bytes: Bytes,
     },
-    /// Bytes that were not kept.
+    /// Output that was not retained.
     Gap {
-        /// The first that is missing.
+        /// Offset of the first missing byte.
         from: u64,
-        /// The first that is there again.
+        /// Offset of the first byte after the gap.
         to: u64,
     },
-    /// A size or a signal was refused; the terminal goes on.
+    /// A size or a signal was refused; the terminal remains usable.
     Refused(api::Error),
-    /// It has ended. Nothing comes after.
+    /// The exec has ended. No event follows.
     End(ExecEnd),
 }
 
 impl Client {
-    /// Starts a command on a terminal: a spec that has `terminal`. However often it has to be asked, it is started once.
+    /// Starts a command on a terminal. Requires a spec with `terminal`. Retries do not start it twice.
     ///
     /// # Errors
-    /// As [`Client::start`]; the sandbox has no more terminals (`capacity`).
+    /// As [`Client::start`]; `capacity` if the sandbox has too many terminals.
     pub async fn terminal(&self, sandbox: &SandboxId, spec: &ExecSpec) -> Result<Terminal, Error> {
         let info = self.start(sandbox, spec).await?;
         Ok(self.terminal_of(sandbox, &info.id))
     }
 
-    /// The terminal of an exec that was started before, from the first byte that was kept. Nothing is sent yet.
+    /// Returns the terminal of an exec that was started earlier, from the first retained byte. Sends nothing
+    /// yet.
     pub fn terminal_of(&self, sandbox: &SandboxId, exec: &ExecId) -> Terminal {
         Terminal {
             client: self.clone(),
@@ -131,36 +135,36 @@ impl Client {
 }
 
 impl Terminal {
-    /// Its exec.
+    /// Returns the id of the exec.
     pub fn id(&self) -> &ExecId {
         &self.id
     }
 
-    /// The offset of output reached.
+    /// Returns the current offset in the output.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Reads from this offset on instead of from the first byte. Nothing may have been read yet.
+    /// Starts reading at this offset instead of at the first byte. Must be called before anything was read.
     pub fn seek(&mut self, position: u64) {
         self.position = position;
         (self.socket, self.connecting, self.opened) = (None, None, false);
     }
 
-    /// How many bytes [`Terminal::write`] takes now.
+    /// Returns the number of bytes that [`Terminal::write`] currently accepts.
     pub fn room(&self) -> usize {
         PENDING_BYTES_MAX - self.pending.len()
     }
 
-    /// Whether all input was received.
+    /// Returns true if the server has acknowledged all input.
     pub fn is_received(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// Types these bytes.
+    /// Queues input for the terminal.
     ///
     /// # Errors
-    /// There is no room for them: the process does not read.
+    /// The queue is full, because the process does not read its input.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         if bytes.len() > self.room() {
             return Err(Error::Refused(api::Error {
@@ -179,24 +183,24 @@ impl Terminal {
         Ok(())
     }
 
-    /// Gives it another size; the last one is also said on every new connection.
+    /// Changes the size of the terminal. The latest size is also sent on every new connection.
     pub fn resize(&mut self, size: TerminalSize) {
         self.size = Some(size);
         self.requests.retain(|request| !matches!(request, TerminalRequest::Resize(_)));
         self.requests.push_back(TerminalRequest::Resize(size));
     }
 
-    /// Sends a signal to all processes of the exec, at most once: it is lost with its connection.
+    /// Sends a signal to all processes of the exec, at most once: it is lost if the connection breaks.
     pub fn signal(&mut self, signal: i32) {
         if self.requests.len() < SIGNALS_MAX {
             self.requests.push_back(TerminalRequest::Signal(signal));
         }
     }
 
-    /// The next thing that happens; nothing after the end. May be dropped and asked again at any time.
+    /// Returns the next event; none after the end. Cancel-safe.
     ///
     /// # Errors
-    /// As [`crate::Exec::next`]; and `conflict` if another client typed, or if the exec has no terminal.
+    /// As [`crate::Exec::next`]; also `conflict` if another client typed or the exec has no terminal.
     pub async fn next(&mut self) -> Result<Option<Seen>, Error> {
         while !self.ended {
             let failure = match self.step().await {
@@ -221,7 +225,8 @@ impl Terminal {
         Ok(None)
     }
 
-    /// Comes one step closer to the next message, or takes it. Whatever it awaits goes on if it is dropped.
+    /// Makes one step towards the next message, or returns it. Cancel-safe: all waits continue in the next
+    /// call.
     async fn step(&mut self) -> Result<Option<Message>, Failure> {
         if let Some(at) = self.pause_until {
             tokio::time::sleep_until(at).await;
@@ -252,7 +257,7 @@ impl Terminal {
         }
     }
 
-    /// Sends what there is to send and takes the next message.
+    /// Sends queued messages and receives the next message.
     fn turn(&mut self, context: &mut Context<'_>) -> Poll<Result<Message, String>> {
         let Some(mut socket) = self.socket.take() else {
             return Poll::Ready(Err("the connection is closed".into()));
@@ -271,7 +276,7 @@ impl Terminal {
             let Some(next) = self.outgoing() else { break };
             socket.as_mut().start_send(next)?;
         }
-        // Whether it is all gone or not: it goes on with the next look.
+        // The flush may be incomplete; the next poll continues it.
         let _ = socket.as_mut().poll_flush(context)?;
         match socket.poll_next(context) {
             Poll::Ready(Some(message)) => Poll::Ready(message),
@@ -280,7 +285,7 @@ impl Terminal {
         }
     }
 
-    /// The next message for the server, if there is one.
+    /// Returns the next message for the server, if any.
     fn outgoing(&mut self) -> Option<Message> {
         if let Some(request) = self.requests.pop_front() {
             return serde_json::to_string(&request).ok().map(Message::text);
@@ -298,7 +303,7 @@ impl Terminal {
         Some(Message::binary(next))
     }
 
-    /// Checks a message against what came before.
+    /// Checks a message against the messages before it.
     fn accept(&mut self, message: &Message) -> Result<Option<Seen>, Failure> {
         match message {
             Message::Binary(whole) => {
@@ -368,7 +373,7 @@ impl Terminal {
         }
     }
 
-    /// Input below this offset was received: of ours at most `ours` bytes.
+    /// Records that input up to this offset was received. At most `ours` bytes of it can be our own.
     fn take_receipt(&mut self, received: u64, ours: u64) -> Result<(), Failure> {
         let before = *self.received.get_or_insert(received);
         let Some(new) = received.checked_sub(before) else {

@@ -1,4 +1,4 @@
-//! Whom to trust: the certificates of the operating system, or those of one file and no others.
+//! Trusted certificates: those of the operating system, or only those of a given file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use rustls_platform_verifier::BuilderVerifierExt as _;
 
 use crate::error::Error;
 
-/// The side of TLS that belongs to us. An address without TLS needs no certificates, and a machine without any is no
-/// obstacle to it.
+/// Returns the TLS configuration of the client. Without TLS in the server's address, no certificates are
+/// loaded, so that the client also works on a machine that has none.
 pub(crate) fn config(encrypted: bool, ca_file: Option<&Path>) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let system = |error: rustls::Error| Error::Configuration {

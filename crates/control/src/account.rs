@@ -1,6 +1,6 @@
-//! Accounts: how the key that a request shows is known, and what a project's requests share.
+//! Accounts: the lookup of the key in a request, and the limits that a project's requests share.
 //!
-//! Unknown, revoked, expired and malformed keys take the same work and get the same answer.
+//! Unknown, revoked, expired and malformed keys cost the same work and get the same response.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -24,82 +24,88 @@ use crate::authority::secret::{ApiKey, KeyHash};
 use crate::fault::{Answer, Fault};
 use crate::store::{self, Store};
 
-/// Keys known in memory. A server with more asks the store again now and then.
+/// Maximum number of keys cached in memory. A server with more keys reads the store again from time to time.
 const KNOWN_MAX: usize = 10_000;
-/// Wrong keys from one address in a minute, before they are refused without a look.
+/// Maximum number of requests without a valid key from one address in a minute. More get `rate_limited`,
+/// which is not recorded in the audit log.
 const WRONG_PER_MINUTE: u32 = 30;
-/// Addresses whose wrong keys are counted.
+/// Maximum number of addresses whose invalid keys are counted.
 const ADDRESSES_MAX: usize = 10_000;
-/// Bodies of one project that are held at once, in KiB: 80 pieces of standard input that nobody reads, or five of the largest
-/// execs. With what connections hold besides, a project stays below 128 MiB (H-41).
+/// Maximum memory for a project's request bodies, in KiB: 80 unread chunks of standard input, or five exec
+/// requests of the maximum size. With the memory of its connections, a project stays below 128 MiB (H-41).
 const BODIES_KIB_MAX: usize = 80 << 10;
-/// Open streams of one project: each may hold a megabyte of unread output here.
+/// Maximum number of open streams of one project: each may buffer a megabyte of unread output here.
 pub const STREAMS_MAX: usize = 512;
-/// Answers of one project that are on their way, in KiB. Each counts with what its request holds besides.
+/// Maximum memory for a project's pending responses, in KiB. Each response counts `ANSWER_KIB` more than its
+/// size, for the other memory of its request.
 const ANSWERS_KIB_MAX: usize = 32 << 10;
 const ANSWER_KIB: usize = 8;
-/// Requests of one project that are under way, open streams among them. More at once would keep the store from others.
+/// Maximum number of concurrent requests of one project, including open streams. More would block the store
+/// for other projects.
 const REQUESTS_MAX: usize = 1024;
-/// Execs of one project that are being started at once.
+/// Maximum number of execs of one project that are starting at the same time.
 const LAUNCHES_MAX: usize = 256;
 
-/// How often a key is looked up again that changed while it was looked up.
+/// Maximum number of lookups of a key in one request. A lookup is repeated if keys changed in the meantime.
 const LOOKS_MAX: usize = 8;
 
-/// A key that was shown, and the project it acts for.
+/// The key of a request, and the project that it acts for.
 pub struct Account {
-    /// The key; for a token, one that stands for it.
+    /// The key; for the token of a sandbox, a synthetic key.
     pub key: Key,
-    /// Ends what was opened with the key when it is revoked.
+    /// Cancelled when the key is revoked, which ends the streams that were opened with it.
     pub revoked: CancellationToken,
     /// The project's quota.
     pub quota: Quota,
-    /// What its project shares.
+    /// Limits that all keys of the project share.
     pub share: Arc<Share>,
 }
 
-/// What all keys of a project share: rates, and places for what is under way.
+/// Limits that all keys of a project share: rates, and permits for work in progress.
 pub struct Share {
     creates: DefaultDirectRateLimiter,
     execs: DefaultDirectRateLimiter,
-    /// Places for open streams.
+    /// Permits for open streams.
     pub streams: Arc<Semaphore>,
-    /// Places for execs being started.
+    /// Permits for execs that are starting.
     launches: Arc<Semaphore>,
-    /// Room for bodies, in KiB.
+    /// Memory for request bodies, in KiB.
     bodies: Arc<Semaphore>,
-    /// Room for answers, in KiB.
+    /// Memory for pending responses, in KiB.
     answers: Arc<Semaphore>,
-    /// Places for requests.
+    /// Permits for requests.
     requests: Arc<Semaphore>,
 }
 
-/// What is known of keys in memory. This process alone writes the store, so what is known here is true.
+/// In-memory cache of keys. Only this process writes the store, so cached entries are never stale.
 #[derive(Default)]
 pub struct Accounts {
     known: Mutex<Known>,
     wrong: Mutex<HashMap<IpAddr, Arc<DefaultDirectRateLimiter>>>,
-    /// What is written of wrong keys.
+    /// Limiter of audit log entries about invalid keys.
     pub failures: Failures,
     lookups: Lookups,
 }
 
 #[derive(Default)]
 struct Known {
-    /// By the hash of a key. Nothing else is ever looked up here.
+    /// Accounts by the hash of their key. Only hashes are ever looked up here.
     accounts: HashMap<KeyHash, Arc<Account>>,
-    /// By project, for requests that showed a token of one of its sandboxes. No text of a request leads here.
+    /// Accounts by project, for requests with a token of one of the project's sandboxes. Text from a request
+    /// is never a lookup key here.
     acting: HashMap<(String, Credential), Arc<Account>>,
-    /// What ends the streams of a key, by its id, for as long as it is valid. Only administrators make keys.
+    /// Cancellation token of each key, by key id, kept until the key is revoked. Unbounded, because only
+    /// administrators create keys.
     ends: HashMap<String, CancellationToken>,
-    /// When keys were used that the store has not been told of yet, by id.
+    /// Last use of each key that is not yet in the store, by key id.
     used_ms: HashMap<String, u64>,
     shares: HashMap<String, Arc<Share>>,
-    /// How often keys or quotas have changed. What was read from the store before a change is not kept after it.
+    /// Number of changes to keys or quotas. Data that was read from the store before a change is not cached
+    /// after it.
     changes: u64,
 }
 
-/// Which of a project's rates.
+/// One of a project's rates.
 #[derive(Clone, Copy)]
 pub enum Rate {
     /// Creating sandboxes.
@@ -109,10 +115,10 @@ pub enum Rate {
 }
 
 impl Accounts {
-    /// The account of whoever shows this secret.
+    /// Returns the account of the key with this secret.
     ///
     /// # Errors
-    /// `unauthorized`, always with the same words; `rate_limited` for an address that tries too many.
+    /// `unauthorized`, always with the same message; `rate_limited` for an address with too many attempts.
     pub async fn authenticate(
         &self,
         store: &Store,
@@ -120,14 +126,14 @@ impl Accounts {
         from: Option<IpAddr>,
         now_ms: u64,
     ) -> Answer<Arc<Account>> {
-        // A clock that is set back revives no key.
+        // Setting the clock back does not revive an expired key.
         let now_ms = store.now_ms(now_ms);
         let shown = secret.unwrap_or_default();
         let account = match ApiKey::parse(shown) {
             Some(key) => self.by_key(store, key.hash()).await?,
-            // A request that shows nothing asks nothing of the store.
+            // A request without a secret does not query the store.
             None if secret.is_none() => None,
-            // Text that is no key costs as much as a key that is not known.
+            // Malformed keys cost as much work as unknown ones.
             None => {
                 self.look_for_no_key(store).await?;
                 self.without_defence(shown)
@@ -139,7 +145,8 @@ impl Accounts {
                 Ok(account)
             }
             Some(_) => {
-                // One that has expired is known here, and is refused as late as one that is not.
+                // Expired keys are cached, so query the store here as well: the response takes as long as for
+                // an unknown key.
                 self.look_for_no_key(store).await?;
                 Err(self.refuse(from))
             }
@@ -147,7 +154,7 @@ impl Accounts {
         }
     }
 
-    /// Takes as long as looking up a key that is not known.
+    /// Takes as long as the lookup of an unknown key.
     async fn look_for_no_key(&self, store: &Store) -> Answer<()> {
         let _place = self.lookups.place()?;
         store.key_by_hash(&KeyHash::of_no_key()).await?;
@@ -170,10 +177,11 @@ impl Accounts {
         Err(busy("the key could not be looked up because keys are being changed".into()))
     }
 
-    /// The account of a request that showed a token of one of a project's sandboxes: a writer without a key.
+    /// Returns the account for a request with a token of one of the project's sandboxes: role write, without
+    /// a key.
     ///
     /// # Errors
-    /// The store does not answer, or there is no such project.
+    /// The store does not respond, or there is no such project.
     pub async fn acting_for(
         &self,
         store: &Store,
@@ -205,13 +213,14 @@ impl Accounts {
         Ok(account)
     }
 
-    /// For the control of H-22, in test builds: the account of a project for whoever names it, as before the defence.
+    /// Negative control of H-22, in test builds: returns the account of the named project without
+    /// authentication, as before the defence.
     fn without_defence(&self, shown: &str) -> Option<Arc<Account>> {
         let project = api::defence::is_off("H-22").then(|| shown.strip_prefix("of project "))??;
         locked(&self.known).acting.get(&(project.to_owned(), Credential::Agent)).cloned()
     }
 
-    /// Forgets a key that was revoked, and ends what was opened with it.
+    /// Removes a revoked key from the cache, and ends the streams that were opened with it.
     pub fn revoke(&self, id: &str) {
         self.forget();
         let ends = locked(&self.known).ends.remove(id);
@@ -220,12 +229,12 @@ impl Accounts {
         }
     }
 
-    /// When keys were used last, of which the store has not been told: id and milliseconds since 1970. They are forgotten here.
+    /// Takes the last uses of keys that are not yet in the store: key id and milliseconds since 1970.
     pub fn take_used(&self) -> HashMap<String, u64> {
         std::mem::take(&mut locked(&self.known).used_ms)
     }
 
-    /// Takes back what the store did not take, where nothing later is known.
+    /// Puts back uses that the store did not save, unless a later one has been recorded.
     pub fn put_back_used(&self, used_ms: HashMap<String, u64>) {
         let mut known = locked(&self.known);
         for (id, at_ms) in used_ms {
@@ -233,12 +242,13 @@ impl Accounts {
         }
     }
 
-    /// When a key was used last, if the store has not been told yet.
+    /// Returns the last use of a key if it is not yet in the store.
     pub fn used_ms(&self, id: &str) -> Option<u64> {
         locked(&self.known).used_ms.get(id).copied()
     }
 
-    /// Forgets all keys: some have changed. What projects share stays, so that nobody gets a second share this way.
+    /// Clears the cache after a change to some keys. Shared limits are kept, so that no project gets a second
+    /// set of them.
     pub fn forget(&self) {
         let mut known = locked(&self.known);
         known.accounts.clear();
@@ -246,7 +256,7 @@ impl Accounts {
         known.changes += 1;
     }
 
-    /// Forgets what the keys of a project share too: its quota has changed.
+    /// Clears the cache and the shared limits of a project after a change to its quota.
     pub fn forget_share(&self, project: &str) {
         self.forget();
         locked(&self.known).shares.remove(project);
@@ -257,8 +267,8 @@ impl Accounts {
         (known.accounts.get(hash).cloned(), known.changes)
     }
 
-    /// Remembers what the store said, unless something has changed since: a key that was looked up while it was being revoked
-    /// would otherwise be valid until the server ends.
+    /// Caches a key read from the store, unless keys have changed since: a key that was read while it was
+    /// being revoked would otherwise be valid until the server stops.
     fn learn(&self, hash: KeyHash, key: Key, project: &Project, changes: u64) -> Option<Arc<Account>> {
         let mut known = locked(&self.known);
         if known.changes != changes {
@@ -272,7 +282,8 @@ impl Accounts {
         Some(account)
     }
 
-    /// The refusal for whoever shows nothing that is valid: after too many from one address, one that costs less.
+    /// Returns the error for a request without a valid key: `unauthorized`, or `rate_limited` after too many
+    /// from one address.
     pub fn refuse(&self, from: Option<IpAddr>) -> Fault {
         let mut wrong = locked(&self.wrong);
         if wrong.len() >= ADDRESSES_MAX {
@@ -322,12 +333,12 @@ impl Known {
 }
 
 impl Account {
-    /// Whether its key is neither revoked nor expired.
+    /// Returns true if the key is neither revoked nor expired.
     pub fn works(&self, now_ms: u64) -> bool {
         !self.revoked.is_cancelled() && self.key.expires_at_ms.is_none_or(|end| end > now_ms)
     }
 
-    /// Refuses a key whose role is less than this.
+    /// Rejects a key with a lower role.
     ///
     /// # Errors
     /// `forbidden`.
@@ -347,10 +358,10 @@ impl Account {
         .into())
     }
 
-    /// Refuses what comes faster than the project's quota allows.
+    /// Rejects requests that exceed the project's rate.
     ///
     /// # Errors
-    /// `rate_limited`, with when to ask again.
+    /// `rate_limited`, with the time after which to retry.
     pub fn pace(&self, rate: Rate) -> Answer<()> {
         let (limiter, what, most) = match rate {
             Rate::Create => (&self.share.creates, "creates_per_second", self.quota.creates_per_second),
@@ -382,20 +393,20 @@ impl Share {
         }
     }
 
-    /// A place for an exec that is being started.
+    /// Acquires a permit for an exec that is starting.
     ///
     /// # Errors
-    /// `rate_limited`: the project has as many as it may.
+    /// `rate_limited`: the project is at its limit.
     pub fn launch(&self) -> Answer<OwnedSemaphorePermit> {
         Arc::clone(&self.launches)
             .try_acquire_owned()
             .map_err(|_| busy(format!("the project is already starting {LAUNCHES_MAX} execs, the maximum")))
     }
 
-    /// A place for a request, until its answer was taken.
+    /// Acquires a permit for a request, held until its response has been sent.
     ///
     /// # Errors
-    /// `rate_limited`: the project has as many as it may.
+    /// `rate_limited`: the project is at its limit.
     pub fn request(&self) -> Answer<OwnedSemaphorePermit> {
         let requests = Arc::clone(&self.requests);
         requests.try_acquire_owned().map_err(|_| {
@@ -403,16 +414,17 @@ impl Share {
         })
     }
 
-    /// Room for an answer of so many bytes until it was taken; none while too many are not.
+    /// Reserves memory for a response of this many bytes until the response has been sent. Returns `None` if
+    /// the project's pending responses leave too little.
     pub fn answer(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let kib = u32::try_from(bytes.div_ceil(1024) + ANSWER_KIB).unwrap_or(u32::MAX);
         Arc::clone(&self.answers).try_acquire_many_owned(kib).ok()
     }
 
-    /// Room for a body of so many bytes, as long as what is returned is held.
+    /// Reserves memory for a body of this many bytes until the returned permit is dropped.
     ///
     /// # Errors
-    /// `rate_limited`: the project's bodies that are being read or waited with take all of it.
+    /// `rate_limited`: the project's other bodies leave too little.
     pub fn room(&self, bytes: usize) -> Answer<OwnedSemaphorePermit> {
         let kib = u32::try_from(bytes.div_ceil(1024).max(1)).unwrap_or(u32::MAX);
         let bodies = Arc::clone(&self.bodies);
@@ -425,7 +437,7 @@ impl Share {
     }
 }
 
-/// A fresh key, and the hash under which it is kept.
+/// Creates a key, and returns it with the hash under which it is stored.
 ///
 /// # Errors
 /// The kernel has no random bytes.
@@ -444,7 +456,7 @@ pub fn mint(ask: &CreateKey, now_ms: u64) -> Answer<(NewKey, KeyHash)> {
     Ok((NewKey { key, secret: secret.reveal() }, secret.hash()))
 }
 
-/// The error for what cannot be taken right now.
+/// Returns the error for a request that exceeds a limit at the moment.
 pub fn busy(message: String) -> Fault {
     Error {
         code: ErrorCode::RateLimited,
@@ -489,7 +501,7 @@ mod tests {
     }
 
     impl Account {
-        /// An account of a project that has nothing.
+        /// Returns an account of a new project.
         pub(crate) fn of_test() -> Self {
             let (_, key, project) = asked("test");
             let share = Arc::new(Share::of(&project.quota));
@@ -530,7 +542,7 @@ mod tests {
             let (hash, key, project) = asked(project);
             accounts.learn(hash, key, &project, 0).unwrap()
         });
-        // Another key changes: what is learned again afterwards still ends with its key.
+        // Another key changes: the account that is cached again afterwards keeps its cancellation token.
         accounts.forget();
         accounts.revoke(&one.key.id);
         assert!(one.revoked.is_cancelled() && !other.revoked.is_cancelled());

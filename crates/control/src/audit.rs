@@ -1,23 +1,25 @@
-//! Who did what: a file of JSON lines that only grows, each line carrying the hash of the one before it.
+//! The audit log: an append-only file of JSON lines, each of which contains the hash of the previous line.
 //!
 //! ```text
 //! {"seq":7,"at_ms":…,"key":"k1","project":"p","act":"exec","sandbox":"s…","exec":"e…","detail":"argv sha256:…","prev":"…"}
 //! ```
 //!
-//! `prev` is the SHA-256 of the line before, without its newline, and zeros in the first line. So a line that is changed, taken
-//! out or put in shows ([`verify`]), and so does a file that is missing. What was cut off at the end shows by the head beside the
-//! log (`files`); against whoever can change both, [`Verified::head`] is kept elsewhere.
+//! `prev` is the SHA-256 of the previous line without its newline; in the first line it is zeros. Therefore
+//! [`verify`] detects changed, removed and inserted lines, and missing files. It detects truncation with the
+//! head file beside the log (`files`); against an attacker who can change both, store [`Verified::head`]
+//! elsewhere.
 //!
-//! Ids, acts, sizes and paths are written down; secrets, variables, output and the words of a command are not. Text that a
-//! caller chose is cut to [`DETAIL_BYTES_MAX`] and escaped to printable ASCII.
+//! Ids, acts, sizes and paths are recorded; secrets, variables, output and the arguments of a command are
+//! not. Text that a caller chose is truncated to [`DETAIL_BYTES_MAX`] and escaped to printable ASCII.
 //!
-//! **Nobody waits for it.** [`Audit::record`] puts an entry into a bounded queue or, when that is full, counts it as missed; the
-//! count becomes an entry of its own. One thread writes, all that is waiting at once, and has it on the disk within
-//! [`SYNC_EVERY`]. A killed server loses what was still in the queue. A line that it left half-written is cut off by the next one,
-//! which says so in an entry.
+//! **Recording never blocks.** [`Audit::record`] puts an entry into a bounded queue or, if the queue is full,
+//! counts it as missed; the count becomes an entry of its own. One thread writes all queued entries at once,
+//! and syncs them to disk within [`SYNC_EVERY`]. If the server is killed, entries still in the queue are
+//! lost. The next server removes an incomplete last line and records that in an entry.
 //!
-//! **It is rotated.** A file that is full is renamed, and the chain goes on in the next one. When all take more than
-//! [`Bounds::bytes_max`], the oldest is removed, which is an entry with the place and the hash at which the rest begins.
+//! **The log is rotated.** A full file is renamed, and the chain continues in the next one. When all files
+//! exceed [`Bounds::bytes_max`], the oldest is removed, and an entry records the number and the hash at which
+//! the rest begins.
 
 mod chain;
 mod files;
@@ -43,93 +45,94 @@ pub use chain::{Verified, verify};
 pub use files::Bounds;
 use writer::{Word, Writer};
 
-/// What a detail may be long: a hash with its name, or a short sentence.
+/// Maximum length of a detail: a hash with its name, or a short sentence.
 pub const DETAIL_BYTES_MAX: usize = 256;
-/// A key's id or a project's name is shorter; what is longer came from a stranger.
+/// Maximum length of a key's id or a project's name. Real ones are shorter; longer text is untrusted input.
 const NAME_BYTES_MAX: usize = 64;
-/// Entries waiting to be written: several seconds of the busiest node, at most some megabytes.
+/// Maximum number of entries waiting to be written: several seconds on the busiest node, and at most some
+/// megabytes.
 const QUEUE: usize = 8192;
-/// What a power cut may lose. The disk is not asked more often than this.
+/// Interval between syncs to disk: a power failure may lose this much.
 pub const SYNC_EVERY: Duration = Duration::from_secs(1);
-/// How long [`Audit::flush`] waits before it tries a full queue again.
+/// Interval between the attempts of [`Audit::flush`] to enqueue when the queue is full.
 const FLUSH_AGAIN: Duration = Duration::from_millis(5);
 
-/// The audit log. Cheap to clone; the file is closed when the last one is dropped.
+/// The audit log. Cheap to clone; the file is closed when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Audit {
     queue: SyncSender<Word>,
     missed: Arc<AtomicU64>,
 }
 
-/// What was done. The set is closed.
+/// The action of an entry. The set is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Act {
-    /// The server began to serve.
+    /// The server started.
     ServerStart,
-    /// The server was told to end.
+    /// The server began to shut down.
     ServerStop,
-    /// Somebody came without a valid key.
+    /// A request had no valid key.
     AuthenticateFailed,
-    /// A key's role did not allow what it asked.
+    /// A key's role did not permit the request.
     Forbidden,
-    /// A key was made.
+    /// A key was created.
     KeyCreate,
-    /// A new key took the place of another; the detail names both.
+    /// A key was replaced by a new one; the detail names both.
     KeyRotate,
     /// A key was revoked.
     KeyRevoke,
-    /// A project was made, or its quota changed.
+    /// A project was created, or its quota changed.
     ProjectPut,
-    /// A template was begun to be built; the detail is its name.
+    /// The build of a template was started; the detail is its name.
     TemplateBuild,
-    /// A sandbox was made and runs; the detail says whether one was ready.
+    /// A sandbox was created and runs; the detail says whether it was pre-warmed.
     SandboxCreate,
-    /// A sandbox was asked for and there is none; the detail is the code of the error.
+    /// A request to create a sandbox failed; the detail is the code of the error.
     SandboxRefused,
-    /// A sandbox was told to stop.
+    /// A stop of a sandbox was requested.
     SandboxStop,
-    /// A sandbox ended; the detail says why.
+    /// A sandbox ended; the detail is the reason.
     SandboxEnd,
-    /// A sandbox was not what its tier promises.
+    /// The posture of a sandbox did not match its tier.
     PostureMismatch,
-    /// No runtime is as strong as was asked for.
+    /// No runtime provides the requested tier.
     TierRefused,
     /// A sandbox's idle time or its time to live was changed.
     Lease,
-    /// A sandbox was told to stand still.
+    /// A pause of a sandbox was requested.
     Pause,
-    /// A sandbox was told to go on.
+    /// A sandbox was resumed.
     Resume,
-    /// An exec was started; the detail is the hash of its argv, or of its code.
+    /// An exec was started; the detail is the hash of its argv, or the language, length and hash of its code.
     Exec,
     /// An exec was sent a signal.
     ExecSignal,
     /// An exec was cancelled.
     ExecCancel,
-    /// A context was asked for; the detail is its id.
+    /// A context was created; the detail is its id.
     ContextCreate,
-    /// A context was told to begin anew.
+    /// A restart of a context was requested.
     ContextRestart,
-    /// The cell that runs in a context was told to end.
+    /// An interrupt of the running cell of a context was requested.
     ContextInterrupt,
-    /// A context was ended.
+    /// A context was removed.
     ContextRemove,
-    /// A port was opened to everybody or closed again; the detail says which.
+    /// A port was made public or private again; the detail says which.
     Port,
-    /// A connection to a port was made through the API; the detail is the port.
+    /// A tunnel to a port was opened; the detail is the port.
     Tunnel,
     /// A terminal was opened.
     TerminalOpen,
-    /// A sandbox was given another policy; the detail is its words.
+    /// The policy of a sandbox was changed; the detail is the new policy as text.
     Policy,
-    /// Something was let out of a sandbox; the detail says what, and by which rule.
+    /// Egress from a sandbox was allowed; the detail is the target and the rule.
     Egress,
-    /// Something was not let out of a sandbox; the detail says what, and why.
+    /// Egress from a sandbox was refused; the detail is the target and the cause.
     EgressRefused,
     /// A file was written, in whole or in part; the detail is its path.
     FileWrite,
-    /// A directory was made.
+    /// A directory was created.
     FileMake,
     /// A file was moved.
     FileMove,
@@ -137,41 +140,41 @@ pub enum Act {
     FileCopy,
     /// A file was removed.
     FileRemove,
-    /// A text in a file was replaced.
+    /// Text in a file was replaced.
     FileEdit,
     /// An archive was unpacked.
     FileUnpack,
-    /// A dataset was put there; the detail is its name.
+    /// A dataset was stored; the detail is its name.
     DatasetPut,
     /// A dataset was removed.
     DatasetRemove,
-    /// A session was made; the detail is its id.
+    /// A session was created; the detail is its id.
     SessionCreate,
     /// A session was ended; the detail is its id.
     SessionEnd,
-    /// What a session keeps was removed; the detail is its id.
+    /// The stored data of a session was removed; the detail is its id.
     SessionClear,
     /// A secret was set; the detail is its name.
     SecretSet,
     /// A secret was removed; the detail is its name.
     SecretRemove,
-    /// The node was told to take no more sandboxes, or to take them again.
+    /// Draining of the node was started or stopped.
     Drain,
-    /// A project was refused what is above its quota or its rate.
+    /// A request of a project was refused because of its quota.
     QuotaRefused,
-    /// Entries were lost because they came too fast or could not be written; the detail says how many.
+    /// Entries were lost because they came too fast or could not be written; the detail is their number.
     Missed,
-    /// A line that a killed server left half-written was cut off.
+    /// An incomplete line of a killed server was removed.
     Torn,
-    /// The oldest file of this log was removed; the detail says where the rest begins.
+    /// The oldest file of this log was removed; the detail is the position at which the rest begins.
     AuditPrune,
-    /// Entries are missing at the end that were there; the detail says how many.
+    /// Entries are missing at the end of the log; the detail is their number.
     AuditCut,
-    /// The chain of this log does not hold; the detail says where.
+    /// The chain of this log is broken; the detail is the position.
     AuditBroken,
 }
 
-/// Something that was done, and by whom. What does not apply is absent.
+/// An action and its caller. Fields that do not apply are absent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     at_ms: u64,
@@ -183,51 +186,51 @@ pub struct Entry {
     detail: Option<String>,
 }
 
-/// Why the log could not be opened.
+/// Error on opening the log.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read or written.
     #[error("cannot {act} the audit log {path}")]
     File {
-        /// What was to be done.
+        /// Failed operation.
         act: &'static str,
-        /// Where.
+        /// Path of the log.
         path: String,
-        /// What went wrong.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
-    /// Another process writes it.
+    /// Another process has the log open for writing.
     #[error("another process is writing the audit log {path}; stop that process first")]
     InUse {
-        /// Where.
+        /// Path of the log.
         path: String,
     },
-    /// It is not the log that was written.
+    /// The existing file is not a valid log.
     #[error(transparent)]
     Damaged(#[from] Damaged),
 }
 
-/// What is wrong with a log.
+/// Damage found in a log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the audit log is damaged: {file}, line {line}: {what}; keep a copy of all files of the log, then move these files away to start a new log"
 )]
 pub struct Damaged {
-    /// The name of the file.
+    /// Name of the file.
     pub file: String,
-    /// The line of it, counted from 1; zero where only its end was read.
+    /// Line number in the file, counted from 1; zero if only the end of the file was read.
     pub line: u64,
-    /// What is wrong with it.
+    /// Description of the damage.
     pub what: String,
 }
 
 impl Audit {
-    /// Opens the log, or makes it where there is none, and starts the thread that writes it. `now_ms` is for the entry about a
-    /// half-written line, if there is one.
+    /// Opens the log, or creates it if it does not exist, and starts the thread that writes it. `now_ms` is
+    /// the time of entries about damage at the end of the log.
     ///
     /// # Errors
-    /// The file cannot be written, another process writes it, or its last line is not one of ours.
+    /// The file cannot be written, another process writes it, or its last line is not a valid entry.
     pub fn open(path: &Path, now_ms: u64, bounds: Bounds) -> Result<Self, Error> {
         let missed = Arc::<AtomicU64>::default();
         let writer = Writer::open(path, now_ms, Arc::clone(&missed), bounds)?;
@@ -238,7 +241,7 @@ impl Audit {
         Ok(Self { queue, missed })
     }
 
-    /// Writes an entry down, soon. Never waits.
+    /// Queues an entry to be written. Never waits.
     pub fn record(&self, entry: Entry) {
         match self.queue.try_send(Word::Entry(Box::new(entry))) {
             Ok(()) => {}
@@ -248,7 +251,7 @@ impl Audit {
         }
     }
 
-    /// Waits until everything recorded before is on the disk. For the end of a server.
+    /// Waits until all entries recorded so far are on disk. Called when the server shuts down.
     pub async fn flush(&self) {
         let (done, wait) = oneshot::channel();
         let mut word = Word::Flush(done);
@@ -260,53 +263,54 @@ impl Audit {
             }
             tokio::time::sleep(FLUSH_AGAIN).await;
         }
-        // The writer drops the sender only when it ends, and then nothing is left to wait for.
+        // The writer drops the sender only when it terminates; then there is nothing left to wait for.
         let _ = wait.await;
     }
 }
 
 impl Entry {
-    /// Something that was done, at a time in milliseconds since 1970.
+    /// Creates an entry about an action at a time in milliseconds since 1970.
     pub fn new(at_ms: u64, act: Act) -> Self {
         Self { at_ms, act, key: None, project: None, sandbox: None, exec: None, detail: None }
     }
 
-    /// By the key with this id; never its secret.
+    /// Sets the key, by its id; the key's secret is never recorded.
     #[must_use]
     pub fn key(mut self, id: &str) -> Self {
         self.key = Some(printable(id, NAME_BYTES_MAX));
         self
     }
 
-    /// For this project.
+    /// Sets the project.
     #[must_use]
     pub fn project(mut self, name: &str) -> Self {
         self.project = Some(printable(name, NAME_BYTES_MAX));
         self
     }
 
-    /// To this sandbox.
+    /// Sets the sandbox.
     #[must_use]
     pub fn sandbox(mut self, id: &SandboxId) -> Self {
         self.sandbox = Some(id.clone());
         self
     }
 
-    /// To this exec.
+    /// Sets the exec.
     #[must_use]
     pub fn exec(mut self, id: &ExecId) -> Self {
         self.exec = Some(id.clone());
         self
     }
 
-    /// A few words more; cut and escaped.
+    /// Sets the detail; it is truncated and escaped.
     #[must_use]
     pub fn detail(mut self, text: &str) -> Self {
         self.detail = Some(printable(text, DETAIL_BYTES_MAX));
         self
     }
 
-    /// What is run: a command as a hash of its words, code as what it is written in, its length and its hash.
+    /// Sets the detail to a description of the exec: the hash of its command, or the language, length and
+    /// hash of its code.
     #[must_use]
     pub fn command(self, spec: &ExecSpec) -> Self {
         let Some(code) = &spec.code else { return self.argv(&spec.argv) };
@@ -315,12 +319,12 @@ impl Entry {
         self.detail(&format!("{language} <code, {bytes} bytes> sha256:{}", chain::hex(&hash)))
     }
 
-    /// The command, as a hash: enough to recognise it, not enough to read it.
+    /// Sets the detail to the hash of a command: enough to recognize it, not enough to read it.
     #[must_use]
     pub fn argv<W: AsRef<[u8]>>(self, argv: &[W]) -> Self {
         let mut hash = Sha256::new();
         for word in argv {
-            // With its length in front, so that `["a b"]` and `["a", "b"]` differ.
+            // Each word is preceded by its length, so that `["a b"]` and `["a", "b"]` differ.
             hash.update((word.as_ref().len() as u64).to_be_bytes());
             hash.update(word.as_ref());
         }
@@ -329,7 +333,8 @@ impl Entry {
     }
 }
 
-/// Printable ASCII, at most so long. A terminal that shows the log obeys nothing that is in it.
+/// Converts text to printable ASCII of at most this length, so that it cannot control a terminal that
+/// displays the log.
 fn printable(text: &str, bytes_max: usize) -> String {
     let mut shown = String::new();
     for c in text.chars() {

@@ -1,21 +1,21 @@
-//! Authority: what turns the credential of a request into a grant, and what every route needs.
+//! Authority: conversion of a request's credential into a grant, and the need of every route.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`secret`] | API keys and tickets: how they are written, parsed, hashed |
-//! | [`grant`] | the grant of a request, and the need of a route |
-//! | [`caller`] | the extractors by which handlers of the API state their need: a key of some role, or nothing |
-//! | [`table`] | routes, registered together with the need that their handler's first argument states |
-//! | [`cut`] | bodies of requests and responses that end when their key is revoked or expires |
-//! | [`lookups`] | how many keys are looked up at once |
-//! | [`failures`] | how much of wrong keys is written to the audit log |
+//! | [`secret`] | API keys and tickets: formatting, parsing, hashing |
+//! | [`grant`] | grants of requests and needs of routes |
+//! | [`caller`] | extractors with which API handlers state their need: a key of some role, or nothing |
+//! | [`table`] | routes, registered with the need that the first argument of their handler states |
+//! | [`cut`] | request and response bodies that are aborted when their key is revoked or expires |
+//! | [`lookups`] | limit on concurrent key lookups |
+//! | [`failures`] | rate limit for audit entries about invalid keys |
 //!
-//! Tokens of sandboxes are in [`node::token`], the extractors for them beside the routes that take them
+//! Tokens of sandboxes are in [`node::token`]; their extractors are next to the routes that accept them
 //! ([`crate::e2b`], [`crate::ports`]).
 //!
-//! Invariants: each kind of credential is a type with a lookup of its own, and no text is looked up as two of them; a handler
-//! cannot be registered unless the type of its first argument states what it needs; no credential is derived from another,
-//! except E2B's file signature, which reaches one path, one act and one user until its expiry.
+//! Invariants: each kind of credential is a type with its own lookup, and no text is looked up as two kinds; a handler
+//! cannot be registered unless the type of its first argument states its need; no credential is derived from another,
+//! except E2B's file signature, which permits one operation on one path as one user until it expires.
 
 pub mod caller;
 pub mod cut;

@@ -1,13 +1,14 @@
-//! Bodies of requests: counted before they are used, and for as long as they are in memory.
+//! Request bodies. They count against memory budgets before they are read, and for as long as they are in
+//! memory.
 //!
-//! | way | for | bounds |
+//! | function or type | for | limits |
 //! |---|---|---|
-//! | [`message`], [`Sent`] | JSON | a length; [`BODY_WITHIN`]; room of the project and of the address, until the request is answered |
+//! | [`message`], [`Sent`] | JSON | a length; [`BODY_WITHIN`]; the budgets of project and address, until the response is sent |
 //! | [`bytes()`] | standard input | the same |
-//! | [`counted`] | JSON that is used after the answer has begun | the same, for as long as [`Room`] is held |
-//! | [`Coming`] | files, which are never held whole | [`IDLE_MAX`] between two pieces; the handler takes a place among the project's streams |
+//! | [`counted`] | JSON that is used after the response has begun | the same, for as long as [`Room`] is held |
+//! | [`Coming`] | files, which are streamed | [`IDLE_MAX`] between two chunks; the handler takes one of the project's streams |
 //!
-//! A body that is refused is never kept: [`discard`] drops what arrives of it.
+//! A refused body is never kept: [`discard`] drops what arrives of it.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,20 +31,21 @@ use crate::account::Account;
 use crate::fault::{Answer, Fault};
 use crate::listen::Origin;
 
-/// A message that takes longer is not coming.
+/// Timeout for a whole message.
 pub const BODY_WITHIN: Duration = Duration::from_secs(30);
-/// A client that sends or takes nothing of a file for so long is disconnected.
+/// Timeout for a client to send or receive the next chunk of a file. Afterwards, the client is disconnected.
 pub const IDLE_MAX: Duration = Duration::from_secs(60);
-/// What an element of parsed JSON weighs besides its text: an entry of a list or a map.
+/// Memory of an element of parsed JSON besides its text: an entry of a list or a map.
 const ELEMENT_BYTES: usize = 64;
-/// A client reads a refusal only when it has stopped sending. So long, and so much, is received and dropped for that.
+/// Limits on the part of a refused body that is received and dropped. A client reads the response only after
+/// it has stopped sending.
 const DISCARD_WITHIN: Duration = Duration::from_secs(5);
 const DISCARD_BYTES: usize = 1 << 20;
 
-/// A body of JSON.
+/// JSON body.
 pub struct Sent<T>(pub T);
 
-/// The room of a body, returned when dropped.
+/// Memory reserved for a body, which is returned when dropped.
 #[derive(Default)]
 pub struct Room {
     account: Option<Arc<Account>>,
@@ -51,20 +53,21 @@ pub struct Room {
     held: Vec<OwnedSemaphorePermit>,
 }
 
-/// Rooms of the bodies of one request. The connection keeps it until the request is answered: until then a handler may use what it read.
+/// Reservations for the bodies of one request. The connection holds them until the response is sent, because
+/// a handler may use a body until then.
 #[derive(Clone, Default)]
 pub struct Kept(Arc<Mutex<Vec<Room>>>);
 
-/// The body of a request, piece by piece.
+/// Body of a request, which is read chunk by chunk.
 pub struct Coming(Body);
 
-/// A body that is lent to a parser. When the parser drops it, it returns to [`Lent`].
+/// Body that is lent to a parser. When the parser drops it, it returns to [`Lent`].
 struct Loan {
     body: Option<BodyDataStream>,
     owner: Option<oneshot::Sender<BodyDataStream>>,
 }
 
-/// The owner of a body that is lent to a parser.
+/// Owner of a body that is lent to a parser.
 pub struct Lent(oneshot::Receiver<BodyDataStream>);
 
 /// Lends a body to a parser.
@@ -75,7 +78,8 @@ pub fn lend(body: Body) -> (Body, Lent) {
 }
 
 impl Lent {
-    /// Receives and drops what the parser left, so that the client finishes sending and reads the response.
+    /// Receives and drops the part that the parser did not read, so that the client finishes sending and
+    /// reads the response.
     pub async fn discard(mut self) {
         let Ok(mut body) = self.0.try_recv() else { return };
         let rest = async { while let Some(Ok(_)) = body.next().await {} };
@@ -97,7 +101,7 @@ impl Stream for Loan {
 impl Drop for Loan {
     fn drop(&mut self) {
         if let (Some(body), Some(owner)) = (self.body.take(), self.owner.take()) {
-            // The owner may be gone.
+            // The owner may have been dropped already.
             let _ = owner.send(body);
         }
     }
@@ -128,7 +132,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Sent<T> {
 }
 
 impl Room {
-    /// Takes room for so many bytes of the request's project, and of the address it comes from.
+    /// Reserves this many bytes in the budget of the request's project, and in that of its address.
     fn take(&mut self, bytes: usize) -> Answer<()> {
         if let Some(account) = &self.account {
             self.held.push(account.share.room(bytes)?);
@@ -139,7 +143,7 @@ impl Room {
         Ok(())
     }
 
-    /// Returns what is more than so many bytes.
+    /// Returns the reserved memory beyond this many bytes.
     fn shrink_to(&mut self, bytes: usize) {
         for permit in &mut self.held {
             drop(permit.split(permit.num_permits().saturating_sub(bytes.div_ceil(1024))));
@@ -159,10 +163,10 @@ impl Kept {
 }
 
 impl Coming {
-    /// The body of a request.
+    /// Creates the reader of a request's body.
     ///
     /// # Errors
-    /// It is compressed, or a form.
+    /// The body is compressed, or a form.
     pub fn of(request: Request) -> Answer<Self> {
         let kind = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
         if kind.and_then(|kind| kind.get(..10)).is_some_and(|kind| kind.eq_ignore_ascii_case(b"multipart/")) {
@@ -179,10 +183,10 @@ impl Coming {
         Ok(Self(request.into_body()))
     }
 
-    /// The next bytes, or none at its end.
+    /// Returns the next chunk, or `None` at the end of the body.
     ///
     /// # Errors
-    /// It breaks off, or nothing of it comes.
+    /// The body ends early, or no data arrives in time.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         match timeout(IDLE_MAX, self.0.frame()).await {
             Ok(None) => Ok(None),
@@ -192,7 +196,7 @@ impl Coming {
         }
     }
 
-    /// Drops the rest of a body that is refused, so that its sender comes to read why.
+    /// Drops the rest of a refused body, so that the client stops sending and reads the error.
     pub async fn refuse(mut self, error: node::Error) -> Fault {
         let rest = async { while let Some(Ok(_)) = self.0.frame().await {} };
         let _ = timeout(DISCARD_WITHIN, rest).await;
@@ -200,10 +204,10 @@ impl Coming {
     }
 }
 
-/// A body of JSON of at most so many bytes. Its room is held until the request is answered.
+/// Returns a JSON body of at most this many bytes. Its memory stays reserved until the response is sent.
 ///
 /// # Errors
-/// It is longer, compressed, or does not come; or there is no room for it now.
+/// The body is too long, compressed or late, or the budgets leave too little memory for it.
 pub async fn message(request: Request, most: usize) -> Answer<Bytes> {
     let (parts, body) = request.into_parts();
     let (bytes, room) = counted(&parts, body, most).await?;
@@ -211,7 +215,7 @@ pub async fn message(request: Request, most: usize) -> Answer<Bytes> {
     Ok(bytes)
 }
 
-/// The same for a body that is not parsed.
+/// Returns a body that is not parsed, within the same limits.
 ///
 /// # Errors
 /// As [`message`].
@@ -222,7 +226,7 @@ pub async fn bytes(request: Request, most: usize) -> Answer<Bytes> {
     Ok(bytes)
 }
 
-/// A body of JSON, and its room: what it weighs as a text, and once it is parsed.
+/// Returns a JSON body, and the reservation for its text and its parsed form.
 ///
 /// # Errors
 /// As [`message`].
@@ -232,7 +236,7 @@ pub async fn counted(parts: &Parts, body: Body, most: usize) -> Answer<(Bytes, R
     Ok((bytes, room))
 }
 
-/// Receives a refused body and drops it, for as many clients of an address as have a turn for that.
+/// Receives a refused body and drops it. Limits how many clients of an address can do this at a time.
 pub async fn discard(mut body: Body, origin: Option<&Origin>) {
     let Some(_turn) = origin.and_then(Origin::discards) else { return };
     let rest = async {
@@ -248,7 +252,7 @@ pub async fn discard(mut body: Body, origin: Option<&Origin>) {
     let _ = timeout(DISCARD_WITHIN, rest).await;
 }
 
-/// Room is held until the request is answered, where the connection keeps it.
+/// Hands the reservation to the connection, which holds it until the response is sent.
 fn keep(parts: &Parts, room: Room) {
     if let Some(kept) = parts.extensions.get::<Kept>().filter(|_| !api::defence::is_off("H-35")) {
         kept.hold(room);
@@ -268,7 +272,8 @@ async fn received(parts: &Parts, body: Body, most: usize) -> Answer<(Bytes, Room
     if length.is_some_and(|length: u64| length > most as u64) {
         return Err(too_large(most).into());
     }
-    // Without a length it may be as long as any. Every route knows its caller before it reads a body.
+    // A body without a length is charged with the maximum. Every route authenticates its caller before it
+    // reads a body.
     let length = length.and_then(|length| usize::try_from(length).ok());
     let mut room = Room::of(&parts.extensions);
     room.take(length.unwrap_or(most))?;
@@ -284,9 +289,10 @@ async fn received(parts: &Parts, body: Body, most: usize) -> Answer<(Bytes, Room
     Ok((bytes, room))
 }
 
-/// Gathers a body in one buffer. A list of its pieces would weigh thirty times as much where each has a byte.
+/// Collects a body in one buffer. A list of one-byte chunks would need thirty times as much memory.
 ///
-/// A buffer of the length that was announced takes no more than what has come of it: pages that nobody wrote to are not there.
+/// The buffer has the announced length, but takes only as much memory as data has arrived: pages that were
+/// not written to do not exist.
 async fn gathered(mut body: Body, length: usize, most: usize) -> Result<Bytes, Error> {
     let mut all = BytesMut::with_capacity(length);
     while let Some(frame) = body.frame().await {
@@ -299,7 +305,7 @@ async fn gathered(mut body: Body, length: usize, most: usize) -> Result<Bytes, E
     Ok(all.freeze())
 }
 
-/// How many elements a text of JSON has at most, without parsing it.
+/// Returns the maximum number of elements in a JSON text, without parsing it.
 fn elements(json: &[u8]) -> usize {
     let (mut count, mut in_text, mut escaped) = (0, false, false);
     for byte in json {
@@ -329,7 +335,7 @@ fn broke_off() -> Error {
     Error::invalid("the request body ended early", "Send the request again.")
 }
 
-/// The error for a body of which nothing comes.
+/// Creates the error for a body that stops arriving.
 fn silent() -> Error {
     Error {
         code: ErrorCode::Deadline,

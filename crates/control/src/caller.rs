@@ -1,4 +1,5 @@
-//! What a request brings besides its credential and its body ([`crate::body`]): its idempotency key, and what its path and query name.
+//! Extractors for the parts of a request other than its credential and its body ([`crate::body`]): the
+//! idempotency key, the path and the query.
 
 use api::server::{IDEMPOTENCY_BYTES_MAX, IDEMPOTENCY_HEADER};
 use api::{ContextId, Error, ExecId};
@@ -10,13 +11,13 @@ use sha2::{Digest, Sha256};
 
 use crate::fault::{Answer, Fault};
 
-/// The idempotency key of a request, if it has one.
+/// Idempotency key of a request, if it has one.
 pub struct Idempotency(pub Option<String>);
 
-/// What the path names.
+/// Parameters in the path.
 pub struct At<T>(pub T);
 
-/// What stands behind the question mark.
+/// Parameters in the query.
 pub struct Asked<T>(pub T);
 
 impl<S: Sync> FromRequestParts<S> for Idempotency {
@@ -69,18 +70,18 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
 }
 
 impl Idempotency {
-    /// The id of an exec: always the same for the same key, and a fresh one without a key.
+    /// Returns the id of an exec: always the same for the same key, and a fresh one without a key.
     ///
     /// # Errors
-    /// The kernel has no random bytes.
+    /// The kernel does not return random bytes.
     pub fn exec_id(&self) -> Answer<ExecId> {
         Ok(ExecId::from_random(self.bytes()?))
     }
 
-    /// The id of a context, likewise.
+    /// Returns the id of a context, in the same way.
     ///
     /// # Errors
-    /// The kernel has no random bytes.
+    /// The kernel does not return random bytes.
     pub fn context_id(&self) -> Answer<ContextId> {
         Ok(ContextId::from_random(self.bytes()?))
     }

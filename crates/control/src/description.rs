@@ -1,8 +1,9 @@
 //! Rewrites the API description so that code generators understand it.
 //!
-//! `serde` flattens one object into another, which utoipa describes as `allOf` with a reference. Generators reject `allOf` within a union, and
-//! no value can satisfy it where one part forbids additional properties. Here each `allOf` becomes one object with all properties, and each
-//! variant of a tagged union becomes a schema with a name, such as `OutputLineEnd`. `Vec<u8>` is binary data, not an array of numbers.
+//! `serde` flattens one object into another, which utoipa describes as `allOf` with a reference. Generators
+//! reject `allOf` within a union, and no value can satisfy it where one part forbids additional properties.
+//! Here each `allOf` becomes one object with all properties, and each variant of a tagged union becomes a
+//! schema with a name, such as `OutputLineEnd`. `Vec<u8>` is binary data, not an array of numbers.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +14,10 @@ use utoipa::openapi::{Content, ObjectBuilder, OpenApi, Ref, RefOr, Schema};
 
 type Schemas = BTreeMap<String, RefOr<Schema>>;
 
-/// Media types of bodies that are bytes.
+/// Media types of binary bodies.
 const BINARY: [&str; 2] = ["application/octet-stream", "application/x-tar"];
 
-/// Describes what the attributes of a route leave out: the meaning of a status, and bodies that are bytes.
+/// Adds descriptions that the attributes of a route omit: meanings of statuses, and binary bodies.
 pub(crate) fn describe_bodies(operation: &mut Operation) {
     describe_responses(operation);
     describe_bytes(operation);
@@ -94,7 +95,7 @@ fn flatten(schema: &mut RefOr<Schema>, known: &Schemas) {
     };
 }
 
-/// The objects that a schema allows. `None` if it allows something else as well.
+/// Returns the objects that a schema allows. Returns `None` if it also allows other types.
 fn alternatives(schema: &RefOr<Schema>, known: &Schemas) -> Option<Vec<Object>> {
     let schema = match schema {
         RefOr::T(schema) => schema,
@@ -114,7 +115,7 @@ fn alternatives(schema: &RefOr<Schema>, known: &Schemas) -> Option<Vec<Object>> 
     }
 }
 
-/// An object with the properties of both.
+/// Returns an object with the properties of both.
 fn merged(one: &Object, other: &Object) -> Object {
     let mut both = one.clone();
     both.properties.extend(other.properties.clone());
@@ -139,7 +140,7 @@ fn name_variants((name, schema): (&String, &mut RefOr<Schema>)) -> Vec<(String, 
     named
 }
 
-/// The value of the property that can have only one.
+/// Returns the value of the property that has only one permitted value.
 fn tag(object: &Object) -> Option<String> {
     object.required.iter().find_map(|name| {
         let Some(RefOr::T(Schema::Object(property))) = object.properties.get(name) else { return None };

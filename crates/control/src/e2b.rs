@@ -1,30 +1,31 @@
-//! The API of E2B over our own sandboxes: its SDKs, unmodified, find what they expect.
+//! E2B's API on top of Bellglass sandboxes, for E2B's unmodified SDKs.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`control`] | sandboxes: create, connect, kill, list, timeout, metrics, logs |
-//! | [`list`] | those of a project, in pages |
-//! | [`shown`] | sandboxes as E2B shows them |
-//! | [`templates`] | which templates there are |
-//! | [`builder`] | templates that its SDKs build |
-//! | [`builds`] | how far those are |
-//! | [`steps`] | their steps as a recipe of ours |
-//! | [`network`] | its network options as a policy |
-//! | [`who`] | whose sandbox a request is for, by headers, by host or by a signature, and whether it may |
-//! | [`connect`] | its remote procedure calls: JSON, with envelopes where they stream |
+//! | [`list`] | the list of a project's sandboxes, in pages |
+//! | [`shown`] | sandboxes as E2B represents them |
+//! | [`templates`] | the list of templates |
+//! | [`builder`] | templates that the SDKs build |
+//! | [`builds`] | the state of these builds |
+//! | [`steps`] | conversion of build steps into a recipe |
+//! | [`network`] | conversion of network options into a policy |
+//! | [`who`] | authorization: the sandbox of a request, by headers, by host or by a signature |
+//! | [`connect`] | remote procedure calls: JSON, with envelopes on streams |
 //! | [`process`] | commands and terminals |
 //! | [`input`] | their input |
-//! | [`running`] | their output, for as many as listen |
-//! | [`filesystem`] | files by name: look, list, make, move, remove |
-//! | [`watch`] | what happens to files |
-//! | [`content`] | files themselves, up and down |
-//! | [`form`] | files as parts of a form |
+//! | [`running`] | their output, for any number of listeners |
+//! | [`filesystem`] | file operations by path: stat, list, create, move, remove |
+//! | [`watch`] | file events |
+//! | [`content`] | upload and download of files |
+//! | [`form`] | uploads in multipart forms |
 //! | [`code`] | code and contexts |
-//! | [`results`] | what code writes and shows, as lines |
-//! | [`fault`] | refusals in the words its SDKs understand |
+//! | [`results`] | output and results of code, as lines |
+//! | [`fault`] | errors in the form that the SDKs understand |
 //!
-//! There is no second agent inside: everything becomes what the guest knows already. Nothing is kept for it either, but who listens to
-//! which process: a sandbox made here is one like any other, and every other one can be reached from here.
+//! A sandbox has no second agent: the server translates each request into operations that the guest already
+//! supports. The only extra state is in [`State`]: processes, watchers and builds. A sandbox created here is
+//! like any other, and every other sandbox can be used from here.
 
 mod builder;
 mod builds;
@@ -60,20 +61,20 @@ pub use running::Processes;
 pub use watch::Watchers;
 pub use who::{Named, TRAFFIC_TOKEN};
 
-/// The port of E2B's agent, where its SDKs find commands and files.
+/// Port of E2B's agent, to which its SDKs send requests for commands and files.
 pub const AGENT_PORT: u16 = 49983;
-/// The port of its code interpreter.
+/// Port of E2B's code interpreter.
 pub const CODE_PORT: u16 = 49999;
 
-/// What is kept for clients of E2B's SDKs.
+/// State of the server for clients of E2B's SDKs.
 pub struct State {
-    /// Who listens to which process.
+    /// Processes, with their listeners.
     pub processes: Processes,
-    /// Who asks again and again what happened to files.
+    /// File watchers of clients that poll for events.
     pub watchers: Watchers,
-    /// Templates that are being built.
+    /// Template builds.
     pub builds: Builds,
-    /// Whoever has it looks for the sandbox that signed an address.
+    /// Permit to search for the signer of a URL. Only one exists, because a search tries every sandbox.
     signers: Semaphore,
 }
 
@@ -84,9 +85,9 @@ impl Default for State {
     }
 }
 
-/// Sandboxes, as its SDKs and the older ones of them ask for them.
+/// Returns the routes of E2B's control API, for current and older SDKs.
 pub fn outside() -> Table {
-    // An archive is never held whole.
+    // Archives are streamed to disk, so the limit on bodies in memory does not apply.
     let uploads = Table::default()
         .route(On::Get, "/templates/{template}/files/{archive}", builder::files)
         .route(On::Put, "/templates/{template}/files/{archive}", builder::receive)
@@ -137,7 +138,7 @@ fn templates_and_builds() -> Table {
         .route(On::Any, "/templates/{template}", templates::not_here)
 }
 
-/// What is in a sandbox, as its SDKs ask its agent and its code interpreter.
+/// Returns the routes of E2B's agent and code interpreter, which act inside a sandbox.
 pub fn inside() -> Table {
     let streams = Table::default()
         .route(On::Post, "/process.Process/Start", process::start)
@@ -145,7 +146,7 @@ pub fn inside() -> Table {
         .route(On::Post, "/process.Process/StreamInput", input::stream_input)
         .route(On::Post, "/filesystem.Filesystem/WatchDir", watch::stream)
         .layered(|router| router.layer(middleware::map_response(connect::as_a_stream)));
-    // A file may be as long as its disk, and is never held whole.
+    // A file can be as large as the sandbox's disk, and is streamed, never held in memory as a whole.
     let files = Table::default()
         .route(On::Get, "/files", content::read)
         .route(On::Post, "/files", content::write)

@@ -1,4 +1,4 @@
-//! How a refusal becomes an answer. This is the only place that knows both errors and HTTP.
+//! Conversion of errors into responses. Only this module knows both errors and HTTP.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use axum::response::{IntoResponse, Response};
 
 use crate::store;
 
-/// When to ask again, where nothing better is known: a start or a stop takes a tenth of this.
+/// Default delay before a retry. A start or a stop takes a tenth of it.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Why a request was refused, on its way out.
+/// Error of a request, with the properties of its HTTP response.
 #[derive(Debug)]
 pub struct Fault {
     error: Error,
     after: Option<Duration>,
-    /// Instead of the one that its code has.
+    /// Status that replaces that of the error's code.
     status: Option<StatusCode>,
 }
 
-/// What every handler answers.
+/// Result of a handler.
 pub type Answer<T> = Result<T, Fault>;
 
 impl Fault {
-    /// The error that will be told.
+    /// Returns the error that the client receives.
     pub fn error(&self) -> &Error {
         &self.error
     }
 
-    /// Says when to ask again.
+    /// Sets the delay before a retry.
     #[must_use]
     pub fn after(self, after: Duration) -> Self {
         Self { after: Some(after), ..self }
     }
 
-    /// Answers with another status than the code's own.
+    /// Sets a status that replaces that of the error's code.
     #[must_use]
     pub fn status(self, status: StatusCode) -> Self {
         Self { status: Some(status), ..self }
@@ -84,7 +84,7 @@ impl From<node::Error> for Fault {
         if told.code != ErrorCode::Platform {
             return told.into();
         }
-        // Paths and command lines of the machine are for whoever runs it.
+        // Only the operator may see paths and command lines of the machine.
         tracing::error!(error = told.message, "a request failed with an internal error");
         node::error::discreet(told, "complete the request").into()
     }
@@ -165,7 +165,7 @@ impl IntoResponse for Fault {
     }
 }
 
-/// The status for each code. The code says more; the status is for what stands between.
+/// Returns the status for a code. The code is more specific; the status is for the proxies on the way.
 fn status(code: ErrorCode) -> StatusCode {
     match code {
         ErrorCode::InvalidRequest

@@ -1,8 +1,8 @@
-//! Keeping the store true to the machine.
+//! Reconciliation of the store with the node.
 //!
-//! The node is the authority on what runs; the store on what was asked for and what became of it. The node tells the end of a
-//! sandbox until the store has it, and only then forgets it. What the store lacks is put there: an empty store never ends
-//! a sandbox.
+//! The node is the authority on running sandboxes; the store is the authority on requests and their results.
+//! The node reports the end of a sandbox until the store has recorded it, and only then deletes its own
+//! record. Sandboxes that are missing from the store are added to it: an empty store never stops a sandbox.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,24 +19,25 @@ use crate::audit::{Act, Entry};
 use crate::platform::Platform;
 use crate::store;
 
-/// Changes that are written at once: one transaction for a burst of creates.
+/// Maximum number of changes in one transaction: a burst of creates is written at once.
 const CHANGES_AT_ONCE: usize = 64;
-/// Everything is compared this often, whatever was heard.
+/// Interval between passes over all ended sandboxes, which catch missed events and failed writes.
 const COMPARE_EVERY: Duration = Duration::from_secs(5);
-/// What could not be written to the store is tried again this often.
+/// Maximum interval between two rounds of store upkeep.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-/// How long the end of a sandbox is remembered. A cause must be there a day later; a week is for people.
+/// Retention of records of ended sandboxes. The reason of an end must be available for a day; a week is more
+/// practical for people.
 const REMEMBER: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Layers that nobody uses are removed, and old ends forgotten, this often.
+/// Interval between removals of unused layers and old records.
 const TIDY_EVERY: Duration = Duration::from_secs(600);
 
-/// When keys were last used is written this often.
+/// Interval between writes of the last uses of keys.
 const NOTE_USE_EVERY: Duration = Duration::from_secs(60);
 
-/// Makes the store true to the machine, once, before anything is served.
+/// Updates the store to match the node, once, before the server accepts requests.
 ///
 /// # Errors
-/// The store does not answer.
+/// The store does not respond.
 pub async fn begin(platform: &Platform) -> Result<(), store::Error> {
     for project in platform.store.projects().await? {
         platform.node.set_quota(&project.name, project.quota.disk_bytes);
@@ -44,7 +45,7 @@ pub async fn begin(platform: &Platform) -> Result<(), store::Error> {
     let stored: HashMap<_, _> =
         platform.store.live().await?.into_iter().map(|sandbox| (sandbox.id.clone(), sandbox)).collect();
     for shown in platform.node.list() {
-        // After a restart nearly all are as they were: only what differs is written.
+        // After a restart nearly all sandboxes are unchanged, so only differences are written.
         if stored.get(&shown.id).is_none_or(|known| known.state != shown.state) {
             keep(platform, &shown).await?;
         }
@@ -53,7 +54,8 @@ pub async fn begin(platform: &Platform) -> Result<(), store::Error> {
         if platform.node.find(&sandbox.id).is_some() {
             continue;
         }
-        // The node writes down what it begins before it does: what it does not know was never begun, or its disk is new.
+        // The node writes its record before it creates a sandbox. A sandbox without a record was never
+        // started, or the node's disk was replaced.
         let reason = match sandbox.state {
             _ if platform.node.has_lost_record(&sandbox.id) => EndReason::RecordDamaged,
             SandboxState::Starting => EndReason::Interrupted,
@@ -74,12 +76,13 @@ pub async fn begin(platform: &Platform) -> Result<(), store::Error> {
     Ok(())
 }
 
-/// Keeps it true from then on.
+/// Keeps the store up to date after [`begin`].
 pub async fn follow(platform: Arc<Platform>) {
     let mut events = platform.node.events();
     loop {
         let until = Instant::now() + COMPARE_EVERY;
-        // One change is written when it is heard; what could not be written, or was missed, is found by comparing.
+        // Changes are written as their events arrive. The pass below finds ends whose event was missed or could not
+        // be written.
         while let Ok(heard) = timeout_at(until, events.recv()).await {
             match heard {
                 Ok(SandboxEvent::Changed { sandbox }) => {
@@ -102,7 +105,8 @@ pub async fn follow(platform: Arc<Platform>) {
     }
 }
 
-/// A change, and those that were told while the ones before were written: all are written at once.
+/// Returns a change, followed by those published while earlier ones were written, so that all are written at
+/// once.
 fn changes(events: &mut Receiver<SandboxEvent>, first: Sandbox) -> Vec<Sandbox> {
     let mut changed = vec![first];
     while changed.len() < CHANGES_AT_ONCE
@@ -112,12 +116,12 @@ fn changes(events: &mut Receiver<SandboxEvent>, first: Sandbox) -> Vec<Sandbox> 
             changed.push(*sandbox);
         }
     }
-    // That it was asked for was written down by whoever asked.
+    // `starting` is already in the store: it was recorded with the request.
     changed.retain(|sandbox| sandbox.state != SandboxState::Starting);
     changed
 }
 
-/// Writes down what is decided about what leaves sandboxes.
+/// Records the egress decisions of sandboxes in the audit log.
 pub async fn write_down(platform: Arc<Platform>) {
     let mut decisions = platform.node.decisions();
     loop {
@@ -139,7 +143,7 @@ pub async fn write_down(platform: Arc<Platform>) {
     }
 }
 
-/// Writes when keys were last used. What the store does not take is tried again with the next.
+/// Saves the last uses of keys. If the store fails, they are saved in the next round.
 pub async fn note_use(platform: Arc<Platform>) {
     loop {
         tokio::time::sleep(NOTE_USE_EVERY).await;
@@ -150,7 +154,7 @@ pub async fn note_use(platform: Arc<Platform>) {
     }
 }
 
-/// Has the store do what it could not do before, or what is due.
+/// Runs the upkeep of the store: retries of failed writes, and work that is due.
 pub async fn look_after(platform: Arc<Platform>) {
     loop {
         platform.store.time_is_due(UPKEEP_EVERY).await;
@@ -158,7 +162,7 @@ pub async fn look_after(platform: Arc<Platform>) {
     }
 }
 
-/// Forgets what is old, and removes layers that nobody uses.
+/// Deletes old records of sandboxes and sessions, and removes unused layers.
 pub async fn tidy(platform: Arc<Platform>) {
     loop {
         let before = clock::wall_ms().saturating_sub(clock::millis(REMEMBER));
@@ -178,18 +182,18 @@ pub async fn tidy(platform: Arc<Platform>) {
     }
 }
 
-/// Has the store take note of a sandbox, and the node forget it if it has ended.
+/// Saves the state of a sandbox in the store. If the sandbox has ended, the node then deletes its record.
 async fn keep(platform: &Platform, shown: &Sandbox) -> Result<(), store::Error> {
     keep_all(platform, std::slice::from_ref(shown)).await
 }
 
-/// The same of several.
+/// Like [`keep`], for several sandboxes.
 async fn keep_all(platform: &Platform, all: &[Sandbox]) -> Result<(), store::Error> {
     if all.is_empty() {
         return Ok(());
     }
     let moved = match platform.store.moved_all(all).await {
-        // One that is damaged keeps nobody else from being written.
+        // A damaged row must not block the others.
         Err(store::Error::Damaged(_)) if all.len() > 1 => {
             for shown in all {
                 if let Ok(moved) = platform.store.moved(shown).await {
@@ -206,7 +210,8 @@ async fn keep_all(platform: &Platform, all: &[Sandbox]) -> Result<(), store::Err
     Ok(())
 }
 
-/// What is done once the store has taken note of a sandbox, or found nothing new in it.
+/// Completes an update of the store: adds a sandbox that the store does not know, and, for an ended one,
+/// records the end in the audit log and deletes the node's record.
 async fn kept(platform: &Platform, shown: &Sandbox, moved: bool) -> Result<(), store::Error> {
     if !moved && platform.store.sandbox(&shown.project, shown.id.as_str()).await?.is_none() {
         platform.store.adopt(shown).await?;

@@ -1,30 +1,30 @@
-//! The platform on one machine: who may ask for what, what has been asked for, and what became of it.
+//! The platform on one machine: authentication, the public API, and the history of sandboxes.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`routes`] | the public API, a handler each |
-//! | [`authority`] | what turns the credential of a request into a grant, and what every route needs |
-//! | [`account`] | accounts: how a key is known, rates and what a project's requests share |
-//! | [`caller`] | what a request brings besides its credential and its body |
-//! | [`body`] | bodies of requests, counted before they are read |
-//! | [`platform`] | the decisions that are more than one step: create, find, stop, health |
-//! | [`session`] | sessions of agents: tool calls, one after the other, in a sandbox that is made when it is needed |
-//! | [`e2b`] | the API of E2B over the same sandboxes |
-//! | [`mcp`] | their tools over the Model Context Protocol |
-//! | [`ports`] | ports inside sandboxes, reached from outside |
+//! | [`routes`] | the public API, one handler per route |
+//! | [`authority`] | conversion of a request's credential into a grant, and the need of every route |
+//! | [`account`] | accounts: key lookup, rates, and the limits that a project's requests share |
+//! | [`caller`] | parts of a request other than its credential and its body |
+//! | [`body`] | request bodies, counted before they are read |
+//! | [`platform`] | operations of more than one step: create, find, stop, health |
+//! | [`session`] | sessions of agents: tool calls, one after the other, in a sandbox created on first use |
+//! | [`e2b`] | the API of E2B for the same sandboxes |
+//! | [`mcp`] | the tools of sandboxes over the Model Context Protocol |
+//! | [`ports`] | access from outside to ports in sandboxes |
 //! | [`output`] | an exec's output as lines of JSON |
 //! | [`terminal`] | a terminal over a WebSocket |
-//! | [`follow`] | keeping the store true to the machine |
+//! | [`follow`] | reconciliation of the store with the node |
 //! | [`store`] | accounts and the history of sandboxes, in one SQLite file |
-//! | [`vault`] | secrets, sealed |
-//! | [`audit`] | who did what, in a file that only grows |
-//! | [`metrics`] | what is counted |
-//! | [`trace`] | where the time of requests went |
-//! | [`fault`] | how a refusal becomes an answer |
-//! | [`listen`] | connections within bounds, with or without TLS |
+//! | [`vault`] | secrets, encrypted |
+//! | [`audit`] | the audit log: an append-only record of actions and their callers |
+//! | [`metrics`] | counters and their exposition |
+//! | [`trace`] | timings of the steps of requests |
+//! | [`fault`] | conversion of errors into responses |
+//! | [`listen`] | bounded connections, with or without TLS |
 //!
-//! Invariants: nothing is done for whoever shows no valid key; what belongs to another project is not there; every
-//! refusal is an [`api::Error`]; what a request begins goes on without it.
+//! Invariants: a request without a valid key has no effect; resources of other projects are reported as not found; every
+//! rejection is an [`api::Error`]; work that a request started continues if its connection is closed.
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,13 @@
-//! Taking connections, with or without TLS, each within bounds.
+//! Acceptance of connections, with or without TLS, each within limits.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`guests`] | who is connected, by address, and what an address may hold |
-//! | [`idle`] | how long a connection may stay as it is |
-//! | [`answer`] | answers on their way, and when one is given up |
+//! | [`guests`] | counts and limits of connections, by address |
+//! | [`idle`] | time limits of connections |
+//! | [`answer`] | responses that are being sent, and when they are dropped |
 //!
-//! Whoever connects and says nothing, or says it slowly, is let go; nobody has more than a share of the connections. Plain HTTP
-//! is for this machine itself, unless the operator says otherwise.
+//! Clients that send nothing, or send too slowly, are disconnected, and no client can take more than its
+//! share of the connections. Plain HTTP is for this machine only, unless the operator configures otherwise.
 
 mod answer;
 mod guests;
@@ -48,67 +48,69 @@ use answer::{Answered, Streams};
 use guests::{Guests, Place};
 use idle::{Idle, UnderWay};
 
-/// The head of a request comes within this, the first one counted from the connection on; one on which nobody is known may be idle as long.
+/// Maximum idle time of an unauthenticated connection, including the wait for the head of its first request.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
-/// A TLS handshake takes two round trips.
+/// Timeout for a TLS handshake, which takes two round trips.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
-/// Maximum number of concurrent requests on one HTTP/2 connection. RFC 9113 recommends at least 100; a client without a key that uses all of
-/// them must exceed [`REFUSED_MAX`].
+/// Maximum number of concurrent requests on one HTTP/2 connection. RFC 9113 recommends at least 100. A client
+/// without a key that uses all of them must exceed [`REFUSED_MAX`].
 const STREAMS_MAX: u32 = 100;
-/// Heads are small; what is longer is an attack. Over HTTP/1 this is also what is held of an answer that is not taken.
+/// Maximum length of a request head. Heads are small, and a longer one is an attack. Over HTTP/1, this also
+/// limits how much is buffered of a response that the client does not read.
 const HEAD_BYTES_MAX: u32 = 64 * 1024;
-/// What a client may send on one HTTP/2 connection before any of it is used. Less would slow uploads over long distances: at 100 ms this
-/// is 5 MB/s.
+/// Maximum amount of data that a client may send on one HTTP/2 connection before any of it is used. A smaller
+/// window would slow uploads over long distances: at a round-trip time of 100 ms, this one allows 5 MB/s.
 const WINDOW_BYTES: u32 = 512 * 1024;
-/// What is held of an HTTP/2 answer that the socket does not take.
+/// Maximum amount of an HTTP/2 response that is buffered while the socket does not accept it.
 const SEND_BYTES_MAX: usize = 64 * 1024;
-/// Requests that come together on a fresh connection wait so long for the first of them to show a valid key.
+/// Time for which excess requests on a new connection wait until one request presents a valid key.
 const SHOWN_WITHIN: Duration = Duration::from_secs(2);
 /// Maximum number of refused requests on a connection before it is closed. A client without a key that uses all [`STREAMS_MAX`] exceeds it.
 const REFUSED_MAX: usize = 80;
-/// What a request shows that may be valid.
+/// Headers that can contain a credential.
 const CREDENTIALS: [&str; 4] = ["authorization", "x-api-key", "x-access-token", "cookie"];
-/// An HTTP/2 peer that does not answer pings is gone.
+/// Interval and timeout of pings on HTTP/2 connections. A peer that does not answer them is gone.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_WITHIN: Duration = Duration::from_secs(20);
-/// When no connection can be taken (no descriptors), the next try.
+/// Delay before the next attempt to accept a connection, for example when no descriptors are free.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Whoever is silent for so long is asked whether it is still there; at the third missing answer it is gone. A connection that
-/// has become something else may be silent for hours, and holds a sandbox in use.
+/// TCP keepalive: the silence before the first probe, the interval of probes, and the number of missing
+/// replies after which the peer is gone. An upgraded connection may be silent for hours, and keeps its
+/// sandbox in use.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// Whether a request came by TLS.
+/// True if a request came over TLS.
 #[derive(Clone, Copy, Debug)]
 pub struct Encrypted(pub bool);
 
-/// Marks an answer that is passed on as it comes: its length says nothing about what is held of it.
+/// Marker of a response that is forwarded as it arrives. Its length says nothing about its use of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Passed;
 
-/// A certificate and its key, as PEM files.
+/// Paths of a certificate and its key, in PEM format.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// The chain, the server's own certificate first.
+    /// Certificate chain, beginning with the server's own certificate.
     pub certificate: PathBuf,
-    /// The key.
+    /// Private key.
     pub key: PathBuf,
 }
 
-/// Why the files are not a certificate and its key.
+/// Error in the files of a certificate and its key.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read or is not PEM.
     #[error("cannot read {path}: {why}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
-    /// They do not belong together, or are not usable.
+    /// The certificate and the key do not match, or are not usable.
     #[error("the TLS certificate and its key cannot be used")]
     Unusable(#[source] tokio_rustls::rustls::Error),
 }
@@ -116,7 +118,7 @@ pub enum TlsError {
 /// Reads a certificate and its key.
 ///
 /// # Errors
-/// They cannot be read or do not belong together.
+/// The files cannot be read, or do not match.
 pub fn tls(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
     let unreadable = |path: &Path, why: String| TlsError::File { path: path.to_owned(), why };
     let certificates = CertificateDer::pem_file_iter(&files.certificate)
@@ -142,20 +144,20 @@ pub fn tls(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Listens on an address. As many as may be connected may also wait to be: where fewer may, the kernel drops whoever comes during a burst,
-/// and they try again after a second.
+/// Listens on an address. The backlog equals the maximum number of authenticated connections: with a smaller
+/// one, the kernel would drop connections during a burst, and their clients would retry only after a second.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel rejects the address.
 pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // Who was served before may be waiting for its last byte still.
+    // Connections of an earlier server process may still be closing.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(u32::try_from(guests::KNOWN_MAX).unwrap_or(u32::MAX))
 }
 
-/// Serves until the task is dropped.
+/// Serves connections until the task is dropped.
 pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Router) {
     let guests = Arc::new(Guests::default());
     loop {
@@ -200,7 +202,7 @@ pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Rout
     }
 }
 
-/// Where it cannot be set, a peer that vanished is noticed later.
+/// Enables TCP keepalive. Without it, a peer that has vanished is noticed later.
 fn keep_alive(stream: &TcpStream) {
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE_AFTER);
@@ -232,8 +234,8 @@ async fn connection(
         .keep_alive_timeout(PING_WITHIN);
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
-    // Which protocol is spoken is decided by the first bytes, and the builder waits for those without end (H-01). How a
-    // connection ends is its peer's business; what was done for it was told and logged.
+    // The builder detects the protocol from the first bytes and would wait for them forever (H-01), so the
+    // timeout is here. The result of the connection is ignored: each request on it was answered and logged.
     while idle.left(HEAD_WITHIN) != Some(Duration::ZERO) {
         let next = idle.left(HEAD_WITHIN).unwrap_or(HEAD_WITHIN);
         if tokio::time::timeout(next, &mut connection).await.is_ok() {
@@ -256,8 +258,8 @@ fn tower_service(
     let visit = Arc::new(visit);
     TowerToHyperService::new(tower::service_fn(move |request: Request<hyper::body::Incoming>| {
         let under_way = visit.idle.begin(request.version() == Version::HTTP_2);
-        // Decided before anything is prepared: a client can open a hundred streams before the first of them is served, and each then
-        // holds as much as it was given.
+        // Decide this before anything is allocated: a client can open a hundred streams before the first of
+        // them is served, and each of them would hold memory.
         let waits = under_way.crowded.then(|| visit.may_wait(request.headers()));
         if let Some(None) = waits {
             return future::ready(Ok(visit.refuse())).left_future();
@@ -301,23 +303,23 @@ async fn answer_to(
     Ok(response.map(|body| Body::new(Answered::new(body, under_way, is_http2, (known, room)))))
 }
 
-/// The answer where too many are under way. It has no body, for which a window would be needed.
+/// Returns the response to a request beyond the limit. It has no body, so it needs no flow-control window.
 fn crowded() -> Response {
     (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "1")]).into_response()
 }
 
-/// One connection: whose it is, and its place among them.
+/// One connection, with its client and its slot.
 struct Visit {
     peer: SocketAddr,
     encrypted: Encrypted,
     idle: Idle,
     place: Arc<Place>,
-    /// Requests for which there was no turn.
+    /// Number of requests beyond the limit that were refused.
     refused: AtomicUsize,
 }
 
 impl Visit {
-    /// Refuses a request for which there is no turn, and ends the connection of a client that goes on asking.
+    /// Refuses a request beyond the limit, and closes the connection if its client continues to send them.
     fn refuse(&self) -> Response {
         if self.refused.fetch_add(1, Ordering::Relaxed) >= REFUSED_MAX {
             self.place.send_away();
@@ -325,20 +327,21 @@ impl Visit {
         crowded()
     }
 
-    /// A turn to wait for one more request than a stranger may have. What shows no credential does not wait.
+    /// Returns a permit to wait, for a request beyond the limit of an unauthenticated connection. A request
+    /// without a credential does not wait.
     fn may_wait(&self, headers: &HeaderMap) -> Option<OwnedSemaphorePermit> {
         let shows = CREDENTIALS.iter().any(|name| headers.contains_key(*name));
         shows.then(|| self.place.may_wait()).flatten()
     }
 
-    /// Whether such a request gets its turn: once a valid credential was shown on the connection.
+    /// Waits until a valid credential is presented on the connection. Returns false after the timeout.
     async fn has_turn(&self, _waits: OwnedSemaphorePermit) -> bool {
         tokio::time::timeout(SHOWN_WITHIN, self.idle.until_known()).await.is_ok()
     }
 }
 
-/// Keeps a connection's place. One that becomes something else, a WebSocket, ends for HTTP and goes on; whoever has it then
-/// holds this.
+/// Guard of a connection's slot. An upgraded connection, such as a WebSocket, continues after HTTP ends on
+/// it; its handler then holds this guard.
 #[derive(Clone)]
 pub struct Held {
     _place: Arc<Place>,

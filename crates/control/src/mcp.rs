@@ -1,4 +1,4 @@
-//! Tools over the Model Context Protocol: each client has a session of this server, made at its first call.
+//! Tools over the Model Context Protocol. Each client has its own session, which its first call creates.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,47 +29,48 @@ use crate::session::Live;
 use crate::session::files::whole;
 use crate::session::flight::EndsWith;
 
-/// Clients at once, all together and of one key. Each holds a little memory; its sandbox is counted by its project's quota.
+/// Maximum number of concurrent clients, in total and of one key. A client needs little memory, and its
+/// sandbox counts against the quota of its project.
 const CLIENTS_MAX: usize = 10_000;
 const CLIENTS_OF_KEY_MAX: usize = 1000;
-/// A client that neither asks nor listens for so long is gone.
+/// Time without a request or a listening connection after which a client is considered gone.
 const CLIENT_IDLE: Duration = Duration::from_secs(1800);
 
-/// Which tools a client is offered.
+/// Query of a client, which selects a tool set.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {
-    /// The tool set; that of code, if none is named.
+    /// Tool set; the default is the one for code.
     #[serde(default = "interpreter")]
     set: ToolSet,
 }
 
-/// The session of one client.
+/// Session of one client.
 struct Talk {
     platform: Arc<Platform>,
     account: Arc<Account>,
     set: ToolSet,
-    /// Made by the first call.
+    /// Created by the first call.
     live: OnceCell<Arc<Live>>,
 }
 
-/// What serves such clients.
+/// Creates the service for MCP clients.
 pub fn service() -> Service {
     Service::new(Settings {
         sessions_max: CLIENTS_MAX,
         sessions_of_owner_max: CLIENTS_OF_KEY_MAX,
         idle: CLIENT_IDLE,
         body_bytes_max: limits::BODY_BYTES_MAX,
-        // Every request shows a key, which no page of a stranger's has.
+        // Every request has to present a key, which a third-party web page does not have.
         hosts: Vec::new(),
         origins: Vec::new(),
     })
 }
 
-/// Answers a request of a client.
+/// Handles a request of a client.
 ///
 /// # Errors
-/// It has no such session, or there are too many.
+/// The client's session does not exist, or there are too many sessions.
 pub async fn serve(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
@@ -82,7 +83,7 @@ pub async fn serve(
     let (request, room) = counted(request).await?;
     let answered =
         platform.mcp.handle(&caller.key.id, || Ok(Arc::new(talk) as Arc<dyn Host>), request).await?;
-    // A call uses its message until it is answered to the end.
+    // A call uses its message until the response is complete.
     let answered = answered.map(|body| {
         body.map_frame(move |frame| {
             let _ = &room;
@@ -92,7 +93,7 @@ pub async fn serve(
     Ok(answered.into_response())
 }
 
-/// Reads the message of a request, which takes room of its project.
+/// Reads the message of a request, which counts against the memory budget of its project.
 async fn counted(request: Request) -> Result<(Request, Room), Fault> {
     if request.method() != Method::POST || api::defence::is_off("H-34") {
         return Ok((request, Room::default()));
@@ -145,9 +146,9 @@ impl Host for Talk {
             tokio::select! {
                 landing = &mut landing => break landing?,
                 event = events.recv() => {
-                    // What was missed is in the answer.
+                    // Missed events are not lost: the response contains their output.
                     if let Ok(SessionEvent::Output { run, stream, text: Some(text), .. }) = event && run == id {
-                        // Whoever is slow to hear of it misses a part; the answer has it.
+                        // A slow client misses some progress; the response contains it.
                         let _ = progress.try_send(Progress::Output { stderr: stream == Stream::Stderr, text });
                     }
                 }
@@ -192,7 +193,7 @@ impl Host for Talk {
     }
 }
 
-/// An error of the machine, without what is nobody's business.
+/// Converts an error of the machine, without details that clients must not see.
 fn discreet(error: node::Error) -> Error {
     Fault::from(error).error().clone()
 }

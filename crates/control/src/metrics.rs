@@ -1,4 +1,4 @@
-//! What is counted, in the form that Prometheus reads.
+//! Metrics in the format of Prometheus.
 
 use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
@@ -16,13 +16,13 @@ use prometheus_client::registry::Registry;
 
 type Labels = Vec<(&'static str, String)>;
 
-/// From a millisecond to half a minute: a start takes 60 ms, a wait for a turn seconds.
+/// Histogram buckets, from a millisecond to half a minute: a start takes 60 ms, a wait in the queue seconds.
 const SECONDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
-/// Methods that are counted by name. Whoever asks can make up others, and each name is kept for good.
+/// Methods that are counted by name. Clients can invent others, and each name would be stored permanently.
 const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"];
 
-/// What is counted.
+/// Metrics of the server.
 pub struct Metrics {
     registry: Registry,
     requests: Family<Labels, Counter>,
@@ -30,7 +30,7 @@ pub struct Metrics {
     creates: Family<Labels, Counter>,
     create_seconds: Histogram,
     ends: Family<Labels, Counter>,
-    /// Streams that are open.
+    /// Number of open streams.
     pub streams: Gauge,
     sandboxes: Gauge,
     memory_free: Gauge<u64, AtomicU64>,
@@ -101,7 +101,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A request was answered. `route` is the pattern, so that no one can make up new ones.
+    /// Counts an answered request. `route` is the route's pattern, so clients cannot invent new values.
     pub fn answered(&self, route: &str, method: &str, status: u16, took: Duration) {
         let method = if METHODS.contains(&method) { method } else { "other" };
         let labels = vec![("route", route.to_owned()), ("method", method.to_owned())];
@@ -110,25 +110,25 @@ impl Metrics {
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// A sandbox was asked for and runs.
+    /// Counts a create request whose sandbox runs.
     pub fn created(&self, took: Duration) {
         self.create_seconds.observe(took.as_secs_f64());
         self.creates.get_or_create(&vec![("result", "ok".into())]).inc();
     }
 
-    /// A sandbox was asked for and does not run.
+    /// Counts a create request that failed.
     pub fn create_failed(&self, code: ErrorCode) {
         self.creates.get_or_create(&vec![("result", code.name().into())]).inc();
     }
 
-    /// A sandbox is in another state.
+    /// Counts a sandbox that has ended. Other changes of state have no effect.
     pub fn changed(&self, sandbox: &Sandbox) {
         if let Some(reason) = sandbox.reason.filter(|_| sandbox.state.is_terminal()) {
             self.ends.get_or_create(&vec![("reason", reason.name().into())]).inc();
         }
     }
 
-    /// Everything, as text.
+    /// Returns all metrics as text.
     pub fn render(&self, status: &NodeStatus) -> String {
         self.sandboxes.set(i64::from(status.sandboxes));
         self.memory_free.set(status.memory_free_bytes);
@@ -143,7 +143,8 @@ impl Metrics {
 }
 
 impl Metrics {
-    /// Kinds of one template differ in their limits, of which there may be many: they are added up.
+    /// Updates the metrics of the pool. A template has one entry for each set of limits, of which there may
+    /// be many, so the entries are added up.
     fn show_pool(&self, pool: &[PoolStatus]) {
         self.pool.clear();
         for one in pool {

@@ -1,7 +1,8 @@
-//! An exec's output as lines of JSON, from the node to whoever reads.
+//! Output of an exec as lines of JSON, from the node to the client.
 //!
-//! A stream holds its sandbox in use, has a place of its project's, and says something at least every few seconds. If whoever
-//! reads goes away it is dropped; the exec goes on, unless it was asked to end with its reader.
+//! A stream keeps its sandbox in use, occupies one of its project's slots, and sends a line at least every
+//! few seconds. If the client disconnects, the stream is dropped. The exec continues, unless the request
+//! specified that it ends with its reader.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -26,37 +27,38 @@ use crate::account::{STREAMS_MAX, Share, busy};
 use crate::fault::Answer;
 use crate::platform::Platform;
 
-/// A guest that has an end to tell tells it within a millisecond or so of the last byte.
+/// Timeout for the end event after the last byte. If the exec has ended, the guest sends it within about 1
+/// ms.
 const END_WITHIN: Duration = Duration::from_millis(200);
 
-/// A result up to this length fits a line however it is written: a number such as `1e15` becomes four times as long, and nothing
-/// grows more.
+/// Maximum length of a result that fits a line in any notation: a number such as `1e15` becomes four times as
+/// long, and nothing grows more.
 const GROWS_TO_MAX: u64 = LINE_BYTES_MAX as u64 / 8;
 
-/// A stream of one exec's output.
+/// Stream of one exec's output.
 pub struct Output {
-    /// The platform.
+    /// Platform that serves the stream.
     pub platform: Arc<Platform>,
-    /// Keeps the sandbox in use.
+    /// Call during which the sandbox is not idle.
     pub call: Call,
-    /// The reader, where it begins.
+    /// Reader of the output, at its start position.
     pub exec: Exec,
-    /// The stream's place among those of its project.
+    /// Slot among the streams of the project.
     pub place: OwnedSemaphorePermit,
-    /// The offsets at which it begins, of the three streams.
+    /// Start offsets of the three streams.
     pub from: [u64; 3],
-    /// What to say first.
+    /// Exec to send as the first line.
     pub started: Option<ExecInfo>,
-    /// Offsets at which to end, for readers that only want what is there.
+    /// Offsets at which to end, for clients that want only the output so far.
     pub until: Option<[u64; 3]>,
-    /// Whether the exec ends with its reader.
+    /// True if the exec is cancelled when its client disconnects.
     pub cancels: bool,
 }
 
-/// A place for a stream of this project.
+/// Returns a slot for a stream of this project.
 ///
 /// # Errors
-/// `rate_limited`: the project has as many as it may.
+/// `rate_limited`: the project has too many streams.
 pub fn place(share: &Share) -> Answer<OwnedSemaphorePermit> {
     let streams = Arc::clone(&share.streams);
     streams
@@ -64,7 +66,7 @@ pub fn place(share: &Share) -> Answer<OwnedSemaphorePermit> {
         .map_err(|_| busy(format!("the project already has {STREAMS_MAX} open streams, the maximum")))
 }
 
-/// Lines of JSON as an answer.
+/// Creates a response of JSON lines.
 pub fn lines(status: StatusCode, body: Body) -> Response {
     let headers = [(header::CONTENT_TYPE, NDJSON), (header::CACHE_CONTROL, "no-store")];
     (status, headers, body).into_response()
@@ -87,25 +89,25 @@ impl IntoResponse for Output {
     }
 }
 
-/// A stream under way.
+/// State of a stream.
 struct Reader {
     output: Output,
     carried: Carried,
     reached: [u64; 3],
     ended: bool,
-    /// What the reader is a step of: the exec lasts as long as whoever started it reads.
+    /// Span of the request, which lasts as long as the client reads.
     span: Span,
 }
 
 impl Reader {
-    /// The next line or lines.
+    /// Returns the next line or lines.
     async fn step(&mut self) -> Bytes {
         if let Some(exec) = self.output.started.take() {
             return written(&[OutputLine::Started { exec }]);
         }
         let all = |until: [u64; 3]| until.iter().zip(self.reached).all(|(until, at)| *until <= at);
         let there = self.output.until.is_some_and(all);
-        // Of an exec that has ended the end comes at once; for one that goes on, or whose output does, nobody waits.
+        // If the exec has ended, its end event follows at once. Otherwise there is nothing to wait for.
         let within = if there { END_WITHIN } else { Duration::from_millis(HEARTBEAT_MS) };
         let heard = tokio::time::timeout(within, self.output.exec.next()).await;
         let is_end = matches!(heard, Ok(Ok(Some(Event::End(_))) | Ok(None) | Err(_)));
@@ -123,7 +125,7 @@ impl Reader {
             }
             Ok(Ok(Some(Event::Result { offset, next, line }))) => {
                 *of(&mut self.reached, Stream::Results) = next;
-                // What was written before it is told before it, a character that is not whole included.
+                // Output written before the result is sent first, including an incomplete character.
                 let mut lines = self.carried.flush_before(Stream::Stdout, line.stdout);
                 lines.extend(self.carried.flush_before(Stream::Stderr, line.stderr));
                 lines.push(result(offset, next, line));
@@ -162,19 +164,19 @@ impl Drop for Reader {
         if self.output.cancels && !self.ended {
             let exec = self.output.call.exec_reader(self.output.exec.id().clone());
             tokio::spawn(async move {
-                // One that has ended in the meantime is as it should be.
+                // An exec that has ended in the meantime is not an error.
                 let _ = exec.cancel().await;
             });
         }
     }
 }
 
-/// Bytes of characters that are not whole yet, and the offset of the first, for each stream.
+/// Bytes of incomplete characters, and the offset of the first byte, for each stream.
 #[derive(Default)]
 pub(crate) struct Carried([(u64, Vec<u8>); 3]);
 
 impl Carried {
-    /// Lines for these bytes and what was carried; a character that is cut off at the end is carried on.
+    /// Returns lines for these bytes and the carried ones. Carries a character that is incomplete at the end.
     pub fn take(&mut self, stream: Stream, offset: u64, bytes: &[u8]) -> Vec<OutputLine> {
         let (at, carried) = of(&mut self.0, stream);
         let first = if carried.is_empty() { offset } else { *at };
@@ -183,7 +185,7 @@ impl Carried {
         let valid = match std::str::from_utf8(&whole) {
             Ok(_) => whole.len(),
             Err(error) if error.error_len().is_none() => error.valid_up_to(),
-            // Not text: all of it is told as it is.
+            // Not text: return all bytes unchanged.
             Err(_) => return vec![data(stream, first, &whole)],
         };
         let rest = whole.split_off(valid);
@@ -192,20 +194,20 @@ impl Carried {
         if whole.is_empty() { Vec::new() } else { vec![data(stream, first, &whole)] }
     }
 
-    /// What was carried and will not be completed.
+    /// Returns the carried bytes of a stream, whose character will not be completed.
     pub fn flush(&mut self, stream: Stream) -> Vec<OutputLine> {
         let (at, carried) = of(&mut self.0, stream);
         let bytes = std::mem::take(carried);
         if bytes.is_empty() { Vec::new() } else { vec![data(stream, *at, &bytes)] }
     }
 
-    /// The same, of what was carried from before an offset.
+    /// Returns the carried bytes of a stream if they are from before this offset.
     fn flush_before(&mut self, stream: Stream, offset: u64) -> Vec<OutputLine> {
         let (at, _) = of(&mut self.0, stream);
         if *at < offset { self.flush(stream) } else { Vec::new() }
     }
 
-    /// The same, of all streams.
+    /// Returns the carried bytes of all streams.
     pub fn flush_all(&mut self) -> Vec<OutputLine> {
         let mut lines = self.flush(Stream::Stdout);
         lines.extend(self.flush(Stream::Stderr));
@@ -213,7 +215,7 @@ impl Carried {
     }
 }
 
-/// What there is of one of the three streams.
+/// Returns the item for one of the three streams.
 fn of<T>([stdout, stderr, results]: &mut [T; 3], stream: Stream) -> &mut T {
     match stream {
         Stream::Stdout => stdout,
@@ -222,7 +224,8 @@ fn of<T>([stdout, stderr, results]: &mut [T; 3], stream: Stream) -> &mut T {
     }
 }
 
-/// A result as a line that everybody can read: what has become too long by being written anew is told as omitted.
+/// Converts a result into a line that every client can read. A result that serialization made too long is
+/// replaced by a note that it was omitted.
 fn result(offset: u64, next: u64, line: ResultLine) -> OutputLine {
     let told = OutputLine::Result { offset, next, line };
     let bytes = next - offset;
@@ -241,11 +244,11 @@ fn data(stream: Stream, offset: u64, bytes: &[u8]) -> OutputLine {
     }
 }
 
-/// Lines as bytes.
+/// Serializes lines.
 pub fn written<T: serde::Serialize>(lines: &[T]) -> Bytes {
     let mut bytes = Vec::new();
     for line in lines {
-        // Types of ours: they can be written.
+        // Serializing our own types does not fail.
         if serde_json::to_writer(&mut bytes, line).is_ok() {
             bytes.push(b'\n');
         }

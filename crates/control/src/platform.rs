@@ -1,4 +1,4 @@
-//! What all requests share, and the decisions that are more than one step.
+//! State shared by all requests, and operations of more than one step.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,42 +25,44 @@ use crate::store::{Request, Requested, Store};
 use crate::trace::Traces;
 use crate::vault::Vault;
 
-/// A sandbox is tried this often; what is told of health is never older by much.
+/// Interval between health probes; the reported health is only slightly older than this.
 const TRY_EVERY: Duration = Duration::from_secs(30);
-/// The store is looked at this often at most.
+/// Minimum interval between checks of the store.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A stop takes milliseconds. Whoever waits longer is told so, and the stop goes on.
+/// Timeout for a stop request. A stop takes milliseconds; after the timeout the caller gets an error, and the
+/// stop continues.
 const STOP_WITHIN: Duration = Duration::from_secs(60);
 /// Interval between two attempts to stop a sandbox that is not on its node yet: about the time that a create needs to get there.
 const STOP_AGAIN: Duration = Duration::from_millis(10);
-/// A try that takes longer has failed.
+/// Timeout for a health probe.
 const TRY_WITHIN: Duration = Duration::from_secs(20);
-/// How often a request is taken anew whose start was interrupted: once is enough, unless the store has not heard of it.
+/// Maximum number of retries of a request whose start was interrupted. One is enough unless the end is not in
+/// the store yet.
 const ASK_AGAIN_MAX: u32 = 3;
 
 /// The platform on one machine.
 pub struct Platform {
-    /// The machine.
+    /// The node of this machine.
     pub node: Node,
-    /// What must be true.
+    /// Accounts and history.
     pub store: Store,
-    /// What nobody may see.
+    /// Secrets.
     pub vault: Arc<Vault>,
-    /// Who did what.
+    /// The audit log.
     pub audit: Audit,
-    /// Who may ask.
+    /// Authentication and limits of projects.
     pub accounts: Accounts,
-    /// What is counted.
+    /// Counters.
     pub metrics: Metrics,
-    /// Where the time of requests went.
+    /// Timings of requests.
     pub traces: Traces,
-    /// How ports inside are reached.
+    /// Access to ports in sandboxes.
     pub ports: Ports,
     /// Sessions in use.
     pub sessions: Sessions,
-    /// Clients that speak the API of E2B.
+    /// State of the clients that use the API of E2B.
     pub e2b: crate::e2b::State,
-    /// Clients that speak MCP.
+    /// State of the clients that use MCP.
     pub mcp: tools::mcp::Service,
     tried: Tried,
 }
@@ -71,30 +73,30 @@ pub struct NewSandbox {
     pub request: CreateSandbox,
     /// The key that makes a repeated request return the same sandbox.
     pub idempotency: Option<String>,
-    /// Which requests resume the sandbox when it is paused.
+    /// Requests that resume the sandbox when it is paused.
     pub auto_resume: AutoResume,
 }
 
-/// How the last try of a sandbox went.
+/// Results of the last health checks.
 struct Tried {
     began: Instant,
-    /// Milliseconds from `began` to the last try that ended; 0 before the first.
+    /// Milliseconds from `began` to the end of the last probe; 0 before the first.
     at_ms: AtomicU64,
-    /// How long it took; `u64::MAX` if it did not work.
+    /// Duration of the last probe; `u64::MAX` if it failed.
     took_ms: AtomicU64,
-    /// When the store was last looked at, and whether it answered.
+    /// Time and result of the last check of the store.
     store: tokio::sync::Mutex<Option<(Instant, bool)>>,
 }
 
 impl NewSandbox {
-    /// A request for a sandbox that every request resumes.
+    /// Creates a request for a sandbox that resumes on any request when it is paused.
     pub fn once(request: CreateSandbox, idempotency: Option<String>) -> Self {
         Self { request, idempotency, auto_resume: AutoResume::default() }
     }
 }
 
 impl Platform {
-    /// Puts the parts together. Nothing runs yet: see [`crate::follow::begin`].
+    /// Creates a platform from its parts. Nothing runs yet: see [`crate::follow::begin`].
     pub fn new(node: Node, store: Store, audit: Audit) -> Self {
         let tried = Tried {
             began: Instant::now(),
@@ -111,31 +113,31 @@ impl Platform {
         Self { e2b, node, store, vault, audit, accounts, metrics, traces, ports, sessions, mcp, tried }
     }
 
-    /// The same, with what keeps the steps of requests.
+    /// Replaces the recorder of request traces.
     #[must_use]
     pub fn traced_by(self, traces: Traces) -> Self {
         Self { traces, ..self }
     }
 
-    /// The same, with ports under this domain.
+    /// Sets the domain under which ports are served.
     #[must_use]
     pub fn ports_under(self, domain: Domain) -> Self {
         Self { ports: Ports::under(domain), ..self }
     }
 
-    /// Writes down who did what.
+    /// Records an action of the account in the audit log.
     pub fn note(&self, account: &Account, act: Act, with: impl FnOnce(Entry) -> Entry) {
         let entry = Entry::new(clock::wall_ms(), act).key(&account.key.id).project(&account.key.project);
         self.audit.record(with(entry));
     }
 
-    /// Makes a sandbox, once for each idempotency key. Says whether it was made now.
+    /// Creates a sandbox, once for each idempotency key. The returned flag is true if the sandbox is new.
     ///
-    /// It goes on to the end even if whoever asked is gone: what was begun becomes a sandbox, whose lease then counts, or
-    /// nothing.
+    /// The creation completes even if the caller disconnects: the result is a sandbox, whose idle time then
+    /// runs, or nothing.
     ///
     /// # Errors
-    /// It is refused, or the start failed and nothing is left.
+    /// The request is rejected, or the start failed and everything was removed.
     pub async fn create(
         self: &Arc<Self>,
         account: &Arc<Account>,
@@ -149,10 +151,10 @@ impl Platform {
         self.create_own(account, new).await
     }
 
-    /// The same for a part of the server, which may set labels that are reserved.
+    /// Like [`Platform::create`], for components of the server, which may set reserved labels.
     ///
     /// # Errors
-    /// Likewise.
+    /// As [`Platform::create`].
     pub async fn create_own(
         self: &Arc<Self>,
         account: &Arc<Account>,
@@ -170,7 +172,8 @@ impl Platform {
             .map_err(|source| node::Error::System { act: "create a sandbox".into(), source: source.into() })?
     }
 
-    /// Writes down what became of a request for a sandbox. One that was made before is not made now.
+    /// Records the result of a create request in the audit log, unless an earlier request created the
+    /// sandbox.
     fn note_create(&self, account: &Account, made: &Answer<(Sandbox, bool)>) {
         match made {
             Ok((_, false)) => {}
@@ -210,7 +213,7 @@ impl Platform {
             quota: &account.quota,
             idempotency: idempotency.as_deref().map(|key| (key, hash)),
         };
-        // Whoever repeats a request is answered from what is known, at any rate.
+        // A repeated request is answered from the store, even if the node has no capacity.
         let mut again = 0..ASK_AGAIN_MAX;
         let (sandbox, new) = loop {
             match self.store.request(&ask).await {
@@ -218,13 +221,14 @@ impl Platform {
                 Ok(Requested::Known(sandbox)) => {
                     let settled = self.node.settled(&sandbox.id).await.unwrap_or_else(|| sandbox.clone());
                     if settled.reason != Some(EndReason::Interrupted) || again.next().is_none() {
-                        // What could not be started is not there, however often it is asked for.
+                        // Repeat the error of a failed start: the sandbox does not exist.
                         if let (Some(EndReason::StartFailed), Some(error)) = (settled.reason, settled.error) {
                             return Err(error.into());
                         }
                         break (sandbox, false);
                     }
-                    // The server was killed during its start. Nothing ran in it that was asked for, and its end gives the key back.
+                    // The server was killed while the sandbox started. No code of the caller ran in it;
+                    // recording its end releases the idempotency key.
                     self.store.moved(&settled).await?;
                 }
                 Err(error) => {
@@ -242,7 +246,7 @@ impl Platform {
         let begun = Instant::now();
         match self.node.create(&sandbox.id, &order, claim).await {
             Ok(shown) => {
-                // The node has it and tells the store, for which nobody has to wait.
+                // The caller need not wait for the store: `follow` updates it from the node's events.
                 self.metrics.created(begun.elapsed());
                 Ok((shown, new))
             }
@@ -262,8 +266,9 @@ impl Platform {
         }
     }
 
-    /// A sandbox as it is asked for, under the id of one that is ready for it or under a fresh one. What is wrong with the order is
-    /// told by the node when it is to be made: a request that was made before is answered in any case.
+    /// Returns the requested sandbox and the claim to a pre-warmed one, if any, whose id the sandbox then
+    /// gets. Errors in the order are left to the node, which reports them on creation: a repeated request
+    /// must still get its first result.
     fn planned(&self, order: &Order) -> Answer<(Sandbox, Option<Claim>)> {
         let Order { project, request, .. } = order;
         let (limits, claim) = match self.node.plan(order) {
@@ -279,7 +284,8 @@ impl Platform {
         Ok((Sandbox { limits, ..asked }, claim))
     }
 
-    /// Whether a request was made before: it is answered from what is known, also by a machine that takes no others.
+    /// Returns true if a request with this idempotency key was made before. A node without capacity still
+    /// answers it.
     async fn knows(&self, project: &str, key: Option<&str>) -> Answer<bool> {
         match key {
             Some(key) => Ok(self.store.knows_key(project, key).await?),
@@ -287,14 +293,15 @@ impl Platform {
         }
     }
 
-    /// Takes back a request that the node refused before it began; of one that it had begun the node itself tells the end.
+    /// Withdraws a request that the node rejected before starting it. If the node did start it, saves its
+    /// state instead.
     async fn gave_up(&self, sandbox: &Sandbox) {
         let ended = match self.node.find(&sandbox.id) {
             Some(shown) => self.store.moved(&shown).await,
             None => self.store.withdraw(&sandbox.id).await,
         };
         if let Err(error) = ended {
-            // It is compared with the node again, at the latest at the next start of the server.
+            // It is compared with the node again, at the latest when the server restarts.
             tracing::warn!(
                 sandbox = %sandbox.id,
                 error = node::error::chain(&error),
@@ -303,10 +310,11 @@ impl Platform {
         }
     }
 
-    /// A sandbox of this project, by id or by name. One of another project is not there, and looking for it takes as long.
+    /// Returns a sandbox of this project, by id or by name. A sandbox of another project is not found, and
+    /// the lookup takes equally long.
     ///
     /// # Errors
-    /// `not_found`, or the store does not answer.
+    /// `not_found`, or the store does not respond.
     pub async fn sandbox(&self, account: &Account, named: &str) -> Answer<Sandbox> {
         let id = named.parse::<SandboxId>().map_err(|_| missing(named))?;
         let live = self.node.find(&id).filter(|shown| shown.project == account.key.project);
@@ -314,14 +322,14 @@ impl Platform {
             return Ok(shown);
         }
         let stored = self.store.sandbox(&account.key.project, named).await?.ok_or_else(|| missing(named))?;
-        // The node knows better how it is; the store, that it was.
+        // The node has the current state; the store also knows earlier sandboxes.
         Ok(self.node.find(&stored.id).unwrap_or(stored))
     }
 
-    /// A sandbox of this project that has not ended.
+    /// Returns a sandbox of this project that has not ended.
     ///
     /// # Errors
-    /// As [`Platform::sandbox`]; and `sandbox_lost`, with why, where it has.
+    /// As [`Platform::sandbox`]; `sandbox_lost`, with the cause, if the sandbox has ended.
     pub async fn running(&self, account: &Account, named: &str) -> Answer<Sandbox> {
         let sandbox = self.sandbox(account, named).await?;
         if sandbox.state.is_terminal() {
@@ -330,7 +338,7 @@ impl Platform {
         Ok(sandbox)
     }
 
-    /// Ends a sandbox and waits until nothing of it is left.
+    /// Stops a sandbox and waits until all of it is removed.
     ///
     /// # Errors
     /// As [`Platform::sandbox`].
@@ -345,13 +353,13 @@ impl Platform {
             return Err(node::Error::Deadline { what: "stopping the sandbox", after: STOP_WITHIN }.into());
         };
         let ended = ended?;
-        // Asked for right away, so that the quota and the name are free when this is answered.
+        // Save the end before responding, so that the quota and the name are free when the caller continues.
         let _ = self.store.moved(&ended).await;
         Ok(ended)
     }
 
-    /// Stops a sandbox on its node. A create writes its row to the store before the node has the sandbox, so a sandbox that the node
-    /// does not know, and that has not ended, is asked for again.
+    /// Stops a sandbox on its node. A create writes its row to the store before the node has the sandbox.
+    /// Therefore, if the node does not know a sandbox that has not ended, the stop is retried.
     async fn stopped(&self, account: &Account, id: &SandboxId) -> Answer<Sandbox> {
         loop {
             if let Some(ended) = self.node.stop(id, EndReason::Stopped).await {
@@ -365,14 +373,15 @@ impl Platform {
         }
     }
 
-    /// The sandbox as the node has it now, saved in the store. The store learns it later if it cannot save it now.
+    /// Returns the current state of the sandbox on the node, and saves it in the store. If that fails, the store
+    /// gets it with a later change.
     pub async fn saved(&self, sandbox: Sandbox) -> Sandbox {
         let Some(shown) = self.node.find(&sandbox.id) else { return sandbox };
         let _ = self.store.moved(&shown).await;
         shown
     }
 
-    /// Whether all of it works.
+    /// Returns the health of the server.
     pub async fn health(&self) -> Health {
         let (at, took_ms) =
             (self.tried.at_ms.load(Ordering::Acquire), self.tried.took_ms.load(Ordering::Acquire));
@@ -385,8 +394,8 @@ impl Platform {
         Health { ok: store && sandbox, store, sandbox, tried_ms_ago, took_ms }
     }
 
-    /// Whether the store can be written. Anybody may ask for the health, and each look takes a turn of those who write: so
-    /// what was seen a moment ago is told again.
+    /// Returns true if the store can be written. Any caller may query the health, and each check delays other
+    /// writers, so a recent result is reused.
     async fn store_answers(&self) -> bool {
         let mut seen = self.tried.store.lock().await;
         match *seen {
@@ -399,7 +408,7 @@ impl Platform {
         }
     }
 
-    /// Tries a sandbox again and again.
+    /// Probes a sandbox repeatedly, for ever.
     pub async fn try_sandboxes(&self) {
         loop {
             let begun = Instant::now();
@@ -425,7 +434,7 @@ impl Platform {
     }
 }
 
-/// The error for a sandbox that is not there, or not this project's.
+/// Returns the error for a sandbox that does not exist in this project.
 pub fn missing(named: &str) -> Error {
     let shown: String = named.chars().take(api::id::ID_BYTES_MAX).collect();
     Error {
@@ -435,7 +444,7 @@ pub fn missing(named: &str) -> Error {
     }
 }
 
-/// What somebody asks for, with what their project may have.
+/// Creates the order for a request, with the permissions of the project's quota.
 fn ordered(account: &Account, (request, auto_resume): (CreateSandbox, AutoResume)) -> Order {
     let (may_open, may_root) = (account.quota.open, account.quota.root);
     Order { project: account.key.project.clone(), request, may_open, may_root, auto_resume }

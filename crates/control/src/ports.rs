@@ -1,17 +1,19 @@
-//! Ports inside sandboxes, reached from outside: which request is for which port, who may, and passing it on.
+//! Ports of sandboxes, reached from outside: routing, authorization and forwarding of requests.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`name`] | `{port}-{sandbox}.{domain}`: which address is whose |
-//! | [`ticket`] | tokens: as a header, once in an address, then as a cookie |
-//! | [`headers`] | what is taken out of a request and an answer, and what is put in |
-//! | [`pass`] | one request to a server inside, and its answer; connections that become something else |
+//! | [`name`] | host names of ports: `{port}-{sandbox}.{domain}` |
+//! | [`ticket`] | tokens: in a header, or once in a URL and then in a cookie |
+//! | [`headers`] | headers that are removed and added on the way |
+//! | [`pass`] | forwarding of a request and its response, and of upgraded connections |
 //!
-//! A request is for a port if its host is below the domain of ports, or if it says so in two headers on the API's own address.
-//! The first decides alone: no route of the API exists on the host of a port, and nothing that an application answers appears
-//! on the API's address unless it was asked for with headers that no page of another origin can send.
+//! A request is for a port if its host is below the domain of ports, or if two headers on the API's own
+//! address name the port. In the first case the host alone decides, because no route of the API exists on the
+//! host of a port. In the second case, an application's response appears on the API's address only if the
+//! request has headers that no page of another origin can send.
 //!
-//! **Nothing of ours goes in**: not the key, not the token, not its cookie, no header that begins with `bellglass-`.
+//! **Our credentials and headers never enter the sandbox**: not the key, not the token, not its cookie, no
+//! header that begins with `bellglass-`.
 
 mod headers;
 pub mod name;
@@ -46,38 +48,38 @@ use name::{Domain, Named, authority};
 use pass::{Address, Destination, Outside};
 use ticket::Admitted;
 
-/// Connections of one project into its sandboxes: two that are as full as they may be.
+/// Maximum number of connections of one project into its sandboxes: enough for two sandboxes at their limit.
 const PROJECT_MAX: usize = 512;
 
-/// Public ports that are remembered before those of sandboxes that have ended are looked for.
+/// Number of entries in `public` at which entries of ended sandboxes are removed.
 const PUBLIC_MAX: usize = 1024;
 
-/// What is needed to reach ports.
+/// State for access to ports.
 #[derive(Default)]
 pub struct Ports {
-    /// The names under which they are reached.
+    /// Domain of the host names of ports.
     pub domain: Domain,
     places: Mutex<HashMap<String, Arc<Semaphore>>>,
-    /// What ends when a public port becomes private: whoever came without a token.
+    /// Cancelled when a public port becomes private, which disconnects clients without a token.
     public: Mutex<HashMap<(SandboxId, u16), CancellationToken>>,
 }
 
-/// Stands before the public API.
+/// Router in front of the public API.
 #[derive(Clone)]
 struct Front {
     platform: Arc<Platform>,
     api: Router,
-    /// What stands for the agent that E2B's SDKs expect in a sandbox.
+    /// Routes of the agent that E2B's SDKs expect in a sandbox.
     agent: Router,
 }
 
 impl Ports {
-    /// Ports under this domain.
+    /// Creates the state for ports under this domain.
     pub fn under(domain: Domain) -> Self {
         Self { domain, ..Self::default() }
     }
 
-    /// Ends what strangers have open on a port that was public.
+    /// Disconnects clients without a token from a port that was public.
     pub fn close(&self, sandbox: &SandboxId, port: u16) {
         let mut public = self.public.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = public.remove(&(sandbox.clone(), port)).filter(|_| !api::defence::is_off("H-42"))
@@ -86,7 +88,8 @@ impl Ports {
         }
     }
 
-    /// The end of a request that came in because the port is public. What is no port of a sandbox that runs is forgotten.
+    /// Returns the end of a request that is allowed because the port is public. Also removes entries of ended
+    /// sandboxes if there are many entries.
     fn until_private(&self, sandbox: &SandboxId, port: u16, runs: impl Fn(&SandboxId) -> bool) -> Ends {
         let mut public = self.public.lock().unwrap_or_else(PoisonError::into_inner);
         if public.len() >= PUBLIC_MAX {
@@ -95,13 +98,13 @@ impl Ports {
         Ends::by(public.entry((sandbox.clone(), port)).or_default().clone())
     }
 
-    /// A place for one connection of this project.
+    /// Returns a permit for one connection of this project.
     ///
     /// # Errors
-    /// `rate_limited`: it has as many as it may.
+    /// `rate_limited`: the project has too many connections.
     pub fn place(&self, project: &str) -> Answer<OwnedSemaphorePermit> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever has none open needs no entry.
+        // A project without open connections needs no entry.
         places.retain(|_, places| places.available_permits() < PROJECT_MAX);
         let own = places.entry(project.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(PROJECT_MAX)));
         let full =
@@ -110,7 +113,7 @@ impl Ports {
     }
 }
 
-/// The public API with ports in front of it.
+/// Returns the public API with the routing of ports in front of it.
 pub fn before(api: Router, agent: Router, platform: Arc<Platform>) -> Router {
     Router::new().fallback(route).with_state(Front { platform, api, agent })
 }
@@ -143,19 +146,19 @@ async fn route(State(front): State<Front>, request: Request) -> Response {
     response
 }
 
-/// Where a request goes that is not one of the API's.
+/// Destination of a request that is not for the API.
 enum Going {
     In(Destination),
-    /// To what stands for the agent that E2B's SDKs expect in a sandbox.
+    /// The routes of the agent that E2B's SDKs expect in a sandbox.
     Adapted(SandboxId),
     Back(Response),
 }
 
-/// Where a request is to go, if not to the API, and whether it may.
+/// Returns the destination of a request, or `None` for the API. Rejects the request if it is not authorized.
 async fn destined(parts: &mut Parts, platform: &Arc<Platform>) -> Answer<Option<Going>> {
     let host = authority(parts)?;
     if let Some(value) = host.as_deref().and_then(|host| HeaderValue::from_str(host).ok()) {
-        // HTTP/2 has it elsewhere, and whoever reads it further on looks here.
+        // HTTP/2 has the host elsewhere, but later code reads it from this header.
         parts.headers.entry(header::HOST).or_insert(value);
     }
     let outside = Outside {
@@ -164,7 +167,7 @@ async fn destined(parts: &mut Parts, platform: &Arc<Platform>) -> Answer<Option<
         host,
     };
     match platform.ports.domain.named(outside.host.as_deref().unwrap_or_default()) {
-        // What E2B's agent would answer is answered here: nothing in the sandbox is asked.
+        // Requests to E2B's agent are answered by this server, not by a program in the sandbox.
         Named::Port { port: AGENT_PORT | CODE_PORT, sandbox } => Ok(Some(Going::Adapted(sandbox))),
         Named::Port { port, sandbox } => {
             if api::defence::is_off("H-43") {
@@ -181,14 +184,15 @@ async fn destined(parts: &mut Parts, platform: &Arc<Platform>) -> Answer<Option<
     }
 }
 
-/// A request to `{port}-{sandbox}.{domain}`. A key is of no use here: what stands in `authorization` is the application's.
+/// Authorizes a request to `{port}-{sandbox}.{domain}`. A key does not help here, because `authorization`
+/// belongs to the application.
 fn by_name(
     parts: &mut Parts,
     platform: &Platform,
     outside: Outside,
     (port, sandbox): (u16, SandboxId),
 ) -> Answer<Going> {
-    // One that is not there is like one whose token is another.
+    // A sandbox that does not exist is treated like one with another token.
     let (project, gate) = platform.node.ports(&sandbox).unwrap_or_default();
     let by_token = match ticket::admit(parts, &outside, &gate, port)? {
         Admitted::Yes { by_token } => by_token,
@@ -204,7 +208,8 @@ fn by_name(
     Ok(Going::In(Destination { sandbox, port, project, outside, ends, address }))
 }
 
-/// A request to the API's own address that names a port in headers: with a key, which stays here, or with a token.
+/// Authorizes a request to the API's own address that names a port in headers: with a key, which is not
+/// forwarded, or with a token.
 async fn by_headers(parts: &mut Parts, platform: &Arc<Platform>, outside: Outside) -> Answer<Option<Going>> {
     let named = (one(parts, SANDBOX_HEADER)?, one(parts, PORT_HEADER)?);
     let (sandbox, port) = match named {
@@ -229,7 +234,7 @@ async fn by_headers(parts: &mut Parts, platform: &Arc<Platform>, outside: Outsid
         }
     } else {
         let caller = Caller::<Write>::from_request_parts(parts, platform).await?;
-        // It was for us.
+        // These credentials are for this server, not for the application.
         parts.headers.remove(header::AUTHORIZATION);
         parts.headers.remove("x-api-key");
         let id = platform.running(&caller, &sandbox).await?.id;
@@ -238,13 +243,14 @@ async fn by_headers(parts: &mut Parts, platform: &Arc<Platform>, outside: Outsid
     Ok(Some(Going::In(Destination { sandbox, port, project, outside, ends, address: Address::Api })))
 }
 
-/// Refuses a key of the API where something else opens the port: the key would go in with the request, as the application's own
-/// credentials do. A key is known by its form, of which `counts` may ask for more: whether it is a valid one is nobody's to learn here.
+/// Rejects an API key in a request that is authorized in another way: the key would be forwarded, as the
+/// application's own credentials are. A key is recognized by its form, which `counts` can restrict further.
+/// Its validity is not checked, because the response must not reveal it.
 fn check_no_key(headers: &HeaderMap, counts: impl Fn(&str) -> bool) -> Answer<()> {
     let words = |name: &str| {
         headers.get_all(name).iter().flat_map(|value| value.as_bytes().split(u8::is_ascii_whitespace))
     };
-    // Also in capitals: no key for us, but whoever reads it inside can write it small.
+    // Keys in capitals count too: this server rejects them, but an application could convert them.
     let is_key = |word: &[u8]| {
         let small = std::str::from_utf8(word).unwrap_or_default().to_ascii_lowercase();
         ApiKey::parse(&small).is_some() && counts(&small)
@@ -257,7 +263,7 @@ fn check_no_key(headers: &HeaderMap, counts: impl Fn(&str) -> bool) -> Answer<()
     Err(Error::invalid(message, format!("At the API's address, send either the key or {TOKEN_HEADER}. At a port's own address, send no key. With {TOKEN_HEADER}, credentials for the application are passed on, unless they consist of 64 hexadecimal digits, like a key; send such credentials to the port's own address.")).into())
 }
 
-/// The value of a header that is there at most once.
+/// Returns the value of a header that occurs at most once.
 fn one(parts: &Parts, name: &str) -> Answer<Option<String>> {
     let mut values = parts.headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -275,12 +281,13 @@ fn is_encrypted(parts: &Parts) -> bool {
     parts.extensions.get::<Encrypted>().is_some_and(|encrypted| encrypted.0)
 }
 
-/// Who is at the other end, as an application may be told.
+/// Returns the address of the client in the form that applications receive.
 fn shown(peer: Option<IpAddr>) -> Option<HeaderValue> {
     HeaderValue::from_str(&peer?.to_canonical().to_string()).ok()
 }
 
-/// An error of ours among answers of applications: a header says so that no application can set.
+/// Converts an error of this server into a response. Its header marks it; applications cannot send this
+/// header.
 fn own_error(fault: Fault) -> Response {
     let code = fault.error().code.name();
     let mut response = fault.into_response();

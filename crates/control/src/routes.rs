@@ -1,20 +1,20 @@
-//! The routes of the public API. A handler reads from top to bottom as the policy it carries out.
+//! The routes of the public API. Each handler states its policy as steps, from top to bottom.
 //!
 //! | module | routes |
 //! |---|---|
-//! | [`sandboxes`] | create, list, look, stop, pause, resume, lease, policy, packages, usage, trace, events |
-//! | [`execs`] | start, list, look, read, write, signal, cancel |
-//! | [`contexts`] | interpreters that stay: create, list, look, restart, interrupt, remove, variables |
-//! | [`ports`] | how a port is reached, opening it to everybody, tunnels |
-//! | [`terminals`] | the WebSocket of a terminal, its size |
-//! | [`files`] | look, list, read, write, make, move, copy, remove, edit, watch, archives |
-//! | [`artifacts`] | what was kept of the files of execs |
+//! | [`sandboxes`] | create, list, get, stop, pause, resume, lease, policy, packages, usage, trace, events |
+//! | [`execs`] | start, list, get, read, write, signal, cancel |
+//! | [`contexts`] | persistent interpreters: create, list, get, restart, interrupt, remove, variables |
+//! | [`ports`] | URLs of ports, public access to them, tunnels |
+//! | [`terminals`] | WebSockets of terminals, terminal size |
+//! | [`files`] | get, list, read, write, make directory, move, copy, remove, edit, watch, archives |
+//! | [`artifacts`] | retained files of execs |
 //! | [`datasets`] | put, list, remove |
-//! | [`sessions`] | create, list, look, end, clean up, datasets, tool calls, runs, artifacts, events |
+//! | [`sessions`] | create, list, get, end, clean up, datasets, tool calls, runs, artifacts, events |
 //! | [`tools`] | tool sets: definitions and instructions |
 //! | [`secrets`] | set, list, remove |
 //! | [`admin`] | projects, keys, the machine |
-//! | [`health`] | health, metrics, the description of the API |
+//! | [`health`] | health, metrics, the API description |
 
 pub mod admin;
 pub mod artifacts;
@@ -86,7 +86,7 @@ impl utoipa::Modify for Security {
     }
 }
 
-/// The public API.
+/// Returns the table of the public API.
 fn native() -> Table {
     let table = Table::new(Description::openapi());
     with_administration(with_files_and_sessions(with_sandboxes(table)))
@@ -185,22 +185,22 @@ fn with_administration(table: Table) -> Table {
         .described(health::__path_description, health::description)
 }
 
-/// The description of the public API.
+/// Returns the description of the public API.
 pub fn description() -> utoipa::openapi::OpenApi {
     crate::description::simplify(native().into_description())
 }
 
-/// Everything that is answered on the address of the API.
+/// Returns all routes on the address of the API.
 fn table() -> Table {
     native().route(On::Any, "/mcp", crate::mcp::serve).and(crate::e2b::outside()).and(crate::e2b::inside())
 }
 
-/// Every route on the address of the API, with what it needs.
+/// Returns every route on the address of the API, with its need.
 pub fn rows() -> Vec<Row> {
     table().into_rows()
 }
 
-/// The whole public API of a platform, and the ports of its sandboxes.
+/// Returns the router of the whole public API, and of the ports of sandboxes.
 pub fn router(platform: Arc<Platform>) -> Router {
     let attended = |router: Router<Arc<Platform>>| {
         router
@@ -219,8 +219,8 @@ pub fn router(platform: Arc<Platform>) -> Router {
     crate::ports::before(attended(table().into_router()), agent, Arc::clone(&platform))
 }
 
-/// What is done for every request: its version is checked, it is counted, its steps are its own, its body and its response end with its grant, and
-/// one line says how it went.
+/// Middleware of every request: checks the API version, counts and traces the request, ends its body and its
+/// response with its grant, and logs one line with the result.
 async fn attend(State(platform): State<Arc<Platform>>, mut request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let method = request.method().clone();
@@ -240,7 +240,7 @@ async fn attend(State(platform): State<Arc<Platform>>, mut request: Request, nex
     response
 }
 
-/// Refuses a client that speaks another version, before anything is done for it.
+/// Rejects a client of another API version before its request is handled.
 fn spoken(request: &Request) -> Result<(), Fault> {
     let Some(version) = request.headers().get(VERSION_HEADER) else { return Ok(()) };
     if version.to_str().ok().and_then(|text| text.parse().ok()) == Some(API_VERSION) {

@@ -1,20 +1,21 @@
-//! Sessions: an agent's conversation with one sandbox, which is made when the first tool is called.
+//! Sessions: the tool calls of one agent, which share files and a sandbox that is created on the first call.
 //!
 //! ```text
-//! call ─▶ checked (tools) ─▶ its turn, first come first served ─▶ sandbox, made or found ─▶ datasets ─▶ run ─▶ files kept ─▶ answer
+//! call ─▶ validation (tools) ─▶ queue (FIFO) ─▶ sandbox, created or found ─▶ datasets ─▶ run ─▶ files stored ─▶ response
 //! ```
 //!
-//! What a call begins goes on without whoever made it, unless they asked for its end. The record of a session is in the store; what it
-//! keeps is the node's; who waits for what is only here, and a server that starts anew has nobody waiting.
+//! A call continues if its client disconnects, unless the client asked to cancel it then. The record of a
+//! session is in the store and its files are on the node; the queue of calls is only in memory, and is empty
+//! after a restart of the server.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`flight`] | a call that is under way, shared by all who wait for it |
-//! | `run` | a run: one tool call, from its turn to its answer |
-//! | `tool` | what each tool does, step by step |
-//! | `sandbox` | the sandbox of a session: made, found, lost, given up |
-//! | `exec` | one exec of a run: its output to whoever follows, to the answer and to what is kept |
-//! | `files` | files that a session keeps |
+//! | [`flight`] | a call in progress, shared by all callers that wait for it |
+//! | `run` | a run: one tool call, from its turn to its response |
+//! | `tool` | the steps of each tool |
+//! | `sandbox` | the sandbox of a session: created, found, lost, released |
+//! | `exec` | one exec of a run: its output for listeners, for the response and for storage |
+//! | `files` | files that a session stores |
 
 mod exec;
 pub(crate) mod files;
@@ -45,33 +46,33 @@ use crate::fault::Answer;
 use crate::platform::Platform;
 use flight::Flight;
 
-/// Events that a slow reader may be behind.
+/// Maximum number of events by which a slow client may lag behind.
 const EVENTS: usize = 256;
-/// How long the end of a session waits for a run to tell its own.
+/// Maximum time that the end of a session waits for its run, so that the last event of the run comes first.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(10);
-/// Runs that a session remembers.
+/// Maximum number of runs stored per session.
 const RUNS_MAX: usize = 200;
 
-/// A session as it is written down.
+/// A session as it is stored.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// What everybody sees of it.
+    /// The public part.
     pub session: Session,
-    /// Sandboxes that it has had and given up: the next one is asked for under a name of its own.
+    /// Number of sandboxes that the session has released. Distinguishes the create request of the next one.
     #[serde(default)]
     spent: u64,
-    /// Whether its sandbox has what one begins with: until then nothing that it lacks was removed by anybody.
+    /// True if the sandbox has its initial files. Until then, missing files do not count as removed by a run.
     #[serde(default)]
     prepared: bool,
-    /// Paths of datasets that its sandbox has.
+    /// Paths of the datasets that are in the sandbox.
     #[serde(default)]
     placed: Vec<String>,
-    /// Its runs, the oldest first.
+    /// Runs, oldest first.
     #[serde(default)]
     runs: VecDeque<ExecId>,
 }
 
-/// The sessions that somebody has asked for since this server started.
+/// Sessions that were requested since the server started, or are in use.
 #[derive(Default)]
 pub struct Sessions {
     live: Mutex<HashMap<SessionId, Arc<Live>>>,
@@ -82,7 +83,7 @@ pub struct Live {
     id: SessionId,
     project: String,
     record: tokio::sync::Mutex<Record>,
-    /// Whose turn it is. It is fair: whoever asks first is first.
+    /// The lock for runs. It is fair: calls get it in order of arrival.
     turn: Arc<tokio::sync::Mutex<Turn>>,
     waiting: AtomicUsize,
     events: broadcast::Sender<SessionEvent>,
@@ -90,25 +91,25 @@ pub struct Live {
     folder: Folder,
 }
 
-/// What only whoever has the turn needs to know.
+/// State that only the holder of the lock uses.
 #[derive(Default)]
 struct Turn {
     /// The sandbox that was used last.
     of: Option<api::SandboxId>,
-    /// Which version of each of its output files is kept already.
+    /// Versions of its output files that are stored, by name.
     kept: HashMap<String, String>,
-    /// The end of the sandbox of the run before.
+    /// The task that stops the sandbox of the previous run.
     leaving: Option<tokio::task::JoinHandle<()>>,
 }
 
-/// A place among those who wait.
+/// A call's place in the queue.
 struct Waiting(Arc<Live>);
 
 impl Sessions {
-    /// Makes a session. Nothing is started for it.
+    /// Creates a session. Starts no sandbox.
     ///
     /// # Errors
-    /// The request is wrong, or the project has as many as it may.
+    /// The request is invalid, or the project is at its limit.
     pub async fn create(
         &self,
         platform: &Platform,
@@ -123,12 +124,13 @@ impl Sessions {
         }
         platform.node.vouch(&account.key.project, &policy).await?;
         let limits = WantedLimits {
-            // As every description says, whatever a template has (requirement A8.02).
+            // The default that the tool descriptions state, regardless of the template (requirement A8.02).
             memory_bytes: request.limits.memory_bytes.or(Some(Limits::default().memory_bytes)),
-            // The lifetime of a sandbox is no business of its calls (requirement A1.05): it lasts as long as any may.
+            // The lifetime of a sandbox must not limit its calls (requirement A1.05), so it is the maximum.
             ttl_ms: request.limits.ttl_ms.or(Some(Limits::MAX.ttl_ms)),
             tmp_bytes: request.limits.tmp_bytes.or(match request.set {
-                // Datasets and results are there for as long as the session (requirement A2.07).
+                // Datasets and results must remain for the lifetime of the session (requirement A2.07), so
+                // `/tmp` is on disk.
                 ToolSet::Analysis => Some(0),
                 ToolSet::Python | ToolSet::Interpreter => None,
             }),
@@ -161,10 +163,10 @@ impl Sessions {
         Ok(known.unwrap_or(record).session)
     }
 
-    /// A session of this project. One of another is not there.
+    /// Returns a session of this project. Sessions of other projects are not found.
     ///
     /// # Errors
-    /// `not_found`, or the store does not answer.
+    /// `not_found`, or the store does not respond.
     pub async fn find(&self, platform: &Platform, account: &Account, named: &str) -> Answer<Arc<Live>> {
         let project = &account.key.project;
         let id = named.parse::<SessionId>().map_err(|_| missing(named))?;
@@ -179,11 +181,11 @@ impl Sessions {
         Ok(Arc::clone(found))
     }
 
-    /// Forgets sessions that nobody has used for long, with all that they keep; and those that nobody uses now, as far as they are
-    /// only here.
+    /// Deletes sessions that have not changed for a long time, with all their data. Also drops unused
+    /// sessions from memory.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn tidy(&self, platform: &Platform, before_ms: u64) -> Result<(), crate::store::Error> {
         locked(&self.live).retain(|_, live| Arc::strong_count(live) > 1);
         for session in platform.store.old_sessions(before_ms).await? {
@@ -222,21 +224,21 @@ impl Live {
         }
     }
 
-    /// How it is.
+    /// Returns the session.
     pub async fn shown(&self) -> Session {
         self.record.lock().await.session.clone()
     }
 
-    /// What happens in it from now on.
+    /// Subscribes to the events of the session.
     pub fn events(&self) -> broadcast::Receiver<SessionEvent> {
         self.events.subscribe()
     }
 
-    /// Ends it: its sandbox is stopped, and it takes no more calls. A failure to stop is written to the log; the sandbox's own limits end
-    /// it then (requirement A1.04). Can be repeated.
+    /// Ends the session: stops its sandbox and rejects further calls. If the stop fails, it is logged, and
+    /// the limits of the sandbox end it later (requirement A1.04). Can be repeated.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn end(&self, platform: &Platform, account: &Account) -> Answer<Session> {
         let mut record = self.record.lock().await;
         if record.session.state == SessionState::Open {
@@ -249,7 +251,7 @@ impl Live {
         self.save(platform, &record).await?;
         let session = record.session.clone();
         drop(record);
-        // No run of it needs them any more.
+        // No run of the session needs the datasets any more.
         if let Err(error) = self.folder.remove(&["datasets"]).await {
             tracing::warn!(
                 session = %self.id,
@@ -257,16 +259,17 @@ impl Live {
                 "cannot remove the datasets of an ended session; will retry later"
             );
         }
-        // The run that lost its sandbox tells its end first.
+        // The run that lost its sandbox publishes its end first.
         let _ = tokio::time::timeout(LAST_WORDS_WITHIN, self.turn.lock()).await;
         self.say(SessionEvent::SessionEnded);
         Ok(session)
     }
 
-    /// Frees everything it holds on the machine: waits for the run that goes on, and stops the sandbox (requirement A1.06). Can be repeated.
+    /// Releases all resources of the session on the machine: waits for the current run, then stops the
+    /// sandbox (requirement A1.06). Can be repeated.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn clean_up(self: &Arc<Self>, platform: &Platform, account: &Account) -> Answer<Session> {
         let _waiting = self.wait()?;
         let _turn = self.turn.lock().await;
@@ -276,10 +279,11 @@ impl Live {
         Ok(record.session.clone())
     }
 
-    /// Has a dataset be copied into every sandbox from now on: its bytes are there already.
+    /// Adds a dataset, whose content is already stored, to all sandboxes from now on.
     ///
     /// # Errors
-    /// Another name has become the same file, there are too many, or the store does not answer (requirement A5.02).
+    /// Another name maps to the same file, there are too many datasets, or the store does not respond
+    /// (requirement A5.02).
     pub async fn add_dataset(
         &self,
         platform: &Platform,
@@ -290,19 +294,19 @@ impl Live {
         let dataset = self.check_dataset(&record, name, size_bytes)?;
         record.session.datasets.retain(|other| other.name != name);
         record.session.datasets.push(dataset.clone());
-        // What a sandbox has of it is the one before.
+        // The sandbox has the previous content.
         record.placed.retain(|path| *path != dataset.path);
         self.save(platform, &record).await?;
         Ok(dataset)
     }
 
-    /// Whether the bytes of a dataset of this name are in use.
+    /// Returns true if the content of a dataset with this name is in use.
     pub async fn has_dataset(&self, name: &str) -> bool {
         let record = self.record.lock().await;
         check_open(&record.session).is_ok() && record.session.datasets.iter().any(|one| one.name == name)
     }
 
-    /// Refuses a dataset that could not be added, before its bytes are taken.
+    /// Rejects a dataset that could not be added, before its content is received.
     ///
     /// # Errors
     /// As [`Live::add_dataset`].
@@ -342,7 +346,7 @@ impl Live {
         Ok(SessionDataset { name: name.to_owned(), path, size_bytes })
     }
 
-    /// A place among those who wait for their turn.
+    /// Joins the queue of calls.
     fn wait(self: &Arc<Self>) -> Result<Waiting, Error> {
         let waiting = Waiting(Arc::clone(self));
         if self.waiting.fetch_add(1, Ordering::AcqRel) >= WAITING_MAX {
@@ -358,10 +362,10 @@ impl Live {
         Ok(waiting)
     }
 
-    /// Writes it down as it is now.
+    /// Saves the record.
     ///
     /// # Errors
-    /// It was forgotten meanwhile, or the store does not answer.
+    /// The session was deleted in the meantime, or the store does not respond.
     async fn save(&self, platform: &Platform, record: &Record) -> Answer<()> {
         match platform.store.put_session(record, clock::wall_ms()).await? {
             true => Ok(()),
@@ -370,7 +374,7 @@ impl Live {
     }
 
     fn say(&self, event: SessionEvent) {
-        // Nobody may be listening.
+        // Ignore the error: there may be no listener.
         let _ = self.events.send(event);
     }
 }
@@ -381,12 +385,12 @@ impl Drop for Waiting {
     }
 }
 
-/// What the bytes of a dataset are kept under.
+/// Returns the key under which the content of a dataset is stored.
 pub fn dataset_key(name: &str) -> String {
     hex(&Sha256::digest(name))
 }
 
-/// Refuses a session that was ended.
+/// Rejects a session that has ended.
 fn check_open(session: &Session) -> Result<(), Error> {
     match session.state {
         SessionState::Open => Ok(()),

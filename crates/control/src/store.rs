@@ -1,29 +1,35 @@
-//! What the platform remembers: projects, keys, sealed secrets, and every sandbox that was asked for, in one SQLite file.
+//! The store: projects, keys, encrypted secrets, sessions, and the history of every sandbox, in one SQLite
+//! file.
 //!
-//! Each method is one intention and one transaction. Writers take the write lock first (`BEGIN IMMEDIATE`), so whatever
-//! a decision was made on still holds when it is written down: a quota cannot be overrun between counting and inserting.
-//! Readers have connections of their own, which no writer blocks (write-ahead log), and of which no project has more than half (`read`).
+//! Each method is one operation and one transaction. Writers take the write lock first (`BEGIN IMMEDIATE`),
+//! so the data behind a decision cannot change before the decision is written: a quota cannot be exceeded
+//! between counting and inserting. Readers use separate connections, which writers never block (write-ahead
+//! log). No project has more than half of these connections (`read`).
 //!
 //! ```text
-//! starting ──▶ running ──▶ stopping ──▶ ended, lost     forwards only; nothing comes after the last two
+//! starting ──▶ running ──▶ stopping ──▶ ended, lost     forwards only; the last two are final
 //! ```
 //!
-//! **When the store does not answer**, every method says so within [`WAIT`] twice over; a long queue that moves is not silence.
-//! What runs on the node goes on, and the node's journal keeps what happened until it can be written here.
+//! **If the store is unavailable**, every method fails within twice [`WAIT`]; a long queue that moves does
+//! not count as unavailable. Sandboxes on the node keep running, and the node's journal keeps their changes
+//! until the store can save them.
 //!
-//! **What survives.** A killed server loses nothing that was answered. A power cut may lose the last changes of sandboxes, which
-//! it ends anyway; it loses no key and no project.
+//! **Durability.** A killed server loses no write that it acknowledged. A power failure may lose the last
+//! changes of sandboxes, which it terminates anyway; it loses no key and no project.
 //!
-//! **What is damaged** is never taken for empty: a store is made whole under another name and then renamed, so a file without
-//! our tables, also an empty one, is [`Error::Damaged`], and so is a write-ahead log without its file. A log that SQLite would
-//! ignore is [`Error::Log`]; keys, projects and secrets are never only in the log (`wal`).
+//! **Damage** is never mistaken for an empty store. A store is created completely under another name and then
+//! renamed, so a file without our tables, even an empty one, is [`Error::Damaged`], and so is a write-ahead
+//! log without its file. A log that SQLite would ignore is [`Error::Log`]; keys, projects and secrets are
+//! never only in the log (`wal`).
 //!
-//! **On a full disk** a key can still be revoked (`reserve`). **When the clock goes back** what has expired stays so (`time`).
+//! **On a full disk**, a key can still be revoked (`reserve`). **If the clock is set back**, expired keys
+//! stay expired (`time`).
 //!
-//! **Versions.** Migrations are embedded, numbered from 1, one at most per release, and only go forward. A store that is one step
-//! newer is opened all the same, so that a release can be taken back; one that is newer still is refused
-//! ([`Error::Newer`]). So a migration may only add what the release before ignores: tables, indices, columns with a default;
-//! and a stored body may only gain fields and values that the release before reads.
+//! **Versions.** Migrations are embedded, numbered from 1, at most one per release, and forward only. A store
+//! that is one step newer can still be opened, so that a release can be rolled back; a store that is newer
+//! than that is refused ([`Error::Newer`]). Therefore a migration may only add objects that the previous
+//! release ignores: tables, indices, columns with a default. A stored body may only gain fields and values
+//! that the previous release can read.
 
 mod account;
 mod history;
@@ -59,109 +65,111 @@ pub use request::{Request, Requested};
 use reserve::Reserve;
 use time::Latest;
 
-/// How long a caller waits for its turn while nobody gets one, and then once more for a lock that another process holds. A create
-/// must be refused within a second of a store's silence (L-04).
+/// Timeout for the write queue while it does not move, and then again for a lock that another process holds.
+/// A create must be refused within a second if the store is unavailable (L-04).
 pub const WAIT: Duration = Duration::from_millis(500);
-/// In how many looks a caller finds that nobody gets a turn. A server that was itself stopped, by a hypervisor or a debugger, has
-/// missed one look and not all: its own sleep is nobody's silence.
+/// Number of polls of a stalled queue before a caller gives up. A server that was itself suspended, by a
+/// hypervisor or a debugger, misses one poll and not all, so its own suspension does not count as a stalled
+/// queue.
 const LOOKS: u32 = 5;
-/// How long a disk may take to open the file when a server starts. Nobody waits for an answer then, and there is no server without it.
+/// Timeout for opening the file when a server starts. Long, because no caller is waiting yet, and the server
+/// cannot run without the store.
 const OPENING: Duration = Duration::from_secs(10);
-/// How long a caller waits for its turn as long as those before it get theirs: half of what a client waits for an answer.
+/// Timeout for the write queue while it moves: half of a client's timeout.
 const TURN_WITHIN: Duration = Duration::from_secs(30);
-/// What a connection keeps of the file, in KiB as SQLite writes it: the upper pages of every index. The kernel has the rest, and
-/// a server does not grow with its history.
+/// Page cache of a connection, as SQLite's negative number of KiB. It holds the upper pages of every index.
+/// The kernel caches the rest, so the memory of a server does not grow with its history.
 const CACHE: &str = "-256";
 
 /// The store. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store {
-    /// The one connection that writes: writers queue here in order instead of polling for SQLite's lock.
+    /// The only connection that writes. Writers queue for it in order instead of polling SQLite's lock.
     writer: SqlitePool,
     readers: Readers,
     turns: Arc<Turns>,
-    /// By what keys expire.
+    /// The time by which keys expire.
     latest: Arc<Latest>,
-    /// For revocations on a full disk.
+    /// Disk space for revocations on a full disk.
     reserve: Arc<Reserve>,
 }
 
-/// Whose turn it is to write, in the order of asking.
+/// The queue of writers, in order of arrival.
 #[derive(Debug)]
 struct Turns {
     queue: Arc<Semaphore>,
-    /// Transactions that got the write lock: while they do, whoever waits will have its turn.
+    /// Number of transactions that got the write lock. While it grows, the queue moves.
     begun: AtomicU64,
-    /// Whether the connection may wait for the disk at each commit.
+    /// True if the connection may be in the mode that waits for the disk at each commit.
     synced: AtomicBool,
-    /// Whether the log holds what should be in the file by now.
+    /// True if the log holds changes that should already be in the file.
     unfolded: AtomicBool,
 }
 
-/// The one connection that writes, in the hand of whoever has the turn.
+/// The connection that writes, held by the writer at the head of the queue.
 struct Writer {
     connection: PoolConnection<Sqlite>,
     turns: Arc<Turns>,
     _turn: OwnedSemaphorePermit,
-    /// From asking for the turn until this is given up, which is when the transaction has ended.
+    /// Span from entering the queue to the drop of this value, which is after the transaction has ended.
     _step: Span,
 }
 
-/// Why the store did not do what was asked.
+/// Error of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It does not answer: locked, no room on the disk, no such directory. Asking again is safe.
+    /// The store is unavailable: locked, disk full, directory missing. A retry is safe.
     #[error("the store cannot {act}")]
     Unavailable {
-        /// What was to be done.
+        /// Failed operation.
         act: &'static str,
-        /// What went wrong.
+        /// Cause.
         #[source]
         source: sqlx::Error,
     },
-    /// It cannot be understood. Nothing may be concluded from what it lacks.
+    /// The store cannot be parsed. Missing data proves nothing.
     #[error(
         "the store is damaged: {0}; restore the store from a copy, or move the store away to start with an empty store"
     )]
     Damaged(String),
-    /// Its write-ahead log has content that SQLite would ignore.
+    /// The store's write-ahead log has content that SQLite would ignore.
     #[error(
         "the store is damaged: its write-ahead log {path} has content but no valid header; restore a copy of the store and of its \
          log, or move the log away: the latest states of sandboxes are then lost, but keys, projects and secrets are in the \
          store itself"
     )]
     Log {
-        /// Where.
+        /// Path of the log.
         path: String,
     },
-    /// A key is refused, and that is only in memory.
+    /// A key is revoked only in memory, not on disk.
     #[error(
         "key {key} is revoked, but the revocation could not be saved to disk: the key would work again if the server stopped now"
     )]
     NotLasting {
-        /// The key.
+        /// Id of the key.
         key: String,
-        /// What went wrong.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
-    /// It was written by a later release.
+    /// The store was written by a later release.
     #[error(
         "the store has schema {found}, but this release supports schemas up to {known}; use a later release"
     )]
     Newer {
         /// The schema of the file.
         found: i64,
-        /// The newest schema this release knows.
+        /// The newest schema that this release supports.
         known: i64,
     },
-    /// The idempotency key, or the id, was used for another request.
+    /// The idempotency key or the id is in use for another request.
     #[error("the same key was used for another request")]
     Conflict,
     /// A live sandbox of the project has this name.
     #[error("a live sandbox already has the name {0}")]
     NameTaken(String),
-    /// The project would have more than its quota.
+    /// The project would exceed its quota.
     #[error("the request exceeds the project's quota: {what} is {most}")]
     Quota {
         /// The field of the quota.
@@ -172,27 +180,29 @@ pub enum Error {
     /// There is no such project.
     #[error("there is no project {0:?}")]
     NoProject(String),
-    /// The cursor is not one that a page gave.
+    /// The cursor does not come from a page.
     #[error("the cursor is invalid")]
     Cursor,
 }
 
-/// Whether a write is on the disk when it is answered.
+/// Durability of a write when it returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lasting {
-    /// After a killed server, not after a power cut: `synchronous=NORMAL`, no wait for the disk.
+    /// Survives a killed server, but not a power failure: `synchronous=NORMAL`, which does not wait for the
+    /// disk.
     Process,
-    /// After a power cut too. A key that was revoked must not come back, one that was shown must work. With `FULL`, SQLite syncs
-    /// the write-ahead log before it says yes; unlike a checkpoint, that waits for no reader.
+    /// Survives a power failure too. A revoked key must not become valid again, and a key handed out must
+    /// work. With `FULL`, SQLite syncs the write-ahead log before a commit returns; unlike a checkpoint, that
+    /// does not wait for readers.
     Machine,
 }
 
 impl Store {
-    /// Opens the store, or makes it where there is none. One process at a time may do so: the node's lock on the data directory
-    /// sees to that.
+    /// Opens the store, or creates it if it does not exist. Only one process may do so at a time, which the
+    /// node's lock on the data directory ensures.
     ///
     /// # Errors
-    /// It is damaged, too new, locked, or cannot be made.
+    /// The store is damaged, too new or locked, or cannot be created.
     pub async fn open(path: &Path) -> Result<Self, Error> {
         schema::create_if_missing(path).await?;
         wal::check(path)?;
@@ -207,7 +217,7 @@ impl Store {
         let (latest, reserve) = (Arc::default(), Arc::new(Reserve::open(path)));
         let mut connection = writer.acquire().await.map_err(failed("be opened"))?;
         schema::check(&mut connection).await?;
-        // Only now, because it writes. A copy that was made with SQLite's own tools may have another mode.
+        // Not earlier, because this writes. A copy made with SQLite's own tools may have another mode.
         sqlx::query("PRAGMA journal_mode = WAL")
             .execute(&mut *connection)
             .await
@@ -217,12 +227,13 @@ impl Store {
         let readers = Readers::open(&options.read_only(true)).await.map_err(failed("be opened"))?;
         let store = Self { writer, readers, turns, latest, reserve };
         store.read_time().await?;
-        // What cannot be written yet is refused from memory.
+        // On failure, pending revocations are enforced from memory.
         let _ = store.write_revocations().await;
         Ok(store)
     }
 
-    /// Does what could not be done before, or is due: writes revocations and the time, empties the log. To be called now and then.
+    /// Does work that failed before or is due: saves revocations and the time, empties the log. To be called
+    /// periodically.
     pub async fn upkeep(&self) {
         let done = async {
             self.write_revocations().await?;
@@ -237,10 +248,10 @@ impl Store {
         }
     }
 
-    /// Whether the store can be written now: the time is.
+    /// Checks that the store can be written, by saving the time.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The store does not respond.
     pub async fn ping(&self) -> Result<(), Error> {
         const ACT: &str = "be written";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
@@ -250,21 +261,21 @@ impl Store {
         self.write_time(&mut connection, ACT).await
     }
 
-    /// Waits for what is under way and closes the file.
+    /// Waits for running operations and closes the file.
     pub async fn close(&self) {
         self.readers.close().await;
         self.writer.close().await;
     }
 
-    /// The one connection that writes.
+    /// Waits for the connection that writes, and sets the durability of its commits.
     async fn connection(&self, lasting: Lasting, act: &'static str) -> Result<Writer, Error> {
         let step = info_span!(target: STEP, "store", what = act);
         let turn = step.in_scope(|| info_span!(target: STEP, "turn"));
         let _turn = self.turns.next().instrument(turn).await.map_err(failed(act))?;
         let acquired = tokio::time::timeout(WAIT, self.writer.acquire()).await;
         let mut connection = acquired.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(failed(act))?;
-        // A connection begins with the first. Whoever had it before may have been dropped before it could set this back, so the next one
-        // does; and nobody relies on the second being set.
+        // A connection starts in mode `NORMAL`. A writer may have been dropped before it could reset `FULL`,
+        // so the next writer that does not need `FULL` resets it. Writers that need `FULL` always set it.
         let pragma = match lasting {
             Lasting::Process => {
                 self.turns.synced.load(Ordering::Acquire).then_some("PRAGMA synchronous = NORMAL")
@@ -281,7 +292,7 @@ impl Store {
 }
 
 impl Turns {
-    /// Waits for a turn: long behind many that get theirs, and not long behind one that does not.
+    /// Waits for the write lock: up to `TURN_WITHIN` while the queue moves, only `WAIT` while it is stalled.
     async fn next(&self) -> Result<OwnedSemaphorePermit, sqlx::Error> {
         let deadline = Instant::now() + TURN_WITHIN;
         let mut turn = pin!(Arc::clone(&self.queue).acquire_owned());
@@ -313,7 +324,7 @@ impl DerefMut for Writer {
     }
 }
 
-/// Begins a transaction that already has the write lock. Dropped without a commit, it leaves nothing.
+/// Begins a transaction that holds the write lock from the start. Rolled back if dropped without a commit.
 async fn begin<'c>(writer: &'c mut Writer, act: &'static str) -> Result<Transaction<'c, Sqlite>, Error> {
     let transaction = writer.connection.begin_with("BEGIN IMMEDIATE").await.map_err(failed(act))?;
     writer.turns.begun.fetch_add(1, Ordering::AcqRel);
@@ -321,15 +332,15 @@ async fn begin<'c>(writer: &'c mut Writer, act: &'static str) -> Result<Transact
 }
 
 impl Writer {
-    /// A statement of its own was done: whoever waits sees that turns go on.
+    /// Reports a statement outside of a transaction as progress of the queue.
     fn had_its_turn(&self) {
         self.turns.begun.fetch_add(1, Ordering::AcqRel);
     }
 }
 
-/// Of one connection.
+/// Returns the options of a pool with one connection.
 fn pool() -> SqlitePoolOptions {
-    // Connections to a file do not go stale, and the last one to leave would take the write-ahead log with it.
+    // Connections to a file do not become stale, and closing the last one would delete the write-ahead log.
     SqlitePoolOptions::new()
         .max_connections(1)
         .acquire_timeout(OPENING)
@@ -338,8 +349,9 @@ fn pool() -> SqlitePoolOptions {
         .test_before_acquire(false)
         .after_release(|connection, _| {
             Box::pin(async move {
-                // Where the disk is full, SQLite itself rolls a transaction back, and then the driver's own rollback fails: it
-                // takes the transaction for open and would refuse every later one. The ping waits for that rollback.
+                // On a full disk, SQLite itself rolls the transaction back. The driver's own rollback then
+                // fails, so the driver considers the transaction open and would refuse every later one. The
+                // ping waits for the driver's rollback.
                 connection.ping().await?;
                 Ok(!connection.is_in_transaction())
             })
@@ -356,7 +368,7 @@ fn options(path: &Path) -> SqliteConnectOptions {
         .pragma("cache_size", CACHE)
 }
 
-/// Tells damage from silence.
+/// Distinguishes damage from unavailability.
 fn failed(act: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
     /// `SQLITE_CORRUPT` and `SQLITE_NOTADB`, the low byte of their extended codes.
     const DAMAGE: [i32; 2] = [11, 26];
@@ -371,7 +383,7 @@ fn failed(act: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
     }
 }
 
-/// The body of a row.
+/// Parses the body of a row.
 fn parse<T: serde::de::DeserializeOwned>(id: &str, body: &str) -> Result<T, Error> {
     serde_json::from_str(body).map_err(|error| Error::Damaged(format!("row {id}: {error}")))
 }
@@ -380,12 +392,12 @@ fn body<T: serde::Serialize>(id: &str, value: &T) -> Result<String, Error> {
     serde_json::to_string(value).map_err(|error| Error::Damaged(format!("row {id}: {error}")))
 }
 
-/// SQLite's integers are signed. What is larger than the largest of them is as good as it.
+/// Converts to SQLite's signed integers. Larger values become the maximum, which has the same effect.
 fn integer(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// `<path><suffix>`, as SQLite names the files beside its own.
+/// Returns `<path><suffix>`, the form in which SQLite names its additional files.
 fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);

@@ -1,4 +1,4 @@
-//! One terminal over one WebSocket: output to whoever watches, keys and sizes from them.
+//! One terminal over one WebSocket: output to the client, input and sizes from it.
 //!
 //! ```text
 //! exec ──▶ outward ──▶ client        offsets before the bytes; events as JSON; a heartbeat and a ping every few seconds
@@ -6,9 +6,9 @@
 //! exec ◀── asker  ◀─┴─ inward ◀── client
 //! ```
 //!
-//! The exec lives in the guest's table, so the end of a session is the end of nothing: the client comes back with its
-//! offsets. A client that does not read holds up its own session only; what the exec writes meanwhile is kept by the guest
-//! within its bound, and the rest is a gap. Input waits with whoever sends it while the process does not read.
+//! The guest owns the exec, so it outlives the connection: the client can connect again with its offsets. A
+//! client that does not read delays only its own connection. Meanwhile, the guest retains the output within
+//! its limit, and reports the rest as a gap. While the process does not read, input waits at the client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,44 +28,45 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use crate::listen::Held;
 use crate::platform::Platform;
 
-/// The payload of one binary message: below the 1 MiB that clients take unless told otherwise.
+/// Maximum payload of one binary message, below the limit of 1 MiB that clients have by default.
 const OUTPUT_BYTES_MAX: usize = 256 * 1024;
-/// A client that takes no byte for so long has lost its network, or sleeps; it comes back with its offsets.
+/// Timeout for a client to accept a message. A client that exceeds it has lost its network or sleeps; it
+/// connects again with its offsets.
 const SEND_WITHIN: Duration = Duration::from_secs(30);
-/// A client answers pings; six unanswered ones, and it is gone.
+/// Maximum time without a message from the client. It answers pings, so six of them have gone unanswered.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Pieces of input that wait behind the one being written: the others wait in the client's socket.
+/// Maximum number of input chunks queued behind the current one. Others wait in the client's socket.
 const INPUTS_WAITING: usize = 1;
-/// Signals that wait to be sent.
+/// Maximum number of queued signals.
 const SIGNALS_WAITING: usize = 8;
-/// Answers that wait behind output.
+/// Maximum number of replies that are queued behind output.
 const REPLIES_WAITING: usize = 16;
-/// How long one piece of input waits for a process that does not read, before it is tried again.
+/// Timeout for the process to read a chunk of input. Afterwards, the write is retried.
 const INPUT_WITHIN: Duration = Duration::from_secs(60);
-/// How long the client has to take the last message and close: a connection that is dropped with unread bytes in it is
-/// reset, and takes the last message with it.
+/// Time for the client to read the last message and to close. A connection that is dropped with unread bytes
+/// is reset, and its last message is lost.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What a client may send in one message.
+/// Maximum size of a client's message.
 pub const MESSAGE_BYTES_MAX: usize = INPUT_BYTES_MAX + api::terminal::OFFSET_BYTES;
 
-/// One client at one terminal.
+/// Connection of one client to one terminal.
 pub struct Session {
-    /// The platform.
+    /// Platform that serves the connection.
     pub platform: Arc<Platform>,
-    /// Keeps the sandbox in use.
+    /// Call during which the sandbox is not idle.
     pub call: Call,
-    /// The exec as it was when the client came.
+    /// State of the exec when the client connected.
     pub info: ExecInfo,
-    /// The first byte of output that the client wants.
+    /// Offset of the first byte of output that the client wants.
     pub from: u64,
-    /// Its place among the streams of its project.
+    /// Slot among the streams of the project.
     pub place: OwnedSemaphorePermit,
-    /// Its place among the connections.
+    /// Slot among the connections of the server.
     pub held: Option<Held>,
 }
 
-/// What the client asked for, on its way to the guest.
+/// Queues of the client's requests to the guest, and of the replies to the client.
 struct Asked {
     inputs: mpsc::Sender<(u64, Bytes)>,
     sizes: watch::Sender<Option<TerminalSize>>,
@@ -73,11 +74,11 @@ struct Asked {
     replies: mpsc::Sender<TerminalEvent>,
 }
 
-/// Counts a session for as long as it lasts.
+/// Guard that counts a connection in the metrics.
 struct Counted(Arc<Platform>);
 
 impl Session {
-    /// Serves the client until it leaves, the exec ends, or one of them is silent for too long.
+    /// Serves the client until it disconnects, the exec ends, or one of them is silent for too long.
     pub async fn serve(self, socket: WebSocket) {
         let _counted = Counted::new(&self.platform);
         let (sink, stream) = socket.split();
@@ -110,7 +111,7 @@ impl Drop for Counted {
     }
 }
 
-/// Sends everything that goes to the client, and ends with its last message.
+/// Sends output, events and replies to the client, and returns after the last message.
 async fn outward(
     mut sink: SplitSink<WebSocket, Message>,
     info: &ExecInfo,
@@ -141,7 +142,7 @@ async fn outward(
                     continue;
                 }
                 Ok(Some(Event::Gap { from, to, .. })) => (TerminalEvent::Gap { from, to }, false),
-                // Only code shows any, and has no terminal.
+                // Only code has results, and code has no terminal.
                 Ok(Some(Event::Result { .. })) => continue,
                 Ok(Some(Event::End(end))) => (TerminalEvent::End { end }, true),
                 Ok(None) => {
@@ -161,7 +162,7 @@ async fn outward(
     }
 }
 
-/// Takes what the client sends, until it leaves.
+/// Handles the client's messages until it disconnects.
 async fn inward(mut stream: SplitStream<WebSocket>, asked: Asked) {
     while let Ok(Some(Ok(message))) = timeout(SILENCE_MAX, stream.next()).await {
         let taken = match message {
@@ -187,7 +188,7 @@ impl Asked {
             ));
         };
         if !bytes.is_empty() {
-            // Nobody left to take it: the session ends.
+            // An error means that the session is ending.
             let _ = self.inputs.send((offset, message.slice_ref(bytes))).await;
         }
         Ok(())
@@ -213,7 +214,7 @@ impl Asked {
     }
 }
 
-/// Writes input, one piece after the other, each for as long as the process takes.
+/// Writes input chunk by chunk, and waits as long as the process needs for each.
 async fn feeder(
     call: &Call,
     id: &ExecId,
@@ -224,7 +225,7 @@ async fn feeder(
         let reply = loop {
             match call.exec_reader(id.clone()).write_stdin(offset, bytes.clone(), false, INPUT_WITHIN).await {
                 Ok(received) => break TerminalEvent::Received { received },
-                // What was taken of it is skipped the next time.
+                // The retry skips the part that was already taken.
                 Err(node::Error::Deadline { .. }) => {}
                 Err(error) => break TerminalEvent::Refused { error: told(error) },
             }
@@ -233,11 +234,11 @@ async fn feeder(
             break;
         }
     }
-    // Whoever reads the client says when it is over.
+    // `inward` decides when the session ends.
     std::future::pending().await
 }
 
-/// Passes on sizes, of which the last counts, and signals, of which each does.
+/// Forwards sizes, of which only the latest matters, and signals, which all matter.
 async fn asker(
     call: &Call,
     id: &ExecId,
@@ -249,7 +250,8 @@ async fn asker(
             Ok(()) = sizes.changed() => {
                 let size = *sizes.borrow_and_update();
                 match size {
-                    // It had a terminal when it was opened; that it has none any more is told by its end.
+                    // The exec had a terminal when the session began. If it has none now, the exec has ended,
+                    // which its end event reports.
                     Some(size) => call.exec_reader(id.clone()).resize(size).await.or_else(unless_ended),
                     None => Ok(()),
                 }
@@ -270,7 +272,7 @@ fn unless_ended(error: node::Error) -> Result<(), node::Error> {
     if error.to_api().code == ErrorCode::Conflict { Ok(()) } else { Err(error) }
 }
 
-/// Sends output, in messages that every client takes. Says whether the client is still there.
+/// Sends output in messages that every client accepts. Returns false if the client is gone.
 async fn show(sink: &mut SplitSink<WebSocket, Message>, offset: u64, bytes: &[u8]) -> bool {
     let mut at = offset;
     for piece in bytes.chunks(OUTPUT_BYTES_MAX) {
@@ -283,7 +285,7 @@ async fn show(sink: &mut SplitSink<WebSocket, Message>, offset: u64, bytes: &[u8
 }
 
 async fn say(sink: &mut SplitSink<WebSocket, Message>, event: &TerminalEvent) -> bool {
-    // A type of ours: it can be written.
+    // Serializing our own types does not fail.
     let Ok(text) = serde_json::to_string(event) else { return false };
     put(sink, Message::text(text)).await
 }
@@ -292,7 +294,7 @@ async fn put(sink: &mut SplitSink<WebSocket, Message>, message: Message) -> bool
     matches!(timeout(SEND_WITHIN, sink.send(message)).await, Ok(Ok(())))
 }
 
-/// An error as a client may see it.
+/// Converts an error into the form that a client may see.
 fn told(error: node::Error) -> Error {
     crate::fault::Fault::from(error).error().clone()
 }

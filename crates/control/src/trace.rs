@@ -1,12 +1,13 @@
-//! Where the time of a request went: what becomes of the spans that are steps ([`api::trace`] says which are).
+//! Timing of requests: recording and export of the spans that are steps, as defined in [`api::trace`].
 //!
 //! ```text
 //! attend: root span ─▶ handler, node, runtime: spans below it ─▶ Recorder: the last requests of each sandbox ─▶ GET …/trace
-//!                                                             └▶ an exporter, where one is configured (it is the executable's)
+//!                                                             └▶ an exporter, if the executable configures one
 //! ```
 //!
-//! The recorder keeps them in memory, bounded three times over; nothing is sampled and nothing is written. A step costs
-//! 0.8 µs, one of nobody's request 0.2 µs (release build; `a_step_costs_microseconds`), and spans of other targets nothing.
+//! The recorder keeps the steps in memory, with three limits. It samples nothing and writes nothing to disk.
+//! A step costs 0.8 µs, or 0.2 µs outside of a request (release build; `a_step_costs_microseconds`). Spans of
+//! other targets cost nothing.
 
 mod recorder;
 
@@ -22,24 +23,25 @@ use tracing_subscriber::registry::LookupSpan;
 
 pub use recorder::Recorder;
 
-/// The field by which a span is known as the first of a trace.
+/// Field that marks a span as the root of a trace.
 const ROOT: &str = "sandbox";
-/// The header in which a request says of which trace it is a part.
+/// Header that names the trace to which a request belongs.
 pub const PARENT_HEADER: &str = "traceparent";
 
-/// Makes a span a part of somebody else's trace, as this header value says; nothing if it says nothing.
+/// Function that adds a span to the caller's trace, which this header value names. An invalid value has no
+/// effect.
 pub type Join = fn(&Span, &str);
 
-/// What the platform knows of traces.
+/// State for tracing.
 #[derive(Clone, Default)]
 pub struct Traces {
-    /// What is kept here, if anything is.
+    /// Recorder of the latest requests.
     pub recorder: Recorder,
-    /// How a request's own trace is joined, where traces leave this machine.
+    /// Function that adds a request to the trace of its caller, if traces leave this machine.
     pub join: Option<Join>,
 }
 
-/// Lets through what belongs to a trace: roots, and steps below one.
+/// Filter for the spans of traces: roots, and steps below a root.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Steps;
 
@@ -62,7 +64,8 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Filter<S> for Steps {
 }
 
 impl Traces {
-    /// The span of a request that acts on a sandbox, part of the trace that it names; of any other, none.
+    /// Returns the span of a request that acts on a sandbox, within the trace that the request names. For any
+    /// other request, returns an empty span.
     pub fn of_request(&self, method: &Method, route: &str, parent: Option<&str>) -> Span {
         let span = match (method, route) {
             (&Method::POST, "/v1/sandboxes") => create(),
@@ -77,27 +80,27 @@ impl Traces {
     }
 }
 
-/// The root of a create.
+/// Creates the root span of a create request.
 pub fn create() -> Span {
     info_span!(target: STEP, "create", sandbox = Empty, exec = Empty)
 }
 
-/// The root of an exec.
+/// Creates the root span of an exec request.
 pub fn exec() -> Span {
     info_span!(target: STEP, "exec", sandbox = Empty, exec = Empty)
 }
 
-/// The root of a stop.
+/// Creates the root span of a stop request.
 pub fn stop() -> Span {
     info_span!(target: STEP, "stop", sandbox = Empty, exec = Empty)
 }
 
-/// Says of the request under way which sandbox it is about. The current span must be its root.
+/// Records the sandbox of the current request. The current span must be its root.
 pub fn about(sandbox: &SandboxId) {
     Span::current().record("sandbox", sandbox.as_str());
 }
 
-/// Likewise, which exec.
+/// Records the sandbox and the exec of the current request. The current span must be its root.
 pub fn about_exec(sandbox: &SandboxId, exec: &ExecId) {
     let span = Span::current();
     span.record("exec", exec.as_str());

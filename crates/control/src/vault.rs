@@ -1,12 +1,14 @@
-//! Where secrets are kept: sealed in the store, with a key in a file beside it. A copy of the store alone tells nothing.
+//! Storage of secrets: encrypted in the store, with a key in a file beside it. A copy of the store alone
+//! reveals nothing.
 //!
 //! ```text
-//! secrets.key: 32 random bytes, made once ──┐
-//! store: nonce, sealed value ───────────────┴─▶ opened when a request goes out, and forgotten after it
+//! secrets.key: 32 random bytes, created once ──┐
+//! store: nonce, sealed value ──────────────────┴─▶ decrypted for an outgoing request, then discarded
 //! ```
 //!
-//! What is sealed names its project and itself: a row that is moved to another place does not open there. The authority of a
-//! project is kept likewise. It is not precious: where its key does not open, another one takes its place.
+//! Encrypted data is bound to its project and name: a row moved to another place cannot be decrypted there.
+//! The authority of a project is stored in the same way. It is replaceable: if its key cannot be decrypted, a
+//! new authority is created.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -29,60 +31,60 @@ use zeroize::Zeroizing;
 use crate::fault::Fault;
 use crate::store::{self, Store};
 
-/// The name of the file with the key, in the data directory.
+/// Name of the key file in the data directory.
 pub const KEY_FILE: &str = "secrets.key";
 const KEY_BYTES: usize = 32;
-/// Authorities in memory. Those of other projects are read again.
+/// Maximum number of authorities cached in memory. Others are read from the store again.
 const AUTHORITIES_MAX: usize = 1024;
 
-/// Where secrets are kept.
+/// The vault of secrets and authorities.
 pub struct Vault {
     store: Store,
     path: PathBuf,
     key: OnceLock<LessSafeKey>,
-    /// One at a time: an authority is made once.
+    /// Cache of authorities. The lock is held while an authority is created, so that each is created once.
     authorities: Mutex<HashMap<String, Arc<Authority>>>,
 }
 
-/// Why a secret could not be kept or had.
+/// Error of the vault.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The store did not do it.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] store::Error),
-    /// There are secrets, and the key that they are sealed with is gone.
+    /// Secrets exist, but the key that encrypts them is missing.
     #[error("cannot open the secrets: their key {KEY_FILE} is missing from the data directory")]
     KeyMissing,
-    /// There is a key, and it is another one.
+    /// The key exists, but it is a different one.
     #[error("{0} was sealed with a different key than the one in {KEY_FILE}")]
     KeyForeign(String),
-    /// The file with the key cannot be used.
+    /// The key file cannot be used.
     #[error("cannot {act} {KEY_FILE}")]
     KeyFile {
-        /// What was to be done.
+        /// Failed operation.
         act: &'static str,
-        /// What went wrong.
+        /// Cause.
         #[source]
         source: io::Error,
     },
     /// The system has no random bytes.
     #[error("cannot seal a secret: the system has no random bytes")]
     Random,
-    /// No authority could be made.
+    /// An authority could not be created.
     #[error(transparent)]
     Authority(#[from] node::secrets::AuthorityError),
 }
 
 impl Vault {
-    /// The secrets of a store, sealed with the key in a data directory.
+    /// Creates a vault for a store, with the key in a data directory.
     pub fn new(store: Store, data: &Path) -> Self {
         Self { store, path: data.join(KEY_FILE), key: OnceLock::new(), authorities: Mutex::default() }
     }
 
-    /// Keeps a value under a name.
+    /// Saves a value under a name.
     ///
     /// # Errors
-    /// The project has too many, the key is missing, or the store does not answer.
+    /// The project has too many secrets, the key is missing, or the store does not respond.
     pub async fn put(&self, project: &str, name: &str, put: PutSecret) -> Result<Secret, Error> {
         let value = SecretValue::new(put.value);
         let sealed = self.seal(&secret_of(project, name), value.expose().as_bytes()).await?;
@@ -133,7 +135,7 @@ impl Vault {
         Ok([&nonce[..], &sealed].concat())
     }
 
-    /// What was sealed for this place with this key; nothing if it was not.
+    /// Decrypts data of this place. Returns `None` if it was encrypted for another place or with another key.
     async fn unseal(&self, place: &str, sealed: Vec<u8>) -> Result<Option<Zeroizing<Vec<u8>>>, Error> {
         let key = self.key().await?;
         let mut sealed = Zeroizing::new(sealed);
@@ -142,7 +144,7 @@ impl Vault {
         Ok(key.open_in_place(nonce, Aad::from(place), rest).ok().map(|bytes| Zeroizing::new(bytes.to_vec())))
     }
 
-    /// The key, which is made where nothing needs the one that is not there.
+    /// Returns the key. Creates it if it does not exist and no stored secret needs it.
     async fn key(&self) -> Result<&LessSafeKey, Error> {
         if let Some(key) = self.key.get() {
             return Ok(key);
@@ -190,7 +192,7 @@ impl From<Error> for Fault {
     }
 }
 
-/// What is said of it outside.
+/// Logs an error, and converts it into the error for the caller.
 fn told(error: Error) -> api::Error {
     let message = node::error::chain(&error);
     tracing::error!(error = message, "cannot store or read a secret");
@@ -216,12 +218,12 @@ fn told(error: Error) -> api::Error {
     }
 }
 
-/// Where a secret belongs; what is sealed for one place does not open at another. Neither part can have the byte between them.
+/// Returns the place of a secret, to which encrypted data is bound. Neither part can contain the separator.
 fn secret_of(project: &str, name: &str) -> String {
     format!("secret\0{project}\0{name}")
 }
 
-/// Makes a key: whole, on the disk, and readable by nobody else, before it is used.
+/// Creates a key. The file is complete, on disk, and readable only by its owner before the key is used.
 fn make(path: &Path) -> Result<Vec<u8>, Error> {
     let mut key = vec![0; KEY_BYTES];
     SystemRandom::new().fill(&mut key).map_err(|_| Error::Random)?;
@@ -234,7 +236,8 @@ fn make(path: &Path) -> Result<Vec<u8>, Error> {
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
         file.write_all(&key)?;
         file.sync_all()?;
-        // Never in the place of one that is there: two that make one at once have the same one afterwards.
+        // Link instead of rename, so an existing key is never overwritten; if two processes race, both use
+        // the winner's key.
         let linked = fs::hard_link(&fresh, path);
         fs::remove_file(&fresh)?;
         match linked {

@@ -1,4 +1,4 @@
-//! A runtime whose connections can be cut at any moment, around a real one.
+//! A wrapper of a real runtime whose connections can be closed at any moment.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use runtime::{Error, Exit, Listed, Runtime, Spec, Tier, Usage};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
-/// Passes every connection through a pair of sockets that it can close.
+/// Runtime that passes every connection through a pair of sockets, which it can close.
 pub struct Cutter {
     inner: Arc<dyn Runtime>,
     relays: Mutex<Vec<JoinHandle<()>>>,
@@ -18,19 +18,19 @@ pub struct Cutter {
 }
 
 impl Cutter {
-    /// Around this runtime.
+    /// Wraps a runtime.
     pub fn new(inner: Arc<dyn Runtime>) -> Self {
         Self { inner, relays: Mutex::default(), carried: Arc::default() }
     }
 
-    /// Cuts every connection there is.
+    /// Closes all current connections.
     pub fn cut(&self) {
         for relay in self.relays.lock().unwrap().drain(..) {
             relay.abort();
         }
     }
 
-    /// Connections carried so far.
+    /// Returns the number of connections so far.
     pub fn carried(&self) -> u64 {
         self.carried.load(Ordering::Relaxed)
     }

@@ -1,5 +1,6 @@
-//! A server with the part of Daytona's API that Bellglass uses: each workspace is a container of the Docker engine that `DOCKER_HOST`
-//! names. The published SDK is installed beside it, and drives it in a test, so that the server is checked too.
+//! A server with the part of Daytona's API that Bellglass uses: each workspace is a container of the Docker
+//! engine in `DOCKER_HOST`. The published SDK is installed as well, and a test uses it to validate the
+//! server.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,26 +12,28 @@ use runtime::daytona::Account;
 
 use crate::layer;
 
-/// The SDK, from PyPI. What the server needs is among what it needs.
+/// The SDK on PyPI. Its dependencies include those of the server.
 const SDK: &str = "daytona==0.226.1";
-/// The key of every such server.
+/// API key of every such server.
 pub const KEY: &str = "dtn_of_a_test";
-/// The server of this process.
+/// The shared server of this process.
 static SERVER: OnceLock<Server> = OnceLock::new();
 
-/// A server. It ends with this process, whose end closes its standard input, and removes its containers.
+/// A server. When this process exits, the server's standard input is closed; the server then removes its
+/// containers and exits.
 pub struct Server {
     child: Child,
     address: String,
 }
 
 impl Server {
-    /// The one of this process, whose workspaces are root's, as a snapshot with `USER root` makes them.
+    /// Returns the shared server of this process. Its workspaces run as root, like those of a snapshot with
+    /// `USER root`.
     pub fn shared() -> &'static Self {
         SERVER.get_or_init(|| Self::start(&["--user", "0"]))
     }
 
-    /// Starts one with these options besides.
+    /// Starts a server with additional options.
     pub fn start(options: &[&str]) -> Self {
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/daytona.py");
         let engine = std::env::var("DOCKER_HOST").expect("an engine: `just engines`");
@@ -48,17 +51,17 @@ impl Server {
         Self { child, address }
     }
 
-    /// Where its API is.
+    /// Returns the URL of its API.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// An account there.
+    /// Returns an account on this server.
     pub fn account(&self) -> Account {
         Account::new(&self.address, KEY, None).unwrap()
     }
 
-    /// The container of a sandbox's workspace.
+    /// Returns the container of a sandbox's workspace.
     pub fn container_of(&self, id: &SandboxId) -> String {
         let named = format!("label=daytona.test.name=bellglass-{id}");
         let found =
@@ -66,7 +69,8 @@ impl Server {
         String::from_utf8(found.stdout).unwrap().trim().to_owned()
     }
 
-    /// Process 1 of a sandbox as this machine sees it: two namespaces down, the first.
+    /// Returns the pid of a sandbox's process 1 on this machine: the process that is pid 1 two namespaces
+    /// down.
     pub fn process_of(&self, id: &SandboxId) -> i32 {
         let container = self.container_of(id);
         let of =
@@ -81,12 +85,12 @@ impl Server {
         all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_first).expect("process 1")
     }
 
-    /// What names it, as variables of a program.
+    /// Returns the environment variables that configure a program for this server.
     pub fn variables(&self) -> [(&'static str, String); 2] {
         [("DAYTONA_API_URL", self.address.clone()), ("DAYTONA_API_KEY", KEY.to_owned())]
     }
 
-    /// The same as words that come before a program.
+    /// Returns the same as arguments that precede a program.
     pub fn before(&self) -> Vec<String> {
         let named = self.variables().map(|(name, value)| format!("{name}={value}"));
         std::iter::once("env".to_owned()).chain(named).collect()
@@ -100,7 +104,7 @@ impl Drop for Server {
     }
 }
 
-/// A Python that has the SDK, installed once.
+/// Returns a Python with the SDK, which is installed once.
 pub fn python() -> PathBuf {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
     PYTHON

@@ -1,4 +1,4 @@
-//! A Docker engine of a test's own, that can be ended and started again.
+//! A separate Docker engine for a test, which can be stopped and restarted.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
-/// A start of the engine on a busy machine, with what it finds of containers.
+/// Timeout for a start of the engine on a busy machine, including the recovery of its containers.
 const STARTS_WITHIN: Duration = Duration::from_secs(60);
 
-/// An engine.
+/// A Docker engine.
 pub struct Dockerd {
     child: Option<Child>,
     options: Vec<String>,
-    /// Kept last.
+    /// Removed last.
     home: TempDir,
 }
 
 impl Dockerd {
-    /// Starts one with these options besides.
+    /// Starts an engine with additional options.
     pub fn start(options: &[&str]) -> Self {
         let home = tempfile::Builder::new().prefix("bellglass-dockerd").tempdir_in("/var/tmp").unwrap();
         std::fs::set_permissions(home.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -30,7 +30,7 @@ impl Dockerd {
         engine
     }
 
-    /// Starts it again.
+    /// Starts the engine again.
     pub fn begin(&mut self) {
         let path = |name: &str| self.home.path().join(name);
         let log = std::fs::File::options().create(true).append(true).open(path("log")).unwrap();
@@ -56,7 +56,7 @@ impl Dockerd {
         }
     }
 
-    /// Ends it as a person does who restarts it.
+    /// Stops the engine with SIGTERM, as an administrator's restart does.
     pub fn end(&mut self) {
         let Some(mut child) = self.child.take() else { return };
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).unwrap();
@@ -64,18 +64,18 @@ impl Dockerd {
         child.wait().unwrap();
     }
 
-    /// What it has written to its log, the last of it.
+    /// Returns the end of its log.
     pub fn words(&self) -> String {
         let text = std::fs::read_to_string(self.home.path().join("log")).unwrap_or_default();
         text.lines().rev().take(20).collect::<Vec<_>>().join("\n")
     }
 
-    /// Its socket.
+    /// Returns the path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.home.path().join("docker.sock")
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     pub fn address(&self) -> String {
         format!("unix://{}", self.socket().display())
     }

@@ -1,4 +1,4 @@
-//! A place to try sandboxes in: a data directory of its own, a real runtime, and a look at what is left afterwards.
+//! A test environment for sandboxes: a separate data directory, a real runtime, and a check for leftovers.
 
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -20,58 +20,58 @@ use crate::daytona::Server;
 use crate::layer;
 use crate::traces::Traces;
 
-/// No test of behaviour takes longer.
+/// Timeout for a test of behavior.
 const TEST_WITHIN: Duration = Duration::from_secs(300);
 
-/// A place to try sandboxes in.
+/// A test environment for sandboxes.
 pub struct Lab {
     /// The runtime under test.
     pub runtime: Arc<dyn Runtime>,
-    /// The machine as `bellglass` sees it.
+    /// The machine as `bellglass` opens it.
     pub machine: Machine,
     layer: PathBuf,
-    /// Kept last: the directory goes when everything else is gone.
+    /// Removed last, after everything that uses the directory.
     data: TempDir,
 }
 
 impl Lab {
-    /// A lab on the runtime of that name.
+    /// Creates a lab on the runtime of this name.
     pub fn new(runtime: &str) -> Self {
         let data = tempfile::Builder::new().prefix("bellglass-lab").tempdir().expect("a temporary directory");
-        // Processes of a sandbox walk through it.
+        // Processes of a sandbox need to traverse this directory.
         std::fs::set_permissions(data.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
         let machine = Machine::open(data.path()).expect("the data directory");
         Self { runtime: instance(&machine, runtime), machine, layer: layer::base(), data }
     }
 
-    /// The runtime as another process would have it.
+    /// Returns the runtime as another process would open it.
     pub fn again(&self) -> Arc<dyn Runtime> {
         instance(&self.machine, self.runtime.name())
     }
 
-    /// Where this lab keeps things.
+    /// Returns the data directory of this lab.
     pub fn data(&self) -> &std::path::Path {
         self.data.path()
     }
 
-    /// What `bellglass run` would start, with these limits.
+    /// Returns the spec that `bellglass run` would use, with these limits.
     pub fn spec(&self, limits: Limits) -> Spec {
         Spec {
             layers: vec![self.layer.clone()],
             image: layer::base_image_in(self.data(), self.runtime.name()),
-            // What is wrong in itself stays so, to be refused.
+            // Invalid limits are passed on unchanged, so that the runtime refuses them.
             limits: if limits.check().is_ok() { self.runtime.within(limits) } else { limits },
             profile: Profile::Run,
             guest: self.machine.guest().to_owned(),
         }
     }
 
-    /// What this lab's sandboxes can leave behind.
+    /// Returns the traces that this lab's sandboxes can leave behind.
     pub fn traces(&self) -> Traces {
         Traces::of(&[&format!("t{}n", std::process::id()), &self.data.path().to_string_lossy()])
     }
 
-    /// Process 1 of a sandbox as this machine sees it (the user-space kernel that runs it, on gVisor).
+    /// Returns the pid of a sandbox's process 1 on this machine; for gVisor, that is the user-space kernel.
     pub fn process_of(&self, id: &SandboxId) -> i32 {
         if !self.runtime.takes_images() {
             let record = std::fs::read(self.data().join("sandboxes").join(id.as_str()).join("record.json"));
@@ -91,19 +91,19 @@ impl Lab {
         said["State"]["Pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).unwrap()
     }
 
-    /// A name that this lab has not used.
+    /// Returns an unused sandbox id.
     pub fn id(&self) -> SandboxId {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         format!("t{}n{number}", std::process::id()).parse().unwrap()
     }
 
-    /// A sandbox with the default limits.
+    /// Starts a sandbox with the default limits.
     pub async fn sandbox(&self) -> Sandbox {
         self.sandbox_with(Limits::default()).await
     }
 
-    /// A sandbox with these limits.
+    /// Starts a sandbox with these limits.
     pub async fn sandbox_with(&self, limits: Limits) -> Sandbox {
         Sandbox::start(Arc::clone(&self.runtime), self.id(), &self.spec(limits))
             .await
@@ -111,7 +111,7 @@ impl Lab {
     }
 }
 
-/// A runtime of this machine, or the server that stands for Daytona.
+/// Returns a runtime of this machine; for Daytona, a runtime on the test server.
 fn instance(machine: &Machine, name: &str) -> Arc<dyn Runtime> {
     if name == daytona::NAME {
         return Arc::new(Daytona::new(Server::shared().account(), machine.data()).unwrap());
@@ -119,21 +119,22 @@ fn instance(machine: &Machine, name: &str) -> Arc<dyn Runtime> {
     machine.runtime(name).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// A promised time, on this machine: `BELLGLASS_SLOWDOWN` is how many times slower an emulated processor is.
+/// Returns a promised duration, scaled for this machine. `BELLGLASS_SLOWDOWN` is the factor by which an
+/// emulated processor is slower.
 pub fn promised(seconds: u64) -> Duration {
     let slowdown = std::env::var("BELLGLASS_SLOWDOWN").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     Duration::from_secs(seconds * slowdown)
 }
 
-/// The longest time that this machine's disk took to keep a few bytes, looked at all the time. A server that keeps its records on the
-/// same disk can be late by as much.
+/// A continuous measurement of the maximum time that this machine's disk takes to sync a few bytes. A server
+/// that keeps its records on the same disk can be delayed by this time.
 pub struct Disk {
     done: std::sync::mpsc::Sender<()>,
     thread: std::thread::JoinHandle<Duration>,
 }
 
 impl Disk {
-    /// Begins to look, with a file of its own in this directory.
+    /// Starts the measurement, with a file in this directory.
     pub fn beside(directory: &Path) -> Self {
         const EVERY: Duration = Duration::from_millis(100);
         let mut file = tempfile::NamedTempFile::new_in(directory).unwrap();
@@ -151,15 +152,15 @@ impl Disk {
         Self { done, thread }
     }
 
-    /// Ends, and says the longest.
+    /// Ends the measurement and returns the maximum.
     pub fn longest(self) -> Duration {
         drop(self.done);
         self.thread.join().unwrap()
     }
 }
 
-/// Picks between the full size of a test and the size that CI has time for. `BELLGLASS_FULL` asks for the full one, as
-/// `just real` and `just attacks` do without `--quick`.
+/// Selects the full size of a test or the size that CI has time for. `BELLGLASS_FULL` selects the full one;
+/// `just real` and `just attacks` set it unless `--quick` is given.
 pub fn sized<T>(full: T, quick: T) -> T {
     if std::env::var_os("BELLGLASS_FULL").is_some() { full } else { quick }
 }
@@ -167,8 +168,8 @@ pub fn sized<T>(full: T, quick: T) -> T {
 /// All runtimes whose sandboxes must behave alike.
 pub const EVERYWHERE: &[&str] = &["runc", "runsc", "docker", "podman", "daytona"];
 
-/// Whether tests are to use the runtime of that name: `BELLGLASS_RUNTIMES` says which, with commas between; else those that need no
-/// engine.
+/// Returns true if tests use the runtime of this name. `BELLGLASS_RUNTIMES` is a comma-separated list of
+/// runtimes; the default is all runtimes that need no engine.
 pub fn wanted(name: &str) -> bool {
     match std::env::var("BELLGLASS_RUNTIMES") {
         Ok(list) => list.split(',').any(|one| one == name),
@@ -210,7 +211,7 @@ pub fn on(runtimes: &[&str], test: impl AsyncFn(&Lab)) {
     }
 }
 
-/// An exec with the usual deadline.
+/// Returns an exec with the default deadline.
 pub fn exec(argv: &[&str]) -> ExecSpec {
     ExecSpec {
         argv: argv.iter().map(|word| (*word).to_owned()).collect(),
@@ -219,7 +220,7 @@ pub fn exec(argv: &[&str]) -> ExecSpec {
     }
 }
 
-/// An exec of a shell script.
+/// Returns an exec of a shell script.
 pub fn script(text: &str) -> ExecSpec {
     exec(&["/bin/bash", "-c", text])
 }
@@ -229,7 +230,7 @@ pub async fn collect(sandbox: &Sandbox, spec: &ExecSpec) -> Collected {
     start(sandbox, spec).await.unwrap().collect().await.unwrap()
 }
 
-/// Starts an exec under a fresh id.
+/// Starts an exec with a fresh id.
 pub async fn start(sandbox: &Sandbox, spec: &ExecSpec) -> Result<Exec, Error> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let id: ExecId = format!("t{}", COUNT.fetch_add(1, Ordering::Relaxed)).parse().unwrap();
@@ -241,7 +242,7 @@ pub async fn sh(sandbox: &Sandbox, text: &str) -> Collected {
     collect(sandbox, &script(text)).await
 }
 
-/// Standard output as text.
+/// Returns standard output as text.
 pub fn text(collected: &Collected) -> String {
     String::from_utf8_lossy(&collected.stdout).into_owned()
 }

@@ -1,4 +1,4 @@
-//! The root file systems that tests start sandboxes from.
+//! The root file systems of test sandboxes.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -13,11 +13,12 @@ use runtime::engine::{Engine, Kind, Place};
 
 use crate::apart;
 
-/// Where the template is kept between runs. Every user may walk there, which is not so for every checkout.
+/// Directory in which templates are kept between runs. All users can traverse it, which is not true of every
+/// checkout.
 const KEPT: &str = "/var/tmp/bellglass-test";
 
-/// A directory with a Debian system in it, mount points made: `BELLGLASS_TEST_LAYER`, or the layer of the template
-/// `base`, built as `bellglass template build base` does, on first use.
+/// Returns a directory with a Debian system and mount points: `BELLGLASS_TEST_LAYER`, or the layer of the
+/// template `base`, which is built on first use as by `bellglass template build base`.
 pub fn base() -> PathBuf {
     static BASE: OnceLock<PathBuf> = OnceLock::new();
     BASE.get_or_init(|| match std::env::var_os("BELLGLASS_TEST_LAYER") {
@@ -27,13 +28,14 @@ pub fn base() -> PathBuf {
     .clone()
 }
 
-/// Where what takes long to make is kept between runs.
+/// Returns the directory for files that are expensive to create and are kept between runs.
 pub fn kept() -> &'static Path {
     Path::new(KEPT)
 }
 
-/// Puts a template that comes with Bellglass, and takes minutes to build, into a data directory: `interpreter`. It is built once, and
-/// again what has changed in its recipe; its layers are shared.
+/// Adds a template that comes with Bellglass and takes minutes to build, such as `interpreter`, to a data
+/// directory. The template is built once, and after a change of its recipe only the changed steps are
+/// rebuilt; its layers are shared.
 pub fn lend(data: &Path, name: &str) {
     static LENT: Mutex<BTreeMap<String, Template>> = Mutex::new(BTreeMap::new());
     let kept = Path::new(KEPT);
@@ -49,22 +51,23 @@ pub fn lend(data: &Path, name: &str) {
     Store::new(data).save(&template).unwrap();
 }
 
-/// The name by which an engine knows that system; it is given it if it has not got it. A runtime that is no engine wants no name.
+/// Returns the image name of the template `base` in an engine, after loading it if necessary. Empty for
+/// runtimes that are not engines.
 pub fn base_image(runtime: &str) -> String {
     static LOADED: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
-    // Workspaces of the server that stands for Daytona are containers of Docker's.
+    // The workspaces of the server that stands in for Daytona are Docker containers.
     let engine = if runtime == runtime::daytona::NAME { "docker" } else { runtime };
     let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == engine) else { return String::new() };
     base();
     LOADED.lock().unwrap().entry(engine.to_owned()).or_insert_with(|| load(kind, "base")).clone()
 }
 
-/// Gives a template of ours to an engine; says by which name it has it.
+/// Loads a template into an engine and returns its image name.
 pub fn load(kind: Kind, name: &str) -> String {
     load_into(Place::find(kind).unwrap(), name, None)
 }
 
-/// Likewise, to an engine elsewhere, which is to know it by another name as well.
+/// Loads a template into another engine, and tags the image with an additional name.
 pub fn load_at(kind: Kind, address: &str, name: &str, also: &str) -> String {
     load_into(Place { kind, address: address.to_owned() }, name, Some(also))
 }
@@ -83,7 +86,7 @@ fn load_into(place: Place, name: &str, also: Option<&str>) -> String {
     })
 }
 
-/// Writes a template of ours to a file.
+/// Exports a template to a file.
 pub fn export(name: &str, file: &Path) {
     base();
     let machine = Machine::open(Path::new(KEPT)).unwrap();
@@ -93,13 +96,13 @@ pub fn export(name: &str, file: &Path) {
     });
 }
 
-/// Puts the template `base` into a data directory, by the layer that it has.
+/// Adds the template `base`, with its layer, to a data directory.
 pub fn lend_base(data: &Path) {
     base();
     lend(data, "base");
 }
 
-/// Gives an image of an engine's another name as well.
+/// Tags an image of an engine with an additional name.
 pub fn also_named(kind: Kind, image: &str, name: &str) {
     let machine = Machine::open(Path::new(KEPT)).unwrap();
     apart(async || {
@@ -108,7 +111,7 @@ pub fn also_named(kind: Kind, image: &str, name: &str) {
     });
 }
 
-/// Has another data directory know an image of an engine's, by a name of its own.
+/// Adds an image of an engine to the records of another data directory, under a name.
 pub fn lend_image(data: &Path, kind: Kind, image: &str, name: &str) {
     let record = |data: &Path, name: &str| {
         data.join(format!("engine/{}-images", kind.name())).join(name.replace('/', "+"))
@@ -118,7 +121,7 @@ pub fn lend_image(data: &Path, kind: Kind, image: &str, name: &str) {
     std::fs::copy(record(Path::new(KEPT), image), to).unwrap();
 }
 
-/// [`base_image`], which this data directory knows from then on.
+/// Returns [`base_image`] and adds it to the records of this data directory.
 pub fn base_image_in(data: &Path, runtime: &str) -> String {
     let image = base_image(runtime);
     if let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == runtime) {
@@ -132,7 +135,7 @@ fn built(data: &Path) -> PathBuf {
     template.layer_directories(data).remove(0)
 }
 
-/// Builds one of the recipes of `images`; what was built before is not built again.
+/// Builds one of the recipes in `images`. Steps that were built before are not rebuilt.
 fn build(data: &Path, name: &str) -> Template {
     let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images");
     let recipe = std::fs::read_to_string(images.join(format!("{name}.toml"))).unwrap();

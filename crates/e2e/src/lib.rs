@@ -1,16 +1,16 @@
-//! What the whole-platform tests share.
+//! Shared code of the whole-platform tests.
 //!
 //! | test target | holds | needs |
 //! |---|---|---|
 //! | `house` | the house rules: layering, names, module docs, length, links | nothing |
-//! | `real` | behaviour of real sandboxes; one module per subject | root, runc, a template; runsc where present |
+//! | `real` | behavior of real sandboxes; one module per subject | root, runc, a template; runsc if installed |
 //! | `attacks` | the attacks of `attacks/`, each with its positive control | the same, faketime, openssl, PyPI |
 //! | `figures` (a program) | the figures of `docs/specification.md` | the same |
 //!
-//! A test that needs root starts nothing unless `BELLGLASS_REAL` is set in the environment, as `just real` and
-//! `just attacks` set it, so that `cargo test` is safe on anybody's machine.
+//! A test that needs root does nothing unless `BELLGLASS_REAL` is set in the environment, as `just real` and
+//! `just attacks` do. `cargo test` is therefore safe on any machine.
 
-// A library for tests: it fails as tests do.
+// A library for tests, which fails by panicking.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -37,7 +37,7 @@ pub mod world;
 
 pub use lab::{Lab, on};
 
-/// Waits for something on a thread of its own: whoever calls may be on an executor already.
+/// Runs a future to its end on a separate thread, because the caller may already be on an executor.
 fn apart<T: Send>(work: impl AsyncFnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let done = scope.spawn(|| {

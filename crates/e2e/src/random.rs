@@ -1,10 +1,10 @@
-//! Random numbers from a seed that is printed, so that a test that failed can be run again as it was.
+//! Random numbers from a seed that is printed, so that a failed test can be repeated.
 
-/// Random numbers: good enough to choose moments.
+/// Random numbers of a quality that is sufficient for choosing points in time.
 pub struct Random(u64);
 
 impl Random {
-    /// From the seed in `BELLGLASS_SEED`, or a fresh one.
+    /// Creates a generator from the seed in `BELLGLASS_SEED`, or from a fresh one.
     #[expect(clippy::new_without_default, reason = "it prints")]
     pub fn new() -> Self {
         let seed = std::env::var("BELLGLASS_SEED").ok().and_then(|text| text.parse().ok());
@@ -13,7 +13,7 @@ impl Random {
         Self(seed)
     }
 
-    /// A number below `most`.
+    /// Returns a number below `most`.
     pub fn below(&mut self, most: u64) -> u64 {
         // xorshift
         self.0 ^= self.0 << 13;

@@ -1,4 +1,4 @@
-//! A sandbox of the template `interpreter`, and code that runs in it.
+//! A sandbox of the template `interpreter`, and helpers that run code in it.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use crate::lab::promised;
 use crate::layer;
 use crate::service::{Service, served, tiers};
 
-/// The first code of a sandbox waits for all imports; no code of a test takes longer than this by itself.
+/// Deadline for code, in seconds. The first code in a sandbox waits for all imports of the template.
 const RUN_WITHIN: u64 = 120;
 
-/// A sandbox that runs code.
+/// A sandbox for running code.
 #[derive(Clone)]
 pub struct Room {
-    /// Who asks.
+    /// Client of the server.
     pub client: Client,
     /// The sandbox.
     pub id: SandboxId,
@@ -28,32 +28,32 @@ pub struct Room {
     pub tier: Tier,
 }
 
-/// What a run of code wrote and showed, and how it ended.
+/// Output, results and end of a run of code.
 #[derive(Clone, Debug)]
 pub struct Ran {
-    /// Standard output; what is no UTF-8 is replaced (requirement A3.01).
+    /// Standard output; invalid UTF-8 is replaced (requirement A3.01).
     pub stdout: String,
-    /// Standard error, likewise.
+    /// Standard error, in the same form.
     pub stderr: String,
-    /// What it showed.
+    /// Results that the code displayed.
     pub results: Vec<ResultLine>,
-    /// How it ended.
+    /// End of the run.
     pub end: ExecEnd,
 }
 
-/// A server with the template `interpreter`.
+/// Starts a server with the template `interpreter`.
 pub fn service() -> Service {
     let service = Service::start();
     layer::lend(service.data(), "interpreter");
     service
 }
 
-/// Runs a test on a server of its own, with a sandbox of every tier.
+/// Runs a test once per tier, with a separate server and sandbox.
 pub fn in_a_room(test: impl AsyncFn(&mut Service, &Room)) {
     in_a_room_with(Limits { memory_bytes: 1 << 30, ..Limits::default() }, &[], test);
 }
 
-/// The same with other limits and a policy.
+/// As [`in_a_room`], with other limits and a policy.
 pub fn in_a_room_with(limits: Limits, policy: &[&str], test: impl AsyncFn(&mut Service, &Room)) {
     served(async || {
         for tier in tiers() {
@@ -65,24 +65,24 @@ pub fn in_a_room_with(limits: Limits, policy: &[&str], test: impl AsyncFn(&mut S
     });
 }
 
-/// Python code without a context.
+/// Returns a run of Python code without a context.
 pub fn python(source: &str) -> ExecSpec {
     coded(Code { source: source.into(), ..Code::default() })
 }
 
-/// Code of another language, without a context.
+/// Returns a run of code in another language without a context.
 pub fn written_in(language: Language, source: &str) -> ExecSpec {
     coded(Code { source: source.into(), language: Some(language), ..Code::default() })
 }
 
-/// A run of this code, with the usual deadline.
+/// Returns a run of this code, with the default deadline.
 pub fn coded(code: Code) -> ExecSpec {
     let deadline_ms = u64::try_from(promised(RUN_WITHIN).as_millis()).ok();
     ExecSpec { code: Some(code), deadline_ms, ..ExecSpec::default() }
 }
 
 impl Room {
-    /// A sandbox of this tier with these limits and this policy.
+    /// Creates a sandbox of this tier with these limits and this policy.
     pub async fn with(service: &Service, tier: Tier, limits: Limits, policy: &[&str]) -> Self {
         let client = service.client();
         let policy = (!policy.is_empty()).then(|| Policy::of_words(policy).unwrap());
@@ -92,7 +92,8 @@ impl Room {
         Self { client, id, tier }
     }
 
-    /// Whether the host's kernel serves it: then memory is counted by the exec, and its own end does not end the sandbox.
+    /// Returns true if the sandbox uses the host's kernel: then memory is counted per exec, and exceeding it
+    /// does not end the sandbox.
     pub fn is_container(&self) -> bool {
         self.tier == Tier::Container
     }
@@ -102,7 +103,7 @@ impl Room {
         self.exec(&python(source)).await
     }
 
-    /// Runs something to its end.
+    /// Runs an exec to its end.
     pub async fn exec(&self, spec: &ExecSpec) -> Ran {
         let reading = async { self.client.exec(&self.id, spec).await?.collect().await };
         let within = promised(2 * RUN_WITHIN);
@@ -111,7 +112,7 @@ impl Room {
         done.unwrap_or_else(|error| panic!("{error:?}: {spec:?}")).into()
     }
 
-    /// Why something is refused.
+    /// Returns the error with which an exec is refused.
     pub async fn refused(&self, spec: &ExecSpec) -> api::Error {
         match self.client.exec(&self.id, spec).await {
             Ok(exec) => panic!("{:?}", exec.collect().await),
@@ -119,7 +120,7 @@ impl Room {
         }
     }
 
-    /// A new context.
+    /// Creates a context.
     pub async fn context(&self, language: Language) -> ContextId {
         let spec = ContextSpec { language, ..ContextSpec::default() };
         self.client.create_context(&self.id, &spec).await.unwrap().id
@@ -130,7 +131,7 @@ impl Room {
         self.exec(&cell(context, source)).await
     }
 
-    /// What a shell of the sandbox says; it must end well.
+    /// Runs a shell script, which must succeed, and returns its output.
     pub async fn sh(&self, script: &str) -> String {
         let ran = self.exec(&crate::lab::script(script)).await;
         assert_eq!(ran.end.outcome, Outcome::Exited { code: 0 }, "{script}: {ran:?}");
@@ -139,7 +140,7 @@ impl Room {
 
     /// Waits until no process of the sandbox has this word in its command line.
     pub async fn until_gone(&self, word: &str, within: Duration) {
-        // The word in brackets is not found in the command line of whoever looks.
+        // With its first letter in brackets, the pattern does not match the command line of `grep` itself.
         let (first, rest) = word.split_at(1);
         let look = format!("grep -lz '[{first}]{rest}' /proc/[0-9]*/cmdline 2>/dev/null | wc -l");
         let what = format!("every {word} to be gone");
@@ -147,7 +148,7 @@ impl Room {
     }
 }
 
-/// A cell of a context, with the usual deadline.
+/// Returns a run of a cell in a context, with the default deadline.
 pub fn cell(context: &ContextId, source: &str) -> ExecSpec {
     coded(Code { source: source.into(), context: Some(context.clone()), ..Code::default() })
 }
@@ -160,7 +161,7 @@ impl From<Collected> for Ran {
 }
 
 impl Ran {
-    /// Its exit code.
+    /// Returns the exit code.
     pub fn code(&self) -> i32 {
         match self.end.outcome {
             Outcome::Exited { code } => code,
@@ -168,13 +169,13 @@ impl Ran {
         }
     }
 
-    /// It ended well.
+    /// Asserts that the code succeeded.
     pub fn well(self) -> Self {
         assert_eq!(self.code(), 0, "{self:?}");
         self
     }
 
-    /// The exception that nobody caught. There is one.
+    /// Returns the uncaught exception. Panics if there is none.
     pub fn error(&self) -> &Exception {
         let found = self.results.iter().find_map(|line| match &line.result {
             RunResult::Error(exception) => Some(exception),
@@ -183,7 +184,7 @@ impl Ran {
         found.unwrap_or_else(|| panic!("no error: {self:?}"))
     }
 
-    /// What it displayed, and the value of its last expression, in order.
+    /// Returns the values that the code displayed and the value of its last expression, in order.
     pub fn shown(&self) -> Vec<&Bundle> {
         let bundles = self.results.iter().filter_map(|line| match &line.result {
             RunResult::Value(bundle) | RunResult::Display(bundle) => Some(bundle),
@@ -192,7 +193,7 @@ impl Ran {
         bundles.collect()
     }
 
-    /// The text of its last expression.
+    /// Returns the text of the value of its last expression.
     pub fn value(&self) -> &str {
         let found = self.results.iter().find_map(|line| match &line.result {
             RunResult::Value(bundle) => bundle.data.get("text/plain").and_then(|text| text.as_str()),
@@ -201,7 +202,7 @@ impl Ran {
         found.unwrap_or_else(|| panic!("no value: {self:?}"))
     }
 
-    /// Why its context began anew before it, if it did.
+    /// Returns the reason why the context was restarted before this run, if it was.
     pub fn restarted(&self) -> Option<Loss> {
         self.results.iter().find_map(|line| match line.result {
             RunResult::Restarted { because } => Some(because),

@@ -1,5 +1,5 @@
-//! A server to try things on: the real `bellglass serve`, with a data directory and a port of its own, that can be killed and
-//! started again.
+//! A server for tests: the real `bellglass serve`, with a separate data directory and port, which can be
+//! killed and restarted.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -22,13 +22,15 @@ use crate::traces::Traces;
 use crate::wire::Wire;
 use crate::{apart, layer};
 
-/// A start of the server, recovery included, on a machine under load.
+/// Timeout for a start of the server, including recovery, on a machine under load.
 const STARTS_WITHIN: Duration = Duration::from_secs(20);
-/// What ended has been written down everywhere: the store is compared with the machine every 5 s.
+/// Maximum time until all records show the end of a sandbox. The store is compared with the machine every 5
+/// s.
 const SETTLES_WITHIN: Duration = Duration::from_secs(20);
-/// Between two looks at something that is waited for.
+/// Interval of checks in a wait.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Tests are to be refused for what they try, not for how often.
+/// Quota that tests never reach, so that requests are refused only for their content and not for their
+/// number.
 pub const PLENTY: Quota = Quota {
     sandboxes: 2000,
     memory_bytes: 1 << 50,
@@ -43,30 +45,30 @@ pub const PLENTY: Quota = Quota {
 pub struct Service {
     binary: PathBuf,
     child: Option<Child>,
-    /// What comes before `serve`, for tests that run the server under something (`faketime`).
+    /// Arguments before `serve`, for tests that run the server under another program (`faketime`).
     before: Vec<String>,
     extra: Vec<String>,
     address: String,
-    /// The first key: an administrator's, of project `default`, whose quota is [`PLENTY`].
+    /// The first key: an administrator key of the project `default`, whose quota is [`PLENTY`].
     pub key: String,
-    /// Kept last.
+    /// Removed last.
     data: TempDir,
 }
 
-/// The `bellglass` that is tested.
+/// Returns the `bellglass` executable under test.
 ///
 /// # Panics
-/// Nobody said which.
+/// `BELLGLASS_BINARY` is not set.
 pub fn binary() -> PathBuf {
     std::env::var_os("BELLGLASS_BINARY").expect("BELLGLASS_BINARY names it, as `just real` does").into()
 }
 
-/// A small sandbox: tests make many.
+/// Returns a request for a small sandbox, since tests create many.
 pub fn small() -> CreateSandbox {
     CreateSandbox { limits: small_limits().into(), ..CreateSandbox::default() }
 }
 
-/// What such a sandbox may use.
+/// Returns the limits of a small sandbox.
 pub fn small_limits() -> Limits {
     Limits {
         memory_bytes: 128 << 20,
@@ -78,19 +80,19 @@ pub fn small_limits() -> Limits {
 }
 
 impl Service {
-    /// A server of this build, with the template `base`.
+    /// Starts a server of this build, with the template `base`.
     pub fn start() -> Self {
         Self::with(&[], &[])
     }
 
-    /// Likewise, with words before the program and options after `serve`.
+    /// Starts a server with arguments before the program and options after `serve`.
     pub fn with(before: &[&str], extra: &[&str]) -> Self {
         let data =
             tempfile::Builder::new().prefix("bellglass-serve").tempdir().expect("a temporary directory");
         Self::on(data, before, extra)
     }
 
-    /// A server whose sandboxes this engine runs, which has the templates `base` and `interpreter`.
+    /// Starts a server whose sandboxes run on this engine, with the templates `base` and `interpreter`.
     pub fn on_engine(kind: Kind) -> Self {
         let service = Self::with(&[], &["--backends", kind.name()]);
         let base = node::template::Store::new(service.data()).load("base").unwrap().image();
@@ -101,7 +103,7 @@ impl Service {
         service
     }
 
-    /// Likewise, in workspaces of this server that stands for Daytona.
+    /// Starts a server whose sandboxes run in workspaces of this stand-in for Daytona.
     pub fn on_daytona(server: &Server) -> Self {
         let service = Self::with_words(&server.before(), &["--backends", "daytona"]);
         let base = node::template::Store::new(service.data()).load("base").unwrap().image();
@@ -111,19 +113,19 @@ impl Service {
         service
     }
 
-    /// Likewise, with words before the program that were made.
+    /// As [`Service::with`], with owned strings before the program.
     pub fn with_words(before: &[String], extra: &[&str]) -> Self {
         Self::with(&before.iter().map(String::as_str).collect::<Vec<_>>(), extra)
     }
 
-    /// Likewise, on a data directory that is there.
+    /// As [`Service::with`], on an existing data directory.
     pub fn on(data: TempDir, before: &[&str], extra: &[&str]) -> Self {
         std::fs::set_permissions(data.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
         lend_template(data.path(), "base", 'b');
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect();
         let mut extra: Vec<String> = words(extra);
         if !extra.iter().any(|word| word == "--config") {
-            // What is counted here is counted without sandboxes that nobody has asked for.
+            // Without a pool, because tests count sandboxes, and pre-warmed ones would distort the count.
             let path = data.path().join("serve.toml");
             std::fs::write(&path, "pool_ready = 0\n").unwrap();
             extra.extend(["--config".to_owned(), path.to_string_lossy().into_owned()]);
@@ -144,7 +146,7 @@ impl Service {
         service
     }
 
-    /// Starts the server, on the address it had before, and says how long that took.
+    /// Starts the server on its previous address, and returns the duration of the start.
     pub fn begin(&mut self) -> Duration {
         let begun = Instant::now();
         let log = File::options().create(true).append(true).open(self.log()).unwrap();
@@ -186,7 +188,7 @@ impl Service {
         }
     }
 
-    /// Kills the server as by a power cut of its process.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
@@ -194,49 +196,49 @@ impl Service {
         }
     }
 
-    /// Uses another `bellglass` from the next start on.
+    /// Uses another `bellglass` executable from the next start on.
     pub fn replace(&mut self, binary: &Path) {
         self.binary = binary.to_owned();
     }
 
-    /// Puts these words before the program from the next start on.
+    /// Puts these arguments before the program from the next start on.
     pub fn run_under(&mut self, before: &[&str]) {
         self.before = before.iter().map(|word| (*word).to_owned()).collect();
     }
 
-    /// Starts the server again with the defence against an attack off, for its control.
+    /// Restarts the server with the defense against an attack disabled, as the attack's positive control.
     pub fn undefend(&mut self, attack: &str) {
         self.kill();
         self.run_under(&["env", &format!("{}={attack}", api::defence::VARIABLE)]);
         self.begin();
     }
 
-    /// The process of the server.
+    /// Returns the process id of the server.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("a running server").id()
     }
 
-    /// Where it is.
+    /// Returns the URL of the server.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// The data directory.
+    /// Returns the data directory.
     pub fn data(&self) -> &Path {
         self.data.path()
     }
 
-    /// A client with the first key.
+    /// Returns a client with the first key.
     pub fn client(&self) -> Client {
         Client::new(&self.url(), &self.key).unwrap()
     }
 
-    /// A way to it for requests that are sent once.
+    /// Returns a connection for requests that are sent once, without retries.
     pub fn wire(&self) -> Wire {
         Wire::new(self.address.parse().unwrap(), Some(&self.key))
     }
 
-    /// `bellglass` as a person calls it who uses this server.
+    /// Returns a `bellglass` command that is configured for this server.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command.arg("--data").arg(self.data.path()).args(arguments);
@@ -244,12 +246,12 @@ impl Service {
         command
     }
 
-    /// A client with a fresh key of this role in this project, which is made if it is not there.
+    /// Returns a client with a fresh key of this role in this project, which is created if it does not exist.
     pub async fn client_of(&self, project: &str, role: Role, quota: Quota) -> Client {
         Client::new(&self.url(), &self.key_of(project, role, quota).await).unwrap()
     }
 
-    /// A fresh key, likewise.
+    /// Returns the secret of such a key.
     pub async fn key_of(&self, project: &str, role: Role, quota: Quota) -> String {
         let admin = self.client();
         admin.put_project(project, &PutProject { quota }).await.unwrap();
@@ -257,12 +259,13 @@ impl Service {
         admin.create_key(&ask).await.unwrap().secret
     }
 
-    /// What the server has written to its log.
+    /// Returns the log of the server.
     pub fn words(&self) -> String {
         std::fs::read_to_string(self.log()).unwrap_or_default()
     }
 
-    /// What its sandboxes can leave behind: everything that names the data directory or one of these ids.
+    /// Returns the traces that its sandboxes can leave behind: everything that names the data directory or
+    /// one of these ids.
     pub fn traces(&self, ids: &[String]) -> Traces {
         let mut marks: Vec<&str> = ids.iter().map(String::as_str).collect();
         let data = self.data.path().to_string_lossy();
@@ -270,7 +273,7 @@ impl Service {
         Traces::of(&marks)
     }
 
-    /// Adds a template like `base` with a layer of its own: a hexadecimal digit, many times.
+    /// Adds a template like `base` with a layer of its own, whose key repeats a hexadecimal digit.
     pub fn add_template(&self, name: &str, letter: char) {
         lend_template(self.data(), name, letter);
     }
@@ -281,15 +284,15 @@ impl Service {
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     }
 
-    /// Process 1 of a sandbox, as this machine sees it.
+    /// Returns the pid of a sandbox's process 1 on this machine.
     pub fn process_of(&self, sandbox: &SandboxId) -> i32 {
         let record = self.data().join("sandboxes").join(sandbox.as_str()).join("record.json");
         let record: serde_json::Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
         record["process"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a process")
     }
 
-    /// Fails if anything is left of a sandbox of the first project, once it has had time to go: on the machine, in the data
-    /// directory, or as a row that says that it lives.
+    /// Fails if, after some time for cleanup, anything is left of a sandbox of the first project: on the
+    /// machine, in the data directory, or as a row of a live sandbox in the store.
     pub async fn assert_nothing_left(&self) {
         let client = self.client();
         until(SETTLES_WITHIN, "every sandbox to have ended", async || {
@@ -301,7 +304,7 @@ impl Service {
         self.traces(&ids).assert_nothing_left_but_the_server(self.pid());
         let mut left = Vec::new();
         let since = Instant::now();
-        // A sandbox is tried now and then, and comes and goes.
+        // The server's health check creates a sandbox from time to time, so its files come and go.
         while since.elapsed() < SETTLES_WITHIN {
             left = self.files();
             if left.is_empty() {
@@ -312,7 +315,7 @@ impl Service {
         panic!("left in the data directory: {left:#?}");
     }
 
-    /// What the data directory holds of sandboxes: directories, records, states of runtimes.
+    /// Returns the entries for sandboxes in the data directory: directories, records, and state of runtimes.
     fn files(&self) -> Vec<PathBuf> {
         let inside = |path: PathBuf| -> Vec<PathBuf> {
             std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
@@ -333,7 +336,7 @@ impl Service {
 }
 
 impl Drop for Service {
-    /// Ends the server and its sandboxes, whatever the test did.
+    /// Stops the server and its sandboxes, even if the test failed.
     fn drop(&mut self) {
         self.kill();
         let Ok(machine) = node::Machine::open(self.data.path()) else { return };
@@ -346,12 +349,13 @@ impl Drop for Service {
                 }
             }
         });
-        // A runtime takes over the orphans of the process it is used in: those of the next server are its own.
+        // A runtime makes its process the subreaper of orphans. Undo this, so that the orphans of the next
+        // server are not adopted by this process.
         let _ = rustix::process::set_child_subreaper(None);
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition is true.
 pub async fn until(within: Duration, what: &str, so: impl AsyncFn() -> bool) {
     let since = Instant::now();
     while !so().await {
@@ -360,13 +364,13 @@ pub async fn until(within: Duration, what: &str, so: impl AsyncFn() -> bool) {
     }
 }
 
-/// The tiers whose runtimes are wanted.
+/// Returns the tiers whose runtimes are selected for tests.
 pub fn tiers() -> impl Iterator<Item = Tier> {
     let all = [(Tier::Container, "runc"), (Tier::UserKernel, "runsc")];
     all.into_iter().filter(|(_, runtime)| crate::lab::wanted(runtime)).map(|(tier, _)| tier)
 }
 
-/// Runs a test if tests on real servers are wanted.
+/// Runs a test if tests on real servers are enabled.
 pub fn served(test: impl AsyncFn()) {
     if std::env::var_os("BELLGLASS_REAL").is_none() {
         eprintln!("skipped: needs root and real runtimes; run it with `just real`");
@@ -381,7 +385,8 @@ pub fn served(test: impl AsyncFn()) {
         .block_on(test());
 }
 
-/// A template like `base`, without copying its layer: the tests' own is lent, under this letter.
+/// Adds a template like `base` without copying its layer: links to the shared layer, under a key made of this
+/// letter.
 pub fn lend_template(data: &Path, name: &str, letter: char) {
     let tree = layer::base();
     let (layers, templates) = (data.join("layers"), data.join("templates"));

@@ -1,4 +1,4 @@
-//! Sessions of a server, as an agent has them.
+//! Sessions on a server, as an agent uses them.
 
 use api::SessionId;
 use api::sandbox::Tier;
@@ -9,23 +9,24 @@ use serde_json::Value;
 use crate::layer;
 use crate::service::{Service, served, tiers};
 
-/// A session, and who calls.
+/// A session and its client.
 #[derive(Clone)]
 pub struct Talk {
-    /// Who calls.
+    /// Client of the server.
     pub client: Client,
     /// The session.
     pub id: SessionId,
 }
 
-/// A server with the templates of all tool sets. One stands for all: it has what each of them needs, and takes minutes to build.
+/// Starts a server with the templates of all tool sets. The template `interpreter` serves as all of them: it
+/// contains what each tool set needs, and takes minutes to build.
 pub fn service() -> Service {
     let service = Service::start();
     lend(&service);
     service
 }
 
-/// Gives a server the templates of all tool sets.
+/// Adds the templates of all tool sets to a server.
 pub fn lend(service: &Service) {
     layer::lend(service.data(), "interpreter");
     let templates = service.data().join("templates");
@@ -37,7 +38,7 @@ pub fn lend(service: &Service) {
     }
 }
 
-/// Runs a test on a server, with a session of this tool set in every tier.
+/// Runs a test once per tier, with a separate server and a session of this tool set.
 pub fn in_a_session(set: ToolSet, test: impl AsyncFn(&mut Service, &Talk)) {
     served(async || {
         for tier in tiers() {
@@ -49,7 +50,7 @@ pub fn in_a_session(set: ToolSet, test: impl AsyncFn(&mut Service, &Talk)) {
     });
 }
 
-/// Likewise, in a container only.
+/// As [`in_a_session`], but only in a container.
 pub fn in_one_session(set: ToolSet, test: impl AsyncFn(&mut Service, &Talk)) {
     served(async || {
         let mut service = service();
@@ -60,25 +61,25 @@ pub fn in_one_session(set: ToolSet, test: impl AsyncFn(&mut Service, &Talk)) {
 }
 
 impl Talk {
-    /// A session as it is asked for.
+    /// Creates a session.
     pub async fn with(service: &Service, request: CreateSession) -> Self {
         let client = service.client();
         let id = client.create_session(&request).await.unwrap().id;
         Self { client, id }
     }
 
-    /// Calls a tool.
+    /// Calls a tool, which must succeed.
     pub async fn called(&self, tool: &str, arguments: Value) -> Called {
         let call = self.client.call_tool(&self.id, tool, &arguments, Calling::default()).await;
         call.unwrap_or_else(|error| panic!("{tool} {arguments}: {error:?}"))
     }
 
-    /// What a tool answers.
+    /// Calls a tool and returns its result.
     pub async fn call(&self, tool: &str, arguments: Value) -> Value {
         self.called(tool, arguments).await.result
     }
 
-    /// Why a call is refused.
+    /// Returns the error with which a call is refused.
     pub async fn refused(&self, tool: &str, arguments: Value) -> api::Error {
         match self.client.call_tool(&self.id, tool, &arguments, Calling::default()).await {
             Ok(called) => panic!("{called:?}"),
@@ -86,7 +87,7 @@ impl Talk {
         }
     }
 
-    /// What a command of the tool set `analysis` writes; it must end well.
+    /// Runs a shell script with the tool set `analysis` and returns its output. The script must succeed.
     pub async fn sh(&self, script: &str) -> String {
         let answer = self.call("sandbox_exec", serde_json::json!({"command": ["sh", "-c", script]})).await;
         assert_eq!(answer["exit_code"], 0, "{script}: {answer}");

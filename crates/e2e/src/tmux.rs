@@ -1,19 +1,20 @@
-//! A real terminal emulator for tests: tmux, with a server of its own, that types keys and tells what is on the screen.
+//! A real terminal emulator for tests: tmux, on a separate tmux server, which sends keys and reads the
+//! screen.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two looks at the screen.
+/// Interval of checks of the screen.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// One window with one program in it. It ends with this value.
+/// One window that runs one program. Dropping it ends both.
 pub struct Tmux {
     name: String,
 }
 
 impl Tmux {
-    /// Runs a command of `sh` in a window of this size, with these variables.
+    /// Runs a shell command in a window of this size, with these environment variables.
     pub fn run(command: &str, (cols, rows): (u32, u32), env: &[(&str, &str)]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -30,12 +31,12 @@ impl Tmux {
         tmux
     }
 
-    /// Types text, as it is.
+    /// Types text literally.
     pub fn text(&self, text: &str) {
         self.ask(&["send-keys", "-l", text]);
     }
 
-    /// Presses keys by their names: `Enter`, `C-c`.
+    /// Presses keys, given by name: `Enter`, `C-c`.
     pub fn keys(&self, keys: &[&str]) {
         self.ask(&[&["send-keys"], keys].concat());
     }
@@ -46,22 +47,22 @@ impl Tmux {
         self.keys(&["Enter"]);
     }
 
-    /// Gives the window another size.
+    /// Resizes the window.
     pub fn resize(&self, cols: u32, rows: u32) {
         self.ask(&["resize-window", "-x", &cols.to_string(), "-y", &rows.to_string()]);
     }
 
-    /// What is on the screen, a string for each row.
+    /// Returns the content of the screen, one string per row.
     pub fn screen(&self) -> Vec<String> {
         self.ask(&["capture-pane", "-p"]).lines().map(str::to_owned).collect()
     }
 
-    /// What was ever on it, as far back as tmux remembers.
+    /// Returns the scrollback and the screen.
     pub fn history(&self) -> String {
         self.ask(&["capture-pane", "-p", "-S", "-"])
     }
 
-    /// Waits until the screen is so.
+    /// Waits until a condition on the screen is true.
     pub async fn until(&self, within: Duration, what: &str, so: impl Fn(&[String]) -> bool) {
         let since = Instant::now();
         loop {
@@ -78,7 +79,7 @@ impl Tmux {
         }
     }
 
-    /// Waits until a row is this text.
+    /// Waits until a row equals this text.
     pub async fn row(&self, within: Duration, text: &str) {
         self.until(within, text, |screen| screen.iter().any(|row| row.trim_end() == text)).await;
     }

@@ -1,44 +1,44 @@
-//! What sandboxes can leave on a machine, looked at from outside: processes, cgroups, mounts, loop devices,
-//! namespaces.
+//! Traces that sandboxes can leave on a machine, observed from outside: processes, cgroups, mounts, loop
+//! devices, namespaces.
 //!
-//! A look sees only what carries a mark: a part of a sandbox's name or of the data directory's. Other sandboxes on
-//! the machine are nobody's leak.
+//! Only traces that contain a mark count: a part of a sandbox's name or of the data directory's path. Other
+//! sandboxes on the machine are ignored.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Orphans are reaped by process 1 of the machine, which may take its time.
+/// Timeout for cleanup. Orphans are reaped by process 1 of the machine, which may take some time.
 const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 
-/// What to look for.
+/// A search for traces.
 #[derive(Clone, Debug)]
 pub struct Traces {
     marks: Vec<String>,
 }
 
-/// Separates a test from earlier tests in the same process. Process 1 of the machine adopts orphans of the test's servers, unless the
-/// test itself uses a runtime, and zombies of earlier tests are ignored.
+/// Separates a test from earlier tests in the same process. Process 1 of the machine adopts orphans of the
+/// test's servers, unless the test itself uses a runtime, and zombies of earlier tests are ignored.
 pub fn begin_test() {
     // The kernel allows this call to every process.
     let _ = rustix::process::set_child_subreaper(None);
     *before() = all_zombies();
 }
 
-/// The zombies of earlier tests.
+/// Returns the zombies of earlier tests.
 fn before() -> MutexGuard<'static, BTreeSet<String>> {
     static BEFORE: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Traces {
-    /// Of sandboxes whose names, directories or command lines hold one of these.
+    /// Creates a search for sandboxes whose names, directories or command lines contain one of these marks.
     pub fn of(marks: &[&str]) -> Self {
         Self { marks: marks.iter().map(|mark| (*mark).to_owned()).collect() }
     }
 
-    /// What is there now.
+    /// Returns the traces that exist now.
     pub fn left(&self) -> BTreeSet<String> {
         let mut seen = BTreeSet::new();
         processes(&mut seen);
@@ -50,19 +50,19 @@ impl Traces {
                 seen.insert(format!("loop {} {}", entry.file_name().to_string_lossy(), file.trim()));
             }
         }
-        // Podman keeps the process that watched an exec for five minutes.
+        // Podman keeps the process that monitored an exec for five minutes.
         seen.retain(|trace| !trace.contains("/conmon "));
         seen.retain(|trace| self.marks.iter().any(|mark| trace.contains(mark)));
         seen.extend(zombies());
         seen
     }
 
-    /// Fails with a list of what is left, once it has had time to go.
+    /// Fails with a list of the traces that still exist after some time for cleanup.
     pub fn assert_nothing_left(&self) {
         self.assert_nothing_left_but("nothing");
     }
 
-    /// Likewise, where a server still runs.
+    /// As [`Traces::assert_nothing_left`], while a server is still running.
     pub fn assert_nothing_left_but_the_server(&self, pid: u32) {
         self.assert_nothing_left_but(&format!("process {pid} "));
     }
@@ -81,8 +81,8 @@ impl Traces {
     }
 }
 
-/// All processes with their command lines and cgroups. A namespace lives no longer than its last process, mount or
-/// descriptor, so those tell of it too.
+/// Collects all processes with their command lines and cgroups. A namespace exists only as long as a process,
+/// mount or descriptor refers to it, so this covers namespaces as well.
 fn processes(seen: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
@@ -100,7 +100,7 @@ fn processes(seen: &mut BTreeSet<String>) {
     }
 }
 
-/// Dead children of this process that nobody has collected.
+/// Returns the zombie children of this process, except those of earlier tests.
 fn zombies() -> BTreeSet<String> {
     let before = before().clone();
     all_zombies().difference(&before).cloned().collect()
@@ -116,7 +116,7 @@ fn all_zombies() -> BTreeSet<String> {
         .collect()
 }
 
-/// Cgroups below a directory named `bellglass`.
+/// Collects the cgroups below a directory named `bellglass`.
 fn cgroups(directory: &Path, depth: u32, seen: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -1,10 +1,11 @@
-//! What no reader of output expects: bytes that are no text, and text that acts on whoever shows it.
+//! Hostile output: bytes that are not valid text, and text with control functions.
 
-/// Bytes that are no text: every byte, NULs, characters cut in two, forbidden encodings, halves of pairs; and text between them,
-/// in which a character that is cut shows.
+/// Returns bytes that are not valid text: every byte value, NULs, truncated characters, forbidden encodings,
+/// unpaired surrogates; with valid text between them, so that a truncated character becomes visible.
 pub fn bytes() -> Vec<u8> {
     let mut wild: Vec<u8> = (0..=255).collect();
-    // Overlong, a surrogate, beyond the last character, a byte that never begins one, a continuation alone, a cut character.
+    // Overlong, a surrogate, beyond the last code point, an invalid start byte, only continuation bytes, a
+    // truncated character.
     let parts: [&[u8]; 8] = [
         b"\xc0\x80",
         b"\xed\xa0\x80",
@@ -15,7 +16,7 @@ pub fn bytes() -> Vec<u8> {
         b"\0\0\0\0",
         "\u{feff}☕é😀שלום".as_bytes(),
     ];
-    // Every part after every other.
+    // Every part followed by every part.
     for first in parts {
         for second in parts {
             wild.extend_from_slice(first);
@@ -28,12 +29,14 @@ pub fn bytes() -> Vec<u8> {
     wild
 }
 
-/// Text that acts on a terminal, on who reads it, or on a table: it clears the screen, sets the title and the clipboard, asks for an
-/// answer, turns and hides what follows, goes back to the beginning of the line, and begins a new one.
+/// Text with effects on a terminal, a human reader or a table: it clears the screen, sets the title and the
+/// clipboard, requests a response, reverses and hides the following text, returns to the beginning of the
+/// line, and starts a new line.
 pub const TEXT: &str = "\u{1b}[2J\u{1b}]0;title\u{7}\u{1b}]52;c;Ym9v\u{7}\u{1b}P+q544e\u{1b}\\\u{1b}[6n\u{9b}31m\u{8}\u{7f}\rover\
     \u{202e}turned\u{2066}\u{61c}\u{200b}\u{e0041}\u{2028}\nforged  row";
 
-/// Whether a terminal, a reader or a table does something with a character instead of showing it; ends of lines too.
+/// Returns true if a terminal, a reader or a table interprets a character instead of displaying it; this
+/// includes line breaks.
 pub fn acts(c: char) -> bool {
     c.is_control()
         || matches!(c,

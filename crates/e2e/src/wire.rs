@@ -1,4 +1,5 @@
-//! A request that is sent once, and whatever comes back: what a server says to somebody who has no client of ours.
+//! Requests that are sent exactly once, with the unparsed response: the behavior of a server towards clients
+//! other than ours.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -9,10 +10,10 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// The slowest answer is that of a start behind many others.
+/// Timeout for a response. The slowest is that to a start behind many others.
 const ANSWER_WITHIN: Duration = Duration::from_secs(120);
 
-/// A way to a server.
+/// A configuration for requests to a server.
 #[derive(Clone)]
 pub struct Wire {
     address: SocketAddr,
@@ -20,56 +21,56 @@ pub struct Wire {
     from: Ipv4Addr,
 }
 
-/// What came back.
+/// A complete response.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// The status.
+    /// Status code.
     pub status: u16,
     /// The body, as text.
     pub body: String,
     head: String,
 }
 
-/// An answer that is still coming.
+/// A response whose body is still being received.
 pub struct Coming {
-    /// The status.
+    /// Status code.
     pub status: u16,
     stream: BufReader<TcpStream>,
     head: String,
 }
 
-/// The body that asks for a sandbox.
+/// Returns the body of a request that creates a sandbox.
 pub fn sandbox(request: &CreateSandbox) -> Value {
     serde_json::to_value(request).unwrap()
 }
 
-/// The body that asks for an exec.
+/// Returns the body of a request that starts an exec.
 pub fn command(spec: &ExecSpec) -> Value {
     serde_json::to_value(spec).unwrap()
 }
 
 impl Wire {
-    /// A way to the server at this address, with this key or none.
+    /// Creates a configuration for the server at this address, with or without a key.
     pub fn new(address: SocketAddr, key: Option<&str>) -> Self {
         Self { address, key: key.map(str::to_owned), from: Ipv4Addr::LOCALHOST }
     }
 
-    /// The same way with another key or none.
+    /// Returns the same configuration with another key or none.
     pub fn with_key(&self, key: Option<&str>) -> Self {
         Self { key: key.map(str::to_owned), ..self.clone() }
     }
 
-    /// The same from another address of this machine: wrong keys are counted by address.
+    /// Returns the same configuration with another local address: wrong keys are counted per address.
     pub fn from(&self, from: Ipv4Addr) -> Self {
         Self { from, ..self.clone() }
     }
 
-    /// Asks once, and waits for the whole answer.
+    /// Sends a request once, and waits for the whole response.
     pub async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Answer {
         self.ask_with(method, path, body, &[]).await
     }
 
-    /// Likewise, with more headers.
+    /// As [`Wire::ask`], with additional headers.
     pub async fn ask_with(
         &self,
         method: &str,
@@ -88,7 +89,8 @@ impl Wire {
         answer.unwrap_or_else(|_| panic!("no answer to {method} {path}"))
     }
 
-    /// Asks once, and waits for the head of the answer. Dropping it ends the connection.
+    /// Sends a request once, and waits for the head of the response. Dropping the result closes the
+    /// connection.
     pub async fn open(
         &self,
         method: &str,
@@ -124,25 +126,25 @@ impl Wire {
 }
 
 impl Answer {
-    /// A header's value.
+    /// Returns the value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         let of = |line: &'_ str| line.split_once(": ").is_some_and(|(is, _)| is.eq_ignore_ascii_case(name));
         self.head.lines().find(|line| of(line)).and_then(|line| line.split_once(": ")).map(|(_, value)| value)
     }
 
-    /// The body as JSON.
+    /// Returns the body as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("{} {:?}", self.status, self.body))
     }
 
-    /// The error's code, where it is one.
+    /// Returns the error code; empty if the body is not an error.
     pub fn code(&self) -> String {
         self.json()["code"].as_str().unwrap_or_default().to_owned()
     }
 }
 
 impl Coming {
-    /// The next line of a stream of JSON; the lengths of its chunks are left out.
+    /// Returns the next object of a stream of JSON lines; the chunk headers are skipped.
     pub async fn line(&mut self) -> Option<Value> {
         loop {
             let mut line = String::new();

@@ -1,5 +1,6 @@
-//! A world outside: a network namespace that holds public-looking addresses with servers behind them, and another, joined to it by one
-//! cable, in which a test and its `bellglass serve` run. No route leads out of the two.
+//! A simulated internet: a network namespace with servers at public addresses, and a second one, connected to
+//! it by a veth pair, in which a test and its `bellglass serve` run. Neither has a route to any other
+//! network.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -14,7 +15,8 @@ use tempfile::TempDir;
 use crate::service::Service;
 
 const PROGRAM: &str = include_str!("world.py");
-/// An authority that the server trusts, and what it signed for the hosts of that world.
+/// Script that creates a certificate authority, which the server trusts, and a certificate for the simulated
+/// hosts.
 const CERTIFICATES: &str = "
 new='-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes'
 openssl req -x509 $new -days 2 -subj /CN=world -addext keyUsage=critical,keyCertSign -keyout authority.key -out certificate
@@ -24,20 +26,21 @@ printf 'basicConstraints=CA:FALSE\nsubjectKeyIdentifier=hash\nauthorityKeyIdenti
 openssl x509 -req -in request -CA certificate -CAkey authority.key -CAcreateserial -days 2 -extfile extensions -out hosts
 cat key hosts > pem
 ";
-/// A server of that world answers at once.
+/// Timeout for the simulated servers, which answer immediately.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// The address of a server of that world that everybody may reach.
+/// Address of the simulated server behind `good.example`, which stands for an allowed host.
 pub const GOOD: &str = "93.184.216.34";
-/// One that only those may reach who are allowed to.
+/// Address of the simulated server behind `evil.example`, which only sandboxes with permission may reach.
 pub const EVIL: &str = "93.184.216.35";
 
-/// The world outside, for as long as it is held.
+/// The simulated internet. Dropping it removes it.
 pub struct World {
     child: Child,
     place: TempDir,
 }
 
-/// Runs a test in a network namespace of its own that is joined to a world outside, if tests on real servers are wanted.
+/// Runs a test in a separate network namespace that is connected to a simulated internet, if tests on real
+/// servers are enabled.
 pub fn in_a_world(test: impl AsyncFn(&World) + Send + Sync) {
     if std::env::var_os("BELLGLASS_REAL").is_none() {
         eprintln!("skipped: needs root and real runtimes; run it with `just real`");
@@ -55,7 +58,7 @@ pub fn in_a_world(test: impl AsyncFn(&World) + Send + Sync) {
     });
 }
 
-/// Moves this thread, and with it all that it starts, into a network namespace in which there is nothing.
+/// Moves this thread, and all threads and processes that it starts, into an empty network namespace.
 fn enter_empty() {
     let mut holder = Command::new("unshare").args(["--net", "sleep", "60"]).spawn().unwrap();
     let (ours, theirs) =
@@ -93,7 +96,7 @@ impl World {
             .unwrap();
         let said = child.stdout.take().unwrap();
         let world = Self { child, place };
-        // `unshare` becomes python.
+        // `unshare` replaces itself with Python, so its pid is that of the program.
         let there = world.child.id().to_string();
         std::thread::sleep(Duration::from_millis(100));
         for command in [
@@ -113,19 +116,19 @@ impl World {
         world
     }
 
-    /// A server of this build whose names are those of this world.
+    /// Starts a server of this build that uses the simulated DNS.
     pub fn service(&self) -> Service {
         self.service_with(&[])
     }
 
-    /// Likewise, with options after `serve`.
+    /// Starts a server with options after `serve`.
     pub fn service_with(&self, extra: &[&str]) -> Service {
         let before = self.before();
         let before: Vec<&str> = before.iter().map(String::as_str).collect();
         Service::with(&before, extra)
     }
 
-    /// Starts a server of this world again with the defence against an attack off, for its control.
+    /// Restarts a server with the defense against an attack disabled, as the attack's positive control.
     pub fn undefend(&self, service: &mut Service, attack: &str) {
         let (before, switch) = (self.before(), format!("{}={attack}", api::defence::VARIABLE));
         let words = before.iter().map(String::as_str).chain(["env", switch.as_str()]);
@@ -134,7 +137,7 @@ impl World {
         service.begin();
     }
 
-    /// A program that runs beside the server: without a sandbox, with the names of this world.
+    /// Returns a command that runs next to the server, outside of sandboxes, and uses the simulated DNS.
     pub fn command(&self, words: &[String]) -> Command {
         let before = self.before();
         let mut command = Command::new(&before[0]);
@@ -142,36 +145,38 @@ impl World {
         command
     }
 
-    /// A program of that world itself, which has all its addresses. It is ended with the value.
+    /// Starts a program in the simulated internet, with all its addresses. Dropping the result ends the
+    /// program.
     pub fn inside(&self, words: &[&str]) -> Inside {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.child.id())).arg("--").args(words);
         Inside(command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap())
     }
 
-    /// The key of its servers, and what was signed for it, in one file.
+    /// Returns the file with the private key and the certificate of the simulated servers.
     pub fn identity(&self) -> PathBuf {
         self.place.path().join("pem")
     }
 
-    /// What comes before a program whose names, and whose trust, are to be those of this world.
+    /// Returns the arguments that make a program use the DNS and the certificate authority of the simulated
+    /// internet.
     fn before(&self) -> [String; 6] {
         let place = self.place.path().display().to_string();
         let script = "mount --bind \"$0\"/resolv.conf /etc/resolv.conf && export SSL_CERT_FILE=\"$0\"/certificate && exec \"$@\"".to_owned();
         ["unshare".to_owned(), "--mount".into(), "sh".into(), "-c".into(), script, place]
     }
 
-    /// The certificate of the authority that has signed for all its servers.
+    /// Returns the certificate of the authority that signed the certificates of the simulated servers.
     pub fn certificate(&self) -> PathBuf {
         self.place.path().join("certificate")
     }
 
-    /// What its servers have seen so far: questions for names, requests, open connections.
+    /// Returns the DNS queries, requests and open connections that the simulated servers have seen so far.
     pub fn seen(&self) -> serde_json::Value {
         serde_json::from_str(&self.get(GOOD, "/seen")).unwrap()
     }
 
-    /// What a server answers to whoever asks without a sandbox.
+    /// Returns the response of a simulated server to a request from outside of sandboxes.
     pub fn get(&self, address: &str, path: &str) -> String {
         let mut stream = TcpStream::connect((address, 80)).unwrap();
         stream.set_read_timeout(Some(ANSWER_WITHIN)).unwrap();
@@ -183,11 +188,11 @@ impl World {
     }
 }
 
-/// A program of the world outside.
+/// A program in the simulated internet.
 pub struct Inside(Child);
 
 impl Inside {
-    /// Waits for its first line.
+    /// Waits for its first line of output.
     pub fn says(&mut self) -> String {
         let mut line = String::new();
         BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();

@@ -1,17 +1,18 @@
-//! The guides as tests: every command of `docs/operate`, `docs/guides` and the README's part on the service is executed as it
-//! stands, and prints what stands below it.
+//! The guides as tests. Every command of `docs/operate`, `docs/guides` and the README's section on the
+//! service is executed as written, and must print the output that the page shows below it.
 //!
-//! A guide is one shell, block after block. It runs in mount and network namespaces of its own, so that `/var/lib/bellglass`,
-//! `/etc`, `/usr/local/bin`, `/root` and port 7070 are its own too. A small `systemctl` stands in for systemd there: it runs the
-//! `ExecStart` of the installed unit. A block is left out only if its fence says `sh no-test` and its first line says why.
+//! Each guide is one shell session, block after block. It runs in separate mount and network namespaces, so
+//! that it has its own `/var/lib/bellglass`, `/etc`, `/usr/local/bin`, `/root` and port 7070. A small
+//! `systemctl` replaces systemd there: it runs the `ExecStart` of the installed unit. A block is skipped only
+//! if its fence is `sh no-test` and its first line states the reason.
 //!
 //! ```text
 //! ```sh            executed; must exit with 0
-//! ```text          right after it: what it printed, line by line. `…` is anything, a line of it alone any lines
-//! ```sh no-test    not executed; begins with `# not tested: <why>`
+//! ```text          right after it: the expected output, line by line. `…` matches any text, or any lines if alone on a line
+//! ```sh no-test    not executed; begins with `# not tested: <reason>`
 //! ```
 
-// A test fails by panicking, and says what it saw.
+// Tests fail by panicking, with the output in the message.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -28,17 +29,17 @@ use std::process::{Command, Stdio};
 
 use e2e::service::{Service, binary, served};
 
-/// Whatever a guide does, it is done by then.
+/// Timeout for a guide, in seconds.
 const GUIDE_SECONDS: u32 = 120;
-/// Stands between the output of two blocks.
+/// Separator between the output of two blocks.
 const MARK: &str = "-- end of block";
-/// The README's part that is executed here; the rest is `just first-minute`'s.
+/// Markers of the README's section that is executed here. `just first-minute` executes the rest.
 const README_PART: (&str, &str) = ("<!-- service -->", "<!-- /service -->");
 
-/// Pages that begin without a server; the others begin where `install-as-a-service.md` ends.
+/// Pages that begin without a server. The others begin at the end of `install-as-a-service.md`.
 const WITHOUT_SERVER: [&str; 2] = ["README.md", "docs/operate/install-as-a-service.md"];
 
-/// A page and what is to be executed of it.
+/// A page and its executable blocks.
 struct Guide {
     path: String,
     blocks: Vec<Block>,
@@ -56,7 +57,7 @@ struct Fence {
     line: usize,
     kind: String,
     text: String,
-    /// Whether nothing but empty lines stands between the block before and this one.
+    /// True if only empty lines separate this block from the previous one.
     follows: bool,
 }
 
@@ -176,7 +177,7 @@ fn every_code_of_an_error_is_in_the_troubleshooting_table() {
     let text = std::fs::read_to_string(root().join("docs/openapi.json")).unwrap();
     let description: serde_json::Value = serde_json::from_str(&text).unwrap();
     let codes = description.pointer("/components/schemas/ErrorCode").unwrap();
-    // An enum with texts is written as a list of constants, one without as a list of names.
+    // An enum whose values have descriptions is written as a list of constants, otherwise as a list of names.
     let named: Vec<&str> = match codes.get("oneOf").and_then(|list| list.as_array()) {
         Some(list) => list.iter().filter_map(|one| one.pointer("/enum/0")?.as_str()).collect(),
         None => codes["enum"].as_array().unwrap().iter().filter_map(|one| one.as_str()).collect(),
@@ -204,7 +205,7 @@ fn run(page: &str) {
     served(async || {
         let guide = Guide::read(page);
         assert!(!guide.blocks.is_empty(), "{page} has no commands");
-        // A data directory with a template, as `bellglass template build base` leaves it, and nothing else.
+        // A data directory with only a template, as after `bellglass template build base`.
         let mut service = Service::start();
         service.kill();
         for entry in std::fs::read_dir(service.data()).unwrap().flatten() {
@@ -264,7 +265,7 @@ impl Guide {
         write("enter", ENTER);
         write("systemctl", SYSTEMCTL);
         write("guide", &self.script());
-        // A group of its own: whatever the guide leaves running ends with it.
+        // Uses a separate process group, so that processes that the guide leaves running are killed with it.
         let mut child = Command::new("timeout")
             .args(["--signal=KILL", &GUIDE_SECONDS.to_string()])
             .args(["unshare", "--mount", "--net", "--propagation", "private", "bash"])
@@ -288,7 +289,7 @@ impl Guide {
         self.compare(&output, &format!("{status}\nserver:\n{}", log.join("\n")));
     }
 
-    /// Checks what each block printed.
+    /// Checks the output of each block.
     fn compare(&self, output: &str, end: &str) {
         let mut rest = output;
         for (number, block) in self.blocks.iter().enumerate() {
@@ -320,7 +321,7 @@ impl Guide {
     }
 }
 
-/// All pages with commands.
+/// Lists all pages that may contain commands.
 fn pages() -> Vec<String> {
     let mut pages = vec!["README.md".to_owned()];
     for directory in ["docs/operate", "docs/guides"] {
@@ -338,7 +339,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// Whether a line of the README is in the part that is executed here.
+/// Returns true if a line of the README is in the section that is executed here.
 fn within(text: &str, line: usize) -> bool {
     let at = |mark: &str| text.lines().position(|one| one == mark).unwrap_or_else(|| panic!("no {mark}"));
     (at(README_PART.0)..at(README_PART.1)).contains(&line)
@@ -369,8 +370,8 @@ fn fences(text: &str) -> Vec<Fence> {
     fences
 }
 
-/// Whether the output is the expected one. Spaces in a row are one: tables are as wide as their ids. That an answer takes
-/// long is said of the machine, not of the guide.
+/// Compares output with the expectation. Several spaces count as one, because the width of tables depends on
+/// ids. Messages about slow responses are ignored, because they depend on the machine and not on the guide.
 fn printed(said: &str, expected: &str) -> bool {
     let words = |text: &str| -> Vec<String> {
         let lines = text.lines().filter(|line| !line.starts_with("bellglass: still waiting for a response"));
@@ -398,7 +399,7 @@ fn line_matches(line: &str, want: &str) -> bool {
         .any(|at| line_matches(&line[at..], rest) && (!line.is_empty() || before.is_empty()))
 }
 
-/// Makes the places of a guide its own, and runs it there.
+/// Script that isolates the directories of a guide and runs the guide.
 const ENTER: &str = r#"
 set -euo pipefail
 scratch=$1 data=$2
@@ -428,7 +429,7 @@ env -i HOME=/root TERM=dumb LANG=C.UTF-8 JOURNAL="$scratch/journal" \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin bash "$scratch/guide" >"$scratch/output" 2>&1
 "#;
 
-/// What a reader has done who comes from `install-as-a-service.md`.
+/// Commands that a reader has executed at the end of `install-as-a-service.md`.
 const PREPARE: &str = r#"
 install -m 644 deploy/bellglass.service /etc/systemd/system/
 bellglass serve --print-config > /etc/bellglass.toml
@@ -437,7 +438,7 @@ curl -sf --retry 5 --retry-connrefused http://127.0.0.1:7070/healthz > /dev/null
 export BELLGLASS_SERVER=http://127.0.0.1:7070 BELLGLASS_API_KEY=$(cat /var/lib/bellglass/first.key)
 "#;
 
-/// Stands in for systemd: starts and ends what the installed unit says, and keeps what it writes.
+/// Replacement for systemd: starts and stops the program of the installed unit, and logs its output.
 const SYSTEMCTL: &str = r#"#!/bin/bash
 set -eu
 pid=/var/lib/server.pid

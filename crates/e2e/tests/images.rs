@@ -1,7 +1,8 @@
-//! The recipes that come with Bellglass, from nothing, with the indexes of this machine: `just images`. They take minutes and a gigabyte, so
-//! they are not among the tests of every change; `BELLGLASS_IMAGES` names those that are built, with commas between.
+//! Builds the recipes that come with Bellglass from nothing, with the package indexes of this machine:
+//! `just images`. This takes minutes and a gigabyte, so it is not part of the tests for every change.
+//! `BELLGLASS_IMAGES` is a comma-separated list of the recipes to build.
 
-// A test fails by panicking, and what it prints is the table of results.
+// Tests fail by panicking, and print the results.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -19,7 +20,8 @@ use std::time::Instant;
 
 use e2e::service::binary;
 
-/// What every Python image has to show: that modules come from bytecode which is believed, and who and where code is.
+/// Program that checks a Python image: modules have valid bytecode, and code runs as the expected user in the
+/// expected directory.
 const COMPILED: &str = r#"
 import importlib.util, os, pathlib, struct, sys
 stale = []
@@ -38,7 +40,7 @@ assert [os.environ[name] for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFER
 print("compiled", sys.version.split()[0])
 "#;
 
-/// Every glyph is there: a missing one is a warning of matplotlib.
+/// Program that checks that all glyphs exist: matplotlib warns about a missing one.
 const DRAWN: &str = r#"
 import warnings
 warnings.simplefilter("error")
@@ -54,12 +56,12 @@ struct Shop {
 }
 
 impl Shop {
-    /// Runs `bellglass` on the data of this test.
+    /// Runs `bellglass` on the data directory of this test.
     fn bellglass(&self, words: &[&str]) -> Output {
         Command::new(binary()).arg("--data").arg(&self.data).args(words).output().unwrap()
     }
 
-    /// Builds a recipe and says how long that took and which steps were made.
+    /// Builds a recipe, and returns the duration and the steps that were executed.
     fn build(&self, recipe: &Path) -> (f64, Vec<String>) {
         let begun = Instant::now();
         let output = self.bellglass(&["template", "build", recipe.to_str().unwrap()]);
@@ -149,7 +151,7 @@ print(done.stdout.split("\n"), "ZeroDivisionError" in done.stderr)
     format!("{version} {}", shop.python("interpreter", DRAWN))
 }
 
-/// With one package more, only what changed is built.
+/// Checks that an additional package causes only the changed step to be built.
 fn again(shop: &Shop, images: &Path, place: &Path) {
     let home = place.join("images");
     assert!(Command::new("cp").arg("-r").arg(images).arg(&home).status().unwrap().success());

@@ -1,6 +1,7 @@
-//! The whole platform on a simulated machine, in one process: what the public API promises, as its client sees it. Needs no root.
+//! The whole platform on a simulated machine, in one process: the promises of the public API, tested through
+//! its client. Needs no root.
 
-// A test fails by panicking.
+// Tests fail by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::os::unix::fs::PermissionsExt;
@@ -25,7 +26,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tracing_subscriber::prelude::*;
 
-/// Longer than anything here takes.
+/// Timeout for waits in these tests.
 const WITHIN: Duration = Duration::from_secs(20);
 
 struct Place {
@@ -131,7 +132,8 @@ async fn a_sandbox_is_created_used_and_stopped_and_its_end_is_remembered() {
 
 #[tokio::test]
 async fn a_stop_before_the_node_has_the_sandbox_ends_it() {
-    // A create writes its row to the store first. This test stops the sandbox then, and creates it on the node afterwards.
+    // A create first writes its row to the store. This test stops the sandbox at that point, and creates it
+    // on the node afterwards.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, plenty()).await;
     let order = Order {
@@ -168,7 +170,8 @@ async fn a_stop_before_the_node_has_the_sandbox_ends_it() {
 #[tokio::test]
 async fn where_the_time_of_a_request_went_can_be_read_also_after_the_end() {
     let recorder = Recorder::default();
-    // For the whole process: whether anybody wants a span is remembered for all threads, and other tests run beside this one.
+    // Initialized for the whole process: the interest in a span is cached for all threads, and other tests
+    // run concurrently.
     tracing_subscriber::registry().with(recorder.clone().with_filter(Steps)).init();
     let place = Place::traced_by(Traces { recorder, join: None }).await;
     let client = place.client("p", Role::Write, plenty()).await;
@@ -211,7 +214,7 @@ async fn a_flood_is_refused_at_once_and_crowds_nobody_out() {
         });
         tokio::time::sleep(Duration::from_millis(10)).await;
         if asked.len() == 300 {
-            // In the middle of it, somebody who asks for little waits for a start or two.
+            // During the flood, a project with few requests waits only for a start or two.
             let modest = place.client("modest", Role::Write, plenty()).await;
             let begun = tokio::time::Instant::now();
             modest.create(&small()).await.unwrap();
@@ -295,7 +298,7 @@ async fn the_same_key_with_the_prefix_of_e2b_is_the_same() {
     assert_eq!(client.create(&small()).await.unwrap().project, "p");
     let digits = secret.strip_prefix("bgk_").unwrap();
     assert!(digits.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)));
-    // The form that E2B's SDKs insist on.
+    // The format that E2B's SDKs require.
     let client = Client::new(&place.url, &format!("e2b_{digits}")).unwrap();
     assert_eq!(client.sandboxes(false).await.unwrap().len(), 1);
 }
@@ -350,7 +353,7 @@ async fn one_killed_from_outside_is_lost_and_everybody_is_told() {
     let (tell, mut told) = tokio::sync::mpsc::channel(100);
     let mut events = client.events();
     tokio::spawn(async move { while tell.send(events.next().await.unwrap()).await.is_ok() {} });
-    // Until the listener is there nothing is heard.
+    // Events are lost until the listener is connected.
     while told.is_empty() {
         let early = client.create(&small()).await.unwrap();
         client.stop(&early.id).await.unwrap();
@@ -378,7 +381,7 @@ async fn one_killed_from_outside_is_lost_and_everybody_is_told() {
 
 #[tokio::test]
 async fn a_store_that_was_lost_never_ends_a_sandbox() {
-    // L-04: what the machine knows is put into the store.
+    // L-04: an empty store is filled from the state of the machine.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, plenty()).await;
     let made = client.create(&small()).await.unwrap();

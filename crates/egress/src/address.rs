@@ -1,15 +1,15 @@
-//! Addresses that no policy opens: everything that is not the public internet, and this machine itself.
+//! Addresses that no policy can allow: everything outside the public internet, and this machine itself.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-/// Networks that are not the public internet, as RFC 6890 and the registries of its kind list them, and addresses by which clouds
-/// tell secrets to their machines.
+/// Networks outside the public internet, as listed in RFC 6890 and similar registries, and addresses of cloud
+/// metadata services, which give secrets to machines.
 const CLOSED_V4: [([u8; 4], u32, &str); 17] = [
     ([0, 0, 0, 0], 8, "not a host address"),
     ([10, 0, 0, 0], 8, "a private address"),
     ([100, 64, 0, 0], 10, "a carrier-grade NAT address"),
     ([127, 0, 0, 0], 8, "a loopback address"),
-    // With 169.254.169.254, by which most clouds tell secrets to their machines.
+    // Contains 169.254.169.254, the metadata address of most clouds.
     ([169, 254, 0, 0], 16, "a link-local address"),
     ([168, 63, 129, 16], 32, "a metadata address"),
     ([172, 16, 0, 0], 12, "a private address"),
@@ -24,17 +24,18 @@ const CLOSED_V4: [([u8; 4], u32, &str); 17] = [
     ([240, 0, 0, 0], 4, "a reserved address"),
     ([255, 255, 255, 255], 32, "a broadcast address"),
 ];
-/// Within 2000::/3, outside of which nothing is public: so neither are addresses that carry one of version 4 in them.
+/// Exceptions within 2000::/3. Nothing outside that block is public, which also excludes addresses that embed
+/// an IPv4 address.
 const CLOSED_V6: [([u16; 3], u32, &str); 4] = [
     ([0x2001, 0, 0], 23, "a protocol-assignment address"),
     ([0x2001, 0x0db8, 0], 32, "a documentation address"),
     ([0x2002, 0, 0], 16, "an address that embeds another address"),
     ([0x3fff, 0, 0], 20, "a documentation address"),
 ];
-/// A port to ask for a route with; nothing is sent.
+/// Port for a route lookup; nothing is sent to it.
 const ANY_PORT: u16 = 9;
 
-/// What keeps an address from being dialled, if anything does.
+/// Returns the reason why an address must not be dialled, if there is one.
 pub fn refused(address: IpAddr) -> Option<&'static str> {
     let closed = match address {
         IpAddr::V4(address) => closed_v4(address),
@@ -61,8 +62,9 @@ fn closed_v6(address: Ipv6Addr) -> Option<&'static str> {
     CLOSED_V6.iter().find(|(network, length, _)| within(*network, *length)).map(|(_, _, what)| *what)
 }
 
-/// Whether this machine has the address now. The kernel answers from the address itself to what is its own; asking it for the route
-/// sends nothing, and is never behind what was configured since.
+/// Returns true if the address currently belongs to this machine. A route lookup for an own address returns
+/// that address, or a loopback address, as the source. The lookup sends nothing, and always reflects the
+/// current configuration.
 fn is_ours(address: IpAddr) -> bool {
     let any: IpAddr = match address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -72,7 +74,7 @@ fn is_ours(address: IpAddr) -> bool {
         socket.connect(SocketAddr::new(address, ANY_PORT))?;
         socket.local_addr()
     });
-    // Without a route there is nothing to dial either.
+    // Without a route, the address cannot be dialled either.
     local.is_ok_and(|local| local.ip() == address || local.ip().is_loopback())
 }
 

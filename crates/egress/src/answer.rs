@@ -1,6 +1,8 @@
-//! Sends a request on a connection of its own and takes the head of the answer, within bounds of size and time.
+//! Sends a request on a connection of its own and receives the head of the response, with limits on size and
+//! time.
 //!
-//! Hosts are not trusted: one that sends a head without an end would hold memory of the server for each connection of a sandbox.
+//! Hosts are untrusted: a host that sends an endless head would occupy memory of the server for each
+//! connection of a sandbox.
 
 use std::io;
 use std::pin::Pin;
@@ -19,20 +21,21 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::Refusal;
 use crate::body::HEAD_BYTES_MAX;
 
-/// A host that was sent a request begins to answer within this: hosts that compute an answer take minutes.
+/// Timeout for the head of a response, counted from the start of the request. Hosts that compute a response
+/// can take minutes.
 const ANSWER_WITHIN: Duration = Duration::from_secs(300);
-/// A head that has begun ends within this, counted from the last byte of the request. Hosts send a head at once; what takes
-/// longer only holds a connection.
+/// Timeout for the rest of a head that has begun, counted from the last byte of the request. Hosts send a
+/// head at once; a slower one only occupies a connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(60);
 
-/// A connection to a host that reports when the answer has begun.
+/// A connection to a host that records when the response has begun.
 struct Watched<S> {
     stream: S,
-    /// The first byte of the answer, or the last of the request if that came later.
+    /// Time of the response's first byte, or of the request's last byte if that was later.
     begun: watch::Sender<Option<Instant>>,
 }
 
-/// Sends a request on a connection of its own.
+/// Sends a request on a connection of its own, and returns the head of the response.
 pub async fn send<S>(
     request: Request<Incoming>,
     stream: S,
@@ -54,12 +57,12 @@ where
         () = overdue(seen) => Err(failed(format!("the response headers were not complete within {HEAD_WITHIN:?}"))),
     };
     let answered = answered?;
-    // From here on the body holds the connection.
+    // From here on, the response body keeps the connection open.
     drop(connection.detach());
     Ok(answered)
 }
 
-/// Reads answers, within bounds.
+/// Returns an HTTP client with a size limit for response heads.
 fn client() -> http1::Builder {
     let mut client = http1::Builder::new();
     if !api::defence::is_off("N-30") {
@@ -68,7 +71,7 @@ fn client() -> http1::Builder {
     client
 }
 
-/// Returns when an answer has begun and its head is too late.
+/// Returns once a response has begun and its head is overdue.
 async fn overdue(mut begun: watch::Receiver<Option<Instant>>) {
     loop {
         let since = *begun.borrow_and_update();
@@ -81,7 +84,7 @@ async fn overdue(mut begun: watch::Receiver<Option<Instant>>) {
         tokio::select! {
             () = late => return,
             changed = begun.changed() => if changed.is_err() {
-                // The connection is gone: whoever waits for the answer learns that from it.
+                // The connection is gone; the request itself reports that error.
                 return std::future::pending().await;
             },
         }
@@ -89,7 +92,8 @@ async fn overdue(mut begun: watch::Receiver<Option<Instant>>) {
 }
 
 impl<S> Watched<S> {
-    /// Counts anew if the answer has begun, or begins with this.
+    /// Restarts the timer, if this is the first byte of the response (`begins`) or a byte of the request that
+    /// follows it.
     fn note(&self, begins: bool) {
         let now = Instant::now();
         self.begun.send_if_modified(|begun| {

@@ -1,6 +1,7 @@
-//! Who vouches, in the sandboxes of one project, for the hosts to which secrets are bound: a certificate that signs others.
+//! The certificate authority of a project, which its sandboxes trust for the hosts to which secrets are
+//! bound.
 //!
-//! Its key stays with the platform. A sandbox has the certificate, and with it nothing that it could sign.
+//! Its key stays on the server. A sandbox has only the certificate, with which it cannot sign anything.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,28 +17,30 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use zeroize::Zeroizing;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// It outlives every sandbox that trusts it.
+/// Validity of the authority's certificate, longer than the lifetime of any sandbox that trusts it.
 const VALID: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// What it signs is signed anew each day, and is good for some more.
+/// Age at which a host's certificate is replaced, and its validity, which is longer, so that certificates in
+/// use remain valid.
 const SIGN_EVERY: Duration = DAY;
 const SIGNED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Hosts that it has signed for and remembers. Each policy binds a few.
+/// Maximum number of hosts whose certificates are cached. Each policy binds a few.
 const HOSTS_MAX: usize = 256;
-/// Bytes of a project's name in the certificate's: X.509 has room for 64.
+/// Maximum number of characters of a project's name in the common name, which X.509 limits to 64.
 const PROJECT_BYTES_MAX: usize = 40;
-/// Requests are read one by one, which HTTP/2 would make harder and no safer.
+/// Protocol offered in TLS. Each request is inspected separately, which HTTP/2 would complicate without a
+/// security benefit.
 const PROTOCOL: &[u8] = b"http/1.1";
 
-/// Such a certificate and its key.
+/// A certificate authority: its certificate and its key.
 pub struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
-    /// The key of all that it signs.
+    /// The key of all certificates that it signs.
     leaf: KeyPair,
     signed: Mutex<HashMap<String, (Instant, Arc<ServerConfig>)>>,
 }
 
-/// A certificate could not be made.
+/// Failure to create or read a certificate.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {act}")]
 pub struct Error {
@@ -53,7 +56,7 @@ impl fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// A new one for a project: its certificate (PEM) and its key (PKCS 8).
+    /// Creates an authority for a project. Returns its certificate (PEM) and its key (PKCS #8).
     ///
     /// # Errors
     /// The system has no random bytes.
@@ -67,10 +70,10 @@ impl Authority {
         Ok((certificate.pem(), Zeroizing::new(key.serialize_der())))
     }
 
-    /// One that was made before.
+    /// Opens an authority from its certificate and key.
     ///
     /// # Errors
-    /// The key is none.
+    /// The key is invalid.
     pub fn open(project: &str, certificate: String, key: &[u8]) -> Result<Self, Error> {
         const ACT: &str = "read the key of a certificate authority";
         let key = PrivatePkcs8KeyDer::from(key);
@@ -80,12 +83,12 @@ impl Authority {
         Ok(Self { certificate, issuer: Issuer::new(params(project), key), leaf, signed: Mutex::default() })
     }
 
-    /// The certificate that sandboxes trust, as PEM.
+    /// Returns the certificate that sandboxes trust, as PEM.
     pub fn certificate(&self) -> &str {
         &self.certificate
     }
 
-    /// How to speak TLS in the place of a host: of this one and no other.
+    /// Returns the TLS configuration to impersonate this one host.
     pub(crate) fn in_place_of(&self, host: &str) -> Result<Arc<ServerConfig>, Error> {
         let mut signed = self.signed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, config)) = signed.get(host)
@@ -124,8 +127,8 @@ impl Authority {
     }
 }
 
-/// What every certificate of a project's authority has. It stays as it is: what was signed names its signer by it, and the
-/// certificates of older releases are in stores.
+/// Returns the parameters of the authority's certificate. They must not change: signed certificates refer to
+/// their issuer by them, and certificates of older releases are in databases.
 fn params(project: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();

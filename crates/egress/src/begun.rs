@@ -1,5 +1,5 @@
-//! The connection of a program inside: its first byte was taken to see what it is, and it is not broken off while its last bytes are
-//! on their way.
+//! The connection of a program in the sandbox. Its first byte can be inspected without consuming it, and the
+//! connection is not reset while its last bytes are in transit.
 
 use std::io;
 use std::pin::Pin;
@@ -10,33 +10,33 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
 use crate::place::Place;
 
-/// A program that was told the end closes its side within this.
+/// Timeout for a program to close its side after the broker has closed its own.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
-/// What it may still say meanwhile, and nobody hears.
+/// Maximum number of bytes that are read and discarded during this time.
 const UNHEARD_BYTES_MAX: u64 = 1 << 20;
 
-/// Such a connection.
+/// A connection of a program in the sandbox.
 pub struct Begun<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> {
     first: Option<u8>,
-    /// There until it is dropped.
+    /// `Some` until it is dropped.
     stream: Option<S>,
     shut: bool,
-    /// Its place among the connections of the sandbox, until the last of it is gone.
+    /// The connection's slot, which is held until the connection is closed completely.
     place: Option<Place>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Begun<S> {
-    /// One that has just been made.
+    /// Wraps a new connection.
     pub fn new(stream: S) -> Self {
         Self { first: None, stream: Some(stream), shut: false, place: None }
     }
 
-    /// Gives it its place.
+    /// Attaches the connection's slot.
     pub fn take(&mut self, place: Place) {
         self.place = Some(place);
     }
 
-    /// Its first byte, which stays the first that is read; none if it has none.
+    /// Returns the first byte, or `None` at the end of the stream. The byte remains the first one to be read.
     pub async fn first(&mut self) -> io::Result<Option<u8>> {
         let mut byte = [0];
         let count = self.read(&mut byte).await?;
@@ -83,8 +83,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> AsyncWrite for Begun<S>
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Drop for Begun<S> {
-    /// What was ended in good order is held until the program has ended its side: dropped at once, it would be reset, and with it
-    /// what is still on its way to the program.
+    /// After an orderly shutdown, keeps the connection open until the program has closed its side. Closing it
+    /// at once would reset it, and bytes in transit to the program would be lost.
     fn drop(&mut self) {
         let (true, Some(stream), Ok(executor)) =
             (self.shut, self.stream.take(), tokio::runtime::Handle::try_current())

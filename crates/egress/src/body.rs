@@ -1,10 +1,11 @@
-//! Bodies of responses, and the longest head of a message.
+//! Bodies of responses, and the size limit of a message's head.
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
 
-/// The longest head, of a request and of a response: far above what programs and hosts send.
+/// Maximum size of the head of a request or a response in bytes, far above the size that programs and hosts
+/// send.
 pub const HEAD_BYTES_MAX: usize = 64 << 10;
 
 pub type Body = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;

@@ -1,13 +1,14 @@
-//! Hosts to which secrets are bound: TLS ends here and begins anew, and each request is read.
+//! Hosts with bound secrets: TLS is terminated and re-established, and each request is inspected.
 //!
 //! ```text
 //! program ──TLS: the project's authority──▶ request ─▶ decide ─▶ placeholder becomes value ──TLS: the host's own──▶ host
-//!         ◀── values taken out ([`crate::scrub`]) ◀──────────────────────────────────────────────────────── answer
+//!         ◀── values masked ([`crate::scrub`]) ◀─────────────────────────────────────────────────────── response
 //! ```
 //!
-//! No other host is looked into. A value goes out in the bound header of a request whose path is below the bound one, over TLS to the
-//! host whose certificate this machine believes, and nowhere else: not in bodies, not after a redirect, which is the program's to follow.
-//! What could hide an echo is not let through: packed answers, parts of answers, other protocols.
+//! Connections to other hosts are not inspected. A value is sent only in the bound header of a request whose
+//! path is at or below the bound path, over TLS, to a host whose certificate this machine trusts. It is never
+//! sent in a body, nor after a redirect, which the program has to follow itself. Responses in which an echo
+//! of the value could be hidden are refused: encoded responses, partial content and other protocols.
 
 use std::convert::Infallible;
 use std::sync::{Arc, OnceLock};
@@ -43,20 +44,21 @@ use crate::scrub::{Scrubbed, Scrubber};
 use crate::secret::SecretValue;
 use crate::{Refusal, RefusalKind, Visit, answer};
 
-/// A program that was told of its tunnel begins TLS at once, and a host ends its part of the greeting.
+/// Timeout for a TLS handshake. A program starts it as soon as the tunnel is open.
 const GREETED_WITHIN: Duration = Duration::from_secs(15);
-/// What values may add to the head of a request: a placeholder can stand in it a thousand times.
+/// Maximum number of bytes that values may add to the head of a request, which could contain a placeholder a
+/// thousand times.
 const ADDED_BYTES_MAX: usize = 32 << 10;
-/// How a user and a password are sent.
+/// The authentication scheme of a user name and a password.
 const BASIC: &str = "basic ";
 
-/// Speaks TLS to hosts, with the certificates of this machine.
+/// TLS client for hosts, with the root certificates of this machine.
 #[derive(Default)]
 pub struct Outward {
     config: OnceLock<Option<Arc<ClientConfig>>>,
 }
 
-/// A secret that is bound here, and its value if it is set.
+/// A secret that is bound to the destination, with its value if it is set.
 struct Bound {
     binding: SecretBinding,
     placeholder: String,
@@ -85,7 +87,7 @@ fn client() -> Option<Arc<ClientConfig>> {
     Some(Arc::new(config))
 }
 
-/// How TLS is spoken in the place of the host of a tunnel.
+/// Returns the TLS configuration with which the broker impersonates the host of a tunnel.
 pub async fn in_place_of(visit: &Visit, asked: &Asked) -> Result<Arc<ServerConfig>, Refusal> {
     let failed = |why: String| {
         let why = format!("{} has a secret bound to it, but {why}", asked.authority());
@@ -101,7 +103,7 @@ pub async fn in_place_of(visit: &Visit, asked: &Asked) -> Result<Arc<ServerConfi
     authority.in_place_of(&asked.host.to_string()).map_err(|error| failed(error.to_string()))
 }
 
-/// Serves a tunnel to such a host.
+/// Serves a tunnel to a host with bound secrets.
 pub async fn serve<S>(stream: S, asked: Asked, config: Arc<ServerConfig>, visit: Visit)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -116,7 +118,7 @@ where
         let answered = visit.answer_bound(request, &asked).await;
         let mut response = answered.unwrap_or_else(Refusal::response);
         if visit.party.policy().borrow().bound(&asked.host, asked.port).next().is_none() {
-            // The next connection is not looked into any more.
+            // A secret is no longer bound to the host: the next connection will not be inspected.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         Ok::<_, Infallible>(response)
@@ -124,7 +126,7 @@ where
     let _ = http::server().serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// The program's TLS, which has to ask for the host of the tunnel.
+/// Accepts the program's TLS connection, whose server name must be the host of the tunnel.
 async fn greet<S>(
     stream: S,
     host: &Host,
@@ -142,7 +144,7 @@ where
         }
         Some(Err(_)) | None => return Err("the TLS connection does not name a host (SNI)".into()),
     }
-    // Most often a program that does not look where it is told whom to trust.
+    // The usual cause is a program that does not use the certificates configured in the sandbox.
     begun
         .into_stream(config)
         .await
@@ -150,7 +152,7 @@ where
 }
 
 impl Visit {
-    /// One request to such a host.
+    /// Serves one request to a host with bound secrets.
     async fn answer_bound(
         &self,
         mut request: Request<Incoming>,
@@ -176,8 +178,8 @@ impl Visit {
         answered.inspect_err(|refusal| self.party.tell(&asked, Err(&refusal.why)))
     }
 
-    /// Makes a request what the host gets: with values, and without what concerns only this connection. Says which secrets are bound
-    /// here, and which of them it uses.
+    /// Prepares a request for the host: inserts values and removes hop-by-hop headers. Returns the secrets
+    /// that are bound to the destination, and the names of the secrets that the request uses.
     async fn ready(
         &self,
         request: &mut Request<Incoming>,
@@ -195,7 +197,7 @@ impl Visit {
         *request.uri_mut() = target.map_or_else(Uri::default, Uri::from);
         let headers = request.headers_mut();
         http::remove_hop(headers);
-        // A value that is packed, or comes in parts, would not be found in the answer.
+        // In an encoded or partial response, an echoed value would not be found.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.remove(RANGE);
         headers.remove(IF_RANGE);
@@ -210,7 +212,7 @@ impl Visit {
         Ok((bound, used))
     }
 
-    /// The secrets that are bound to a place now.
+    /// Returns the secrets that are currently bound to the destination.
     async fn bound(&self, asked: &Asked) -> Result<Vec<Bound>, Refusal> {
         let policy = self.party.policy();
         let bindings: Vec<_> = policy.borrow().bound(&asked.host, asked.port).cloned().collect();
@@ -220,7 +222,8 @@ impl Visit {
         let mut bound = Vec::new();
         for binding in bindings {
             let value = keyring.secret(&binding.name).await.map_err(|_| {
-                // Why names files of the machine: that is in the server's log, and not for programs inside.
+                // The error names files of this machine, so it is only logged by the server and not shown to
+                // the program.
                 Refusal::unreachable(format!("the server cannot read the secret {} now", binding.name))
             })?;
             bound.push(Bound { placeholder: keyring.placeholder(&binding.name), binding, value });
@@ -229,7 +232,8 @@ impl Visit {
     }
 }
 
-/// Puts values into headers, where their placeholders are and they may go. Says which.
+/// Replaces placeholders by values in the headers to which the secrets are bound. Returns the names of the
+/// secrets used.
 fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<String>, Refusal> {
     let mut used = Vec::new();
     let mut room = ADDED_BYTES_MAX;
@@ -268,11 +272,11 @@ fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<St
     Ok(used)
 }
 
-/// A header in which there is a placeholder.
+/// A header value that contains a placeholder.
 enum Place {
-    /// As it is.
+    /// Unencoded.
     Plain(Vec<u8>),
-    /// In the user and the password, which are sent as base64.
+    /// In the user name or password, which are sent as base64.
     Basic(Vec<u8>),
 }
 
@@ -329,13 +333,14 @@ fn replaced(mut bytes: &[u8], placeholder: &str, value: &SecretValue) -> Vec<u8>
     with
 }
 
-/// Whether a path is another one or below it.
+/// Returns true if `path` equals `above` or is below it.
 fn is_below(path: &str, above: &str) -> bool {
     path.strip_prefix(above)
         .is_some_and(|rest| rest.is_empty() || above.ends_with('/') || rest.starts_with('/'))
 }
 
-/// Whether every server understands the same path: no steps, and nothing encoded that would be part of one.
+/// Returns true if every server interprets the path alike: no `.` or `..` segments, and no encoded characters
+/// that affect the structure.
 fn is_canonical(path: &str) -> bool {
     let mut rest = path.bytes();
     while let Some(byte) = rest.next() {
@@ -355,7 +360,7 @@ fn is_canonical(path: &str) -> bool {
     !path.contains("//") && !path.split('/').any(|part| part == "." || part == "..")
 }
 
-/// The answer of a host without the values that are bound to it.
+/// Returns the response of a host without the values that are bound to it.
 fn clean(response: Response<Incoming>, scrubber: Scrubber, host: &str) -> Result<Response<Body>, Refusal> {
     let (mut head, body) = response.into_parts();
     let refused = |why: &str| Refusal::unreachable(format!("{host} has a secret bound to it, but {why}"));
@@ -381,7 +386,8 @@ fn clean(response: Response<Incoming>, scrubber: Scrubber, host: &str) -> Result
     Ok(Response::from_parts(head, Scrubbed::new(body, scrubber).map_err(Into::into).boxed_unsync()))
 }
 
-/// Whether an answer comes as it is, or in chunks, which hyper undoes. Every other transfer coding would hide what is in it.
+/// Returns true if the response is sent without a transfer coding, or in chunks, which hyper decodes. Any
+/// other coding would hide the content.
 fn is_plain(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
@@ -451,7 +457,7 @@ mod tests {
             "/v1/%5c..",
         ] {
             assert!(sent(below, path, ("authorization", &bearer)).is_err(), "{path}");
-            // Without a placeholder it is none of our business.
+            // Without a placeholder, the path does not matter.
             assert_eq!(sent(below, path, ("authorization", "Bearer x")).unwrap(), "Bearer x", "{path}");
         }
     }

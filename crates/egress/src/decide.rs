@@ -1,9 +1,10 @@
-//! Whether a policy allows something. A pure function: nothing is looked up, so nothing can change while it decides.
+//! The decision whether a policy allows a request. A pure function without lookups, so that nothing can
+//! change while it runs.
 
 use api::host::Host;
 use api::policy::{HostRule, Policy, Preset, is_plain_path};
 
-/// The public homes of Git repositories, with where they keep archives and large files.
+/// The public hosts of Git repositories, and their hosts for archives and large files.
 const GIT: [&str; 10] = [
     "github.com",
     "codeload.github.com",
@@ -16,17 +17,17 @@ const GIT: [&str; 10] = [
     "codeberg.org",
     "git.sr.ht",
 ];
-/// The port of HTTP in the clear.
+/// The port of plaintext HTTP.
 const CLEAR_PORT: u16 = 80;
-/// Rules that are named to who is refused.
+/// Maximum number of rules that a refusal lists.
 const NAMED_MAX: usize = 8;
 
-/// What is asked of a host.
+/// The kind of a request to a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// Bytes both ways, of which nothing can be seen.
+    /// Opaque bytes in both directions.
     Tunnel,
-    /// An HTTP request in the clear.
+    /// A plaintext HTTP request.
     Request {
         /// Its method.
         method: String,
@@ -35,21 +36,21 @@ pub enum Ask {
     },
 }
 
-/// What allows it.
+/// The rule that allows a request, and its consequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allowed {
-    /// The rule, in its words.
+    /// The rule, as text.
     pub rule: String,
-    /// Whether the rule names the host, so that what is asked inside must be for the same one.
+    /// True if the rule names the host, so that requests in the connection must be for the same host.
     pub by_name: bool,
-    /// Whether a secret is bound to the host, so that what is asked is read.
+    /// True if a secret is bound to the host, so that requests are inspected.
     pub bound: bool,
 }
 
-/// Decides.
+/// Decides whether the policy allows a request.
 ///
 /// # Errors
-/// Why not, as a sentence for whoever asked.
+/// The reason for the refusal, as a sentence for the program that sent the request.
 pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &Ask) -> Result<Allowed, String> {
     let mut inside = false;
     let bound = policy.bound(host, port).next().is_some();
@@ -57,7 +58,7 @@ pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &Ask) -> Result<Allo
         if !names(rule, host) || !rule.ports.contains(&port) {
             continue;
         }
-        // What comes through a tunnel to such a port of a name is read as HTTP, and then decided again.
+        // The content of such a tunnel is parsed as HTTP, and each request is decided again.
         let read = bound || (port == CLEAR_PORT && matches!(host, Host::Name(_)));
         if fits(rule, ask, read) {
             let by_name = matches!(host, Host::Name(_));
@@ -91,7 +92,7 @@ pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &Ask) -> Result<Allo
     })
 }
 
-/// A path that no terminal and no log is broken by.
+/// Returns the path truncated and escaped, so that it is safe for terminals and logs.
 pub fn shortened(path: &str) -> String {
     path.chars().take(120).flat_map(char::escape_default).collect()
 }
@@ -167,7 +168,7 @@ mod tests {
         }
         assert!(!allows(&rule, "a.org:80", &Ask::Request { method: "POST".into(), path: "/v1/x".into() }));
         assert!(!allows(&rule, "a.org:443", &Ask::Tunnel));
-        // Where a secret is bound, each request is seen.
+        // If a secret is bound to the host, each request is inspected.
         let bound = ["GET a.org/v1/*", "secret:API_KEY=a.org"];
         assert!(allows(&bound, "a.org:443", &Ask::Tunnel) && !allows(&bound, "a.org:443", &get("/v2")));
         assert!(

@@ -1,4 +1,5 @@
-//! One connection to the outside: counted, slowed to the policy's rate, and cut when the policy no longer allows it.
+//! One outbound connection: metered, limited to the policy's rate, and closed when the policy no longer
+//! allows it.
 
 use std::future::Future;
 use std::io;
@@ -19,30 +20,30 @@ use crate::decide::{Allowed, decide};
 use crate::party::{Asked, Party};
 use crate::place::Place;
 
-/// Why nothing more is carried.
+/// The reason for a refusal after the byte limit is reached.
 pub const SPENT: &str = "this sandbox has used all the bytes that its policy allows";
 
-/// One connection to the outside.
+/// One outbound connection.
 pub struct Flow {
     stream: TcpStream,
     party: Arc<Party>,
     policy: watch::Receiver<Policy>,
-    /// What it was made for.
+    /// The request for which it was opened.
     pub asked: Asked,
-    /// What allows it.
+    /// The rule that allows it.
     pub allowed: Allowed,
-    /// Until then nothing is carried.
+    /// The delay that must pass before more bytes are carried.
     pause: Option<Pin<Box<Sleep>>>,
-    /// Is cancelled when the policy does not allow it any more.
+    /// Cancelled when the policy no longer allows the connection.
     pub revoked: CancellationToken,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _watch: AbortOnDropHandle<()>,
-    /// The place of the connection that it was made for.
+    /// The slot of the connection for which it was opened.
     _place: Option<Place>,
 }
 
 impl Flow {
-    /// A connection that was allowed under the policy as `policy` has seen it.
+    /// Creates a flow for a connection that was allowed under the policy as last seen by `policy`.
     pub fn new(
         (stream, place): (TcpStream, Option<Place>),
         party: Arc<Party>,
@@ -68,17 +69,17 @@ impl Flow {
         }
     }
 
-    /// Sees to it that the other side does not take the end of this for one.
+    /// Resets the connection, so that the peer cannot mistake the failure for a regular end.
     pub fn break_off(self) {
         let _ = self.stream.set_zero_linger();
     }
 
-    /// Says that what goes on inside is not what was allowed.
+    /// Reports that the content of the connection is not allowed.
     pub fn refuse(&self, why: &str) {
         self.party.tell(&self.asked, Err(why));
     }
 
-    /// Whether bytes may be carried now.
+    /// Returns ready when bytes may be carried.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.cut.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(io::Error::new(
@@ -91,7 +92,8 @@ impl Flow {
                 ready!(pause.as_mut().poll(context));
                 self.pause = None;
             }
-            // Looked at before anything is carried: whoever makes a new connection for each piece waits as well.
+            // Checked before anything is carried, so that opening a new connection for each chunk does not
+            // avoid the delay.
             let wait = self.party.wait(&self.policy.borrow());
             match wait {
                 Some(Duration::ZERO) => return Poll::Ready(Ok(())),
@@ -145,7 +147,8 @@ impl AsyncWrite for Flow {
     }
 }
 
-/// Waits for a policy that does not allow it any more, or not in the same way: what was not looked into cannot become what is.
+/// Closes the flow when the policy no longer allows it, or allows it with different inspection: an
+/// uninspected connection cannot become an inspected one.
 async fn watch(
     party: Arc<Party>,
     mut policy: watch::Receiver<Policy>,

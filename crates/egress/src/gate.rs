@@ -1,26 +1,28 @@
-//! The package gate: Python, npm and Debian packages, from where this machine gets its own, kept here once they were fetched.
+//! The package gate: serves Python, npm and Debian packages from the package sources of this machine, and
+//! caches them.
 //!
-//! Inside it is a host like any other, `packages.bellglass`, that no name server knows: the broker hands what is for it to this. The gate
-//! dials the upstream itself, so a sandbox needs no way to the internet, and upstream may be a mirror in a private network.
+//! In a sandbox it is a host like any other, `packages.bellglass`, which no name server knows: the broker
+//! passes requests for it to the gate. The gate connects to the upstream itself, so a sandbox needs no
+//! internet access, and the upstream may be a mirror in a private network.
 //!
 //! ```text
-//! /python/simple/NAME/       the files of NAME that the policy lets in, with their hashes       ◀─ index, parsed and written anew
-//! /python/files/NAME/FILE    one of them                                                         ◀─ kept by its hash
-//! /npm/NAME                  the versions of NAME, likewise                                      ◀─ registry, likewise
-//! /npm/NAME/-/FILE           one of them                                                         ◀─ kept by its hash
-//! /debian/…                  the archive; apt compares hashes and signatures by itself           ◀─ kept by its path where that is for good
-//! /debian-security/…         likewise
+//! /python/simple/NAME/       the files of NAME that the policy allows, with hashes    ◀─ index, parsed and rewritten
+//! /python/files/NAME/FILE    one of these files                                       ◀─ cached by its hash
+//! /npm/NAME                  the versions of NAME that the policy allows              ◀─ registry, parsed and rewritten
+//! /npm/NAME/-/FILE           the file of one version                                  ◀─ cached by its hash
+//! /debian/…                  the archive; apt verifies hashes and signatures          ◀─ cached by its path if it never changes
+//! /debian-security/…         the archive of security updates                          ◀─ likewise
 //! ```
 //!
 //! | module | holds |
 //! |---|---|
-//! | `python`, `npm`, `debian` | what each kind of index says, and what of it is let in |
-//! | `store` | files that were fetched, by their key |
-//! | [`upstream`] | where this machine gets its packages |
-//! | `carry` | one file on its way in: kept, hashed, metered |
+//! | `python`, `npm`, `debian` | the parsing of each kind of index, and the choice of the files that are allowed |
+//! | `store` | cached files, by their key |
+//! | [`upstream`] | the package sources of this machine |
+//! | `carry` | the transfer of one file: cached, hashed, metered |
 //!
-//! Invariants: nothing is kept that is not what its index says; what a sandbox can name is looked up in the index, and never dialled as it
-//! is; sandboxes share what was fetched, and can write none of it.
+//! Invariants: a file that does not match its index is not cached. A URL from a sandbox is never dialled: the
+//! file is looked up in the index. Sandboxes share the cache and cannot write to it.
 
 mod carry;
 mod debian;
@@ -48,27 +50,28 @@ use crate::{Refusal, RefusalKind};
 use store::Store;
 use upstream::Upstreams;
 
-/// The host under which programs inside find it.
+/// The host name of the gate in sandboxes.
 pub const HOST: &str = "packages.bellglass";
-/// Hosts that every Debian asks for its packages unless it is told otherwise. Where a policy lets Debian's packages in, they come from
-/// here, so that systems which nobody prepared find them.
+/// Hosts that every Debian system uses for packages by default. If a policy allows Debian packages, the gate
+/// serves these hosts, so that systems without special configuration work.
 const DEBIAN_HOSTS: [&str; 2] = ["deb.debian.org", "security.debian.org"];
-/// An index of one package is shorter.
+/// Maximum size of the index of one package in bytes.
 const INDEX_BYTES_MAX: usize = 32 << 20;
-/// What an index said is believed for so long.
+/// Time for which a cached index is used.
 const INDEX_FRESH: Duration = Duration::from_secs(60);
-/// What is remembered of indexes, all together.
+/// Maximum size of all cached indexes in bytes.
 const INDEXES_BYTES_MAX: usize = 64 << 20;
-/// Indexes that are fetched and understood at once: one takes several times its length meanwhile.
+/// Maximum number of indexes that are fetched and parsed at the same time: parsing takes several times the
+/// size of the index.
 const INDEXES_AT_ONCE: usize = 4;
-/// An index has so long to be there whole.
+/// Timeout for fetching a whole index.
 const INDEX_WITHIN: Duration = Duration::from_secs(120);
-/// How long one waits for its turn at that.
+/// Timeout for the permit to fetch an index.
 const TURN_WITHIN: Duration = Duration::from_secs(30);
-/// An upstream answers within this, and is not silent for longer.
+/// Timeout for a response of an upstream, and between two reads of it.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
-/// The gate.
+/// The package gate, with its cache.
 pub struct Gate {
     upstreams: Upstreams,
     store: Arc<Store>,
@@ -77,14 +80,14 @@ pub struct Gate {
     turns: Semaphore,
 }
 
-/// What an index says of one package.
+/// The parsed index of one package.
 struct Index {
     files: Vec<Entry>,
-    /// What a sandbox is told of it.
+    /// The page that is served to sandboxes.
     page: Bytes,
 }
 
-/// A question to an index, and how its answer is understood.
+/// A request to an index, and the parser of its response.
 struct Asking {
     kind: Preset,
     package: String,
@@ -94,47 +97,48 @@ struct Asking {
     parse: Parse,
 }
 
-/// From the type of an answer, where it was found, and its bytes.
+/// Parser of an index: takes the content type of the response, its final URL, and its body.
 type Parse = fn(&Asking, (&str, &str), &[u8]) -> Option<Index>;
 
 /// One file of a package.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
-    /// Its name, in letters that need no escaping.
+    /// Its name, which needs no escaping.
     name: String,
-    /// Where upstream has it.
+    /// Its URL at the upstream.
     url: String,
     hash: Hash,
-    /// Whether it is younger than may be let in.
+    /// True if the file is younger than the policy allows, or its age is unknown.
     is_young: bool,
 }
 
-/// What a file must have.
+/// The expected hash of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Hash {
     /// The SHA-256, in hexadecimal digits.
     Sha256(String),
     /// The SHA-512, in base64.
     Sha512(String),
-    /// Whoever installs it compares it.
+    /// Not known here; the installer verifies the file.
     Unknown,
 }
 
-/// A request, understood.
+/// A parsed request.
 struct Wanted<'a> {
     kind: Preset,
     package: String,
     rest: &'a str,
 }
 
-/// Whether a request in the clear for this host and path is answered here.
+/// Returns true if the gate serves plaintext requests for this host and path.
 pub(crate) fn stands_for(host: &str, path: &str, policy: &Policy) -> bool {
     let of_debian = DEBIAN_HOSTS.contains(&host) && path.starts_with("/debian");
     host == HOST || (of_debian && policy.presets.contains(&Preset::DebianPackages))
 }
 
 impl Gate {
-    /// A gate that keeps what it fetched below this directory, as long as so many bytes of its disk stay free.
+    /// Creates a gate that caches files below this directory while at least `reserve_bytes` of its disk stay
+    /// free.
     pub fn new(directory: &Path, upstreams: Upstreams, reserve_bytes: u64) -> Self {
         Self {
             upstreams,
@@ -145,15 +149,15 @@ impl Gate {
         }
     }
 
-    /// Removes what was not asked for in the longest time, as far as there is too much.
+    /// Removes the least recently used files if the cache has reached its limit.
     ///
     /// # Errors
-    /// What the file system said.
+    /// A file system operation failed.
     pub fn tidy(&self) -> std::io::Result<()> {
         self.store.tidy()
     }
 
-    /// Answers a request for [`HOST`]. What came of it is told once.
+    /// Serves a request for [`HOST`]. The outcome is reported once.
     pub(crate) async fn answer(&self, request: &Request<Incoming>, party: &Arc<Party>) -> Response<Body> {
         let path = request.uri().path();
         let policy = party.policy();
@@ -180,17 +184,17 @@ impl Gate {
         answered.unwrap_or_else(Refusal::response)
     }
 
-    /// What the index says of a package, which may be a minute old.
+    /// Returns the index of a package, which may be up to a minute old.
     async fn index(&self, asking: Asking, party: &Party) -> Result<Arc<Index>, Refusal> {
         if let Some(index) = self.known(&asking.key()) {
             return Ok(index);
         }
-        // One for each sandbox, and few for all: an index takes several times its length while it is understood.
+        // One permit for each sandbox and a few in total: parsing an index takes several times its size.
         let turn = async { (party.index.acquire().await, self.turns.acquire().await) };
         let turn = tokio::time::timeout(TURN_WITHIN, turn).await;
         let _turn =
             turn.map_err(|_| Refusal::unreachable("too many package index requests are in progress".into()))?;
-        // Whoever was before us may have asked for the same.
+        // An earlier holder of the permits may have fetched the same index.
         if let Some(index) = self.known(&asking.key()) {
             return Ok(index);
         }
@@ -218,7 +222,7 @@ impl Gate {
         fresh.map(|(_, index)| Arc::clone(index))
     }
 
-    /// What an index answered: its type, where it was found in the end, and what it says.
+    /// Fetches an index, and returns its content type, its final URL and its body.
     async fn fetch_index(&self, asking: &Asking) -> Result<(String, String, Vec<u8>), Refusal> {
         let mut response = self.fetch(&asking.url, &[("accept", asking.accept)]).await?;
         let kind = response.headers().get("content-type").and_then(|kind| kind.to_str().ok());
@@ -236,7 +240,7 @@ impl Gate {
         Ok((kind, at, body))
     }
 
-    /// Asks an upstream.
+    /// Sends a request to an upstream.
     async fn fetch(&self, url: &str, headers: &[(&str, &str)]) -> Result<reqwest::Response, Refusal> {
         let http = self.http.get_or_init(|| upstream::client(&self.upstreams)).as_ref();
         let http =
@@ -274,7 +278,7 @@ impl Asking {
 }
 
 impl Index {
-    /// The file of this name, if it may be given.
+    /// Returns the file with this name, if the policy allows it.
     fn file(&self, name: &str) -> Result<&Entry, Refusal> {
         let found = self.files.iter().find(|entry| entry.name == name).ok_or_else(|| nothing(name))?;
         if found.is_young {
@@ -286,7 +290,7 @@ impl Index {
         Ok(found)
     }
 
-    /// What it takes to remember it.
+    /// Returns the approximate memory that the index takes, in bytes.
     fn weight(&self) -> usize {
         self.page.len()
             + self
@@ -297,7 +301,7 @@ impl Index {
     }
 }
 
-/// The next bytes of an answer.
+/// Returns the next bytes of a response.
 async fn next(answer: &mut reqwest::Response) -> Result<Option<Bytes>, Refusal> {
     match tokio::time::timeout(ANSWER_WITHIN, answer.chunk()).await {
         Ok(piece) => piece.map_err(|error| upstream_failed(&error)),
@@ -305,7 +309,7 @@ async fn next(answer: &mut reqwest::Response) -> Result<Option<Bytes>, Refusal> 
     }
 }
 
-/// What is asked for, if it is something.
+/// Parses a request path.
 fn understand<'a>(method: &Method, path: &'a str) -> Result<Wanted<'a>, Refusal> {
     if method != Method::GET && method != Method::HEAD {
         return Err(Refusal { kind: RefusalKind::Denied, why: format!("{HOST} is read-only") });
@@ -327,7 +331,7 @@ fn understand<'a>(method: &Method, path: &'a str) -> Result<Wanted<'a>, Refusal>
     Ok(Wanted { kind, package: package.ok_or_else(|| nothing(path))?, rest })
 }
 
-/// Whether a policy lets it in.
+/// Decides whether a policy allows the request.
 fn allow(policy: &Policy, wanted: &Wanted<'_>) -> Result<(), Refusal> {
     let denied = |why: String| Err(Refusal { kind: RefusalKind::Denied, why });
     if !policy.presets.contains(&wanted.kind) && !policy.open {
@@ -336,7 +340,7 @@ fn allow(policy: &Policy, wanted: &Wanted<'_>) -> Result<(), Refusal> {
     let only = policy.packages.only(wanted.kind);
     let listed = |names: &Vec<String>| names.iter().any(|name| same_name(wanted.kind, name, &wanted.package));
     match only {
-        // What belongs to no package is the archive's own index.
+        // Paths without a package are those of the archive's own indexes.
         Some(names) if !wanted.package.is_empty() && !listed(names) => denied(format!(
             "{} is not in the list of {} that this sandbox may use",
             wanted.package,
@@ -353,23 +357,23 @@ fn same_name(kind: Preset, listed: &str, asked: &str) -> bool {
     }
 }
 
-/// Whether a file is old enough to be let in.
+/// Returns true if a file is old enough to be allowed.
 fn is_old_enough(published: Option<&str>, minimum_age_ms: u64) -> bool {
     if minimum_age_ms == 0 {
         return true;
     }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let cutoff = written(now.saturating_sub(Duration::from_millis(minimum_age_ms)).as_secs());
-    // All of them are written in one way and one time zone, so that the letters compare as the times do.
+    // All times have the same format and time zone, so that they compare like their text.
     published.is_some_and(|published| {
         published.ends_with('Z') && published.get(..cutoff.len()).is_some_and(|at| at <= cutoff.as_str())
     })
 }
 
-/// A time as indexes write it, to the second.
+/// Returns a time in the format of indexes, in seconds.
 fn written(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Days into years by eras of 400 years that begin in March, after Howard Hinnant.
+    // Converts days to a date with 400-year eras that begin in March, after Howard Hinnant.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -381,7 +385,7 @@ fn written(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// Whether a name can stand in an address as it is.
+/// Returns true if a name can be part of a URL without escaping.
 fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= 255
@@ -394,14 +398,15 @@ fn nothing(path: &str) -> Refusal {
     Refusal { kind: RefusalKind::Missing, why: format!("{shown} does not exist on {HOST}") }
 }
 
-/// What went wrong with an upstream, without its address: that may have a password in it.
+/// Returns the error for a failed upstream request. It does not contain the URL, which may include a
+/// password.
 fn upstream_failed(error: &reqwest::Error) -> Refusal {
     tracing::warn!(error = cause(error), "request to the package index failed");
     let what = if error.is_timeout() { "timed out" } else { "cannot be reached" };
     Refusal::unreachable(format!("this machine's package index {what}"))
 }
 
-/// What is at the bottom of an error: that names no address.
+/// Returns the innermost cause of an error, which contains no URL.
 fn cause(error: &reqwest::Error) -> String {
     let mut cause = std::error::Error::source(error);
     while let Some(deeper) = cause.and_then(std::error::Error::source) {
@@ -410,7 +415,7 @@ fn cause(error: &reqwest::Error) -> String {
     cause.map_or_else(|| "no response".into(), ToString::to_string)
 }
 
-/// A page of an index, counted as what is carried.
+/// Returns a page of an index, and counts its bytes as traffic.
 fn document(
     kind: &'static str,
     page: &Bytes,
@@ -423,7 +428,7 @@ fn document(
     response
 }
 
-/// Who is given a file, under which policy, and out of which upstream.
+/// The sandbox that receives a file, its policy, and the upstream of the file.
 struct Recipient<'a> {
     party: &'a Arc<Party>,
     policy: watch::Receiver<Policy>,
@@ -433,8 +438,9 @@ struct Recipient<'a> {
 }
 
 impl Recipient<'_> {
-    /// What a file is kept under. It has the kind, the upstream and the package in it: what one policy lets in is not found by asking for
-    /// something else that happens to have the same content.
+    /// Returns the cache key of a file. It includes the kind, the upstream and the package, so that a request
+    /// for a package that the policy allows cannot return a cached file of another package with the same
+    /// hash.
     fn key(&self, entry: &Entry) -> String {
         let content = match &entry.hash {
             Hash::Sha256(digits) => format!("sha256 {digits}"),

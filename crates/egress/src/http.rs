@@ -1,7 +1,7 @@
 //! The HTTP proxy: requests for other hosts, and `CONNECT`.
 //!
-//! Each request has a connection of its own to the host it is for, and only `hyper` reads and writes HTTP: what concerns one
-//! connection is made anew for the next, so that no two ends can disagree on where a request ends.
+//! Each request uses its own connection to its host, and only `hyper` parses and writes HTTP. Hop-by-hop
+//! headers are regenerated for each connection, so that the two ends cannot disagree on where a request ends.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -27,11 +27,11 @@ use crate::flow::Flow;
 use crate::party::Asked;
 use crate::{Refusal, RefusalKind, Visit, answer, gate};
 
-/// The head of a request comes within this, and so does the next one on the same connection.
+/// Timeout for the head of a request, and for the next request on the same connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(60);
-/// The port of HTTP in the clear.
+/// The port of plaintext HTTP.
 const CLEAR_PORT: u16 = 80;
-/// What concerns one connection and not the next.
+/// Hop-by-hop headers, which apply to one connection only.
 const HOP: [HeaderName; 7] =
     [CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 const HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
@@ -46,15 +46,16 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S
     let _ = server().serve_connection(TokioIo::new(stream), service).with_upgrades().await;
 }
 
-/// Whether what goes through a tunnel is to be read as HTTP: the rule names a host, and its port has nothing else.
+/// Returns true if a tunnel's content is parsed as HTTP: the rule names the host, and its port serves only
+/// plaintext HTTP.
 pub fn is_clear(flow: &Flow) -> bool {
     flow.allowed.by_name && flow.asked.port == CLEAR_PORT
 }
 
-/// Serves HTTP inside a tunnel, to the one host that it was opened to.
+/// Serves HTTP inside a tunnel, for the host of the tunnel only.
 pub async fn serve_inside<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, flow: Flow, visit: Visit) {
     let host = flow.asked.host.clone();
-    // Each request in it is decided on its own, and makes a connection of its own.
+    // Each request is decided separately and opens its own connection.
     drop(flow);
     let service = service_fn(|request| async {
         if let Err(refusal) = visit.party.pace() {
@@ -71,7 +72,7 @@ pub async fn serve_inside<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, f
     let _ = server().serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// Reads HTTP of a program inside, within bounds.
+/// Returns an HTTP server with limits on the size and time of a request's head.
 pub fn server() -> hyper::server::conn::http1::Builder {
     let mut server = hyper::server::conn::http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(HEAD_BYTES_MAX);
@@ -98,7 +99,7 @@ impl Visit {
         }
     }
 
-    /// `CONNECT`: bytes both ways from here on.
+    /// Serves `CONNECT`: opaque bytes in both directions.
     async fn connect(&self, mut request: Request<Incoming>, asked: Asked) -> Response<Body> {
         let ready = match self.reach(asked).await {
             Ok(flow) => self.way(&flow).await.map(|way| (flow, way)),
@@ -120,7 +121,7 @@ impl Visit {
         Response::new(empty())
     }
 
-    /// A request in the clear, to the host it names.
+    /// Forwards a plaintext request to the host that it names.
     async fn forward(&self, mut request: Request<Incoming>, asked: Asked) -> Response<Body> {
         if let (Host::Name(name), CLEAR_PORT) = (&asked.host, asked.port)
             && gate::stands_for(name, request.uri().path(), &self.party.policy().borrow())
@@ -159,14 +160,15 @@ impl Visit {
     }
 }
 
-/// Ends a connection whose `CONNECT` was refused in good order, where hyper leaves it to whoever would have had it.
+/// Shuts down a connection whose `CONNECT` was refused. hyper leaves this to the owner of the upgraded
+/// connection.
 async fn end(upgrading: OnUpgrade) {
     if let Ok(upgraded) = upgrading.await {
         let _ = TokioIo::new(upgraded).shutdown().await;
     }
 }
 
-/// What a request to a proxy is for: the one host that it is decided for, resolved and dialled.
+/// Returns the destination of a proxy request: the one host that is checked, resolved and dialled.
 fn asked(request: &Request<Incoming>) -> Result<Asked, Refusal> {
     let wrong = |why: &str| Refusal { kind: RefusalKind::Wrong, why: why.to_owned() };
     let Some(authority) = request.uri().authority() else {
@@ -187,7 +189,7 @@ fn asked(request: &Request<Incoming>) -> Result<Asked, Refusal> {
     Ok(Asked::new(host, port, ask))
 }
 
-/// What a request inside a tunnel is for: the host of the tunnel, and no other.
+/// Returns the destination of a request inside a tunnel, which must be the host of the tunnel.
 pub fn inside(request: &Request<Incoming>, host: &Host, port: u16) -> Result<Asked, Refusal> {
     let mut named = request.headers().get_all(HOST).iter();
     let text = match (request.uri().authority(), named.next(), named.next()) {
@@ -207,7 +209,7 @@ fn as_request(request: &Request<Incoming>) -> Ask {
     Ask::Request { method: request.method().to_string(), path: request.uri().path().to_owned() }
 }
 
-/// Removes what concerns one connection and not the next.
+/// Removes hop-by-hop headers.
 pub fn remove_hop(headers: &mut HeaderMap) {
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let listed: Vec<HeaderName> =
@@ -221,7 +223,8 @@ pub fn remove_hop(headers: &mut HeaderMap) {
 }
 
 impl Refusal {
-    /// As an answer: the reason stands in the first line too, which is all that many programs show of a refused `CONNECT`.
+    /// Converts the refusal to a response. The status line contains the reason too, because many programs
+    /// show only that line of a refused `CONNECT`.
     pub fn response(self) -> Response<Body> {
         let (status, title) = match self.kind {
             RefusalKind::Wrong => (StatusCode::BAD_REQUEST, "Bad Request"),
@@ -254,7 +257,7 @@ impl Refusal {
     }
 }
 
-/// The answer to a connection for which there is no place.
+/// Returns the response to a connection that exceeds the connection limits.
 pub fn no_place() -> String {
     let why = "bellglass: this sandbox or its project has reached its connection limit; close some connections, or wait\n";
     format!(

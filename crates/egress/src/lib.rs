@@ -1,39 +1,40 @@
-//! What may leave a sandbox: the broker.
+//! The broker: the egress proxy of sandboxes.
 //!
-//! A sandbox has a loopback interface and nothing else. The guest takes connections on it and hands each to the node as a stream of
-//! bytes; here they become a proxy that decides.
+//! A sandbox has only a loopback interface. The guest accepts connections on it and forwards each one to the
+//! node as a stream of bytes. The broker serves these streams as a proxy that enforces the sandbox's policy.
 //!
 //! ```text
 //! program inside ──127.0.0.1:3128──▶ guest ──channel──▶ Broker::serve
 //!    first byte 5: SOCKS ─┐
-//!    else: HTTP ──────────┴▶ one canonical host ─▶ decide ─▶ resolve ─▶ refuse what is private ─▶ dial ─▶ Flow: metered, can be cut
+//!    else: HTTP ──────────┴▶ canonical host ─▶ decide ─▶ resolve ─▶ refuse private addresses ─▶ dial ─▶ Flow: metered, revocable
 //! ```
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`decide`](decide()) | whether a policy allows something: no I/O |
-//! | [`address`] | addresses that no policy opens |
-//! | `resolve` | names into addresses |
-//! | [`party`] | one sandbox: its policy, what it has used, and who is told |
-//! | `tally` | what was decided, as lines: equal ones are counted |
-//! | `place` | how many connections a sandbox and a project may have |
+//! | [`decide`](decide()) | the decision whether a policy allows a request, without I/O |
+//! | [`address`] | the addresses that no policy can allow |
+//! | `resolve` | name resolution |
+//! | [`party`] | one sandbox: its policy, its usage, and the receiver of reports |
+//! | `tally` | reports of decisions; equal ones are counted |
+//! | `place` | the connection limits of sandboxes and projects |
 //! | `body` | bodies of responses |
-//! | `begun` | the connection of a program inside |
-//! | `flow` | one connection to the outside: metered, and cut when its policy is changed |
+//! | `begun` | the connection of a program in the sandbox |
+//! | `flow` | one outbound connection, which is metered and is closed when the policy no longer allows it |
 //! | `http` | the HTTP proxy: requests and `CONNECT` |
-//! | `answer` | one request to a host, and the head of its answer within bounds |
-//! | [`gate`] | packages: a host of its own, with what it fetched before |
-//! | `bound` | hosts to which secrets are bound: TLS ends here, and each request is read |
-//! | [`secret`] | secrets, by name until the moment of use |
-//! | [`authority`] | who vouches for such hosts in the sandboxes of a project |
-//! | `scrub` | takes values of secrets out of answers |
+//! | `answer` | one request to a host, and the head of its response, with limits on size and time |
+//! | [`gate`] | the package proxy, a host of its own with a cache |
+//! | `bound` | hosts with bound secrets: TLS is terminated, and each request is inspected |
+//! | [`secret`] | secrets, which are known only by name until they are used |
+//! | [`authority`] | the certificate authority that a project's sandboxes trust for such hosts |
+//! | `scrub` | removal of secret values from responses |
 //! | `socks` | SOCKS 5 |
-//! | `tunnel` | bytes both ways, after a look at the name that TLS asks for |
+//! | `tunnel` | bytes in both directions, after a check of the TLS server name |
 //!
-//! Invariants: the host that is matched is the host that is resolved and dialled; an address is looked at after resolution and is the
-//! one that is dialled; every decision is told once, or counted where they come as a flood. What goes through a tunnel to port 80 of a name is
-//! decided twice: as a tunnel, and request by request; and so is what goes to a host to which a secret is bound. Into no other TLS connection is
-//! looked.
+//! Invariants: the host that is matched against the policy is the host that is resolved and dialled.
+//! Addresses are checked after resolution, and the address that was checked is the one dialled. Every
+//! decision is reported once, or counted if there are too many. A tunnel to port 80 of a host that a rule
+//! names is decided as a tunnel, and so is each request in it; the same applies to a tunnel to a host with a
+//! bound secret. No other TLS connection is decrypted.
 
 #![forbid(unsafe_code)]
 
@@ -76,16 +77,17 @@ use party::Asked;
 use place::{Place, Projects};
 use resolve::Names;
 
-/// The first byte of a program that has connected comes at once.
+/// Timeout for the first byte. A program sends it as soon as it has connected.
 const FIRST_BYTE_WITHIN: Duration = Duration::from_secs(60);
-/// One address of a host has so long to answer.
+/// Timeout for connecting to one address of a host.
 const DIAL_WITHIN: Duration = Duration::from_secs(5);
-/// All of them together.
+/// Timeout for resolving a host and trying all of its addresses.
 const DIAL_ALL_WITHIN: Duration = Duration::from_secs(15);
-/// The version that begins every SOCKS 5 connection.
+/// The version number, which is the first byte of every SOCKS 5 connection.
 const SOCKS: u8 = 5;
 
-/// Takes connections of sandboxes and makes those that are allowed.
+/// The egress proxy: accepts connections of sandboxes, and opens the outbound connections that their policies
+/// allow.
 pub struct Broker {
     names: Names,
     projects: Projects,
@@ -93,58 +95,59 @@ pub struct Broker {
     outward: bound::Outward,
 }
 
-/// Why something was not done, in words for the program that asked.
+/// A refused request, with the reason, which is written for the program that sent it.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub kind: RefusalKind,
     pub why: String,
 }
 
-/// What kind of no.
+/// The category of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RefusalKind {
-    /// It is no request that a proxy takes.
+    /// The request is not valid for a proxy.
     Wrong,
-    /// No rule allows it.
+    /// No rule of the policy allows it.
     Denied,
-    /// There is no such thing.
+    /// The package or file does not exist.
     Missing,
-    /// It comes too fast, or there are too many.
+    /// A rate or connection limit is exceeded.
     Busy,
-    /// The host has no address that may be reached, or does not answer.
+    /// The host has no address that may be dialled, or does not respond.
     Unreachable,
 }
 
-/// How what goes through a tunnel is understood.
+/// The treatment of a tunnel's bytes.
 pub(crate) enum Way {
-    /// As HTTP in the clear.
+    /// They are parsed as plaintext HTTP.
     Clear,
-    /// As HTTP inside TLS, because a secret is bound to the host.
+    /// TLS is terminated and HTTP is parsed, because a secret is bound to the host.
     Bound(Arc<rustls::ServerConfig>),
-    /// Not at all, apart from the name that TLS asks for.
+    /// They are passed through; only the TLS server name is checked.
     Blind,
 }
 
-/// A connection of a program inside, being served.
+/// A connection of a program in a sandbox, while it is served.
 #[derive(Clone)]
 pub(crate) struct Visit {
     pub broker: Arc<Broker>,
     pub party: Arc<Party>,
-    /// The place of the connection among those of its sandbox and its project.
+    /// The connection's slot under the limits of its sandbox and its project.
     pub place: Place,
 }
 
 impl Visit {
-    /// Decides, resolves and dials, to the end, also if the program has gone away meanwhile: what was asked is told.
+    /// Decides, resolves and dials. Runs to completion even if the program disconnects, so that the decision
+    /// is always reported.
     async fn reach(&self, asked: Asked) -> Result<Flow, Refusal> {
         let (broker, party) = (Arc::clone(&self.broker), Arc::clone(&self.party));
-        // Dialling outlives the program's connection, so it holds the place too.
+        // Dialling can outlive the program's connection, so it holds the slot too.
         let place = (!api::defence::is_off("N-34")).then(|| self.place.clone());
         let reaching = tokio::spawn(async move { broker.reach(&party, asked, place).await });
         reaching.await.unwrap_or_else(|_| Err(Refusal::unreachable("the broker failed".into())))
     }
 
-    /// How what goes through a tunnel is to be understood.
+    /// Returns the treatment of a tunnel's bytes.
     async fn way(&self, flow: &Flow) -> Result<Way, Refusal> {
         if flow.allowed.bound {
             return Ok(Way::Bound(bound::in_place_of(self, &flow.asked).await?));
@@ -152,7 +155,7 @@ impl Visit {
         Ok(if http::is_clear(flow) { Way::Clear } else { Way::Blind })
     }
 
-    /// Carries a tunnel to its end.
+    /// Serves a tunnel until it ends.
     async fn carry<S>(self, stream: S, flow: Flow, way: Way)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -161,7 +164,7 @@ impl Visit {
             Way::Clear => http::serve_inside(stream, flow, self).await,
             Way::Blind => tunnel::pass(stream, flow).await,
             Way::Bound(config) => {
-                // Each request in it is decided on its own, and makes a connection of its own.
+                // Each request in the tunnel is decided separately and opens its own connection.
                 let asked = flow.asked.clone();
                 drop(flow);
                 bound::serve(stream, asked, config, self).await;
@@ -171,7 +174,7 @@ impl Visit {
 }
 
 impl Broker {
-    /// A broker with the resolver that this machine is configured for, and packages from this gate.
+    /// Creates a broker with the resolver that this machine is configured to use, and with this gate.
     pub fn new(gate: Gate) -> Self {
         Self {
             names: Names::default(),
@@ -181,12 +184,12 @@ impl Broker {
         }
     }
 
-    /// Its gate.
+    /// Returns its gate.
     pub fn gate(&self) -> &Gate {
         &self.gate
     }
 
-    /// Serves one connection of a program inside to its end.
+    /// Serves one connection of a program in the sandbox until it ends.
     pub async fn serve<S>(self: Arc<Self>, stream: S, party: Arc<Party>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -207,9 +210,10 @@ impl Broker {
         if first == SOCKS { socks::serve(stream, visit).await } else { http::serve(stream, visit).await }
     }
 
-    /// Decides, resolves and dials. Whatever comes of it is told once.
+    /// Decides, resolves and dials. Reports the outcome once, except refusals with kind `Busy`, which are
+    /// only counted.
     async fn reach(&self, party: &Arc<Party>, asked: Asked, place: Option<Place>) -> Result<Flow, Refusal> {
-        // Taken before anything is decided: a change from now on is seen by the flow.
+        // Subscribed before the decision, so that the flow sees every later change of the policy.
         let policy = party.policy();
         let reached = self.connect(party, &policy.borrow(), &asked);
         let reached = tokio::time::timeout(DIAL_ALL_WITHIN, reached).await.unwrap_or_else(|_| {
@@ -262,7 +266,8 @@ impl Broker {
         }
     }
 
-    /// The addresses of a host that may be dialled. That an internal name exists is not told.
+    /// Returns the addresses of a host that may be dialled. The error does not reveal if an internal name
+    /// exists.
     async fn addresses(&self, party: &Party, asked: &Asked) -> Result<Vec<SocketAddr>, Refusal> {
         let found: Vec<IpAddr> = match &asked.host {
             Host::Address(address) => vec![*address],

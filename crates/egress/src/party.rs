@@ -1,4 +1,4 @@
-//! One sandbox as the broker knows it: its policy, what it has used, and who is told what was decided.
+//! One sandbox from the broker's point of view: its policy, its usage, and the receiver of its reports.
 
 use std::collections::{HashSet, VecDeque};
 use std::num::NonZeroU32;
@@ -18,50 +18,53 @@ use crate::secret::Keyring;
 use crate::tally::Tally;
 use crate::{Refusal, RefusalKind};
 
-/// What a sandbox may ask for in a second, and at once after a pause: all its connections twice.
+/// Maximum number of requests of a sandbox per second, and in a burst after a pause: twice the number of its
+/// connections.
 const ASKS_PER_SECOND: u32 = 100;
 const ASKS_AT_ONCE: u32 = 1024;
-/// Names that were not asked for before, likewise: few programs need more, and each is a message to whoever owns the name.
+/// Maximum number of lookups of new names per second, and in a burst. Few programs need more, and each lookup
+/// sends a message to the owner of the name.
 const NAMES_PER_SECOND: u32 = 5;
 const NAMES_AT_ONCE: u32 = 200;
-/// Connections that are told that there are too many, at once; the others are closed.
+/// Maximum number of rejected connections that receive an explanation at the same time. Others are closed
+/// without one.
 const TURNED_AWAY_MAX: usize = 64;
-/// Names that are remembered to have been asked for.
+/// Maximum number of remembered names, whose lookups are not limited.
 const NAMES_KNOWN_MAX: usize = 512;
-/// What is owed for less is not waited for, and no wait is longer before it is looked again, in seconds.
+/// Shortest delay that is enforced, and longest delay before the backlog is computed again, in seconds.
 const SHORTEST_WAIT: f64 = 0.002;
 const LONGEST_WAIT: f64 = 0.5;
-/// What was refused for coming too fast is told this often, as a number.
+/// Interval between reports of the number of requests that exceeded a rate or connection limit.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// What was decided about one thing that was asked for.
+/// The decision on one request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Decision {
-    /// The host and the port, in their one form; what was sent instead of a host, escaped.
+    /// The host and port in canonical form, or the escaped text that was sent instead of a host.
     pub target: String,
     /// `tunnel`, or the method and the path.
     pub ask: String,
-    /// The rule that allows it, or why it was refused.
+    /// The rule that allows the request, or the reason for the refusal.
     pub verdict: Result<String, String>,
 }
 
-/// What is told.
+/// A report of the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// Something was decided.
+    /// A request was decided.
     Decided(Decision),
-    /// A package was let in.
+    /// The sandbox received a package.
     Installed(Installed),
 }
 
-/// Is told of everything. Must not wait.
+/// The callback that receives all reports. It must not block.
 pub type Tell = Box<dyn Fn(Told) + Send + Sync>;
 
-/// One sandbox as the broker knows it.
+/// One sandbox from the broker's point of view.
 pub struct Party {
     policy: watch::Receiver<Policy>,
     tally: Arc<Tally>,
-    /// Whose connections are counted together.
+    /// The project whose sandboxes share a connection limit.
     project: String,
     keyring: Option<Keyring>,
     places: Arc<Semaphore>,
@@ -72,23 +75,23 @@ pub struct Party {
     used: AtomicU64,
     turned_away: Arc<Semaphore>,
     owed: Mutex<Owed>,
-    /// Indexes of packages are asked for one by one.
+    /// Permit to fetch a package index: one at a time.
     pub(crate) index: Semaphore,
 }
 
-/// What was carried faster than the policy's rate.
+/// The backlog of bytes that were carried faster than the policy's rate.
 struct Owed {
     bytes: f64,
     at: Instant,
 }
 
-/// What is asked for.
+/// A request for a destination.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub host: Host,
     pub port: u16,
     pub ask: Ask,
-    /// The secrets that go out with it, by name.
+    /// Names of the secrets that are sent with it.
     pub secrets: Vec<String>,
 }
 
@@ -104,7 +107,7 @@ struct Flood {
 }
 
 impl Party {
-    /// A sandbox with this policy, whose decisions are told to `tell`.
+    /// Creates a party with this policy, whose reports are passed to `tell`.
     pub fn new(policy: watch::Receiver<Policy>, tell: Tell) -> Self {
         Self {
             policy,
@@ -123,13 +126,13 @@ impl Party {
         }
     }
 
-    /// The same, of a project, whose sandboxes share a bound on connections.
+    /// Sets the project, whose sandboxes share a connection limit.
     #[must_use]
     pub fn of(self, project: &str) -> Self {
         Self { project: project.to_owned(), ..self }
     }
 
-    /// The same, with secrets that its policy may bind.
+    /// Sets the secrets that its policy may bind.
     #[must_use]
     pub fn holding(self, keyring: Keyring) -> Self {
         Self { keyring: Some(keyring), ..self }
@@ -139,7 +142,7 @@ impl Party {
         self.keyring.as_ref()
     }
 
-    /// What its connections have carried, both ways.
+    /// Returns the number of bytes that its connections have carried in both directions.
     pub fn used_bytes(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -150,7 +153,7 @@ impl Party {
         policy
     }
 
-    /// A place for one more connection, if there is one.
+    /// Takes a slot for one more connection, if the limits allow it.
     pub(crate) fn place(&self, projects: &Projects) -> Option<Place> {
         let Ok(own) = Arc::clone(&self.places).try_acquire_owned() else {
             self.too_much("concurrent connections");
@@ -163,17 +166,17 @@ impl Party {
         Some(Place::of([own, shared]))
     }
 
-    /// A place to be told that there is none.
+    /// Takes a permit to explain to a program that its connection was rejected.
     pub(crate) fn turned_away(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.turned_away).try_acquire_owned().ok()
     }
 
-    /// Refuses what is asked too fast.
+    /// Refuses a request that exceeds the rate limit.
     pub(crate) fn pace(&self) -> Result<(), Refusal> {
         self.asks.check().map_err(|_| self.too_much("requests per second"))
     }
 
-    /// Refuses too many names that were not asked for before.
+    /// Refuses a new name that exceeds the rate limit for lookups. Known names are always allowed.
     pub(crate) fn name(&self, name: &str) -> Result<(), Refusal> {
         let mut known = locked(&self.known);
         if known.names.contains(name) {
@@ -190,7 +193,7 @@ impl Party {
         Ok(())
     }
 
-    /// Counts what was carried.
+    /// Adds carried bytes to the usage and the backlog.
     pub(crate) fn carried(&self, bytes: usize, policy: &Policy) {
         self.used.fetch_add(bytes as u64, Ordering::Relaxed);
         let mut owed = locked(&self.owed);
@@ -200,7 +203,8 @@ impl Party {
         owed.bytes += more;
     }
 
-    /// How long to wait before more is carried, whoever carries it. None when there may be no more.
+    /// Returns the delay before more bytes may be carried on any connection, or `None` if the byte limit is
+    /// reached.
     pub(crate) fn wait(&self, policy: &Policy) -> Option<Duration> {
         if self.used_bytes() >= policy.bytes_max {
             return None;
@@ -227,12 +231,12 @@ impl Party {
         self.decided(asked.authority(), ask, verdict);
     }
 
-    /// Something that is no host was asked for.
+    /// Reports a request for something that is not a host.
     pub(crate) fn tell_wrong(&self, target: &str, why: &str) {
         self.decided(shortened(target), "none".into(), Err(why));
     }
 
-    /// Something was asked of the gate.
+    /// Reports the decision on a request to the gate.
     pub(crate) fn tell_package(&self, path: &str, verdict: Result<&str, &str>) {
         self.decided(crate::gate::HOST.into(), shortened(path), verdict);
     }
@@ -242,12 +246,13 @@ impl Party {
         self.tally.decided(Decision { target, ask, verdict });
     }
 
-    /// A package was let in.
+    /// Reports a package that the sandbox received.
     pub(crate) fn tell_installed(&self, installed: Installed) {
         self.tally.tell(Told::Installed(installed));
     }
 
-    /// Refuses what came too fast, which is told as a number now and then.
+    /// Refuses a request that exceeds a limit. Such refusals are counted and reported periodically as a
+    /// number.
     fn too_much(&self, what: &str) -> Refusal {
         self.count(&format!("refused: too many {what}"));
         Refusal {
@@ -287,7 +292,7 @@ impl Asked {
     }
 }
 
-/// Lets so many pass in a second, and so many at once after a pause.
+/// Creates a rate limiter with a rate per second and a burst size.
 pub(crate) fn rate(per_second: u32, at_once: u32) -> DefaultDirectRateLimiter {
     let quota = Quota::per_second(at_least_one(per_second)).allow_burst(at_least_one(at_once));
     RateLimiter::direct(quota)
@@ -320,7 +325,8 @@ mod tests {
         assert_eq!(wait(&party), Some(Duration::ZERO));
         party.carried(200, &policy);
         assert_eq!(wait(&party), Some(Duration::from_millis(200)));
-        // What is owed is bytes: a faster policy is not slowed by what a slower one left.
+        // The backlog is counted in bytes: after a change to a faster policy, it is paid off at the faster
+        // rate.
         assert_eq!(party.wait(&Policy { bytes_per_second: 1 << 30, ..policy.clone() }), Some(Duration::ZERO));
         party.carried(1000, &policy);
         tokio::time::sleep(Duration::from_secs(10)).await;

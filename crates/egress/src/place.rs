@@ -1,41 +1,44 @@
-//! Places for connections: how many a sandbox, and all sandboxes of a project, may have at once.
+//! Connection limits: the maximum number of concurrent connections of a sandbox, and of all sandboxes of a
+//! project.
 //!
-//! A connection of a program holds one place of its sandbox and one of its project. Everything that is done for the connection shares
-//! the place: the program's stream, the task that dials, the connection to the host. It is free again when the last of them is gone, so the
-//! bounds hold also for programs that connect and leave.
+//! A connection of a program holds one permit of its sandbox and one of its project. All resources of the
+//! connection share them: the program's stream, the task that dials, and the connection to the host. The
+//! permits are released when the last of these is gone, so programs that connect and disconnect at once
+//! cannot evade the limits.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Connections of one sandbox at once.
+/// Maximum number of concurrent connections of one sandbox.
 pub const SANDBOX_MAX: usize = 512;
-/// Connections of all sandboxes of a project at once: eight sandboxes with as many as one may have. Each connection costs the server a
-/// descriptor and at most 64 KiB of an answer's head, so a project that waits for endless heads holds 256 MiB.
+/// Maximum number of concurrent connections of all sandboxes of a project: eight times the limit of one
+/// sandbox. Each connection costs the server a descriptor and at most 64 KiB for the head of a response, so a
+/// project that waits for endless heads holds 256 MiB.
 const PROJECT_MAX: usize = 4096;
 
-/// A place, shared by all that is done for one connection.
+/// The permits of one connection, shared by all of its resources.
 #[derive(Clone)]
 pub struct Place {
     _permits: Arc<[OwnedSemaphorePermit]>,
 }
 
-/// The places of all projects. A project without connections has no entry.
+/// The permits of all projects. A project without connections has no entry.
 #[derive(Default)]
 pub struct Projects {
     places: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 impl Place {
-    /// A place that holds these.
+    /// Combines these permits.
     pub fn of(permits: impl Into<Arc<[OwnedSemaphorePermit]>>) -> Self {
         Self { _permits: permits.into() }
     }
 }
 
 impl Projects {
-    /// Takes one place of a project, if there is one.
+    /// Takes one permit of a project, if its limit allows it.
     pub fn take(&self, project: &str) -> Option<OwnedSemaphorePermit> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         places.retain(|_, own| own.available_permits() < PROJECT_MAX);

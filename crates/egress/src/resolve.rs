@@ -1,4 +1,4 @@
-//! Names into addresses, with the resolver that this machine is configured for.
+//! Name resolution with the resolver that this machine is configured to use.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,16 +8,17 @@ use hickory_resolver::TokioResolver;
 use hickory_resolver::config::ResolveHosts;
 use tokio::time::Instant;
 
-/// Where it is configured.
+/// The resolver's configuration file.
 const CONFIGURATION: &str = "/etc/resolv.conf";
-/// A laptop that changes its network has another one within this.
+/// Minimum interval between checks for a changed configuration. A laptop that changes its network uses the
+/// new resolver after at most this time.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// One question has so long.
+/// Timeout for one lookup.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Addresses of one name that are looked at.
+/// Maximum number of addresses of a name that are used.
 const ADDRESSES_MAX: usize = 16;
 
-/// The resolver, made anew when its configuration is another.
+/// The resolver, which is rebuilt when its configuration changes.
 #[derive(Default)]
 pub struct Names {
     known: Mutex<Option<Known>>,
@@ -30,10 +31,10 @@ struct Known {
 }
 
 impl Names {
-    /// The addresses of a name; none if it has none, or nobody can be asked.
+    /// Returns the addresses of a name, or none if it has none or the lookup fails.
     pub async fn look_up(&self, name: &str) -> Vec<IpAddr> {
         let Some(resolver) = self.resolver() else { return Vec::new() };
-        // With a dot at its end it is that name and none below a domain of this machine's.
+        // The trailing dot makes the name absolute, so that no search domain of this machine is appended.
         match tokio::time::timeout(ANSWER_WITHIN, resolver.lookup_ip(format!("{name}."))).await {
             Ok(Ok(found)) => found.iter().take(ADDRESSES_MAX).collect(),
             Ok(Err(_)) | Err(_) => Vec::new(),
@@ -60,7 +61,7 @@ impl Names {
 
 fn build() -> Option<Arc<TokioResolver>> {
     let built = TokioResolver::builder_tokio().and_then(|mut builder| {
-        // What this machine calls its neighbours is nobody's business.
+        // Entries of this machine's hosts file must not be visible to sandboxes.
         builder.options_mut().use_hosts_file = ResolveHosts::Never;
         builder.build()
     });

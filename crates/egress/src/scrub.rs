@@ -1,11 +1,13 @@
-//! Takes values of secrets out of what a host answers: an echo must not tell what the request was given on its way.
+//! Masks secret values in responses: an echo must not reveal the values that the broker inserted in a
+//! request.
 //!
-//! A value is found as it is, and in the forms in which servers write what they were sent: base64, percent signs, JSON. It is replaced
-//! byte by byte, so that lengths stay.
+//! A value is found unencoded and in the encodings in which servers commonly return their input: base64,
+//! percent-encoding and JSON. Each byte is replaced, so that the length stays the same.
 //!
-//! The last bytes of what has come are withheld until more comes or the answer ends: as many as the longest form has, less one. So a
-//! value that comes in two pieces is found too. How many are withheld does not depend on what they are: if only what looks like the
-//! beginning of a value were, whoever can have a host say something would learn the value letter by letter, by what comes late.
+//! The last bytes received are withheld until more arrive or the response ends: one byte fewer than the
+//! longest form. This finds a value that arrives in two chunks. The number of withheld bytes does not depend
+//! on their content. If only bytes that could be the beginning of a value were withheld, code that can make a
+//! host return chosen text could guess the value character by character, from the delays.
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -19,29 +21,29 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use crate::secret::SecretValue;
 
-/// Stands in the place of each byte.
+/// The replacement of each masked byte.
 const MASK: u8 = b'*';
-/// Digits of numbers in percent signs, in both ways of writing them.
+/// Hexadecimal digits for percent-encoding, in both cases.
 const DIGITS: [&[u8; 16]; 2] = [b"0123456789ABCDEF", b"0123456789abcdef"];
 
-/// Takes values out of a stream of bytes.
+/// Filter that masks values in a stream of bytes.
 pub struct Scrubber {
     forms: Arc<Forms>,
     held: BytesMut,
-    /// How many of the first bytes that are held belong to something that was found.
+    /// Number of bytes at the beginning of `held` that belong to a match.
     found: usize,
 }
 
-/// What is looked for.
+/// The forms to search for.
 struct Forms {
-    /// In order, so that those that begin alike stand together.
+    /// Sorted, so that forms with the same first byte are adjacent.
     all: Vec<Vec<u8>>,
-    /// Those that begin with a byte.
+    /// The range of forms for each first byte.
     by_first: Vec<Range<usize>>,
     longest: usize,
 }
 
-/// A body without them. Trailers are left out.
+/// A body with masked values. Trailers are dropped.
 pub struct Scrubbed {
     body: Incoming,
     scrubber: Scrubber,
@@ -49,7 +51,7 @@ pub struct Scrubbed {
 }
 
 impl Scrubber {
-    /// One that takes out these values.
+    /// Creates a scrubber that masks these values.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a SecretValue>) -> Self {
         let mut all: Vec<Vec<u8>> = values.into_iter().flat_map(|value| forms(value.expose())).collect();
         all.sort();
@@ -61,23 +63,23 @@ impl Scrubber {
         Self::of(Arc::new(Forms { all, by_first, longest }), BytesMut::new())
     }
 
-    /// Takes more bytes, and gives those of which it is clear what they are.
+    /// Adds bytes, and returns the masked bytes that later input can no longer affect.
     pub fn push(&mut self, bytes: &[u8]) -> Bytes {
         self.held.extend_from_slice(bytes);
         self.clear(self.forms.longest.saturating_sub(1))
     }
 
-    /// Gives what is left: nothing more comes.
+    /// Ends the stream, and returns the withheld bytes.
     pub fn finish(&mut self) -> Bytes {
         self.clear(0)
     }
 
-    /// A text that is there as a whole.
+    /// Masks values in a complete text.
     pub fn whole(&self, bytes: &[u8]) -> Bytes {
         Self::of(Arc::clone(&self.forms), BytesMut::from(bytes)).finish()
     }
 
-    /// Whether there is something in a text.
+    /// Returns true if the text contains a value.
     pub fn finds(&self, bytes: &[u8]) -> bool {
         self.whole(bytes) != bytes
     }
@@ -86,12 +88,12 @@ impl Scrubber {
         Self { forms, held, found: 0 }
     }
 
-    /// Gives all but the last bytes.
+    /// Masks and returns all bytes but the last `withheld` ones.
     fn clear(&mut self, withheld: usize) -> Bytes {
         let end = self.held.len().saturating_sub(withheld);
         for at in 0..end {
             let rest = self.held.get(at..).unwrap_or_default();
-            // Those that lie over each other are all found: of none a part is left over.
+            // Overlapping matches are all masked, so that no part of any is left.
             if let Some(long) = self.forms.at_the_beginning_of(rest) {
                 self.found = self.found.max(at + long);
             }
@@ -107,7 +109,7 @@ impl Scrubber {
 }
 
 impl Forms {
-    /// The length of the longest with which a text begins.
+    /// Returns the length of the longest form at the beginning of the text.
     fn at_the_beginning_of(&self, text: &[u8]) -> Option<usize> {
         let same = self.by_first.get(usize::from(*text.first()?))?;
         let same = self.all.get(same.clone())?;
@@ -116,7 +118,7 @@ impl Forms {
 }
 
 impl Scrubbed {
-    /// A body without what the scrubber finds.
+    /// Creates a body that is filtered by the scrubber.
     pub fn new(body: Incoming, scrubber: Scrubber) -> Self {
         Self { body, scrubber, ended: false }
     }
@@ -137,7 +139,7 @@ impl Body for Scrubbed {
                     Err(_) => continue,
                 },
                 Some(Err(error)) => {
-                    // What is withheld stays so: it may be the beginning of a value.
+                    // The withheld bytes are dropped: they may be the beginning of a value.
                     self.ended = true;
                     return Poll::Ready(Some(Err(error)));
                 }
@@ -169,7 +171,7 @@ impl Body for Scrubbed {
     }
 }
 
-/// A value in all the forms that are looked for.
+/// Returns all forms of a value to search for.
 fn forms(value: &str) -> Vec<Vec<u8>> {
     let mut forms = vec![value.as_bytes().to_vec()];
     for digits in DIGITS {
@@ -181,7 +183,8 @@ fn forms(value: &str) -> Vec<Vec<u8>> {
             forms.extend(json.as_bytes().get(1..json.len() - 1).map(<[u8]>::to_vec));
         }
     }
-    // In base64 a value looks in three ways, by how many bytes come before it; what it shares a character with is not its own.
+    // In base64, a value has three forms, depending on the number of bytes before it. Characters that also
+    // encode neighbouring bytes are not part of the form.
     for before in 0..3_usize {
         let bytes = [&vec![0; before], value.as_bytes()].concat();
         let own = (before * 8).div_ceil(6)..bytes.len() * 8 / 6;
@@ -300,7 +303,7 @@ mod tests {
             let clear = in_pieces(&values, &bytes, &cuts);
             prop_assert_eq!(&clear[..], &scrubber(&values).whole(&bytes)[..]);
             prop_assert_eq!(clear.len(), bytes.len());
-            // What is late does not depend on what it is, or it would tell.
+            // The length of the output must not depend on the content, which it would otherwise reveal.
             let other = vec![b'-'; bytes.len()];
             let (mut one, mut two) = (scrubber(&values), scrubber(&values));
             for cut in cuts.iter().map(|cut| (*cut).min(bytes.len())) {

@@ -1,4 +1,4 @@
-//! Secrets as the broker knows them: by name, until the moment of use.
+//! Secrets, which the broker knows only by name until they are used.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,17 +9,20 @@ use zeroize::Zeroizing;
 
 use crate::authority::Authority;
 
-/// The value of a secret. It is not shown, written down or sent anywhere by accident: whoever wants it says so.
+/// The value of a secret. It cannot be displayed, logged or serialized by accident: access is explicit,
+/// through `expose`.
 #[derive(Clone)]
 pub struct SecretValue(Zeroizing<String>);
 
-/// Who keeps the secrets of projects. It is asked at the moment of use, so that a change counts from the next request on.
+/// The storage of the projects' secrets. The broker queries it at each use, so that a change applies from the
+/// next request.
 #[async_trait]
 pub trait Vault: Send + Sync {
-    /// The value of a secret of a project, if it is set.
+    /// Returns the value of a project's secret, if it is set.
     async fn secret(&self, project: &str, name: &str) -> Result<Option<SecretValue>, api::Error>;
 
-    /// Who vouches, in the sandboxes of a project, for the hosts to which secrets are bound. Always the same one.
+    /// Returns the certificate authority that a project's sandboxes trust for hosts with bound secrets. It is
+    /// always the same one.
     async fn authority(&self, project: &str) -> Result<Arc<Authority>, api::Error>;
 }
 
@@ -31,12 +34,12 @@ pub struct Keyring {
 }
 
 impl SecretValue {
-    /// A value.
+    /// Wraps a value.
     pub fn new(value: String) -> Self {
         Self(Zeroizing::new(value))
     }
 
-    /// The value itself.
+    /// Returns the plain value.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -49,7 +52,7 @@ impl fmt::Debug for SecretValue {
 }
 
 impl Keyring {
-    /// The secrets of a project, in one of its sandboxes.
+    /// Creates the keyring of one of a project's sandboxes.
     pub fn new(vault: Arc<dyn Vault>, project: &str, sandbox: &str) -> Self {
         Self { vault, project: project.to_owned(), sandbox: sandbox.to_owned() }
     }
@@ -67,7 +70,8 @@ impl Keyring {
     }
 }
 
-/// What stands for a secret in a sandbox: always the same there, another elsewhere, and worth nothing.
+/// Returns the placeholder of a secret in a sandbox. It is constant in one sandbox, differs between
+/// sandboxes, and is useless elsewhere.
 pub fn placeholder(sandbox: &str, name: &str) -> String {
     let hash = Sha256::digest(format!("{sandbox}/{name}"));
     let end: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
@@ -90,7 +94,7 @@ mod tests {
     fn a_placeholder_is_that_of_one_sandbox_and_one_name() {
         assert_eq!(placeholder("s1", "A"), placeholder("s1", "A"));
         assert_ne!(placeholder("s1", "A"), placeholder("s2", "A"));
-        // None is the beginning of another, so none is replaced by another's value.
+        // No placeholder is a prefix of another, so none is replaced by another secret's value.
         assert!(!placeholder("s1", "A_B").starts_with(&placeholder("s1", "A")));
         assert!(placeholder("s1", "API_KEY").starts_with("bellglass-secret-API_KEY-"));
     }

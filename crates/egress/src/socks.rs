@@ -1,4 +1,5 @@
-//! SOCKS 5 (RFC 1928): `CONNECT`, to a name or an address, without authentication. The rest is refused by its number.
+//! SOCKS 5 (RFC 1928): `CONNECT` to a name or an address, without authentication. Other commands and address
+//! types are refused with the matching reply code.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -12,10 +13,10 @@ use crate::party::Asked;
 use crate::{RefusalKind, Visit};
 
 const VERSION: u8 = 5;
-/// A program says what it wants at once.
+/// Timeout for the request. A program sends it as soon as it has connected.
 const SAID_WITHIN: Duration = Duration::from_secs(10);
 
-/// How a request is answered.
+/// The reply code of a response.
 #[derive(Clone, Copy)]
 enum Reply {
     Done = 0,
@@ -26,7 +27,7 @@ enum Reply {
     NoSuchAddress = 8,
 }
 
-/// Serves one connection.
+/// Serves one SOCKS connection.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(mut stream: S, visit: Visit) {
     if visit.party.pace().is_err() {
         return;
@@ -60,7 +61,7 @@ async fn say(stream: &mut (impl AsyncWrite + Unpin), reply: Reply) {
     let _ = stream.shutdown().await;
 }
 
-/// What is asked for, or how to refuse it.
+/// Reads the request, and returns its destination or the reply code of a refusal.
 async fn ask(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     visit: &Visit,
@@ -97,7 +98,7 @@ async fn ask(
     Ok(match (host, command) {
         (Ok(host), 1) if port != 0 => Ok(Asked::new(host, port, Ask::Tunnel)),
         (_, 1) => Err(Reply::NotAllowed),
-        // Others would open a port for the outside, or send datagrams.
+        // The other commands would open a listening port, or send datagrams.
         (_, _) => Err(Reply::NoSuchCommand),
     })
 }

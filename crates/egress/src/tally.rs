@@ -1,12 +1,13 @@
-//! What was decided, as lines that are told. Equal decisions of a second are one line with a count.
+//! Reports of decisions. Equal decisions within a second are reported as one line with a count.
 //!
-//! Every line of a sandbox becomes one of the audit log, which the machine keeps. So the number of lines is bounded, for what is allowed
-//! and for what is refused, each by itself: a flood of one does not hide the other.
+//! Every report becomes a line of the audit log, which the machine stores. So the number of lines of a
+//! sandbox is limited, separately for allowed and refused requests: a flood of one kind does not hide the
+//! other.
 //!
 //! ```text
-//! the first of its kind           ──▶ a line at once
-//! equal to one of this second     ──▶ counted: one line at the end of the second, `…, 41 more times`
-//! more lines than there may be    ──▶ counted by target: one line at the end of the second
+//! the first of its kind               ──▶ one line at once
+//! equal to a decision of this second  ──▶ counted: one line at the end of the second, `…, 41 more times`
+//! over the limit of lines             ──▶ counted by target: one line at the end of the second
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
@@ -17,29 +18,30 @@ use governor::DefaultDirectRateLimiter;
 
 use crate::party::{Decision, Tell, Told, rate};
 
-/// Lines in a second, and at once after a pause: a person can read them, and a day of them is 300 MB.
+/// Maximum number of lines per second, and in a burst after a pause. People can still read this many; a day
+/// of them takes 300 MB.
 const LINES_PER_SECOND: u32 = 10;
 const LINES_AT_ONCE: u32 = 200;
-/// Equal decisions of this time are one line.
+/// Equal decisions within this time are reported as one line.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Targets that the line about all others names.
+/// Maximum number of targets that the summary line names.
 const TARGETS_NAMED_MAX: usize = 8;
 
-/// Turns decisions into lines.
+/// Reporter that turns decisions into lines.
 pub struct Tally {
     tell: Tell,
     lines: [DefaultDirectRateLimiter; 2],
     now: Mutex<Window>,
 }
 
-/// What was decided in the second that goes on.
+/// The decisions of the current second.
 #[derive(Default)]
 struct Window {
-    /// What was told, and how often it was decided again since.
+    /// Reported decisions, with the number of their repetitions since.
     again: HashMap<Decision, u64>,
-    /// What was not told, of what is allowed and of what is refused.
+    /// Unreported decisions: the allowed and the refused ones.
     untold: [Untold; 2],
-    /// Whether a task is waiting for its end.
+    /// True if a task is waiting for the end of the second.
     ends: bool,
 }
 
@@ -50,18 +52,18 @@ struct Untold {
 }
 
 impl Tally {
-    /// A tally whose lines are told to `tell`.
+    /// Creates a tally whose lines are passed to `tell`.
     pub fn new(tell: Tell) -> Arc<Self> {
         let lines = || rate(LINES_PER_SECOND, LINES_AT_ONCE);
         Arc::new(Self { tell, lines: [lines(), lines()], now: Mutex::default() })
     }
 
-    /// Tells something at once.
+    /// Passes a report on at once.
     pub fn tell(&self, told: Told) {
         (self.tell)(told);
     }
 
-    /// Tells a decision, or counts it.
+    /// Reports a decision, or counts it.
     pub fn decided(self: &Arc<Self>, decision: Decision) {
         let Ok(executor) = tokio::runtime::Handle::try_current() else {
             return self.tell(Told::Decided(decision));
@@ -86,12 +88,12 @@ impl Tally {
         }
     }
 
-    /// Tells what was counted. False when nothing is left to count.
+    /// Reports the counts of the past second. Returns false if no further counting is in progress.
     fn end(&self) -> bool {
         let mut lines = Vec::new();
         let goes_on = {
             let mut now = self.now();
-            // What was decided again is counted on: a steady stream is one line in each second.
+            // Repeated decisions remain in the window, so that a steady stream gives one line per second.
             let again = std::mem::take(&mut now.again).into_iter().filter(|(_, count)| *count > 0);
             for (decision, count) in again {
                 if self.has_line(&decision) {
@@ -133,7 +135,7 @@ impl Tally {
 }
 
 impl Drop for Tally {
-    /// What was counted last is told when the sandbox ends.
+    /// Reports the remaining counts when the sandbox ends.
     fn drop(&mut self) {
         self.end();
     }
@@ -152,7 +154,7 @@ impl Window {
 }
 
 impl Untold {
-    /// How many there were, and of which targets; none if there were none.
+    /// Returns the number of unreported decisions and their targets, or `None` if there were none.
     fn line(self) -> Option<(u64, String)> {
         let named: u64 = self.targets.values().sum();
         let mut words: Vec<String> =
@@ -164,7 +166,7 @@ impl Untold {
     }
 }
 
-/// Ends one second after the other, until nothing is counted or the sandbox is gone.
+/// Ends the windows, one per second, until nothing is counted or the sandbox is gone.
 async fn end(tally: Weak<Tally>) {
     loop {
         tokio::time::sleep(WINDOW).await;
@@ -226,7 +228,8 @@ mod tests {
         }
         drop(tally);
         let told = told.lock().unwrap();
-        // 200 at once, at most 10 in each of 60 seconds (the limiter has a clock of its own), and a line about the others.
+        // 200 at once, at most 10 in each of 60 seconds (the limiter uses its own clock), and a line about
+        // the others.
         assert!((200..=870).contains(&told.len()), "{} lines", told.len());
         let untold: Vec<&Decision> = told.iter().filter(|one| one.target == "any").collect();
         let count = |one: &Decision| one.ask.strip_suffix(" times").unwrap().parse::<usize>().unwrap();

@@ -1,5 +1,6 @@
-//! Bytes both ways. Where a rule names the host, a look first: what TLS asks for must be that host, and what is HTTP in the clear is
-//! read as HTTP. Else an allowed name would open every host that its servers have.
+//! Tunnels: bytes in both directions. If a rule names the host, the first bytes are checked: the TLS server
+//! name must be that host. Plaintext HTTP is handled as HTTP instead. Otherwise an allowed name would open
+//! every host that its servers also serve.
 
 use api::host::Host;
 use bytes::BytesMut;
@@ -8,16 +9,16 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWri
 
 use crate::flow::Flow;
 
-/// What is read at once, in each direction.
+/// Size of the read buffer of each direction in bytes.
 const PIECE_BYTES: usize = 16 << 10;
-/// The first message of a TLS connection is shorter, with every key share there is.
+/// Maximum size of a TLS ClientHello in bytes. It is shorter even with all key shares.
 const HELLO_BYTES_MAX: usize = 64 << 10;
 /// The type of a TLS record that carries a handshake.
 const HANDSHAKE: u8 = 22;
-/// Where only TLS is expected.
+/// The port on which only TLS is allowed.
 const TLS_PORT: u16 = 443;
 
-/// Passes on both ways until both have ended. A break of one is a break of the other.
+/// Copies in both directions until both have ended. If one direction fails, the connection is reset.
 pub async fn pass<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, flow: Flow) {
     let name = flow.allowed.by_name.then(|| flow.asked.host.clone());
     let only_tls = flow.asked.port == TLS_PORT;
@@ -35,7 +36,7 @@ pub async fn pass<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, flow: Flo
     };
     let inwards = copy(&mut from_outside, &mut to_inside);
     let passed = async { tokio::try_join!(outwards, inwards) };
-    // Also while neither side says anything.
+    // The cancellation takes effect even while both sides are silent.
     let passed = tokio::select! {
         passed = passed => passed,
         () = revoked.cancelled() => Err(None),
@@ -49,7 +50,7 @@ pub async fn pass<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, flow: Flo
     }
 }
 
-/// Why it broke, where that is ours to say.
+/// The cause of a failure, if the broker must report it.
 type Broken = Option<String>;
 
 async fn copy(
@@ -60,7 +61,7 @@ async fn copy(
     to.shutdown().await.map_err(|_| None)
 }
 
-/// The first bytes that are sent, if they may be.
+/// Reads the first bytes and returns them if they may be sent.
 async fn hello(from: &mut (impl AsyncRead + Unpin), host: &Host, only_tls: bool) -> Result<BytesMut, Broken> {
     let mut bytes = BytesMut::new();
     let mut acceptor = Acceptor::default();

@@ -1,6 +1,6 @@
-//! The gate, asked as a program inside would ask it, with an upstream that does as it is told.
+//! The package gate, with requests like those of a program in a sandbox, and with a fake upstream.
 
-// A test fails by panicking, and says what it saw.
+// A test fails by panicking, with the observed values.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::collections::HashMap;
@@ -18,10 +18,10 @@ use tokio::sync::watch;
 
 /// The SHA-256 of `good`.
 const GOOD: &str = "770e607624d689265ca6c44884d0807d9b054d23c473c106c72be9de08b7376c";
-/// Larger than what is on its way at once.
+/// Larger than all buffers between the upstream and the program.
 const LARGE: usize = 4 << 20;
 
-/// An index and a gate in front of it.
+/// A broker with a gate in front of a fake index, and one sandbox.
 struct Place {
     broker: Arc<Broker>,
     party: Arc<Party>,
@@ -37,7 +37,7 @@ impl Place {
         let address = upstream(Arc::clone(&asked));
         let directory = std::env::temp_dir().join(format!("bellglass-gate-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
-        // A password in an address is the machine's own.
+        // The password is part of the machine's configuration and must not be revealed.
         let python = format!("http://user:hidden@{address}/simple");
         let gate = Gate::new(&directory, Upstreams { python, ..Upstreams::default() }, 0);
         let (policy, seen) = watch::channel(Policy::of_words(words).unwrap());
@@ -47,7 +47,7 @@ impl Place {
         Self { broker: Arc::new(Broker::new(gate)), party, policy, told, asked, directory }
     }
 
-    /// What a program inside is answered: the status, and all that came.
+    /// Sends a request as a program in the sandbox. Returns the status and the body.
     async fn get(&self, path: &str) -> (u16, Vec<u8>) {
         let (mut near, far) = tokio::io::duplex(64 << 10);
         tokio::spawn(Arc::clone(&self.broker).serve(far, Arc::clone(&self.party)));
@@ -62,7 +62,7 @@ impl Place {
         (status, answer.split_off(end))
     }
 
-    /// What was let in: the file, and whether it was here.
+    /// Returns the packages that the sandbox received: the file, and true if it came from the cache.
     fn installed(&self) -> Vec<(String, bool)> {
         let told = self.told.lock().unwrap();
         told.iter()
@@ -84,7 +84,8 @@ impl Drop for Place {
     }
 }
 
-/// An index with one package, of which one file is what it says, one is not, one is large and slow, and one has just been published.
+/// Starts an index with one package. Its files: `good`, which matches its hash, `bad`, which does not,
+/// `large`, and `new`, which was published recently.
 fn upstream(asked: Arc<AtomicU32>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -135,7 +136,7 @@ async fn what_was_fetched_for_one_is_given_to_the_next_and_both_are_told() {
     assert!(page.contains("../../files/demo/good-1.tar.gz#sha256=") && !page.contains("hidden"), "{page}");
     for _ in 0..3 {
         assert_eq!(place.get("/python/files/demo/good-1.tar.gz").await, (200, b"good".to_vec()));
-        // What is kept is kept after the last byte was sent.
+        // The file is stored only after its last byte was sent.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert_eq!(place.asked.load(Ordering::Relaxed), 1);
@@ -150,7 +151,7 @@ async fn what_is_not_what_its_index_says_is_cut_off_and_not_kept() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!((place.kept(), place.installed()), (0, Vec::new()));
     assert_ne!(came, b"evil", "the last of it is held back");
-    // What is kept here and was changed since is not given a second time.
+    // A cached file that was modified is not served again.
     assert_eq!(place.get("/python/files/demo/good-1.tar.gz").await.0, 200);
     tokio::time::sleep(Duration::from_millis(100)).await;
     let kept = std::fs::read_dir(place.directory.join("files")).unwrap().next().unwrap().unwrap().path();
@@ -212,7 +213,7 @@ async fn whoever_has_carried_all_that_the_policy_allows_gets_nothing_by_asking_a
     );
 }
 
-/// One line for each would fill the audit log, and hide in it what others do.
+/// One line per refusal would fill the audit log and hide the entries of other sandboxes in it.
 #[tokio::test]
 async fn a_flood_of_nonsense_is_told_as_a_number() {
     const REQUESTS: usize = 3000;

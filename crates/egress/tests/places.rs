@@ -1,6 +1,6 @@
-//! Places for connections, taken of a real broker: those of a sandbox, and those of its project.
+//! Connection limits of a sandbox and of a project, tested with a real broker.
 
-// A test fails by panicking, and says what it saw.
+// A test fails by panicking, with the observed values.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use egress::{Broker, Gate, Party};
 use tokio::io::{AsyncReadExt as _, DuplexStream};
 use tokio::sync::watch;
 
-/// Connections of one sandbox, and of all of a project, at once.
+/// The connection limits of one sandbox and of a project.
 const SANDBOX_MAX: usize = 512;
 const PROJECT_MAX: usize = 4096;
-/// A connection for which there is no place is told so within this.
+/// Timeout for a released slot to become available.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 fn broker() -> Arc<Broker> {
@@ -28,7 +28,7 @@ fn party(project: &str) -> Arc<Party> {
     Arc::new(Party::new(policy, Box::new(|_| {})).of(project))
 }
 
-/// Connects so often. Whoever has a place waits for the first byte.
+/// Opens connections. On each connection that has a slot, the broker waits for the first byte.
 async fn connect(broker: &Arc<Broker>, party: &Arc<Party>, count: usize) -> Vec<DuplexStream> {
     let mut streams = Vec::new();
     for _ in 0..count {
@@ -40,7 +40,7 @@ async fn connect(broker: &Arc<Broker>, party: &Arc<Party>, count: usize) -> Vec<
     streams
 }
 
-/// Whether a connection was turned away: those that have a place are asked nothing and told nothing.
+/// Returns true if the connection was rejected. The broker sends nothing on a connection that has a slot.
 async fn is_turned_away(stream: &mut DuplexStream) -> bool {
     let mut said = [0; 16];
     match tokio::time::timeout(Duration::from_millis(200), stream.read(&mut said)).await {

@@ -1,4 +1,5 @@
-//! Connections that leave a sandbox: each one that a program inside opens to its proxy is taken from the guest and passed to the broker.
+//! Outbound connections of a sandbox: each connection of a program to the proxy in the sandbox is passed from
+//! the guest to the broker.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,12 +19,13 @@ use crate::link::Ask;
 use crate::port::Port;
 use crate::sandbox::Sandbox;
 
-/// One wait for a connection. The loop around it has no end: a program may make its first after a day.
+/// Timeout for one wait for a connection. The wait is repeated without limit: a program may open its first
+/// connection after a day.
 const NEXT_WITHIN: Duration = Duration::from_millis(2 * limits::DEADLINE_MS_MAX);
-/// After a failure that may pass.
+/// Delay after an error that may be temporary.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Takes one connection after the other, until the sandbox has ended.
+/// Serves the sandbox's outbound connections until it has ended.
 pub async fn attend(sandbox: &Sandbox, broker: &Arc<Broker>, party: &Arc<Party>) {
     let ask = Ask { method: Method::POST, path: "/egress".into(), body: Bytes::new() };
     loop {
@@ -34,7 +36,8 @@ pub async fn attend(sandbox: &Sandbox, broker: &Arc<Broker>, party: &Arc<Party>)
             }
             Err(Error::Deadline { .. }) => {}
             Err(Error::Lost(_)) => return,
-            // Of a release that had no way out, or one that could not take its port: then nothing leaves.
+            // The guest is of a release without egress, or could not listen on the proxy's port: the sandbox
+            // has no network access.
             Err(Error::Guest(error))
                 if matches!(error.code, ErrorCode::NotFound | ErrorCode::Unsupported) =>
             {
@@ -46,12 +49,13 @@ pub async fn attend(sandbox: &Sandbox, broker: &Arc<Broker>, party: &Arc<Party>)
     }
 }
 
-/// Where fetched packages are kept, below a data directory.
+/// Returns the directory of the package cache in a data directory.
 pub fn packages(data: &Path) -> PathBuf {
     data.join("packages")
 }
 
-/// An exec whose programs look for packages where its policy lets them in, unless it says otherwise.
+/// Adds variables to an exec that point its package managers to the gate, for the packages that the policy
+/// allows. Variables that the exec sets are kept.
 #[must_use]
 pub fn pointed(policy: &Policy, mut spec: ExecSpec) -> ExecSpec {
     for preset in &policy.presets {
@@ -73,7 +77,7 @@ pub fn pointed(policy: &Policy, mut spec: ExecSpec) -> ExecSpec {
     spec
 }
 
-/// A policy that stays as it is.
+/// Returns a policy that never changes.
 pub fn fixed(policy: Policy) -> watch::Receiver<Policy> {
     watch::channel(policy).1
 }

@@ -1,8 +1,9 @@
-//! One exec as seen from here: its output from any offset, its one outcome.
+//! The host's view of one exec: its output from any offset, and its single outcome.
 //!
-//! The exec lives in the guest's table; this is a reader that comes back. It checks what it is told: every byte
-//! must follow the one before, and the end must agree with what was read. A guest that lies about one exec ends
-//! that reader with a protocol error, and nothing else. A result is told after the output that was written before it.
+//! The exec lives in the guest's table; this is a reader that can reconnect. It verifies the guest's
+//! messages: bytes must be contiguous, and the end must agree with the bytes received. If a guest violates
+//! this for one exec, only its reader fails, with a protocol error. A result is delivered after the output
+//! that was written before it.
 
 mod awaited;
 mod results;
@@ -31,21 +32,26 @@ use crate::link::{Ask, Link};
 use awaited::Awaited;
 use results::Results;
 
-/// How long after its deadline and grace an exec may still run before its sandbox is stopped from outside.
+/// Time after its deadline and grace period for which an exec may still run before its sandbox is stopped
+/// from outside.
 pub const OVERDUE_MS: u64 = 2_000;
-/// A guest answers at once; under a full load of every limit it was seen to answer within a tenth of this.
+/// Timeout for a response of a guest. Guests respond at once; with all limits under full load, they took at
+/// most a tenth of this.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Code waits until the interpreter has imported what its template names, for which a guest gives it 60 s, on a machine that may be
-/// slow to start it.
+/// Timeout for requests that need the interpreter. They wait until it has imported the modules of the
+/// template, for which a guest allows 60 s; a slow machine needs more time to start it.
 pub const CODE_WITHIN: Duration = Duration::from_secs(90);
-/// How much longer than the start the output may take that was asked for beside it, before it is asked for again.
+/// Additional time for the output request that was sent together with the start, after the start has
+/// completed. Then the output is requested again.
 const OPEN_WITHIN: Duration = Duration::from_millis(50);
-/// A guest sends a heartbeat every 5 s. Three missed ones, and the connection counts as dead.
+/// Maximum time without data. A guest sends a heartbeat every 5 s; after three missed ones, the connection
+/// counts as dead.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
-/// Bytes read before the guest is told, in mode `block`, as a part of what the spool holds.
+/// Number of reports per spool: in mode `block`, consumption is reported to the guest each time a quarter of
+/// the spool's size was read.
 const CONSUME_PARTS: u64 = 4;
 
-/// The sandbox that an exec is in.
+/// The sandbox in which an exec runs.
 #[derive(Clone)]
 pub(crate) struct Home {
     pub id: SandboxId,
@@ -58,79 +64,80 @@ pub(crate) struct Home {
 pub struct Exec {
     id: ExecId,
     home: Home,
-    /// What was read of the three streams.
+    /// The next offset to read of each of the three streams.
     position: [u64; 3],
     dropped: [u64; 2],
     results: Results,
-    /// What was last told to the guest as taken, where the mode is `block`.
+    /// The offsets last reported to the guest as consumed, in mode `block`.
     consumed: Option<[u64; 2]>,
     consume_every: u64,
     overdue: Option<Instant>,
     started: Instant,
     body: Option<Incoming>,
     buffer: BytesMut,
-    /// The stream and the number of bytes of the data frame being read.
+    /// The stream of the current data frame, and the number of its bytes still to come.
     open: Option<(Stream, usize)>,
-    /// What is waited for: the first thing that it shows, and then its end.
+    /// The trace step in progress: the wait for the first event, then the wait for the end.
     awaited: Awaited,
     ended: bool,
 }
 
-/// What a reader gets.
+/// An event of an exec.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Bytes of a stream.
+    /// Bytes of an output stream.
     Data {
-        /// Which stream.
+        /// The stream.
         stream: Stream,
-        /// The offset of the first.
+        /// The offset of the first byte.
         offset: u64,
         /// The bytes.
         bytes: Bytes,
     },
-    /// Bytes that were not kept.
+    /// Bytes that the guest did not retain.
     Gap {
-        /// Which stream.
+        /// The stream.
         stream: Stream,
-        /// The first that is missing.
+        /// The offset of the first missing byte.
         from: u64,
-        /// The first that is there again.
+        /// The offset of the first available byte after the gap.
         to: u64,
     },
-    /// Something that code shows besides what it writes.
+    /// A result that code displays in addition to its output.
     Result {
-        /// Where it begins in the stream of results.
+        /// Its offset in the stream of results.
         offset: u64,
-        /// Where the next one begins.
+        /// The offset of the next result.
         next: u64,
-        /// What it is. All that was written before it has been told.
+        /// The result. All output written before it was delivered.
         line: ResultLine,
     },
-    /// It has ended. Nothing comes after.
+    /// The exec has ended. No further events follow.
     End(ExecEnd),
 }
 
-/// Everything an exec wrote that was kept, and how it ended.
+/// All retained output of an exec, and its end.
 #[derive(Debug)]
 pub struct Collected {
-    /// Standard output; a gap leaves nothing.
+    /// Standard output. Gaps are omitted.
     pub stdout: Vec<u8>,
-    /// Standard error; a gap leaves nothing.
+    /// Standard error. Gaps are omitted.
     pub stderr: Vec<u8>,
-    /// What code showed.
+    /// The results of code.
     pub results: Vec<ResultLine>,
-    /// How it ended.
+    /// The end of the exec, with its outcome.
     pub end: ExecEnd,
 }
 
 impl Exec {
-    /// Starts the command or code, or attaches to the exec that the same request started before.
+    /// Starts the command or code, or attaches to the exec that an earlier attempt of this request started.
     pub(crate) async fn run(home: Home, id: ExecId, spec: &ExecSpec) -> Result<Self, Error> {
         start(&home, &id, spec).await?;
         let grace = Duration::from_millis(spec.grace_ms.unwrap_or(limits::GRACE_MS));
         let started = Instant::now();
         Ok(Self {
-            // The time of code begins when its turn has come and its packages are there, which only the guest knows.
+            // The deadline of code counts from the time at which it starts to run, after waiting for its turn
+            // and its packages. Only the guest knows that time.
             overdue: spec
                 .deadline_ms
                 .filter(|_| spec.code.is_none())
@@ -141,8 +148,9 @@ impl Exec {
         })
     }
 
-    /// Starts the command or code and opens its output, both asked for at once: the guest takes requests in turn, so the second finds
-    /// what the first has begun. Where it does not, the output is opened as after a connection that broke.
+    /// Starts the command or code and opens its output. Both requests are sent at once: the guest processes
+    /// requests in order, so the second finds the new exec. If it does not, the output is opened as after a
+    /// broken connection.
     pub(crate) async fn start_and_read(
         home: &Home,
         id: &ExecId,
@@ -166,7 +174,7 @@ impl Exec {
         Ok((info, exec))
     }
 
-    /// A reader of an exec that was started before, from the first byte on.
+    /// Creates a reader of an existing exec, from the first byte.
     pub(crate) fn attach(home: Home, id: ExecId) -> Self {
         Self {
             id,
@@ -186,22 +194,22 @@ impl Exec {
         }
     }
 
-    /// Its name.
+    /// Returns its id.
     pub fn id(&self) -> &ExecId {
         &self.id
     }
 
-    /// Reads from these offsets on instead of from the first byte.
+    /// Sets the offsets to read from, instead of the first byte.
     pub fn seek(&mut self, stdout: u64, stderr: u64, results: u64) {
         self.position = [stdout, stderr, results];
         self.results = Results::at(results);
         self.leave();
     }
 
-    /// The next thing that happens. After the end it is the end's absence: `None`.
+    /// Waits for the next event. Returns `None` after the end.
     ///
     /// # Errors
-    /// The guest broke the protocol, or the exec is not known.
+    /// The guest violated the protocol, or the exec is not known.
     pub async fn next(&mut self) -> Result<Option<Event>, Error> {
         if self.ended {
             return Ok(None);
@@ -222,7 +230,8 @@ impl Exec {
             }
         };
         tokio::pin!(overdue);
-        // The guest keeps the deadline; a guest that cannot is ended from outside, and the exec with it.
+        // The guest enforces the deadline. If it fails to, the sandbox is stopped from outside, and the exec
+        // with it.
         let home = self.home.clone();
         let event = tokio::select! {
             event = self.follow() => event,
@@ -236,7 +245,7 @@ impl Exec {
             Ok(Event::End(end)) if self.is_crippled(&end).await => {
                 self.home.link.stopping(LostCause::Oom);
                 self.home.runtime.stop(&self.home.id, Duration::ZERO).await?;
-                // Not before: whoever asks again after a stop that failed finds the end again.
+                // Set only after the stop: if the stop fails, the next call finds the end again.
                 self.ended = true;
                 Ok(Event::End(self.end_from_here(Outcome::SandboxLost { cause: LostCause::Oom })))
             }
@@ -249,7 +258,8 @@ impl Exec {
                         .usage(&self.home.id)
                         .await
                         .map_or(0, |usage| usage.memory_peak_bytes);
-                    // An engine may not say the most that was ever used; that it was all is what happened.
+                    // An engine may not report peak usage, but running out of memory means that all of it was
+                    // used.
                     let all = self.home.runtime.takes_images().then_some(self.home.memory_bytes);
                     let peak_bytes = peak_bytes.max(all.unwrap_or(0));
                     end.memory = Some(MemoryReport { limit_bytes: self.home.memory_bytes, peak_bytes });
@@ -266,8 +276,9 @@ impl Exec {
         }
     }
 
-    /// Whether the host has killed a part of a kernel in user space for memory. On cgroup version 1 it kills one process of it, and
-    /// the program that this one stood for seems to have ended by itself; on version 2 all of it ends.
+    /// Returns true if the host's OOM killer has killed a part of a user-space kernel. With cgroup version 1,
+    /// it kills a single process, and the program that this process served appears to have exited on its own.
+    /// With version 2, all processes are killed.
     async fn is_crippled(&self, end: &ExecEnd) -> bool {
         let Home { id, runtime, .. } = &self.home;
         end.outcome != (Outcome::Exited { code: 0 })
@@ -275,7 +286,7 @@ impl Exec {
             && runtime.usage(id).await.is_ok_and(|usage| usage.oom_kills > 0)
     }
 
-    /// Reads to the end. Keeps at most what the guest keeps.
+    /// Reads to the end, and returns all output. Its size is limited to that retained by the guest.
     ///
     /// # Errors
     /// As [`Exec::next`].
@@ -286,7 +297,7 @@ impl Exec {
                 Some(Event::Data { stream: Stream::Stdout, bytes, .. }) => stdout.extend_from_slice(&bytes),
                 Some(Event::Data { stream: Stream::Stderr, bytes, .. }) => stderr.extend_from_slice(&bytes),
                 Some(Event::Result { line, .. }) => results.push(line),
-                // Of results there are no bytes.
+                // Results are delivered as lines, not as bytes.
                 Some(Event::Data { stream: Stream::Results, .. } | Event::Gap { .. }) => {}
                 Some(Event::End(end)) => return Ok(Collected { stdout, stderr, results, end }),
                 None => return Err(Error::Protocol("the output has no end frame".into())),
@@ -297,7 +308,7 @@ impl Exec {
     /// Sends bytes to standard input at an offset; `last` closes it. Waits while the process does not read.
     ///
     /// # Errors
-    /// The process closed it, or the exec is not known.
+    /// The process has closed its standard input, or the exec is not known.
     pub async fn write_stdin(
         &self,
         offset: u64,
@@ -310,10 +321,10 @@ impl Exec {
         self.home.link.call(&Ask { method: Method::PUT, path, body: bytes }, within).await
     }
 
-    /// Gives its terminal another size.
+    /// Changes the size of its terminal.
     ///
     /// # Errors
-    /// It has no terminal, no terminal has such a size, or the exec is not known.
+    /// The exec has no terminal, the size is invalid, or the exec is not known.
     pub async fn resize(&self, size: TerminalSize) -> Result<(), Error> {
         size.check().map_err(Error::Request)?;
         let body = serde_json::to_vec(&size).map_err(|error| Error::Protocol(error.to_string()))?;
@@ -321,10 +332,10 @@ impl Exec {
         self.home.link.call(&Ask { method: Method::PUT, path, body: body.into() }, ANSWER_WITHIN).await
     }
 
-    /// Sends a signal to all its processes; says how many there were.
+    /// Sends a signal to all its processes, and returns their number.
     ///
     /// # Errors
-    /// The number is no signal, or the exec is not known.
+    /// The signal number is invalid, or the exec is not known.
     pub async fn signal(&self, signal: i32) -> Result<u32, Error> {
         let body =
             serde_json::to_vec(&SignalRequest { signal }).map_err(|e| Error::Protocol(e.to_string()))?;
@@ -332,7 +343,7 @@ impl Exec {
         self.home.link.call(&Ask { method: Method::POST, path, body: body.into() }, ANSWER_WITHIN).await
     }
 
-    /// Ends it: its outcome will be `cancelled`, unless it had ended before.
+    /// Cancels it: its outcome will be `cancelled`, unless it had already ended.
     ///
     /// # Errors
     /// The exec is not known, or the sandbox has ended.
@@ -341,7 +352,8 @@ impl Exec {
         self.home.link.call(&ask, ANSWER_WITHIN).await
     }
 
-    /// Tells the guest that everything below these offsets was taken: an exec in mode `block` goes on.
+    /// Reports to the guest that all output below these offsets was consumed, so that an exec in mode `block`
+    /// can continue.
     ///
     /// # Errors
     /// The exec is not known, or the sandbox has ended.
@@ -350,7 +362,7 @@ impl Exec {
         self.home.link.call(&Ask { method: Method::PUT, path, body: Bytes::new() }, ANSWER_WITHIN).await
     }
 
-    /// Has the output sent from where the reader is.
+    /// Requests the output from the current position.
     fn open(&self) -> impl Future<Output = Result<Incoming, Error>> + use<> {
         let ([stdout, stderr, results], id) = (self.position, &self.id);
         let path = format!("/execs/{id}/output?stdout={stdout}&stderr={stderr}&results={results}");
@@ -358,7 +370,7 @@ impl Exec {
         async move { Ok(home.link.ask(&ask, ANSWER_WITHIN).await?.into_body()) }
     }
 
-    /// Follows the output over as many connections as it takes.
+    /// Waits for the next event, reconnecting as often as necessary.
     async fn follow(&mut self) -> Result<Event, Error> {
         loop {
             if let Some(event) = self.decode()? {
@@ -380,13 +392,14 @@ impl Exec {
                         self.buffer.extend_from_slice(&bytes);
                     }
                 }
-                // The end was not said: the connection broke, and the next one goes on where this one stopped.
+                // The stream ended without an end frame: the connection broke, and the next one resumes at
+                // this position.
                 Ok(None | Some(Err(_))) | Err(_) => self.leave(),
             }
         }
     }
 
-    /// Takes the next event out of what was read, if it is all there. Data is passed on as it comes.
+    /// Decodes the next event from the buffer, if it is complete. Data is returned as it arrives.
     fn decode(&mut self) -> Result<Option<Event>, Error> {
         loop {
             let [stdout, stderr, _] = self.position;
@@ -439,7 +452,7 @@ impl Exec {
                     let end: ExecEnd = serde_json::from_slice(&self.buffer.split_to(length as usize))
                         .map_err(|error| Error::Protocol(format!("malformed end frame: {error}")))?;
                     let bytes = [end.stdout_bytes, end.stderr_bytes, end.results_bytes];
-                    // What still waits here waits for bytes that will never come.
+                    // A result that is still held would wait for output that will never arrive.
                     if bytes != self.position || self.results.told() != end.results_bytes {
                         return Err(Error::Protocol(
                             "the end frame does not match the bytes received".into(),
@@ -451,8 +464,8 @@ impl Exec {
         }
     }
 
-    /// Counts the bytes of a stream up to an offset as dropped. Gives no event where the result stream drops only the rest of a line of
-    /// which nothing was told.
+    /// Counts the bytes of a stream up to an offset as dropped. Returns no event for a gap in the result
+    /// stream that contains no undelivered line.
     fn skip(&mut self, stream: Stream, to: u64) -> Result<Option<Event>, Error> {
         let at = self.at(stream);
         let from = *at;
@@ -463,13 +476,14 @@ impl Exec {
         match stream {
             Stream::Stdout => self.dropped[0] += to - from,
             Stream::Stderr => self.dropped[1] += to - from,
-            // Lines are told whole: what was read of one that is not is gone with the rest.
+            // Results are delivered as whole lines, so a partly received line is dropped with the rest.
             Stream::Results => return Ok(self.results.skip(to).map(|from| Event::Gap { stream, from, to })),
         }
         Ok(Some(Event::Gap { stream, from, to }))
     }
 
-    /// In mode `block`, tells the guest what was taken: everything that a caller had before it asked for more.
+    /// In mode `block`, reports consumption to the guest: everything that the caller received before it
+    /// requested more.
     async fn consume(&mut self) -> Result<(), Error> {
         let Some([stdout, stderr]) = self.consumed else { return Ok(()) };
         let [now_stdout, now_stderr, _] = self.position;
@@ -477,7 +491,7 @@ impl Exec {
             return Ok(());
         }
         match self.take(now_stdout, now_stderr).await {
-            // The end of the sandbox is told by the output, as an outcome.
+            // The output reports the end of the sandbox, as an outcome.
             Ok(()) | Err(Error::Lost(_)) => {}
             Err(error) => return Err(error),
         }
@@ -494,7 +508,8 @@ impl Exec {
         }
     }
 
-    /// Leaves the connection; the position stays, but of results that were not told, which come again.
+    /// Drops the connection and keeps the position. Results that were received but not delivered are read
+    /// again.
     fn leave(&mut self) {
         self.results.leave();
         let [.., results] = &mut self.position;
@@ -504,7 +519,7 @@ impl Exec {
         self.open = None;
     }
 
-    /// The end of an exec whose guest cannot tell it any more.
+    /// Returns the end of an exec whose guest can no longer report it.
     fn end_from_here(&self, outcome: Outcome) -> ExecEnd {
         let ([stdout_bytes, stderr_bytes, _], [stdout_dropped, stderr_dropped]) =
             (self.position, self.dropped);
@@ -523,7 +538,7 @@ impl Exec {
     }
 }
 
-/// Starts a command or code, or finds the exec that the same request started before.
+/// Starts a command or code, or returns the exec that an earlier attempt of this request started.
 pub(crate) async fn start(home: &Home, id: &ExecId, spec: &ExecSpec) -> Result<ExecInfo, Error> {
     spec.check().map_err(Error::Request)?;
     let body = serde_json::to_vec(spec).map_err(|error| Error::Protocol(error.to_string()))?;
@@ -532,7 +547,7 @@ pub(crate) async fn start(home: &Home, id: &ExecId, spec: &ExecSpec) -> Result<E
     home.link.call(&ask, within).instrument(info_span!(target: STEP, "launch")).await
 }
 
-/// How a command ended, for people.
+/// Returns a description of an outcome, for messages to people.
 pub fn ended(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Exited { code } => format!("exited with status {code}"),

@@ -1,8 +1,9 @@
-//! Files of a sandbox, as they are asked for from here.
+//! File operations of a sandbox, on the host.
 //!
-//! The work is done inside, by a process with the rights of user code; here its answers are checked. Every byte of them is hostile:
-//! a part over its bound or out of its order, an answer to another question, more bytes than were said, an error that is not the
-//! sandbox's to make: each ends its own request, with a typed error, and no other. The host opens no path.
+//! A process in the sandbox with the rights of user code performs the operations; the host checks its
+//! responses. All of them are treated as hostile: a part that is too large or out of order, a response to
+//! another request, more bytes than announced, or an error that a sandbox must not report. Each of these
+//! fails its own request, with a typed error, and no other. The host opens no path.
 
 mod answer;
 mod parts;
@@ -26,79 +27,83 @@ use crate::sandbox::Sandbox;
 use answer::{Answer, Break};
 use parts::Found;
 
-/// The route of the channel.
+/// Routes of file requests on the channel, as the sandbox's user and as root.
 const ROUTE: &str = "/files";
 const ROUTE_AS_ROOT: &str = "/files?uid=0";
-/// What looks at a path or a directory and no more takes less, under a full load of every limit too.
+/// Timeout for operations on a single path or directory. They take less, even with all limits under full
+/// load.
 const LOOK_WITHIN: Duration = Duration::from_secs(60);
-/// A disk that hashes, copies or removes slower than this is broken.
+/// Slowest rate at which a working disk hashes, copies or removes files.
 const SLOWEST_BYTES_PER_SECOND: u64 = 4 << 20;
-/// No byte for so long, in a stream that has more to come or to go, and it is given up.
+/// Maximum time without progress in a transfer, after which it fails.
 const IDLE_MAX: Duration = Duration::from_secs(60);
-/// What a process does with bytes that broke off takes no longer: it writes what is in its pipe, or removes a file.
+/// Timeout for the process inside to end after an interrupted transfer: it writes the content of its pipe, or
+/// removes a file.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
-/// Pieces waiting for a guest that does not take them: each is as large as what came from a caller at once.
+/// Maximum number of chunks waiting for a guest that does not read. Each is as large as the chunk that the
+/// caller passed.
 const PIECES_WAITING: usize = 2;
-/// An event names one path, escaped at worst.
+/// Maximum size of a file event in bytes: one path with worst-case escaping.
 const EVENT_BYTES_MAX: usize = 64 << 10;
 
 /// The files of one sandbox.
 pub struct Files {
     link: Arc<Link>,
-    /// What of it can be large.
+    /// Size of the sandbox's disk, from which timeouts are derived.
     disk_bytes: u64,
-    /// Whether they are opened as root.
+    /// True if files are opened as root.
     as_root: bool,
 }
 
-/// Bytes of a file or an archive, as they come.
+/// The content of a file or an archive, as a stream.
 pub struct Reading {
     answer: Answer,
-    /// Bytes of a file that are still to come; none for an archive, whose length nobody knows.
+    /// Number of bytes of a file still to come; `None` for an archive, whose length is not known in advance.
     left: Option<u64>,
-    /// The hash of a file that was asked for.
+    /// The kind of hash that was requested for a file.
     digest: Hashing,
 }
 
-/// What a [`Reading`] gives.
+/// An item of a [`Reading`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece {
     /// Bytes.
     Data(Bytes),
-    /// All bytes of a file that were asked for have come.
+    /// The end of a file: all requested bytes have arrived.
     Read {
-        /// Their hash, as the sandbox has it, of the kind that was asked for.
+        /// Their hash, as computed in the sandbox, of the requested kind.
         hash: Hash,
-        /// Whether the file was written to meanwhile.
+        /// True if the file was modified while it was read.
         changed: bool,
     },
-    /// All of an archive has come.
+    /// The end of an archive.
     Packed(ArchiveReport),
 }
 
-/// What happens to files, as it happens.
+/// A stream of file events.
 pub struct Watching {
     answer: Answer,
-    /// An event that is not whole yet.
+    /// The bytes of an incomplete event.
     held: BytesMut,
 }
 
-/// Bytes on their way into a file or an archive. Dropping it breaks off: nothing half-done is shown as done.
+/// An upload of a file or an archive. Dropping it aborts the upload, which is then never reported as
+/// complete.
 pub struct Writing {
     ask: FileAsk,
-    /// There until it is finished or dropped.
+    /// `Some` until the upload is finished or dropped.
     way: Option<Way>,
     sent: u64,
 }
 
-/// Both directions of a request whose bytes are being sent.
+/// Both directions of an upload.
 struct Way {
     sender: Feed,
     answer: Answer,
 }
 
 impl Sandbox {
-    /// Its files, on a disk of so many bytes.
+    /// Returns its files, which are on a disk of `disk_bytes`.
     pub fn files(&self, disk_bytes: u64) -> Files {
         Files { link: self.shared_link(), disk_bytes, as_root: false }
     }
@@ -115,10 +120,10 @@ impl Files {
         if self.as_root { ROUTE_AS_ROOT } else { ROUTE }
     }
 
-    /// Asks something to which no bytes belong, on either side.
+    /// Sends a request without data in either direction.
     ///
     /// # Errors
-    /// What the sandbox refused; its end; an answer that is none, or does not come.
+    /// The sandbox refused the request or has ended, or the response is invalid or does not arrive.
     pub async fn ask(&self, ask: &FileAsk) -> Result<FileAnswer, Error> {
         let within = self.within(ask);
         let deadline = Instant::now() + within;
@@ -131,7 +136,7 @@ impl Files {
                     answer.close().await?;
                     return Ok(head);
                 }
-                // The connection broke under the answer: what only looks can be asked again.
+                // The connection broke during the response; a read-only request can be repeated.
                 Err(Break::Cut) if ask.only_looks() && !left.is_zero() => {}
                 Err(broken) => return Err(answer.explain(broken).await),
             }
@@ -159,7 +164,7 @@ impl Files {
         Ok((head, Reading { answer, left, digest }))
     }
 
-    /// Watches files. From when this returns, what happens is told.
+    /// Watches files. Events are reported from the moment this returns.
     ///
     /// # Errors
     /// As [`Files::ask`].
@@ -171,11 +176,13 @@ impl Files {
     /// Opens a file or an archive to write.
     ///
     /// # Errors
-    /// The sandbox has ended, or starts no more processes. What is wrong with the path is said by the first bytes, or by the end.
+    /// The sandbox has ended, or cannot start another process. Errors about the path are returned by the
+    /// first `push` or by `finish`.
     pub async fn write(&self, ask: FileAsk) -> Result<Writing, Error> {
         ask.check().map_err(Error::Request)?;
         let (sender, body) = streamed::body(PIECES_WAITING);
-        // It has room, and nobody takes anything out before the request is sent.
+        // This does not block: the queue has space for it, although nothing is read from it before the
+        // request is sent.
         sender.send(head(&ask)?).await.map_err(|_| answer::misplaced())?;
         let request = Ask { method: Method::POST, path: self.route().into(), body: Bytes::new() };
         let response = self.once(&request, Some(body), ANSWER_WITHIN).await?;
@@ -183,7 +190,7 @@ impl Files {
         Ok(Writing { ask, way: Some(Way { sender, answer }), sent: 0 })
     }
 
-    /// Asks for something whose answer has data.
+    /// Sends a request whose response contains data.
     async fn begin(&self, ask: &FileAsk) -> Result<(FileAnswer, Answer), Error> {
         let mut answer = self.open(ask, ANSWER_WITHIN).await?;
         match answer.head(LOOK_WITHIN).await {
@@ -206,7 +213,7 @@ impl Files {
         Ok(Answer::new(response.into_body(), ask, Arc::clone(&self.link)))
     }
 
-    /// Asks what must not be done twice.
+    /// Sends a request that must not be repeated.
     async fn once(
         &self,
         request: &Ask,
@@ -214,13 +221,13 @@ impl Files {
         within: Duration,
     ) -> Result<Response<Incoming>, Error> {
         match self.link.ask_once(request, body, within).await {
-            // The sandbox has ended, or only its connection has.
+            // Either the sandbox has ended, or only the connection broke.
             Err(Error::Lost(_)) => Err(answer::explain(&self.link, false, Break::Cut).await),
             answer => answer,
         }
     }
 
-    /// How long an answer may take.
+    /// Returns the timeout for a response.
     fn within(&self, ask: &FileAsk) -> Duration {
         match ask {
             FileAsk::Stat { .. }
@@ -241,10 +248,10 @@ impl Files {
 }
 
 impl Reading {
-    /// The next bytes, or that this was all.
+    /// Returns the next bytes, or the end.
     ///
     /// # Errors
-    /// It cannot go on: what came so far is not the whole.
+    /// The transfer failed, and the content received so far is incomplete.
     pub async fn next(&mut self) -> Result<Piece, Error> {
         let found = match self.answer.next(IDLE_MAX).await {
             Ok(found) => found,
@@ -272,10 +279,10 @@ impl Reading {
 }
 
 impl Watching {
-    /// The next thing that happens; waits for it as long as it takes. Can be dropped and asked again: nothing is lost.
+    /// Waits for the next event, without a timeout. Cancel safe: no event is lost if the future is dropped.
     ///
     /// # Errors
-    /// Nothing more will be told.
+    /// The stream has failed; no further events follow.
     pub async fn next(&mut self) -> Result<FileEvent, Error> {
         loop {
             let found = match self.answer.next(Duration::MAX).await {
@@ -302,10 +309,10 @@ impl Watching {
 }
 
 impl Writing {
-    /// Sends bytes; waits while the sandbox does not take them.
+    /// Sends bytes, and waits while the sandbox does not read.
     ///
     /// # Errors
-    /// What the sandbox refused, or its end. Nothing more can be sent then.
+    /// The sandbox refused the upload or has ended. Nothing more can be sent then.
     pub async fn push(&mut self, mut bytes: Bytes) -> Result<(), Error> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(PART_BYTES_MAX));
@@ -316,7 +323,7 @@ impl Writing {
         Ok(())
     }
 
-    /// Says that this was all, and takes the answer.
+    /// Ends the upload, and returns the response.
     ///
     /// # Errors
     /// As [`Writing::push`].
@@ -325,7 +332,7 @@ impl Writing {
         let Way { sender, mut answer } = self.way.take().ok_or_else(answer::misplaced)?;
         drop(sender);
         let before = if let FileAsk::Write { offset: Some(offset), .. } = &self.ask { *offset } else { 0 };
-        // A file that was written on is hashed from its beginning.
+        // If bytes were written at an offset, the whole file is hashed, from its beginning.
         match answer.head(worked(before.saturating_add(self.sent))).await {
             Ok(head) => {
                 let head = answer::fitting(&self.ask, head)?;
@@ -346,7 +353,7 @@ impl Writing {
         match sent {
             Ok(Ok(())) => Ok(()),
             Err(_) => Err(Error::Deadline { what: "sending file content to the sandbox", after: IDLE_MAX }),
-            // Nobody takes any more: there is an answer, or the connection is gone.
+            // The sandbox no longer reads: there is a response, or the connection is gone.
             Ok(Err(_)) => {
                 let early = way.answer.head(ANSWER_WITHIN).await;
                 Err(way.early(early).await)
@@ -356,7 +363,7 @@ impl Writing {
 }
 
 impl Way {
-    /// An answer before all was sent is a refusal.
+    /// Returns the error for a response that arrives before all bytes were sent.
     async fn early(&self, answer: Result<FileAnswer, Break>) -> Error {
         match answer {
             Ok(FileAnswer::Refused { error }) => answer::refused(error),
@@ -367,8 +374,8 @@ impl Way {
 }
 
 impl Drop for Writing {
-    /// The process inside learns from the missing end that there will be none, keeps or removes what came, and ends by itself.
-    /// It is killed only if it does not.
+    /// Aborts the upload. The process inside detects the missing end, keeps or removes the bytes received,
+    /// and exits. It is killed if it does not exit in time.
     fn drop(&mut self) {
         let (Some(Way { sender, mut answer }), Ok(executor)) =
             (self.way.take(), tokio::runtime::Handle::try_current())
@@ -382,7 +389,7 @@ impl Drop for Writing {
     }
 }
 
-/// How long work on so many bytes may take.
+/// Returns the timeout for work on this many bytes.
 pub fn worked(bytes: u64) -> Duration {
     LOOK_WITHIN + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
 }
@@ -400,7 +407,7 @@ fn end() -> Bytes {
     bytes.freeze()
 }
 
-/// No payload is longer than a part may be.
+/// Returns the header of a part. No payload is longer than the maximum size of a part.
 fn header(kind: PartKind, length: usize) -> Bytes {
     let length = u32::try_from(length).unwrap_or(u32::MAX);
     Bytes::copy_from_slice(&Part { kind, length }.encode())

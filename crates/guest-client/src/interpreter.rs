@@ -1,5 +1,5 @@
-//! The interpreter of a sandbox, and contexts: interpreters that keep their variables between runs. The guest keeps them in its table,
-//! as it keeps execs. A run of code is an exec ([`crate::exec`]).
+//! The interpreter of a sandbox, and contexts: interpreters that keep their variables between cells. Like
+//! execs, they live in the guest's table. A cell is an exec ([`crate::exec`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,9 +16,11 @@ use crate::exec::{ANSWER_WITHIN, CODE_WITHIN};
 use crate::link::Ask;
 use crate::sandbox::Sandbox;
 
-/// A guest has ten seconds to ask a context for its variables, five to end a cell; an answer takes a little longer.
+/// Timeout for requests to a context. A guest allows ten seconds to read its variables and five to stop a
+/// cell; the response takes a little longer.
 const CONTEXT_WITHIN: Duration = Duration::from_secs(20);
-/// Native libraries make as many threads as the machine has processors, unless one of these says otherwise.
+/// Variables that limit the thread pools of native libraries, which otherwise start one thread for each
+/// processor of the machine.
 const POOLS: [&str; 6] = [
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -28,14 +30,14 @@ const POOLS: [&str; 6] = [
     "RAYON_NUM_THREADS",
 ];
 
-/// A request without a body.
+/// Stands for a request without a body.
 const NO_BODY: Option<&()> = None;
 
 impl Sandbox {
-    /// Sets what its interpreter begins with. Can be repeated; nothing is started by it.
+    /// Sets the configuration with which its interpreter starts. Can be repeated; it starts nothing.
     ///
     /// # Errors
-    /// The sandbox has ended or does not answer.
+    /// The sandbox has ended or does not respond.
     pub async fn set_interpreter(
         &self,
         imports: &[String],
@@ -47,10 +49,10 @@ impl Sandbox {
         self.request(Method::PUT, "/interpreter".into(), Some(&spec), ANSWER_WITHIN).await
     }
 
-    /// The state of its interpreter, which is started if it does not run.
+    /// Returns the state of its interpreter, which is started if it does not run.
     ///
     /// # Errors
-    /// The sandbox has ended or does not answer.
+    /// The sandbox has ended or does not respond.
     pub async fn interpreter(&self) -> Result<InterpreterInfo, Error> {
         self.request(Method::GET, "/interpreter".into(), NO_BODY, CODE_WITHIN).await
     }
@@ -63,18 +65,18 @@ impl Sandbox {
         self.request(Method::PUT, format!("/contexts/{id}"), Some(spec), CODE_WITHIN).await
     }
 
-    /// All its contexts.
+    /// Returns all its contexts.
     ///
     /// # Errors
-    /// The sandbox has ended or does not answer.
+    /// The sandbox has ended or does not respond.
     pub async fn contexts(&self) -> Result<Vec<ContextInfo>, Error> {
         self.request(Method::GET, "/contexts".into(), NO_BODY, ANSWER_WITHIN).await
     }
 
-    /// Ends a context, and the cell that runs in it.
+    /// Removes a context, and stops the cell that runs in it.
     ///
     /// # Errors
-    /// It is not known, or the sandbox has ended.
+    /// The context is not known, or the sandbox has ended.
     pub async fn remove_context(&self, id: &ContextId) -> Result<(), Error> {
         self.request(Method::DELETE, format!("/contexts/{id}"), NO_BODY, CONTEXT_WITHIN).await
     }
@@ -82,7 +84,7 @@ impl Sandbox {
     /// Restarts a context without its variables.
     ///
     /// # Errors
-    /// It is not known, or its process could not be started.
+    /// The context is not known, or its process could not be started.
     pub async fn restart_context(&self, id: &ContextId) -> Result<ContextInfo, Error> {
         self.request(Method::POST, format!("/contexts/{id}/restart"), NO_BODY, CODE_WITHIN).await
     }
@@ -90,15 +92,15 @@ impl Sandbox {
     /// Interrupts the cell that runs in a context. Its variables stay if the cell handles the interrupt.
     ///
     /// # Errors
-    /// It is not known, or the sandbox has ended.
+    /// The context is not known, or the sandbox has ended.
     pub async fn interrupt_context(&self, id: &ContextId) -> Result<ContextInfo, Error> {
         self.request(Method::POST, format!("/contexts/{id}/interrupt"), NO_BODY, CONTEXT_WITHIN).await
     }
 
-    /// The variables of a context.
+    /// Returns the variables of a context.
     ///
     /// # Errors
-    /// It is not known, or runs a cell.
+    /// The context is not known, or is running a cell.
     pub async fn variables(&self, id: &ContextId) -> Result<Vec<Variable>, Error> {
         self.request(Method::GET, format!("/contexts/{id}/variables"), NO_BODY, CONTEXT_WITHIN).await
     }

@@ -1,14 +1,14 @@
-//! The host's end of the channel to one sandbox. Every byte that comes from a guest is treated as hostile.
+//! The host end of the channel to one sandbox. All input from a guest is treated as hostile.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`sandbox`] | one sandbox from start to stop; its posture is checked before anything runs in it |
-//! | [`link`] | the channel: one connection after another, and requests that survive a broken connection |
+//! | [`link`] | the channel: a sequence of connections, and requests that survive a broken connection |
 //! | [`exec`] | one exec: its output from any offset, and its single outcome |
 //! | [`interpreter`] | the interpreter of a sandbox, and contexts |
 //! | [`files`] | the files of a sandbox |
 //! | [`port`] | a connection to a port inside a sandbox |
-//! | [`egress`] | connections that leave a sandbox, passed to the broker |
+//! | [`egress`] | outbound connections of a sandbox, passed to the broker |
 
 #![forbid(unsafe_code)]
 

@@ -1,12 +1,13 @@
-//! The host end of the channel: one connection after the other, and requests that outlive them.
+//! The host end of the channel: a sequence of connections, and requests that survive them.
 //!
 //! ```text
-//! waiting ──guest dials──▶ live ──connection breaks──▶ waiting        process 1 gone ──▶ ended, for good
+//! waiting ──guest dials──▶ live ──connection breaks──▶ waiting        process 1 exits ──▶ ended, final
 //! ```
 //!
-//! Everything that can be asked of a guest can be asked twice (execs have ids, bytes have offsets), so a request
-//! whose connection breaks is sent again on the next one, until its deadline. The one exception is a body that is
-//! made while it is sent ([`Link::stream`]): there is no second one; and what must not be done twice ([`Link::ask_once`]).
+//! Almost every request to a guest is idempotent (execs have ids, bytes have offsets). So a request whose
+//! connection breaks is sent again on the next one, until its deadline. There are two exceptions: a body that
+//! is produced while it is sent ([`Link::stream`]) cannot be sent again, and some requests must not be
+//! repeated ([`Link::ask_once`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -29,32 +30,37 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::port::{self, Inwards};
 
-/// What one reader's unread output may hold in this process: two of the guest's chunks. Readers are counted by project.
+/// Flow-control window of one stream: the maximum unread output that this process holds for one reader. It is
+/// two chunks of the guest. The number of readers is limited per project.
 const STREAM_WINDOW_BYTES: u32 = 512 * 1024;
-/// No bound on top of that, the largest that HTTP/2 has: with one, whoever opens a stream and does not read it would use up what
-/// every other answer of the guest needs (O-02).
+/// Flow-control window of the connection: the maximum of HTTP/2, which means no additional limit. With a
+/// limit, a caller that opens a stream and does not read it would use up the window that all other responses
+/// of the guest need (O-02).
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
-/// Larger frames than HTTP/2's default carry a flood with fewer wake-ups; smaller ones let an answer pass between those of many
-/// floods, each of which sends one in its turn.
+/// Maximum size of an HTTP/2 frame. Frames larger than the default carry a flood of output with fewer
+/// wake-ups. Smaller ones let a response pass between many such floods, because streams send one frame each
+/// in turn.
 const FRAME_BYTES: u32 = 64 * 1024;
-/// A guest that is alive answers pings; one that was stopped or starved for this long is dialled anew.
+/// Interval and timeout of pings. A live guest answers them; if it was stopped or starved for this long, the
+/// connection is replaced.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(10);
-/// One wait for a dial. The loop around it has no end: the guest redials for as long as it lives.
+/// Timeout for one wait for a connection. The wait is repeated without limit: the guest redials for as long
+/// as it lives.
 const DIAL_WITHIN: Duration = Duration::from_secs(30);
 
-/// Between two tries to take a sandbox in hand that somebody else still has.
+/// Interval between attempts to reach a sandbox that another process still holds.
 const TAKE_AGAIN: Duration = Duration::from_millis(20);
 
 type Sender = SendRequest<Either<Full<Bytes>, Either<Streamed, Inwards>>>;
 
-/// The link to one guest. Dropping it leaves the sandbox alone.
+/// The link to one guest. Dropping it does not affect the sandbox.
 pub struct Link {
     state: watch::Receiver<State>,
     stopping: Arc<watch::Sender<Option<LostCause>>>,
     overdue: OnceLock<ExecId>,
     pause: watch::Sender<Pause>,
-    /// How often the sandbox was paused.
+    /// Number of pauses of the sandbox so far.
     pauses: AtomicU64,
     tasks: [tokio::task::JoinHandle<()>; 2],
 }
@@ -66,18 +72,18 @@ enum State {
     Ended(LostCause),
 }
 
-/// Whether a sandbox is paused.
+/// The pause state of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
-    /// It is not.
+    /// Not paused.
     None,
-    /// It is about to be paused, or to run again. New calls wait, and its guest still answers.
+    /// Being paused or resumed. New calls wait, and the guest still responds.
     Changing,
-    /// Its processes are frozen.
+    /// The sandbox's processes are frozen.
     Frozen,
 }
 
-/// A request that can be sent as often as it takes.
+/// An idempotent request, which can be sent several times.
 #[derive(Clone, Debug)]
 pub struct Ask {
     /// The method.
@@ -89,7 +95,7 @@ pub struct Ask {
 }
 
 impl Link {
-    /// Keeps a link to the guest of `id` until the sandbox ends.
+    /// Creates a link to the guest of `id`, which is maintained until the sandbox ends.
     pub fn new(runtime: Arc<dyn Runtime>, id: SandboxId) -> Self {
         let (sender, state) = watch::channel(State::Waiting);
         let sender = Arc::new(sender);
@@ -102,22 +108,23 @@ impl Link {
         Self { state, stopping, overdue: OnceLock::new(), pause, pauses, tasks: [keep, mourn] }
     }
 
-    /// The sandbox is ended for this exec, which went on after its deadline: how that one ended is no secret.
+    /// Records that the sandbox is stopped because this exec ran past its deadline, so that the exec's
+    /// outcome is reported as a timeout.
     pub fn overdue(&self, exec: &ExecId) {
         let _ = self.overdue.set(exec.clone());
     }
 
-    /// Whether it was this exec for which the sandbox was ended.
+    /// Returns true if the sandbox was stopped because of this exec.
     pub fn was_overdue(&self, exec: &ExecId) -> bool {
         self.overdue.get() == Some(exec)
     }
 
-    /// From now on the end of the sandbox is wanted, and this will have been its cause.
+    /// Records that the sandbox is being stopped on purpose, and the cause to report.
     pub fn stopping(&self, cause: LostCause) {
         self.stopping.send_replace(Some(cause));
     }
 
-    /// Records whether the sandbox is paused.
+    /// Sets the pause state.
     pub fn set_pause(&self, pause: Pause) {
         let before = self.pause.send_replace(pause);
         if before == Pause::None && pause != Pause::None {
@@ -125,12 +132,13 @@ impl Link {
         }
     }
 
-    /// Whether the sandbox is paused, being paused, or being resumed. One that has ended is not.
+    /// Returns true if the sandbox is paused, being paused, or being resumed. A sandbox that has ended is not
+    /// paused.
     pub fn is_paused(&self) -> bool {
         *self.pause.borrow() != Pause::None && !matches!(*self.state.borrow(), State::Ended(_))
     }
 
-    /// How often the sandbox was paused since this process has it.
+    /// Returns the number of pauses since this process took charge of the sandbox.
     pub fn pauses(&self) -> u64 {
         self.pauses.load(Ordering::Acquire)
     }
@@ -145,15 +153,15 @@ impl Link {
         }
     }
 
-    /// Waits until the guest has dialled.
+    /// Waits until the guest has connected.
     ///
     /// # Errors
-    /// The sandbox has ended, or the deadline has come.
+    /// The sandbox has ended, or the timeout has passed.
     pub async fn ready(&self, within: Duration) -> Result<(), Error> {
         self.live(0, Instant::now() + within, within).await.map(|_| ())
     }
 
-    /// Waits until the sandbox has ended, and says why.
+    /// Waits until the sandbox has ended, and returns the cause.
     pub async fn ended(&self) -> LostCause {
         loop {
             if let State::Ended(cause) = self.reach(|state| matches!(state, State::Ended(_))).await {
@@ -162,10 +170,11 @@ impl Link {
         }
     }
 
-    /// Asks and takes the answer's head; its body may be long.
+    /// Sends a request, repeatedly if connections break, and returns the head of the response. Its body may
+    /// be long.
     ///
     /// # Errors
-    /// What the guest said, the end of the sandbox, or the deadline.
+    /// The guest returned an error, the sandbox has ended, or the timeout has passed.
     pub async fn ask(&self, ask: &Ask, within: Duration) -> Result<Response<Incoming>, Error> {
         let deadline = Instant::now() + within;
         let mut last = 0;
@@ -181,10 +190,10 @@ impl Link {
         }
     }
 
-    /// Asks and takes the whole answer.
+    /// Sends a request, repeatedly if connections break, and returns the whole response.
     ///
     /// # Errors
-    /// As [`Link::ask`]; and an answer that is too long or not what was expected.
+    /// As [`Link::ask`]; or the response is too long or malformed.
     pub async fn call<T: serde::de::DeserializeOwned>(
         &self,
         ask: &Ask,
@@ -199,17 +208,18 @@ impl Link {
                     return serde_json::from_slice(&bytes)
                         .map_err(|error| Error::Protocol(error.to_string()));
                 }
-                // The connection broke under the answer: what we ask can be asked again.
+                // The connection broke during the response; the request can be repeated.
                 Err(Error::Lost(_)) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Asks once, with a body that is made while it is sent instead of the one in `ask`, and takes the whole answer.
+    /// Sends a request once, with a body that is produced while it is sent instead of the body of `ask`, and
+    /// returns the whole response.
     ///
     /// # Errors
-    /// As [`Link::call`]; and the end of the connection, because what was sent cannot be sent again.
+    /// As [`Link::call`]; or the connection broke, because the body cannot be sent again.
     pub async fn stream<T: serde::de::DeserializeOwned>(
         &self,
         ask: &Ask,
@@ -222,7 +232,7 @@ impl Link {
         serde_json::from_slice(&bytes).map_err(|error| Error::Protocol(error.to_string()))
     }
 
-    /// Asks for bytes both ways at once: what the answer's body says, and what is sent into the request's.
+    /// Opens a stream in both directions: the body of the response, and the body of the request.
     ///
     /// # Errors
     /// As [`Link::ask`].
@@ -241,16 +251,16 @@ impl Link {
                 Err(_) => return Err(Error::Deadline { what: "the request to the guest", after: within }),
                 Ok(Ok(response)) if response.status().is_success() => return Ok((response, said)),
                 Ok(Ok(response)) => return Err(refusal(response, deadline, within).await),
-                // Nothing was said on it yet.
+                // No data was sent on the stream yet, so the request can be repeated.
                 Ok(Err(_broken)) => last = generation,
             }
         }
     }
 
-    /// Asks once, with a body that is made while it is sent if there is one, and takes the answer's head.
+    /// Sends a request once, with a streamed body if one is given, and returns the head of the response.
     ///
     /// # Errors
-    /// As [`Link::ask`]; and the end of the connection.
+    /// As [`Link::ask`]; or the connection broke.
     pub async fn ask_once(
         &self,
         ask: &Ask,
@@ -270,7 +280,7 @@ impl Link {
         }
     }
 
-    /// A live connection newer than `last`.
+    /// Returns a live connection newer than `last`.
     async fn live(&self, last: u64, deadline: Instant, within: Duration) -> Result<(Sender, u64), Error> {
         let wanted = self.reach(|state| match state {
             State::Waiting => false,
@@ -287,8 +297,8 @@ impl Link {
         }
     }
 
-    /// Waits for such a state. Whoever would tell of it ends with this process, as it does with a server that stops; the sandbox
-    /// does not, and then nothing is ever told of it here.
+    /// Waits for a matching state. If the tasks that publish states have ended, as on a shutdown of the
+    /// server, waits forever: the sandbox lives on, and its end must not be reported here.
     async fn reach(&self, wanted: impl FnMut(&State) -> bool) -> State {
         let mut state = self.state.clone();
         let reached = state.wait_for(wanted).await.map(|state| state.clone());
@@ -317,7 +327,7 @@ impl Drop for Link {
     }
 }
 
-/// Takes one dial after the other.
+/// Accepts connections of the guest, one after the other.
 async fn keep(
     runtime: Arc<dyn Runtime>,
     id: SandboxId,
@@ -325,16 +335,17 @@ async fn keep(
 ) {
     let mut generation = 0;
     loop {
-        // A frozen guest does not dial, and an engine refuses to be asked about it.
+        // A frozen guest does not dial, and an engine rejects requests to connect to it.
         if pause.wait_for(|pause| *pause != Pause::Frozen).await.is_err() {
             return;
         }
         let stream = match runtime.connect(&id, DIAL_WITHIN).await {
             Ok(stream) => stream,
             Err(runtime::Error::Deadline { .. } | runtime::Error::Impostor { .. }) => continue,
-            // The one who waits for process 1 says why.
+            // `mourn` waits for process 1 and reports the cause.
             Err(runtime::Error::NotFound(_) | runtime::Error::Ended(_)) => return,
-            // Everything else passes: what the server before this one had just forked holds its locks for a moment.
+            // All other errors are temporary. For example, a child process that the previous server had just
+            // forked briefly holds its locks.
             Err(_) => {
                 tokio::time::sleep(TAKE_AGAIN).await;
                 continue;
@@ -348,7 +359,7 @@ async fn keep(
     }
 }
 
-/// Waits for the end of process 1 and says why it came.
+/// Waits for the end of process 1, and publishes the cause.
 async fn mourn(
     runtime: Arc<dyn Runtime>,
     id: SandboxId,
@@ -357,7 +368,8 @@ async fn mourn(
 ) {
     let exit = loop {
         match runtime.wait(&id).await {
-            // Only those are an end. A machine without descriptors, say, cannot tell and must not be taken to have told.
+            // Only these results mean that the sandbox has ended. Other errors, such as a lack of file
+            // descriptors, are no evidence of that.
             Ok(exit) => break exit,
             Err(runtime::Error::NotFound(_) | runtime::Error::Ended(_)) => break Exit::Unknown,
             Err(_) => tokio::time::sleep(TAKE_AGAIN).await,
@@ -368,14 +380,14 @@ async fn mourn(
     let cause = match exit {
         _ if wanted.is_some() => wanted.unwrap_or(LostCause::Stopped),
         Exit::Exited(code) if code == i32::from(GUEST_EXPIRED) => LostCause::Expired,
-        // Where process 1 shares the limit of memory, using it up can end it.
+        // If process 1 is subject to the sandbox's memory limit, running out of memory can kill it.
         _ if struck && runtime.shares_limits() => LostCause::Oom,
         Exit::Exited(_) | Exit::Signaled(_) | Exit::Unknown => LostCause::Died,
     };
     state.send_replace(State::Ended(cause));
 }
 
-/// The end is final: nothing replaces it.
+/// Publishes a state, unless the sandbox has ended, which is final.
 fn publish(state: &watch::Sender<State>, next: State) {
     state.send_if_modified(|now| {
         let open = !matches!(now, State::Ended(_));
@@ -424,7 +436,7 @@ async fn body(response: Response<Incoming>, deadline: Instant, within: Duration)
 mod tests {
     use super::*;
 
-    /// A server that stops ends its tasks in any order, those that watch sandboxes among them.
+    /// A server that shuts down drops its tasks in any order, including the tasks that watch sandboxes.
     #[tokio::test(start_paused = true)]
     async fn a_server_that_stops_has_not_seen_its_sandboxes_die() {
         let (_, state) = watch::channel(State::Waiting);

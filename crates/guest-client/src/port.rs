@@ -1,7 +1,7 @@
-//! A connection to a port inside a sandbox: bytes both ways over the channel.
+//! A connection to a port inside a sandbox: bytes in both directions over the channel.
 //!
-//! An end is an end and a break is a break, in both directions: what is dropped before it was shut down is cut off inside too,
-//! at once. While it is held, the sandbox is in use.
+//! An orderly end and an abort are distinguished in both directions: if a connection is dropped without a
+//! shutdown, it is aborted inside at once. While the connection is held, the sandbox is in use.
 
 use std::io;
 use std::pin::Pin;
@@ -15,37 +15,38 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
 use tokio_util::sync::PollSender;
 
-/// What is sent at once.
+/// Maximum number of bytes sent in one chunk.
 const PIECE_BYTES: usize = 64 * 1024;
-/// Pieces waiting for a guest that is not ready for them.
+/// Maximum number of chunks waiting for a guest that does not read.
 const PIECES_WAITING: usize = 2;
 
-/// Something that is held for as long as a connection, and dropped with it.
+/// A value that is held as long as a connection, and dropped with it.
 pub type Guard = Box<dyn Send + Sync>;
 
-/// A connection to a port inside.
+/// A connection to a port inside a sandbox.
 pub struct Port {
     heard: Incoming,
-    /// What was received and not read yet.
+    /// Bytes that were received and not read yet.
     rest: Bytes,
     say: Said,
     _guard: Option<Guard>,
 }
 
-/// Our end of what goes in.
+/// The sending half of a connection.
 pub(crate) struct Said {
     pieces: PollSender<Bytes>,
     shut: Arc<AtomicBool>,
 }
 
-/// What goes in, as the body of a request. It has ended when it was shut down, and else it broke.
+/// The body of the request that carries the bytes to the guest. It ends after a shutdown, and fails if the
+/// sending half is dropped without one.
 pub(crate) struct Inwards {
     pieces: mpsc::Receiver<Bytes>,
     shut: Arc<AtomicBool>,
     ended: bool,
 }
 
-/// Both ends of what goes in.
+/// Creates both ends of the direction to the guest.
 pub(crate) fn inwards() -> (Said, Inwards) {
     let (send, pieces) = mpsc::channel(PIECES_WAITING);
     let shut = Arc::new(AtomicBool::new(false));
@@ -117,7 +118,7 @@ impl AsyncWrite for Port {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // What was written is on its way.
+        // Every chunk is handed to the connection when it is written.
         Poll::Ready(Ok(()))
     }
 

@@ -1,4 +1,4 @@
-//! One sandbox from start to stop, its posture checked before anything runs in it.
+//! One sandbox from start to stop. Its posture is checked before any code runs in it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,25 +18,29 @@ use crate::exec::{ANSWER_WITHIN, Exec, Home};
 use crate::link::{Ask, Link};
 use crate::port::{Guard, Port};
 
-/// From the start of process 1 to its first dial. A starved machine takes a second; a broken guest never dials.
+/// Timeout from the start of process 1 to its first connection. It takes a second on a starved machine; a
+/// broken guest never connects.
 const DIAL_WITHIN: Duration = Duration::from_secs(20);
-/// A connection inside takes no time; a guest that is starved or being taken over takes some.
+/// Timeout for connecting to a port inside. This is usually immediate, but not while the guest is starved or
+/// being taken over.
 const PORT_WITHIN: Duration = Duration::from_secs(10);
 
-/// What root has where recipes are built: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID and SETUID.
+/// Capabilities of root in sandboxes that build recipes: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID
+/// and SETUID.
 const BUILDS: u64 = 0b1111_1011;
 
-/// A sandbox that runs. Dropping it does not stop it: what outlives a process is found by its id.
+/// A running sandbox. Dropping it does not stop the sandbox, which a later process can find by its id.
 pub struct Sandbox {
     home: Home,
     posture: Option<Posture>,
 }
 
 impl Sandbox {
-    /// Starts a sandbox and checks that it is sealed as its tier promises. If anything fails, nothing is left.
+    /// Starts a sandbox, and checks that its posture is as its tier promises. On failure, the sandbox is
+    /// removed.
     ///
     /// # Errors
-    /// What could not be done, or the differences between the posture and the promise.
+    /// The sandbox could not be started, or its posture differs from the promise.
     pub async fn start(runtime: Arc<dyn Runtime>, id: SandboxId, spec: &Spec) -> Result<Self, Error> {
         spec.limits.check().map_err(Error::Request)?;
         let step = info_span!(target: STEP, "start", what = runtime.name());
@@ -54,41 +58,43 @@ impl Sandbox {
         }
     }
 
-    /// Takes a sandbox in hand that another process has started.
+    /// Attaches to a sandbox that another process has started.
     pub fn attach(runtime: Arc<dyn Runtime>, id: SandboxId, memory_bytes: u64) -> Self {
         let link = Arc::new(Link::new(Arc::clone(&runtime), id.clone()));
         Self { home: Home { id, runtime, link, memory_bytes }, posture: None }
     }
 
-    /// Its name.
+    /// Returns its id.
     pub fn id(&self) -> &SandboxId {
         &self.home.id
     }
 
-    /// The posture of a user process, as seen at the start.
+    /// Returns the posture of a user process, as checked at the start.
     pub fn posture(&self) -> Option<&Posture> {
         self.posture.as_ref()
     }
 
-    /// The host end of its channel.
+    /// Returns the host end of its channel.
     pub fn link(&self) -> &Link {
         &self.home.link
     }
 
-    /// The same, for what outlives a borrow.
+    /// Returns the host end of its channel, as a shared pointer.
     pub fn shared_link(&self) -> Arc<Link> {
         Arc::clone(&self.home.link)
     }
 
-    /// Starts a command under an id of the caller's choice; the same call again attaches to what it started.
+    /// Starts a command under an id that the caller chooses. A repeated call attaches to the exec that the
+    /// first one started.
     ///
     /// # Errors
-    /// The request is wrong, or the command could not be started: nothing ran. Or the sandbox has ended.
+    /// The request is invalid, or the command could not be started, in which case nothing ran; or the sandbox
+    /// has ended.
     pub async fn exec(&self, id: ExecId, spec: &ExecSpec) -> Result<Exec, Error> {
         Exec::run(self.home.clone(), id, spec).await
     }
 
-    /// Starts a command like [`Sandbox::exec`], for readers that come later.
+    /// Starts a command like [`Sandbox::exec`], without a reader.
     ///
     /// # Errors
     /// As [`Sandbox::exec`].
@@ -96,30 +102,30 @@ impl Sandbox {
         crate::exec::start(&self.home, id, spec).await
     }
 
-    /// The same, and a reader of it.
+    /// Starts a command like [`Sandbox::start_exec`], and opens a reader of it.
     pub async fn start_exec_and_read(&self, id: &ExecId, spec: &ExecSpec) -> Result<(ExecInfo, Exec), Error> {
         Exec::start_and_read(&self.home, id, spec).await
     }
 
-    /// A reader of an exec that was started before.
+    /// Creates a reader of an existing exec.
     pub fn exec_reader(&self, id: ExecId) -> Exec {
         Exec::attach(self.home.clone(), id)
     }
 
-    /// Connects to a port inside, and holds `guard` for as long as the connection is open.
+    /// Connects to a port inside, and holds `guard` while the connection is open.
     ///
     /// # Errors
-    /// Nothing listens there, or the sandbox has ended.
+    /// No server listens on the port, or the sandbox has ended.
     pub async fn dial(&self, port: u16, guard: Option<Guard>) -> Result<Port, Error> {
         let ask = Ask { method: Method::POST, path: format!("/ports/{port}"), body: Bytes::new() };
         let (response, said) = self.home.link.both_ways(&ask, PORT_WITHIN).await?;
         Ok(Port::new(response.into_body(), said, guard))
     }
 
-    /// All its execs, without the one that was ours.
+    /// Returns all its execs, except the internal exec that checks the posture.
     ///
     /// # Errors
-    /// The sandbox has ended or does not answer.
+    /// The sandbox has ended or does not respond.
     pub async fn execs(&self) -> Result<Vec<ExecInfo>, Error> {
         let ask = Ask { method: Method::GET, path: "/execs".into(), body: Bytes::new() };
         let mut execs: Vec<ExecInfo> = self.home.link.call(&ask, ANSWER_WITHIN).await?;
@@ -128,15 +134,16 @@ impl Sandbox {
         Ok(execs)
     }
 
-    /// Has its guest live so long from now on, whatever it was told at its start.
+    /// Sets the time to live of its guest, counted from now, in place of the one set at the start.
     ///
     /// # Errors
-    /// The sandbox has ended or does not answer within the time.
+    /// The sandbox has ended or does not respond in time.
     pub async fn live_for(&self, ttl: Duration, within: Duration) -> Result<(), Error> {
         self.put(format!("/ttl/{}", host::clock::millis(ttl)), within).await
     }
 
-    /// Has its guest hold the deadlines of all execs until [`Sandbox::live_for`], and live so long.
+    /// Suspends the deadlines of all execs until [`Sandbox::live_for`] is called, and sets the time to live
+    /// of its guest.
     ///
     /// # Errors
     /// As [`Sandbox::live_for`].
@@ -144,10 +151,10 @@ impl Sandbox {
         self.put(format!("/hold/{}", host::clock::millis(ttl)), within).await
     }
 
-    /// Makes the programs of its execs trust this certificate authority, in PEM.
+    /// Makes the programs of its execs trust this certificate authority (PEM).
     ///
     /// # Errors
-    /// The sandbox has ended or does not answer.
+    /// The sandbox has ended or does not respond.
     pub async fn trust(&self, certificate: &str) -> Result<(), Error> {
         let body = Bytes::copy_from_slice(certificate.as_bytes());
         let ask = Ask { method: Method::PUT, path: "/authority".into(), body };
@@ -158,7 +165,7 @@ impl Sandbox {
         self.home.link.call(&Ask { method: Method::PUT, path, body: Bytes::new() }, within).await
     }
 
-    /// What it uses now.
+    /// Returns its current resource usage.
     ///
     /// # Errors
     /// The sandbox is not known any more.
@@ -166,21 +173,21 @@ impl Sandbox {
         Ok(self.home.runtime.usage(&self.home.id).await?)
     }
 
-    /// Waits until it has ended, and says why.
+    /// Waits until it has ended, and returns the cause.
     pub async fn ended(&self) -> LostCause {
         self.home.link.ended().await
     }
 
-    /// Ends it and removes everything of it. Can be repeated.
+    /// Stops it and removes all of its resources. Can be repeated.
     ///
     /// # Errors
-    /// What could not be removed.
+    /// A resource could not be removed.
     pub async fn stop(&self, grace: Duration) -> Result<(), Error> {
         self.home.link.stopping(LostCause::Stopped);
         Ok(self.home.runtime.stop(&self.home.id, grace).await?)
     }
 
-    /// Compares what can be seen, from outside and from inside, with what the tier promises.
+    /// Compares the posture, as seen from outside and from inside, with the promise of the tier.
     async fn check(&self, profile: &Profile) -> Result<Option<Posture>, Error> {
         self.home.link.ready(DIAL_WITHIN).instrument(info_span!(target: STEP, "dial")).await?;
         let outside = info_span!(target: STEP, "posture", what = "outside");
@@ -192,13 +199,13 @@ impl Sandbox {
                 differences.extend(user_differences(&posture, self.home.runtime.tier(), profile));
                 Some(posture)
             }
-            // No code of anybody's runs there.
+            // No untrusted code runs there.
             Profile::Unpack { .. } => None,
         };
         if differences.is_empty() { Ok(inside) } else { Err(Error::Posture(differences)) }
     }
 
-    /// What an ordinary exec sees of itself.
+    /// Returns the posture that an ordinary exec sees of itself.
     async fn look_inside(&self) -> Result<Posture, Error> {
         let spec = ExecSpec {
             argv: vec!["/.bellglass/guest".into(), "posture".into()],
@@ -218,12 +225,12 @@ impl Sandbox {
     }
 }
 
-/// The id of the exec in which a sandbox shows its posture.
+/// Returns the id of the internal exec that reports the posture.
 fn first_exec() -> ExecId {
     ExecId::from_random([0; 16])
 }
 
-/// How a user process differs from what every tier promises for one.
+/// Returns the differences between the posture of a user process and the posture that every tier promises.
 fn user_differences(posture: &Posture, tier: Tier, profile: &Profile) -> Vec<String> {
     let (uid, held) = if *profile == Profile::Build { (0, BUILDS) } else { (limits::UID, 0) };
     let mut differences = Vec::new();

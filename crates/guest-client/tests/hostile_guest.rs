@@ -1,6 +1,7 @@
-//! A guest that lies: what reaches the node from inside a sandbox is hostile, also when it comes from process 1.
+//! A guest that lies: all input from a sandbox is hostile, including that of process 1.
 //!
-//! The guest here is the test itself, at the other end of a real socket; the runtime only hands out that socket.
+//! The test itself plays the guest, at the other end of a real socket; the runtime only hands out this
+//! socket.
 
 // A test fails by panicking.
 #![allow(
@@ -74,12 +75,12 @@ impl Runtime for Liar {
 type Body = Either<Full<Bytes>, streamed::Streamed>;
 type Outputs = Arc<std::sync::Mutex<VecDeque<Vec<u8>>>>;
 
-/// A sandbox whose guest answers each request for output with the next of these.
+/// Creates a sandbox whose guest responds to each request for output with the next of these byte strings.
 fn sandbox(outputs: Vec<Vec<u8>>) -> (Sandbox, Arc<Liar>) {
     answering(outputs, Duration::from_secs(60))
 }
 
-/// The same; each answer stays open for so long after its bytes.
+/// Like `sandbox`, with the time for which each response stays open after its bytes.
 fn answering(outputs: Vec<Vec<u8>>, open: Duration) -> (Sandbox, Arc<Liar>) {
     let (dialler, dials) = mpsc::channel(8);
     let liar = Arc::new(Liar { dials: Mutex::new(dials), died: Notify::new() });
@@ -107,7 +108,7 @@ async fn answer(
     open: Duration,
 ) -> Result<Response<Body>, Infallible> {
     if request.uri().path() == "/files" {
-        // The answer comes after what was sent, and ends after its bytes.
+        // The response is sent after the whole request was received, and ends after its bytes.
         let (bytes, mut body) = (outputs.lock().unwrap().pop_front(), request.into_body());
         let (sender, channel) = streamed::body(2);
         tokio::spawn(async move {
@@ -121,7 +122,7 @@ async fn answer(
         let (sender, channel) = streamed::body(2);
         tokio::spawn(async move {
             match output {
-                // The response stays open: the guest goes quiet after its bytes.
+                // The response stays open: the guest is silent after its bytes.
                 Some(bytes) => {
                     let _ = sender.send(bytes.into()).await;
                     tokio::time::sleep(open).await;
@@ -168,7 +169,7 @@ fn end_with(stdout_bytes: u64, results_bytes: u64) -> Vec<u8> {
     [&Header::End { length: json.len() as u32 }.encode()[..], &json].concat()
 }
 
-/// Reads to the first error or the end.
+/// Reads until the first error or the end.
 async fn read(outputs: Vec<Vec<u8>>) -> Result<Vec<Event>, Error> {
     let (sandbox, _liar) = sandbox(outputs);
     let mut exec = sandbox.exec(exec_id(), &spec()).await?;
@@ -200,7 +201,7 @@ async fn bytes_that_do_not_follow_are_refused() {
     refused(data(Stream::Stdout, 7, b"hi")).await;
 }
 
-/// A-03: lengths that lie.
+/// A-03: false lengths.
 #[tokio::test]
 async fn a_frame_over_the_bound_is_refused_before_its_bytes_come() {
     let mut header = Header::Heartbeat.encode();
@@ -247,7 +248,7 @@ fn shown(stdout: u64, text: &str) -> Vec<u8> {
     format!("{}\n", serde_json::json!({"stdout": stdout, "stderr": 0, "result": result})).into_bytes()
 }
 
-/// What was told, in order: bytes of output as their text, results as their offsets.
+/// Returns the delivered events in order: output as text, results as offsets.
 fn order(events: &[Event]) -> Vec<String> {
     let told = |event: &Event| match event {
         Event::Data { bytes, .. } => Some(String::from_utf8_lossy(bytes).into_owned()),
@@ -257,7 +258,7 @@ fn order(events: &[Event]) -> Vec<String> {
     events.iter().filter_map(told).collect()
 }
 
-/// The streams come in turns, so a result may come before the output that it follows.
+/// The guest interleaves the streams, so a result may arrive before the output that it follows.
 #[tokio::test]
 async fn a_result_is_told_after_the_output_that_was_written_before_it() {
     let (one, two) = (shown(2, "a"), shown(4, "b"));
@@ -270,25 +271,26 @@ async fn a_result_is_told_after_the_output_that_was_written_before_it() {
     ];
     let told = order(&read(vec![early.concat()]).await.unwrap());
     assert_eq!(told, ["hi".into(), format!("0..{first}"), "ho".into(), format!("{first}..{both}")]);
-    // One that is there in time is told at once.
+    // A result that arrives after its output is delivered at once.
     let late = [data(Stream::Stdout, 0, b"hiho"), data(Stream::Results, 0, &one), end_with(4, first)];
     assert_eq!(order(&read(vec![late.concat()]).await.unwrap()), ["hiho".into(), format!("0..{first}")]);
 }
 
-/// A connection that breaks within a line costs nothing: the next one begins where the line does.
+/// A connection that breaks in the middle of a line loses nothing: the next one starts at the beginning of
+/// the line.
 #[tokio::test]
 async fn a_result_that_was_cut_is_read_again_from_its_beginning() {
     let (one, two) = (shown(0, "a"), shown(0, "b"));
     let (first, both) = (one.len() as u64, (one.len() + two.len()) as u64);
     let rest = [data(Stream::Results, first, &two), end_with(0, both)].concat();
-    // Half a line, and then the connection ends: the guest is asked again.
+    // Half a line, and then the connection ends: the output is requested again.
     let half = [data(Stream::Results, 0, &one), data(Stream::Results, first, &two[..two.len() / 2])].concat();
     let (sandbox, _liar) = answering(vec![half, rest], Duration::ZERO);
     let done = sandbox.exec(exec_id(), &spec()).await.unwrap().collect().await.unwrap();
     assert_eq!((done.results.len(), done.end.results_bytes), (2, both));
 }
 
-/// Whoever reads on from the middle of a line is told so; the guest did nothing wrong.
+/// A caller that resumes in the middle of a line gets an error; the guest did nothing wrong.
 #[tokio::test]
 async fn an_offset_at_which_no_result_begins_is_refused_as_a_request() {
     let one = shown(0, "a");
@@ -308,19 +310,19 @@ async fn an_offset_at_which_no_result_begins_is_refused_as_a_request() {
     }
 }
 
-/// Of an exec that ended long ago everything may have been let go of.
+/// The guest may have discarded everything of an exec that ended long ago.
 #[tokio::test]
 async fn results_that_were_not_kept_are_told_as_a_gap() {
     let gap = Header::Gap { stream: Stream::Results, to: 90 }.encode().to_vec();
     let told = read(vec![[gap.clone(), end_with(0, 90)].concat()]).await.unwrap();
     assert!(matches!(told[0], Event::Gap { stream: Stream::Results, from: 0, to: 90 }), "{told:?}");
-    // Half a line was read before.
+    // Half a line was received before the gap.
     let half = [data(Stream::Results, 0, &shown(0, "a")[..9]), gap, end_with(0, 90)].concat();
     let told = read(vec![half]).await.unwrap();
     assert!(matches!(told[0], Event::Gap { from: 0, to: 90, .. }), "{told:?}");
 }
 
-/// A-03: results that are none, too long, cut off, or before what never comes.
+/// A-03: results that are malformed, too long, truncated, or placed after output that never arrives.
 #[tokio::test]
 async fn lies_about_results_are_refused() {
     let one = shown(0, "a");
@@ -345,7 +347,7 @@ async fn the_death_of_the_guest_is_an_outcome_within_a_second() {
     assert!(matches!(exec.next().await, Ok(Some(Event::Data { .. }))));
     liar.died.notify_one();
     let started = Instant::now();
-    // Requests know it at once; an open stream ends with its connection, which the kernel closes with process 1.
+    // Requests fail at once; an open stream ends with its connection, which the kernel closes with process 1.
     assert_eq!(sandbox.ended().await, LostCause::Died);
     assert!(started.elapsed() < Duration::from_secs(1));
     let error = sandbox.execs().await.unwrap_err();
@@ -386,13 +388,13 @@ fn read_end(sha256: &str) -> Vec<u8> {
     part(PartKind::End, &format!(r#"{{"end":"read","sha256":"{sha256}","changed":false}}"#))
 }
 
-/// Asks one thing of files that are answered with these bytes.
+/// Sends one file request, which is answered with these bytes.
 async fn asked(ask: &FileAsk, answer: Vec<u8>) -> Result<FileAnswer, Error> {
     let (sandbox, _liar) = sandbox(vec![answer]);
     sandbox.files(1 << 20).ask(ask).await
 }
 
-/// Reads a file that is answered with these bytes.
+/// Reads a file, with these bytes as the response.
 async fn file(answer: Vec<u8>) -> Result<Vec<u8>, Error> {
     let (sandbox, _liar) = sandbox(vec![answer]);
     let (_, mut reading) = sandbox.files(1 << 20).read(&read_ask()).await?;
@@ -415,7 +417,7 @@ async fn an_honest_answer_about_files_is_believed() {
     assert_eq!(file(whole).await.unwrap(), b"abcd");
 }
 
-/// A-03: answers to another question, bytes that were not said, words after the last.
+/// A-03: responses to another request, unannounced bytes, and data after the end.
 #[tokio::test]
 async fn lies_about_files_are_refused() {
     let stat = FileAsk::Stat { path: path() };
@@ -466,7 +468,8 @@ async fn lies_about_files_are_refused() {
     }
 }
 
-/// A process that serves files can be killed at any byte: what it said so far is never a whole.
+/// A process that serves files can be killed at any byte: a partial response is never taken for a complete
+/// one.
 #[tokio::test]
 async fn an_answer_about_files_that_breaks_off_says_so() {
     let whole = [content(4), part(PartKind::Data, "abcd"), read_end(&"0".repeat(64))].concat();
@@ -478,7 +481,7 @@ async fn an_answer_about_files_that_breaks_off_says_so() {
     assert_eq!((removed.code, removed.retry), (ErrorCode::Conflict, api::Retry::Unknown));
 }
 
-/// What was sent is said to be written only by an answer that comes after the last byte.
+/// A file counts as written only after a response that follows the last byte.
 #[tokio::test]
 async fn a_file_is_written_when_the_guest_says_so_and_not_before() {
     let hash = "0".repeat(64);

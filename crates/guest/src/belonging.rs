@@ -1,15 +1,16 @@
-//! What is made for the exec's user, and belongs to it from the beginning: pipes and terminals, so that programs may open them again
-//! by their names (`echo x > /dev/stderr`, `tty`, `script`).
+//! Creates objects that the exec's user owns from the start: pipes and terminals. So programs can reopen them
+//! by name (`echo x > /dev/stderr`, `tty`, `script`).
 //!
-//! Who makes them owns them, so the guest lowers its effective uid for that moment. It has one thread, and its real and saved uid
-//! stay, so that nobody may signal or trace it meanwhile.
+//! The creator of such an object is its owner, so the guest lowers its effective uid for that moment. The
+//! guest has one thread, and its real and saved uid stay the same, so that no other process may signal or
+//! trace it meanwhile.
 
 use std::io;
 
 use rustix::process::{DumpableBehavior, Uid, geteuid, set_dumpable_behavior};
 use rustix::thread::set_thread_res_uid;
 
-/// Makes something that belongs to this user.
+/// Creates an object that this user owns.
 pub fn made_for<T>(uid: u32, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let own = geteuid();
     if !own.is_root() || uid == 0 {
@@ -17,10 +18,10 @@ pub fn made_for<T>(uid: u32, make: impl FnOnce() -> io::Result<T>) -> io::Result
     }
     set_thread_res_uid(None, Uid::from_raw(uid), None)?;
     let made = make();
-    // The capabilities come back with it. Going up again to where the saved uid is cannot fail; if it did, this process could
-    // start nothing any more, and says so from here on.
+    // Also restores the capabilities. Returning to the saved uid cannot fail. If it did, this process could
+    // start nothing anymore, and every later call here would return the error.
     set_thread_res_uid(None, own, None)?;
-    // A change of the effective uid resets this to what the host's administrator chose.
+    // A change of the effective uid resets this flag to the default that the host's administrator chose.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     made
 }

@@ -22,17 +22,19 @@ use crate::sweep::{self, Whom};
 use crate::table::{Child, Table};
 use crate::watched::Watched;
 
-/// From the fork to the first line of code, without packages: milliseconds.
+/// Timeout from the fork to the first line of code, without packages. Normally milliseconds.
 const BEGIN_WITHIN: Duration = Duration::from_secs(10);
-/// For an installer to end after it was told to.
+/// Time for an installer to end after its time limit.
 const INSTALL_OVER: Duration = Duration::from_secs(30);
 
-/// Code that awaits at its top level is a module to node, and modules lack `require`: here both can be had.
+/// Node treats code with a top-level `await` as a module, and modules lack `require`. This makes both
+/// available.
 const REQUIRE: &str = concat!(
     "--import=data:text/javascript,import{createRequire as c}from\"node:module\";",
     "globalThis.require=c(process.cwd()+\"/\")"
 );
-/// Node takes `f(await x)` for a script with a mistake, not for a module: so it is asked whether it can read a script.
+/// Node takes `f(await x)` for a script with a syntax error, not for a module. So ask it first whether it can
+/// parse the code as a script.
 const SCRIPT_OR_MODULE: &str = r#"
 command -v node >/dev/null || { echo "JavaScript requires Node.js: use the template node, or add { apt = [\"nodejs\"] } to the recipe" >&2; exit 127; }
 if printf '%s\n' "$2" | node --check --input-type=commonjs - >/dev/null 2>&1
@@ -40,14 +42,14 @@ then set -- "$1" "$2" commonjs
 else set -- "$1" "$2" module
 fi
 printf '%s\n' "$2" | exec node "$1" "--input-type=$3" -"#;
-/// Types are taken out by esbuild: Debian's node does not know them.
+/// Types are removed by esbuild, because Debian's Node does not support them.
 const WITHOUT_TYPES: &str = r#"command -v esbuild >/dev/null || { echo "TypeScript requires esbuild: add { apt = [\"esbuild\"] } to the template's recipe" >&2; exit 127; }
 set -- "$1" "$(esbuild --loader=ts --log-level=error --target=node20 || echo '#')"
 [ "$2" != '#' ] || exit 1"#;
 
-/// What is asked for: where it runs, and what.
+/// A request to run code.
 pub struct Job {
-    /// Everything but the code.
+    /// Everything except the code.
     pub spec: ExecSpec,
     /// The code.
     pub code: Code,
@@ -55,39 +57,39 @@ pub struct Job {
 
 /// A process that runs code, from its fork on.
 pub struct Running {
-    /// Its output.
+    /// Its output streams.
     pub streams: Vec<(Stream, Rc<Watched>)>,
-    /// What it is told, and says.
+    /// Channel for messages to and from the process.
     pub channel: Rc<Records>,
 }
 
-/// What is told to a process that runs code.
+/// Message to a process that runs code.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tell<'a> {
-    /// The one run there is.
+    /// The only run of the process.
     Run(Run<'a>),
     /// The next cell.
     Cell(CellSpec<'a>),
-    /// Asks for the variables.
+    /// Requests the variables.
     Variables {},
-    /// Asks for an answer, and nothing else.
+    /// Requests an answer, which shows that no earlier interrupt is pending.
     Settle {},
 }
 
-/// What a cell is told.
+/// Message that starts a cell.
 #[derive(Serialize)]
 pub struct CellSpec<'a> {
-    /// Counted from 1.
+    /// Number of the cell, counted from 1.
     pub number: u64,
-    /// Variables of this one call.
+    /// Environment variables of this cell only.
     pub env: &'a BTreeMap<String, String>,
-    /// And what a run is told.
+    /// Code and packages, as for a run.
     #[serde(flatten)]
     pub run: Run<'a>,
 }
 
-/// What a run is told.
+/// Message that starts a run.
 #[derive(Serialize)]
 pub struct Run<'a> {
     code: &'a str,
@@ -97,7 +99,7 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// What this code is told.
+    /// Builds the message for this code.
     pub fn of(code: &'a Code) -> Self {
         Self {
             code: &code.source,
@@ -108,21 +110,21 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What a fork begins as.
+/// Parameters of a fork.
 pub struct Birth<'a> {
-    /// Its user.
+    /// User of the fork.
     pub uid: u32,
-    /// Its extra group.
+    /// Exec group of the fork.
     pub group: u32,
-    /// Its directory and variables.
+    /// Working directory and environment variables.
     pub spec: &'a ExecSpec,
-    /// What it is for.
+    /// Purpose of the fork.
     pub kind: Kind,
 }
 
 /// Forks a process for code.
 pub async fn fork(table: &Rc<Table>, birth: &Birth<'_>, child: Child) -> Result<(Running, Pid), Error> {
-    // Under a kernel in user space every process of a user can name the descriptors of another: see `launch`.
+    // In a user-space kernel, every process of a user can reach the descriptors of another: see `launch`.
     let owner = if table.in_user_kernel() { 0 } else { birth.uid };
     let broken = |error: std::io::Error| did_not_begin(&error.to_string());
     let (Ends { streams, .. }, Theirs { stdin, stdout, stderr }) = on_pipes(false, owner).map_err(broken)?;
@@ -140,7 +142,7 @@ pub async fn fork(table: &Rc<Table>, birth: &Birth<'_>, child: Child) -> Result<
     Ok((Running { streams, channel: Rc::new(channel) }, pid))
 }
 
-/// Begins a run. Nothing is awaited here, as for a command.
+/// Starts a run. As for a command, nothing is awaited here.
 pub fn begin(table: &Rc<Table>, id: ExecId, mut spec: ExecSpec, fingerprint: u64) -> Result<Rc<Exec>, Error> {
     let new = |spec: &ExecSpec, group| {
         Rc::new(Exec::new(id.clone(), spec, fingerprint, group, Rc::clone(table.memory())))
@@ -152,7 +154,7 @@ pub fn begin(table: &Rc<Table>, id: ExecId, mut spec: ExecSpec, fingerprint: u64
         let job = Job { code: spec.code.take().unwrap_or_default(), spec };
         context.admits(&job.code)?;
         table.know(&exec, id.clone());
-        // It is queued, which cannot fail any more: what becomes of it is told by its outcome.
+        // The cell is queued, which cannot fail anymore. Later failures are reported as its outcome.
         exec.judge(Ok(()));
         tokio::task::spawn_local(context.cell(Rc::clone(table), Rc::clone(&exec), job));
         return Ok(exec);
@@ -173,7 +175,7 @@ pub fn begin(table: &Rc<Table>, id: ExecId, mut spec: ExecSpec, fingerprint: u64
     Ok(exec)
 }
 
-/// Lives a run of Python from its fork to its end.
+/// Runs Python code from its fork to its end.
 async fn run(table: Rc<Table>, id: ExecId, exec: Rc<Exec>, job: Job) {
     match begin_python(&table, &exec, &job).await {
         Ok(running) => {
@@ -189,7 +191,8 @@ async fn run(table: Rc<Table>, id: ExecId, exec: Rc<Exec>, job: Job) {
     }
 }
 
-/// Forks it and gives it its code; waits until it says that it begins, unless packages come first.
+/// Forks the process and sends it the code. Waits until the process reports that the code begins, unless
+/// packages are installed first.
 async fn begin_python(
     table: &Rc<Table>,
     exec: &Rc<Exec>,
@@ -213,7 +216,7 @@ async fn begin_python(
     let first = tokio::time::timeout(BEGIN_WITHIN, first).await.ok().flatten();
     match first.as_ref().and_then(|record| understand(&record.bytes)) {
         Some(Said::Refused(Refused { message, .. })) => {
-            // Whoever says that it does not begin is not to go on either.
+            // A process that refused to begin must not continue.
             sweep::kill(Whom::Group(exec.group())).await;
             return Err(cannot_begin(&message));
         }
@@ -221,14 +224,14 @@ async fn begin_python(
             let patience = first.as_ref().map_or(Duration::ZERO, Record::patience);
             shown(exec, &running.streams, (result, patience), &running.channel).await;
         }
-        // One that ended before it could say anything is told of by its outcome.
+        // A process that ended before its first message is reported by its outcome.
         _ => {}
     }
     exec.clock();
     Ok(running)
 }
 
-/// Hears what a run says until it is gone.
+/// Handles the messages of a run until its process is gone.
 async fn attend(exec: Rc<Exec>, streams: Vec<(Stream, Rc<Watched>)>, channel: Rc<Records>) {
     while let Some(record) = channel.read().await {
         match understand(&record.bytes) {
@@ -236,20 +239,20 @@ async fn attend(exec: Rc<Exec>, streams: Vec<(Stream, Rc<Watched>)>, channel: Rc
             Some(Said::Result(result)) => {
                 shown(&exec, &streams, (result, record.patience()), &channel).await;
             }
-            // Nobody waits for anything else, and one that says it harms only itself.
+            // Other messages have no receiver, and a process that sends them harms only itself.
             _ => {}
         }
     }
 }
 
-/// Writes code to the standard input of what runs it.
+/// Writes code to the standard input of the program that runs it.
 async fn feed(exec: Rc<Exec>, input: Bytes) {
-    // One that does not read it all has ended, or says why in its output.
+    // A program that does not read all of it has ended, or reports an error in its output.
     let _ = exec.stdin.write(0, &input).await;
     exec.stdin.close();
 }
 
-/// The command that runs code of this language, and what is written to its standard input.
+/// Returns the command that runs code of this language, and its standard input.
 fn command(language: Language, spec: ExecSpec, source: &str) -> Result<(ExecSpec, Option<Bytes>), Error> {
     let read = if language == Language::Typescript { WITHOUT_TYPES } else { r#"set -- "$1" "$(cat)""# };
     let node = format!("{read}{SCRIPT_OR_MODULE}");
@@ -269,7 +272,7 @@ fn command(language: Language, spec: ExecSpec, source: &str) -> Result<(ExecSpec
     Ok((ExecSpec { argv, code: None, stdin: input.is_some(), ..spec }, input))
 }
 
-/// The error for a fork that says why it cannot become what it should.
+/// Returns the error for a process that refused to begin and gave a reason.
 pub fn cannot_begin(why: &str) -> Error {
     Error {
         code: ErrorCode::SpawnFailed,
@@ -281,7 +284,7 @@ pub fn cannot_begin(why: &str) -> Error {
     }
 }
 
-/// The error for one that does not begin and does not say why.
+/// Returns the error for a process that did not begin and gave no reason.
 pub fn did_not_begin(why: &str) -> Error {
     Error {
         retry: Retry::Safe,

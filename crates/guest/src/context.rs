@@ -1,13 +1,13 @@
-//! Contexts: interpreters that stay. A cell is an exec whose process outlives it.
+//! Contexts: long-lived interpreters. A cell is an exec whose process outlives it.
 //!
 //! ```text
-//! cell ──waits for its turn──▶ begins ──says it is done──▶ over; the next begins
-//!                                 ├─deadline · cancel──▶ SIGINT, again, then killed: its state is lost
-//!                                 └─process ends, memory──▶ its state is lost; the next cell starts another, and says so
+//! cell ──waits in the queue──▶ begins ──reports done──▶ over; the next cell begins
+//!                                 ├─deadline · cancel──▶ SIGINT, repeated, then killed: its state is lost
+//!                                 └─process ends, memory──▶ its state is lost; the next cell starts a new process and reports that
 //! ```
 //!
-//! Cells take turns by a fair lock, so they run in the order in which they came. Between two cells nobody reads the channel; what is
-//! written then is kept, up to a bound, and told with the next cell.
+//! A fair lock serializes cells in their order of arrival. Between two cells, the channel is not read. Output
+//! of that time is retained, up to a limit, and reported with the next cell.
 
 mod cell;
 
@@ -32,48 +32,49 @@ use crate::sweep::{self, Whom};
 use crate::table::{Child, Table};
 use crate::watched::Watched;
 
-/// A process whose channel is closed has ended, or is about to.
+/// Time for a process to end after its channel was closed.
 const END_WITHIN: Duration = Duration::from_secs(1);
-/// A fork is an interpreter within milliseconds; one that is started plainly imports everything itself.
+/// Timeout for the start of an interpreter. A fork is ready within milliseconds; a separately started
+/// interpreter imports everything itself.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// Variables are listed in milliseconds; a `repr` of user code may never end.
+/// Timeout for a list of variables. It takes milliseconds, but a `repr` of user code may never return.
 const VARIABLES_WITHIN: Duration = Duration::from_secs(8);
-/// A cell notices the end of its process within a look or two.
+/// Number of checks for the end of a cell. A cell notices the end of its process within a check or two.
 const END_LOOKS: u32 = 200;
 const END_LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Many times what a list of variables needs, each cut as it is.
+/// Maximum size of a list of variables: many times the usual size, because each value is truncated.
 const VARIABLES_BYTES_MAX: usize = 1 << 20;
-/// And what a plain interpreter says of itself.
+/// Maximum size of the message by which an interpreter reports that it was started separately.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
-/// What is kept of each stream between two cells.
+/// Maximum retained output of each stream between two cells.
 const LATE_BYTES_MAX: usize = 64 * 1024;
 
-/// The group of a cell that does not run: nobody has it.
+/// Group of a cell that does not run. No process has it.
 pub const NO_GROUP: u32 = *limits::EXEC_GROUPS.end() + 3;
 
-/// One context.
+/// A context.
 pub struct Context {
     id: ContextId,
     spec: ContextSpec,
     process: RefCell<Option<Rc<Process>>>,
-    /// The cell that runs.
+    /// Current cell.
     running: RefCell<Option<Rc<Exec>>>,
     turn: Mutex<()>,
     waiting: Cell<u32>,
     cells: Cell<u64>,
     restarts: Cell<u32>,
     lost: Cell<Option<Loss>>,
-    /// The next cell says why it begins anew.
+    /// Loss that the next cell has to report.
     untold: Cell<Option<Loss>>,
-    /// Why its process is being ended, if by us.
+    /// Reason for the end of the process, if the guest ends it.
     ending: Cell<Option<Loss>>,
     late: RefCell<[Vec<u8>; 2]>,
-    /// A result from before its first cell: that it is a plain interpreter.
+    /// Result from before the first cell: a notice that the interpreter was started separately, not forked.
     early: RefCell<Option<Box<str>>>,
     removed: Cell<bool>,
 }
 
-/// The process of a context.
+/// Process of a context.
 pub struct Process {
     group: u32,
     pid: Cell<Option<Pid>>,
@@ -84,7 +85,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// It has ended in this way.
+    /// Records the end of the process.
     pub fn reaped(&self, outcome: Outcome) {
         self.outcome.replace(Some(outcome));
         self.ended.notify_waiters();
@@ -108,7 +109,7 @@ impl Process {
 }
 
 impl Context {
-    /// A context that has no process yet.
+    /// Creates a context without a process.
     pub fn new(id: ContextId, spec: ContextSpec) -> Self {
         Self {
             id,
@@ -128,12 +129,12 @@ impl Context {
         }
     }
 
-    /// What it was asked to be.
+    /// Returns the specification that it was created with.
     pub fn spec(&self) -> &ContextSpec {
         &self.spec
     }
 
-    /// Refuses a cell that it cannot take.
+    /// Rejects a cell that the context cannot run.
     pub fn admits(&self, code: &Code) -> Result<(), Error> {
         if code.language.is_some_and(|language| language != self.spec.language) {
             return Err(Error::invalid(
@@ -171,7 +172,7 @@ impl Context {
         Ok(())
     }
 
-    /// How it is doing.
+    /// Returns the current state.
     pub fn info(&self, table: &Table) -> ContextInfo {
         self.notice(table);
         let state = match (self.running.borrow().is_some(), self.process.borrow().is_some()) {
@@ -191,13 +192,13 @@ impl Context {
         }
     }
 
-    /// Starts its first process, so that whoever asks for it hears whether it can be had.
+    /// Starts the first process, so that the caller learns whether the context can be created.
     pub async fn begin(self: &Rc<Self>, table: &Rc<Table>) -> Result<(), Error> {
         let _turn = self.turn.lock().await;
         self.alive_and_kept(table).await
     }
 
-    /// As [`Context::alive`], for whoever may have been overtaken by a removal.
+    /// Like [`Context::alive`], but fails if the context was removed meanwhile.
     async fn alive_and_kept(self: &Rc<Self>, table: &Rc<Table>) -> Result<(), Error> {
         if !self.removed.get() {
             self.alive(table).await?;
@@ -209,12 +210,12 @@ impl Context {
         Ok(())
     }
 
-    /// Takes note that its process has ended, if it has.
+    /// Updates the state if the process has ended.
     fn notice(&self, table: &Table) {
         let process = self.process.borrow().clone();
         let Some(process) = process.filter(|process| process.has_ended()) else { return };
         self.process.replace(None);
-        // What it has started ends with it, or would write into the cells of the next.
+        // Kill its descendants too, or they would write into the next cells.
         tokio::task::spawn_local(sweep::kill(Whom::Group(process.group)));
         let ended = if table.memory().count() > process.kills_before { Loss::Oom } else { Loss::Ended };
         let loss = self.ending.take().unwrap_or(ended);
@@ -223,7 +224,7 @@ impl Context {
         self.untold.set(Some(loss));
     }
 
-    /// Its process, or a new one. Called by whoever has the turn.
+    /// Returns the current process, or starts a new one. The caller must hold the turn.
     async fn alive(self: &Rc<Self>, table: &Rc<Table>) -> Result<Rc<Process>, Error> {
         self.notice(table);
         let there = self.process.borrow().clone();
@@ -275,7 +276,7 @@ impl Context {
         Ok(Running { streams: ends.streams, channel: Rc::new(channel) })
     }
 
-    /// Waits until the fork says that it is an interpreter; keeps what it says besides for the first cell.
+    /// Waits until the fork reports that it is an interpreter, and keeps a result of it for the first cell.
     async fn ready(&self, channel: &Records) -> Result<(), Error> {
         let begun = async {
             while let Some(record) = channel.read().await {
@@ -296,7 +297,8 @@ impl Context {
         tokio::time::timeout(READY_WITHIN, begun).await.unwrap_or_else(|_| late())
     }
 
-    /// Moves bytes from a pipe to the cell that runs, or to what is told with the next one, until the pipe closes.
+    /// Moves bytes from a pipe to the current cell, or to the output that is reported with the next one,
+    /// until the pipe closes.
     async fn pump(self: Rc<Self>, stream: Stream, pipe: Rc<Watched>) {
         let mut bytes = [0; 4096];
         loop {
@@ -334,29 +336,29 @@ impl Context {
         late.extend_from_slice(bytes.get(..room.min(bytes.len())).unwrap_or_default());
     }
 
-    /// Ends the cell that runs: within seconds, whatever it does.
+    /// Ends the current cell within seconds, even if it does not react.
     pub fn interrupt(&self) {
         if let Some(exec) = &*self.running.borrow() {
             exec.ask_to_end(Outcome::Cancelled);
         }
     }
 
-    /// Gives up its state. The cell that runs is cancelled; those that wait begin in the new process.
+    /// Discards the state. The current cell is cancelled; queued cells run in the new process.
     pub async fn restart(self: &Rc<Self>, table: &Rc<Table>) -> Result<(), Error> {
         self.end(Loss::Restarted).await;
         match self.turn.try_lock() {
             Ok(_turn) => self.alive_and_kept(table).await,
-            // Whoever has it, or is next, starts the new one.
+            // The current or next holder of the turn starts the new process.
             Err(_) => Ok(()),
         }
     }
 
-    /// It is not to be had any more, whoever waits for it.
+    /// Marks the context as removed, for all callers that wait for it.
     pub fn forget(&self) {
         self.removed.set(true);
     }
 
-    /// Ends it for good.
+    /// Ends the context permanently.
     pub async fn remove(&self) {
         self.forget();
         self.end(Loss::Ended).await;
@@ -370,7 +372,7 @@ impl Context {
             sweep::kill(Whom::Group(process.group)).await;
             let _ = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
         }
-        // The cell that ran takes note of it, and lets go.
+        // The current cell notices the end of its process and unregisters.
         for _ in 0..END_LOOKS {
             if self.running.borrow().is_none() {
                 return;
@@ -379,7 +381,7 @@ impl Context {
         }
     }
 
-    /// What it has in its variables.
+    /// Returns its variables.
     pub async fn variables(self: &Rc<Self>, table: &Table) -> Result<Vec<Variable>, Error> {
         if self.spec.language != Language::Python {
             return Err(Error::invalid(
@@ -396,10 +398,11 @@ impl Context {
             loop {
                 let record = running.channel.read().await?;
                 match understand(&record.bytes) {
-                    // User code can say this too, and what is small here can be large in memory.
+                    // User code can forge this message, and a small message can be large in memory.
                     Some(Said::Variables(list)) if list.get().len() > VARIABLES_BYTES_MAX => return None,
                     Some(Said::Variables(list)) => return serde_json::from_str(list.get()).ok(),
-                    // What a thread shows between two cells: it must not wait for ever.
+                    // A result that a thread shows between two cells. Acknowledge it, because the thread
+                    // waits.
                     Some(Said::Result(_)) => running.channel.send_bytes(ACK, &[]).await.ok()?,
                     _ => {}
                 }

@@ -1,4 +1,4 @@
-//! The contexts there are.
+//! The contexts of the sandbox.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,14 +10,14 @@ use api::{ContextId, Error, limits};
 use crate::context::Context;
 use crate::table::{Table, conflict};
 
-/// The contexts there are, by name.
+/// All contexts, by id.
 #[derive(Default)]
 pub struct Contexts {
     all: RefCell<BTreeMap<ContextId, Rc<Context>>>,
 }
 
 impl Contexts {
-    /// The context of that name.
+    /// Returns the context with this id.
     pub fn find(&self, id: &ContextId) -> Result<Rc<Context>, Error> {
         self.all.borrow().get(id).cloned().ok_or_else(|| Error {
             fix: "List the contexts of the sandbox, or create one.".into(),
@@ -25,7 +25,7 @@ impl Contexts {
         })
     }
 
-    /// Makes one, or finds the one that the same request has made before.
+    /// Creates a context, or finds the context that the same request created before.
     pub async fn make(
         &self,
         table: &Rc<Table>,
@@ -38,7 +38,7 @@ impl Contexts {
             Ok(_) => return Err(conflict(format!("context {id} was created by another request"), "context")),
             Err(_not_found) => self.add(&id, spec)?,
         };
-        // What a request begins does not end with it.
+        // A separate task, so that the start continues if the request is dropped.
         let begun = {
             let (table, context) = (Rc::clone(table), Rc::clone(&context));
             tokio::task::spawn_local(async move { context.begin(&table).await })
@@ -48,7 +48,7 @@ impl Contexts {
             Ok(Err(error)) => {
                 context.forget();
                 let mut all = self.all.borrow_mut();
-                // Another of the same name may have taken its place.
+                // Another context with the same id may have replaced it.
                 if all.get(&id).is_some_and(|there| Rc::ptr_eq(there, &context)) {
                     all.remove(&id);
                 }
@@ -72,12 +72,12 @@ impl Contexts {
         Ok(context)
     }
 
-    /// All of them.
+    /// Returns all contexts.
     pub fn list(&self, table: &Table) -> Vec<ContextInfo> {
         self.all.borrow().values().map(|context| context.info(table)).collect()
     }
 
-    /// Ends one, and forgets it.
+    /// Ends and removes a context.
     pub async fn remove(&self, id: &ContextId) -> Result<(), Error> {
         let context = self.find(id)?;
         self.all.borrow_mut().remove(id);

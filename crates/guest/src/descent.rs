@@ -1,12 +1,15 @@
-//! What a new process does to itself between fork and exec: from root of the sandbox down to who it is to be.
+//! Steps of a new process between fork and exec: from root of the sandbox down to its final user and
+//! privileges.
 //!
-//! The interpreter's parent is the one process of the image's that keeps capabilities: it gives forks their user and group. It keeps
-//! SETUID and SETGID as an ordinary user, as ambient capabilities, behind a filter by which neither it nor any descendant can ever be
+//! Without root in the sandbox, the interpreter's parent is the only program of the image that keeps
+//! capabilities, because it sets the user and group of its forks. It runs as an ordinary user and keeps
+//! SETUID and SETGID as ambient capabilities. A filter prevents it and all its descendants from ever becoming
 //! user 0 or group 0.
 //!
-//! gVisor knows no ambient capabilities, and gives a program some only if root starts it. There the parent has a user namespace of its
-//! own, in which root is its ordinary user, and the root of the sandbox is nobody (decision 0033). So that nobody else makes a
-//! namespace there, every process begins behind a filter that refuses it.
+//! gVisor has no ambient capabilities, and gives a program capabilities only if it is started as root. There,
+//! the parent is root of its own user namespace, which maps root to the parent's ordinary user and does not
+//! map the sandbox's root (decision 0033). So that no other process creates a user namespace there, every
+//! process starts with a filter that refuses it.
 
 mod namespace;
 
@@ -16,14 +19,16 @@ use std::os::fd::RawFd;
 
 use super::launch::done;
 
-/// The highest capability number that any kernel so far knows is 40; asking for more is refused and harmless.
+/// Upper bound of the capability numbers to try. The highest that a kernel knows so far is 40; higher numbers
+/// are refused without harm.
 pub const CAPABILITY_LAST: libc::c_ulong = 63;
-/// What it takes to empty the bounding set.
+/// SETPCAP as a bit: the capability to remove capabilities from the bounding set.
 pub const SETPCAP: u64 = 1 << 8;
-/// How Linux is told that two sets of 32 capabilities follow.
+/// Version 3 of the capability header, which announces two sets of 32 capabilities.
 pub const CAPABILITIES_VERSION: u32 = 0x2008_0522;
 
-/// The calls that change who a process is, and how many of their arguments are ids.
+/// System calls that change the user or group of a process, each with the number of its arguments that are
+/// ids.
 const IDENTITY_CALLS: [(libc::c_long, u8); 8] = [
     (libc::SYS_setuid, 1),
     (libc::SYS_setreuid, 2),
@@ -34,51 +39,55 @@ const IDENTITY_CALLS: [(libc::c_long, u8); 8] = [
     (libc::SYS_setresgid, 3),
     (libc::SYS_setfsgid, 1),
 ];
-/// Where the number of a call is in what a filter sees, and where its first argument is, low half first.
+/// Offset of the system call number in the data that a filter reads. The arguments follow, each with its low
+/// half first.
 const NUMBER_AT: u32 = 0;
 const ARGUMENTS_AT: u32 = 16;
 const ARGUMENT_BYTES: u32 = 8;
 
-/// What the child does to itself before it becomes the program. Made before the fork: a child may not allocate.
+/// The steps that a child performs before it executes the program. Built before the fork, because the child
+/// must not allocate.
 pub struct Descent {
-    /// The cgroups that it enters.
+    /// Cgroups that the child joins.
     pub cgroups: Vec<RawFd>,
-    /// Its user, and the group of the same number.
+    /// User of the child, and group of the same number.
     pub uid: libc::uid_t,
-    /// Its extra group.
+    /// Supplementary group: the exec group.
     pub groups: [libc::gid_t; 1],
-    /// The capabilities that it keeps.
+    /// Capabilities that the child keeps.
     pub capabilities: u64,
-    /// The directory that it begins in.
+    /// Working directory.
     pub directory: CString,
-    /// What it has besides its three streams, from descriptor 3 on.
+    /// Descriptors that the child gets in addition to its three streams, from descriptor 3 on.
     pub extra: Vec<RawFd>,
-    /// Whether its standard input is a terminal, which becomes its session's.
+    /// True if standard input is a terminal, which then becomes the controlling terminal of the session.
     pub terminal: bool,
-    /// Whether it is root of a user namespace of its own, in which `uid` is the root.
+    /// True if the child becomes root of its own user namespace, which maps this root to `uid`.
     pub nested: bool,
-    /// What it and all its descendants may not call: [`never_root`], [`no_namespaces`], or nothing.
+    /// Filter for the child and all its descendants: [`never_root`], [`no_namespaces`] or empty.
     pub filter: Vec<libc::sock_filter>,
 }
 
 impl Descent {
-    /// Runs in the child. The order is the point: cgroup while we still may, identity, privileges, then the path.
+    /// Performs the steps, in the child. The order matters: cgroups while it may still write to them, then
+    /// identity and privileges, then the working directory.
     pub fn descend(&self, streams: [RawFd; 3]) -> io::Result<()> {
         for (number, stream) in (0..).zip(streams) {
-            // SAFETY: no pointers; both numbers are of descriptors that are open.
+            // SAFETY: no pointers; both numbers are of open descriptors.
             done(unsafe { libc::dup2(stream, number) })?;
         }
-        // SAFETY: no pointers. Rust ignores this signal, which a program would inherit.
+        // SAFETY: no pointers. Rust ignores this signal, and programs would inherit that.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
         for cgroup in &self.cgroups {
-            // SAFETY: one byte of static memory is written to a descriptor that is open.
+            // SAFETY: one byte of static memory is written to an open descriptor.
             done(unsafe { libc::write(*cgroup, b"0".as_ptr().cast(), 1) } as libc::c_int)?;
         }
         be_first_to_go();
         // SAFETY: no pointers.
         done(unsafe { libc::setsid() })?;
         if self.terminal {
-            // SAFETY: no pointers; descriptor 0 is a terminal of no session, and this process leads a session without one.
+            // SAFETY: no pointers; descriptor 0 is a terminal that no session controls, and this process
+            // leads a session without one.
             done(unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) })?;
         }
         let uid = if self.nested { 0 } else { self.uid };
@@ -93,28 +102,30 @@ impl Descent {
             self.keep_without_root()?;
         } else {
             drop_bounding(self.capabilities);
-            // SAFETY: no pointers. Leaving uid 0 empties the permitted, effective and ambient sets; where it is not left, becoming
-            // the program leaves what is in the bounding set.
+            // SAFETY: no pointers. Changing from uid 0 to another uid clears the permitted, effective and
+            // ambient sets. If the uid stays 0, the exec limits the capabilities to the bounding set.
             done(unsafe { libc::setresuid(uid, uid, uid) })?;
         }
         self.install_filter()?;
         for (number, descriptor) in (3..).zip(&self.extra) {
-            // SAFETY: no pointers; the descriptor is open and above all numbers given here.
+            // SAFETY: no pointers; the descriptor is open and above all numbers assigned here.
             done(unsafe { libc::dup2(*descriptor, number) })?;
         }
-        // SAFETY: no pointers. The mask a program would have without us.
+        // SAFETY: no pointers. The usual default mask of programs.
         unsafe { libc::umask(0o022) };
-        // SAFETY: a NUL-terminated string made before the fork. As the user, so that its rights decide.
+        // SAFETY: a NUL-terminated string made before the fork. This runs as the user, so the user's
+        // permissions apply.
         done(unsafe { libc::chdir(self.directory.as_ptr()) })
     }
 
-    /// Becomes the user, with these capabilities across the exec and no way back to root.
+    /// Switches to the user, keeps these capabilities across the exec, and removes every way back to root.
     fn keep_without_root(&self) -> io::Result<()> {
         // SAFETY: no pointers.
         done(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) })?;
         // SAFETY: no pointers.
         done(unsafe { libc::setresuid(self.uid, self.uid, self.uid) })?;
-        // What becomes ambient must be inheritable, and that only while it is in the bounding set.
+        // Only an inheritable capability can become ambient, and it can become inheritable only while it is
+        // in the bounding set.
         set_capabilities(self.capabilities | SETPCAP, self.capabilities)?;
         for capability in (0..=CAPABILITY_LAST).filter(|number| self.capabilities >> number & 1 == 1) {
             let raise = libc::PR_CAP_AMBIENT_RAISE as libc::c_ulong;
@@ -131,17 +142,18 @@ impl Descent {
         }
         let len = self.filter.len() as libc::c_ushort;
         let program = libc::sock_fprog { len, filter: self.filter.as_ptr().cast_mut() };
-        // SAFETY: the program says how many instructions there are; the kernel reads them before the call returns.
+        // SAFETY: the program contains its number of instructions; the kernel reads them before the call
+        // returns.
         done(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) })
     }
 }
 
-/// A filter by which no process ever is, or becomes, user 0 or group 0 by a call. Calls of a foreign ABI, whose numbers differ, end
-/// in the sandbox's own filter.
+/// Returns a filter that refuses every call that would make a process user 0 or group 0. Calls of a foreign
+/// ABI, whose numbers differ, are killed by the sandbox's own filter.
 pub fn never_root() -> Vec<libc::sock_filter> {
     let mut filter = vec![load(NUMBER_AT)];
     for (call, ids) in IDENTITY_CALLS {
-        // Past the checks of this call and both of its answers.
+        // Skips the checks of this call and both of its results.
         filter.push(equal(call as u32, 0, 2 * ids + 2));
         for id in 0..ids {
             filter.push(load(ARGUMENTS_AT + u32::from(id) * ARGUMENT_BYTES));
@@ -154,7 +166,8 @@ pub fn never_root() -> Vec<libc::sock_filter> {
     filter
 }
 
-/// A filter by which no process makes a user namespace. By `clone` it cannot anywhere.
+/// Returns a filter that refuses `unshare`, so that no process creates a user namespace. The sandbox's own
+/// filter refuses namespaces by `clone` in every tier.
 pub fn no_namespaces() -> Vec<libc::sock_filter> {
     vec![
         load(NUMBER_AT),
@@ -168,7 +181,7 @@ fn load(at: u32) -> libc::sock_filter {
     instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, (0, 0), at)
 }
 
-/// Passes over so many instructions where the value is this one, else over so many.
+/// Skips `then` instructions if the loaded value equals `value`, otherwise skips `otherwise` instructions.
 fn equal(value: u32, then: u8, otherwise: u8) -> libc::sock_filter {
     instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, (then, otherwise), value)
 }
@@ -188,22 +201,24 @@ fn drop_bounding(but: u64) {
     }
 }
 
-/// Sets what this process may do, and what a program may inherit of it. All of it is among the lower 32.
+/// Sets this process's capabilities, and the set that a program can inherit. All of them are among the lower
+/// 32.
 fn set_capabilities(held: u64, inheritable: u64) -> io::Result<()> {
     let header = [CAPABILITIES_VERSION, 0];
-    // Effective, permitted, inheritable: of the lower 32, then of the upper.
+    // Effective, permitted, inheritable: first the lower 32 of each, then the upper.
     let sets = [held as u32, held as u32, inheritable as u32, 0, 0, 0];
-    // SAFETY: both are laid out as the call reads them, and outlive it.
+    // SAFETY: both arrays have the layout that the call reads, and outlive it.
     done(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) } as libc::c_int)
 }
 
-/// Whoever runs out of memory, the machine or a sandbox whose process 1 shares its limit, takes user code first. Code can undo it for
-/// itself, which is its own sandbox's loss. Where it cannot be set there is nobody to compare with.
+/// Makes the OOM killer choose user code first, whether the machine runs out of memory or a sandbox whose
+/// process 1 shares its memory limit. User code can revert this for itself, which harms only its own sandbox.
+/// Errors are ignored: without this file, no OOM killer ranks the processes.
 fn be_first_to_go() {
     // SAFETY: a NUL-terminated string, and no third argument is read with these flags.
     let file = unsafe { libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) };
     if file >= 0 {
-        // SAFETY: four bytes of static memory are written to a descriptor that is open, and closed once.
+        // SAFETY: four bytes of static memory are written to an open descriptor, which is closed once.
         unsafe {
             libc::write(file, b"1000".as_ptr().cast(), 4);
             libc::close(file);
@@ -215,7 +230,7 @@ fn be_first_to_go() {
 mod tests {
     use super::*;
 
-    /// What a filter answers to a call with these arguments.
+    /// Evaluates a filter for a call with these arguments.
     fn answer_of(filter: &[libc::sock_filter], call: libc::c_long, arguments: [u32; 3]) -> u32 {
         let (mut at, mut loaded) = (0, 0);
         loop {

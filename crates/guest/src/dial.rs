@@ -1,4 +1,4 @@
-//! One connection to the node: the greeting and the descriptors that come with it, if any do.
+//! One connection to the node: the greeting, and the descriptors that the node may send with it.
 
 use std::cell::Cell;
 use std::io;
@@ -11,31 +11,32 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 
-/// Where the node listens. The directory is mounted read-only and only for the guest.
+/// Socket of the node. Its directory is mounted read-only, and only for the guest.
 const SOCKET: &str = "/.bellglass/channel/node.sock";
-/// The node answers a greeting at once or not at all.
+/// Timeout for the greeting. The node answers at once or not at all.
 const GREETING_WITHIN: Duration = Duration::from_secs(5);
 
-/// A greeted connection.
+/// A connection after the greeting.
 pub struct Connection {
-    /// The bytes.
+    /// The byte stream.
     pub stream: UnixStream,
-    /// What the node handed over.
+    /// Descriptors that the node sent.
     pub descriptors: Descriptors,
 }
 
-/// What the node hands over at every greeting, where the tier has it.
+/// Descriptors that the node sends with every greeting, if the tier has them.
 #[derive(Default)]
 pub struct Descriptors {
-    /// The entrances of the cgroup of user code, one for each hierarchy. Children write themselves into all.
+    /// Entrances to the cgroups of user code, one per hierarchy. Children write themselves into all of them.
     pub cgroups: Vec<OwnedFd>,
-    /// A file in which the count of memory kills can be read.
+    /// File with the number of OOM kills.
     pub oom_count: Option<OwnedFd>,
-    /// An eventfd that becomes readable at a memory kill. Cgroup version 1 only: version 2 kills the group itself.
+    /// Eventfd that becomes readable when an OOM kill happens. Cgroup version 1 only: in version 2, the
+    /// kernel kills the group itself.
     pub oom_event: Option<OwnedFd>,
 }
 
-/// Dials the node, shows it the token of its first answer, and exchanges greetings.
+/// Dials the node, sends the token of its first answer, and exchanges greetings.
 pub async fn dial(token: &Cell<[u8; TOKEN_BYTES]>) -> io::Result<Connection> {
     let mut stream = UnixStream::connect(SOCKET).await?;
     let mine = Hello { kind: Kind::ServeKnown, cgroups: 0, oom_count: false, oom_event: false };
@@ -54,7 +55,7 @@ pub async fn dial(token: &Cell<[u8; TOKEN_BYTES]>) -> io::Result<Connection> {
     Ok(Connection { stream, descriptors })
 }
 
-/// Exchanges greetings with somebody who was let in another way.
+/// Exchanges greetings with a peer that was accepted in another way.
 pub async fn greet(mut stream: UnixStream) -> io::Result<Connection> {
     let mine = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false };
     stream.write_all(&mine.encode()).await?;

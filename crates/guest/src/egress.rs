@@ -1,7 +1,8 @@
-//! The way out. What connects to the proxy's port inside is handed to the node, which decides; nothing is understood here.
+//! Egress: each connection to the proxy's port in the sandbox is forwarded to the node, which decides about
+//! it. The guest does not parse it.
 //!
-//! The node asks for the next connection, and the answer to that is the connection: while nobody asks, programs wait in the kernel's
-//! queue, also while a server is started anew.
+//! The node requests the next connection, and the response is that connection. While no request is pending,
+//! for example during a restart of the server, programs wait in the kernel's queue.
 
 use std::net::Ipv4Addr;
 
@@ -12,15 +13,15 @@ use tokio::net::TcpListener;
 
 use crate::ports::{self, Said};
 
-/// Takes the port before any user code can.
+/// Binds the port before any user code can.
 pub async fn listen() -> Option<TcpListener> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT)).await.ok()
 }
 
-/// Waits for the next connection, and passes on both ways from then on.
+/// Waits for the next connection, and forwards bytes in both directions from then on.
 ///
 /// # Errors
-/// The port is not ours.
+/// If the guest could not bind the port.
 pub async fn next(listener: Option<&TcpListener>, heard: Incoming) -> Result<Said, Error> {
     let failed = |code: ErrorCode, message: String| Error {
         code,

@@ -1,16 +1,19 @@
 //! One exec from its start to its outcome.
 //!
 //! ```text
-//! starting ──became its program──▶ running ──process ends──▶ ended ──what was in its pipes is read──▶ complete
-//!    └─could not──▶ never was         └─deadline · cancel · output limit · memory──▶ swept, then ended
+//! starting ──became its program──▶ running ──process ends──▶ ended ──pipes are drained──▶ complete
+//!    └─failed──▶ never started         └─deadline · cancel · output limit · memory──▶ swept, then ended
 //! ```
 //!
-//! On a terminal there is one stream instead of two pipes, and whoever still holds the terminal after the end is hung up.
+//! On a terminal there is one stream instead of two pipes, and processes that still hold the terminal after
+//! the end are hung up.
 //!
-//! An exec that never was has no outcome: whoever asked for it, or for its output, is told why.
+//! An exec that never started has no outcome: the caller that requested it or its output gets the reason as
+//! an error.
 //!
-//! The outcome is decided by the first reason to end it, else by how the process ended. Pipes decide nothing: a
-//! process left behind may hold them for ever; what it still writes is counted and thrown away.
+//! The first reason to end the exec decides the outcome. Without one, the end of the process decides it.
+//! Pipes have no influence, because a process left behind can hold them forever; its later output is counted
+//! and discarded.
 
 mod streams;
 
@@ -39,56 +42,57 @@ use crate::watched::Watched;
 pub struct Exec {
     id: ExecId,
     argv: String,
-    /// Of the request that started it: the same id with another request is a conflict.
+    /// Fingerprint of the request that started the exec. The same id with another request is a conflict.
     pub fingerprint: u64,
     group: Cell<u32>,
-    /// The context it is a cell of.
+    /// Context, if the exec is a cell.
     context: Option<ContextId>,
-    /// Since when its own time runs, once it does: code waits for its turn, and for packages.
+    /// Start of the exec's own time. Unset while code waits for its turn or for packages.
     started: Cell<Option<Instant>>,
-    /// When it is ended, as far as is known.
+    /// Current time limit, as far as it is known.
     limit: Cell<Option<Instant>>,
     deadline: Option<Duration>,
-    /// Since when the sandbox is paused: its time does not count until then.
+    /// Start of the current pause of the sandbox, whose time does not count.
     held: Cell<Option<Instant>>,
     grace: Duration,
     background: Background,
     kills: Rc<Kills>,
     kills_before: Cell<u64>,
-    /// What may have left its group, where it runs as root of a workstation.
+    /// Processes that may have left the exec group, if the exec runs as root.
     strays: RefCell<Option<Strays>>,
     spools: RefCell<[Spool; 3]>,
-    /// Its standard input.
+    /// Standard input.
     pub stdin: Stdin,
-    /// Its terminal, from its start to its end, if it has one.
+    /// Terminal, from start to end, if the exec has one.
     terminal: RefCell<Option<Terminal>>,
-    /// The size of that.
+    /// Size of the terminal.
     size: Cell<Option<TerminalSize>>,
-    /// Whether its process became its program, once that is known.
+    /// Result of the start, once it is known.
     verdict: SetOnce<Result<(), Error>>,
-    /// How its process ended, or its cell, once it has.
+    /// End of the process or the cell, once it has ended.
     status: RefCell<Option<Outcome>>,
-    /// Whether the context it is a cell of lost its variables.
+    /// True if the context of this cell lost its variables.
     pub state_lost: Cell<bool>,
     reason: RefCell<Option<Outcome>>,
     end: RefCell<Option<ExecEnd>>,
     complete: Cell<bool>,
-    /// There are new bytes, or it is complete.
+    /// Notified on new output and on completion.
     pub changed: Notify,
-    /// A reader has made room.
+    /// Notified when a reader has made room.
     room: Notify,
-    /// The process has ended, or there is a reason to end it.
+    /// Notified when the process has ended, or there is a reason to end it.
     decided: Notify,
 }
 
 impl Exec {
-    /// An exec whose process is about to be started.
+    /// Creates an exec whose process is about to be started.
     pub fn new(id: ExecId, spec: &ExecSpec, fingerprint: u64, group: u32, kills: Rc<Kills>) -> Self {
         let bytes = spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES);
         let context = spec.code.as_ref().and_then(|code| code.context.clone());
         let grace = spec.grace_ms.unwrap_or(limits::GRACE_MS);
         let spool = || Spool::new(spec.output, bytes, spare::take);
-        // Nothing is written that does not fit: there is no middle to drop, and a gap ends where a line does.
+        // Results are written only if they fit: a spool in mode `keep` would drop parts from the middle, and
+        // a gap could split a line.
         let results = Spool::new(OutputMode::Kill, limits::RESULTS_BYTES_MAX, spare::take);
         let mut argv = spec.code.as_ref().map_or_else(|| spec.argv.join(" "), shown);
         argv.truncate(argv.floor_char_boundary(limits::ARGV_SHOWN_BYTES));
@@ -101,7 +105,7 @@ impl Exec {
             limit: Cell::new(None),
             held: Cell::new(None),
             deadline: spec.deadline_ms.map(Duration::from_millis),
-            // An interruption takes its own time, and whoever watches from outside has to know.
+            // Interrupting a cell takes its own time, which is reported as the grace period.
             grace: Duration::from_millis(if context.is_some() { limits::CELL_GRACE_MS } else { grace }),
             context,
             background: spec.background,
@@ -124,32 +128,32 @@ impl Exec {
         }
     }
 
-    /// The group that all its processes carry.
+    /// Returns the group that all its processes carry.
     pub fn group(&self) -> u32 {
         self.group.get()
     }
 
-    /// A cell begins in a process of this group, or has ended.
+    /// Sets the group when a cell begins in a process of this group, or has ended.
     pub fn belong(&self, group: u32) {
         self.group.set(group);
     }
 
-    /// It runs as root, which can leave its group: these are its processes too.
+    /// Registers the strays of an exec that runs as root: root can leave its group.
     pub fn watch_strays(&self, strays: Strays) {
         self.strays.replace(Some(strays));
     }
 
-    /// Whether its process has ended.
+    /// Returns true if the process has ended.
     pub fn has_ended(&self) -> bool {
         self.end.borrow().is_some()
     }
 
-    /// How it ended, once everything its process wrote has been read.
+    /// Returns the end of the exec, once all output of its process has been read.
     pub fn end(&self) -> Option<ExecEnd> {
         if self.complete.get() { self.end.borrow().clone() } else { None }
     }
 
-    /// How it is doing; `processes` carry its group.
+    /// Returns the current state; `processes` is the number of processes in its group.
     pub fn info(&self, processes: u32) -> ExecInfo {
         let end = self.end.borrow();
         let [stdout, stderr, results] = &*self.spools.borrow();
@@ -174,28 +178,29 @@ impl Exec {
         }
     }
 
-    /// Its process, or its cell, has ended in this way.
+    /// Records the end of the process or the cell.
     pub fn reaped(&self, outcome: Outcome) {
         self.status.replace(Some(outcome));
         self.decided.notify_waiters();
     }
 
-    /// It begins in earnest: its deadline counts from now. Said once: code that says it again has no more time.
+    /// Starts the exec's own time: the deadline counts from now. Only the first call has an effect, so code
+    /// that reports its beginning again gains no time.
     pub fn clock(&self) {
         if self.started.get().is_some() {
             return;
         }
         let now = Instant::now();
-        // What begins during a pause has lost no time to the part of it before.
+        // An exec that begins during a pause has lost no time to the earlier part of the pause.
         self.held.set(self.held.get().map(|_| now));
         self.started.set(Some(now));
         self.limit.set(self.deadline.map(|after| now + after));
         self.decided.notify_waiters();
     }
 
-    /// It has so much time until then, for what comes before its own.
+    /// Sets a time limit for the phase before the exec's own time.
     pub fn prepare(&self, within: Duration) {
-        // What happened while it waited did not happen to it.
+        // OOM kills while the exec waited in a queue do not concern it.
         self.kills_before.set(self.kills.count());
         let now = Instant::now();
         self.held.set(self.held.get().map(|_| now));
@@ -203,13 +208,13 @@ impl Exec {
         self.decided.notify_waiters();
     }
 
-    /// The sandbox is about to be paused: from now on its time does not count.
+    /// Stops the exec's time, because the sandbox is about to be paused.
     pub fn hold_time(&self) {
         self.held.set(self.held.get().or_else(|| Some(Instant::now())));
         self.decided.notify_waiters();
     }
 
-    /// The sandbox runs again: its deadline is later by the length of the pause.
+    /// Resumes the exec's time: the deadline moves by the length of the pause.
     pub fn release_time(&self) {
         let Some(held) = self.held.take() else { return };
         let paused = held.elapsed();
@@ -219,23 +224,23 @@ impl Exec {
         self.decided.notify_waiters();
     }
 
-    /// When it is ended, unless its time is held.
+    /// Returns the current time limit, unless the time is stopped.
     fn limit(&self) -> Option<Instant> {
         self.limit.get().filter(|_| self.held.get().is_none())
     }
 
-    /// The time since its start, without pauses.
+    /// Returns the time since the start, without pauses.
     fn age(&self) -> Duration {
         let now = self.held.get().unwrap_or_else(Instant::now);
         self.started.get().map_or(Duration::ZERO, |started| now.saturating_duration_since(started))
     }
 
-    /// The reason to end it, if there is one.
+    /// Returns the reason to end the exec, if there is one.
     pub fn reason(&self) -> Option<Outcome> {
         self.reason.borrow().clone()
     }
 
-    /// Gives a reason to end it. The first one counts; after the end none does.
+    /// Sets the reason to end the exec. Only the first counts, and none after the end.
     pub fn ask_to_end(&self, reason: Outcome) {
         if !self.has_ended() && self.reason.borrow().is_none() {
             self.reason.replace(Some(reason));
@@ -243,7 +248,7 @@ impl Exec {
         }
     }
 
-    /// Waits for a reason to end it.
+    /// Waits for a reason to end the exec.
     pub async fn until_asked(&self) {
         loop {
             let decided = self.decided.notified();
@@ -256,34 +261,34 @@ impl Exec {
         }
     }
 
-    /// Tells everybody who waits whether its process became its program. Said once.
+    /// Publishes the result of the start to all waiters. Called once.
     pub fn judge(&self, verdict: Result<(), Error>) {
         let _ = self.verdict.set(verdict);
     }
 
-    /// Waits until its process has become its program; says why it could not.
+    /// Waits until the process has executed its program, or returns why it could not.
     pub async fn begun(&self) -> Result<(), Error> {
         self.verdict.wait().await.clone()
     }
 
-    /// Takes over our ends of its process's streams; gives back those to be read.
+    /// Takes over our ends of the process's streams. Returns the ends to read from.
     pub fn hold(&self, ends: Ends) -> Vec<(Stream, Rc<Watched>)> {
         self.stdin.open(ends.stdin);
         self.terminal.replace(ends.terminal);
         ends.streams
     }
 
-    /// Whether it was started on a terminal.
+    /// Returns true if it was started on a terminal.
     pub fn is_terminal(&self) -> bool {
         self.size.get().is_some()
     }
 
-    /// Whether it has a terminal open.
+    /// Returns true if its terminal is open.
     pub fn has_terminal(&self) -> bool {
         self.terminal.borrow().is_some()
     }
 
-    /// Gives its terminal another size.
+    /// Resizes its terminal.
     pub fn resize(&self, size: TerminalSize) -> Result<(), Error> {
         size.check()?;
         let terminal = self.terminal.borrow();
@@ -301,21 +306,22 @@ impl Exec {
         Ok(())
     }
 
-    /// Lets go of its terminal and its standard input. Whatever still has the terminal is hung up.
+    /// Closes its terminal and its standard input. The kernel hangs up processes that still hold the
+    /// terminal.
     pub fn hang_up(&self) {
         if self.terminal.take().is_some() {
             self.stdin.close();
         }
     }
 
-    /// A cell is over, in this way unless there was another reason to end it.
+    /// Ends a cell with this outcome, unless another reason to end it came first.
     pub fn over(&self, outcome: Outcome) {
         self.reaped(outcome);
         self.finish(0);
         self.complete();
     }
 
-    /// Lives the exec from start to end.
+    /// Runs the exec from start to end.
     pub async fn live(self: Rc<Self>, streams: Vec<(Stream, Rc<Watched>)>) {
         let pumps: Vec<_> = streams
             .iter()
@@ -352,7 +358,7 @@ impl Exec {
     /// Waits for the end of the process or a reason to end it.
     pub async fn until_decided(&self) {
         loop {
-            // Registered before looking, so that nothing said in between is missed.
+            // Registered before the checks, so that no notification between them is missed.
             let (decided, struck) = (self.decided.notified(), self.kills.struck.notified());
             tokio::pin!(decided, struck);
             decided.as_mut().enable();
@@ -370,7 +376,8 @@ impl Exec {
             tokio::select! {
                 () = decided => {}
                 () = struck => self.ask_to_end(Outcome::Oom),
-                // After a pause the timer may have come before the news that the deadline is held or later.
+                // After a pause, the timer may fire before the notification that the deadline was stopped or
+                // moved.
                 () = due => if self.limit().is_some_and(|at| at <= Instant::now()) {
                     self.ask_to_end(Outcome::Timeout);
                 },
@@ -378,10 +385,10 @@ impl Exec {
         }
     }
 
-    /// Ends all its processes and waits until the first of them is reaped.
+    /// Ends all processes of the exec and waits until the first of them is reaped.
     async fn until_swept(&self) {
         if self.has_terminal() {
-            // An interactive shell ignores the SIGTERM that everybody gets. This is what it ends by.
+            // An interactive shell ignores SIGTERM, which all processes get, but ends on SIGHUP.
             sweep::signal(Whom::Group(self.group()), Signal::HUP);
         }
         sweep::end(Whom::Group(self.group()), self.grace).await;
@@ -403,17 +410,17 @@ impl Exec {
         self.strays.borrow().clone()
     }
 
-    /// Whether the kernel has killed for memory since it was started.
+    /// Returns true if an OOM kill happened since the exec began.
     pub fn is_struck(&self) -> bool {
         self.kills.count() > self.kills_before.get()
     }
 
-    /// Decides the outcome. From here on it has ended, whoever still holds its pipes.
+    /// Decides the outcome. The exec has ended from here on, even if processes still hold its pipes.
     fn finish(&self, left_running: u32) {
         let natural = || self.status.borrow().clone().unwrap_or(Outcome::Unknown);
         let outcome = match self.reason.borrow().clone() {
             Some(reason) => reason,
-            // The kernel ends all of user code for memory, or we do: whoever ran then ran out.
+            // On OOM, the kernel or the guest ends all of user code, so every running exec has this outcome.
             None if self.is_struck() => Outcome::Oom,
             None => natural(),
         };
@@ -433,7 +440,7 @@ impl Exec {
         }));
     }
 
-    /// Everything it wrote is in the spools: the counts are final.
+    /// Marks the exec as complete: all output is in the spools, and the counts are final.
     fn complete(&self) {
         if let Some(end) = &mut *self.end.borrow_mut() {
             let [stdout, stderr, results] = &*self.spools.borrow();
@@ -446,7 +453,7 @@ impl Exec {
     }
 }
 
-/// What a listing shows of code.
+/// Returns the text that represents code in listings.
 fn shown(code: &Code) -> String {
     let first = code.source.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
     format!("{}: {first}", code.language.unwrap_or_default().name())
@@ -456,7 +463,7 @@ fn shown(code: &Code) -> String {
 mod tests {
     use super::*;
 
-    /// A pause that is longer than the deadline does not end the exec, and does not count as its time.
+    /// A pause longer than the deadline does not end the exec, and does not count as its time.
     #[tokio::test(start_paused = true)]
     async fn the_time_of_a_pause_does_not_count() {
         let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };
@@ -476,7 +483,7 @@ mod tests {
         assert_eq!(exec.reason(), Some(Outcome::Timeout));
     }
 
-    /// Where the timer of a deadline and the news that it is held come at the same time, the news counts.
+    /// If the deadline's timer and the start of a pause coincide, the pause takes precedence.
     #[tokio::test(start_paused = true)]
     async fn a_deadline_that_passed_in_a_pause_ends_nothing() {
         let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };
@@ -494,7 +501,7 @@ mod tests {
         }
     }
 
-    /// Code that gets its turn while deadlines are held has its whole time, and no more.
+    /// Code that gets its turn during a pause has its full time, and no more.
     #[tokio::test(start_paused = true)]
     async fn what_begins_during_a_pause_has_its_own_deadline() {
         let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };

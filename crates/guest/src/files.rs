@@ -1,25 +1,26 @@
-//! Files: each request is served by a process of its own, this program again, as the user that code runs as.
+//! Files: a separate process serves each request. It runs this same program, as the user that code runs as.
 //!
 //! ```text
-//! node ◀──parts──▶ process 1 ◀──pipes──▶ `guest files`: uid 1000 or root, among user code, its memory charged to it
+//! node ◀──parts──▶ process 1 ◀──pipes──▶ `guest files`: uid 1000 or root, isolated like user code, its memory charged to it
 //! ```
 //!
-//! So the kernel decides what the request may do, as it does for code; a request that blocks, is killed or uses up memory
-//! harms itself; and process 1 never waits for a disk. It does not look into the parts either: the process inside is no more
-//! to be trusted than any other of its user, and the node checks what it says.
+//! So the kernel checks the permissions of a request, as it does for code. A request that blocks, is killed
+//! or uses up memory harms only itself, and process 1 never waits for a disk. Process 1 does not parse the
+//! parts either: the process is no more trusted than any other of its user, and the node validates its
+//! messages.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`worker`] | that process: takes one request, answers it, ends |
-//! | [`parts`] | the parts of `api::files`, read and written |
-//! | [`place`] | a path as a directory and a name; what is there |
+//! | [`worker`] | that process: reads one request, answers it, exits |
+//! | [`parts`] | reading and writing the parts of `api::files` |
+//! | [`place`] | a path as a directory and a name, and the file there |
 //! | [`content`] | reading, writing, hashing and editing one file |
-//! | [`digest`] | the hash of it that was asked for |
+//! | [`digest`] | the requested hash of a file |
 //! | [`list`] | listings, page by page |
-//! | [`tree`] | making, moving, copying and removing |
-//! | [`watch`] | telling what happens |
+//! | [`tree`] | creating, moving, copying and removing |
+//! | [`watch`] | reporting changes |
 //! | [`archive`] | packing and unpacking archives |
-//! | [`failure`] | how all of them say no |
+//! | [`failure`] | the errors of all of them |
 
 mod archive;
 mod content;
@@ -53,14 +54,14 @@ use crate::sweep::{self, Whom};
 use crate::table::{Assistant, Table};
 use crate::watched::Watched;
 
-/// What becomes the process that serves a request.
+/// Command line of the process that serves a request.
 const WORKER: [&str; 2] = ["/.bellglass/guest", "files"];
-/// How long a process whose request is gone has to end by itself.
+/// Time for a process to exit after its request was dropped.
 const GRACE: Duration = Duration::from_secs(2);
-/// One read of an answer: as much as one frame of the connection carries.
+/// Size of one read of an answer: the payload of one frame of the connection.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// An answer that is being made. Dropping it ends the process that makes it.
+/// An answer in progress. Dropping it ends the process that produces it.
 pub struct Answer {
     pipe: Rc<Watched>,
     asking: JoinHandle<()>,
@@ -68,7 +69,7 @@ pub struct Answer {
     ended: bool,
 }
 
-/// Starts the process that serves the request in `body`, as root if `uid` is 0; its answer is what it writes.
+/// Starts a process for the request in `body`, as root if `uid` is 0. The process's output is the answer.
 pub async fn serve(body: Incoming, uid: Option<u64>, table: &Rc<Table>) -> Result<Answer, Error> {
     let uid = uid.map(|uid| u32::try_from(uid).unwrap_or(u32::MAX));
     let argv = WORKER.map(str::to_owned).to_vec();
@@ -85,7 +86,8 @@ pub async fn serve(body: Incoming, uid: Option<u64>, table: &Rc<Table>) -> Resul
     Ok(Answer { pipe, asking, assistant, ended: false })
 }
 
-/// Passes the request on. Closing the pipe says that there is no more, or that it broke off: the parts tell which.
+/// Forwards the request. The pipe is closed both at the end and after an interruption; the parts show which
+/// one it was.
 async fn send(mut body: Incoming, pipe: Rc<Watched>) {
     while let Some(Ok(frame)) = body.frame().await {
         let Ok(bytes) = frame.into_data() else { continue };
@@ -106,7 +108,7 @@ impl hyper::body::Body for Answer {
     type Data = Bytes;
     type Error = Infallible;
 
-    /// An answer that breaks off lacks its last part, which is how the node tells.
+    /// An interrupted answer lacks its last part, by which the node detects it.
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -131,7 +133,7 @@ impl Drop for Answer {
         self.asking.abort();
         if !self.ended {
             let group = self.assistant.group();
-            // Its pipes are closed, which ends it between two writes; a kill could leave one half-done.
+            // Closing its pipes ends it between two writes, while a kill could leave one half done.
             tokio::task::spawn_local(async move {
                 tokio::time::sleep(GRACE).await;
                 sweep::kill(Whom::Group(group)).await;

@@ -1,12 +1,13 @@
-//! Process 1: reaps, meets the node again and again, ends by its dead-man timer.
+//! Process 1: reaps children, connects to the node again and again, and exits when its dead-man timer
+//! expires.
 //!
 //! ```text
-//! dial ──ok──▶ serve ──connection gone──▶ dial again, more slowly each time
-//!   └─failed──▶ wait, dial again                      time to live over, or SIGTERM ──▶ end
-//! (or listen, where an engine or somebody else runs it: see [`crate::meet`])
+//! dial ──ok──▶ serve ──disconnected──▶ dial again, with increasing delay
+//!   └─failed──▶ wait, dial again                   time to live over, or SIGTERM ──▶ exit
+//! (or listen, if an engine or another foreign system runs the sandbox: see [`crate::meet`])
 //! ```
 //!
-//! The end of this process is the end of the sandbox: the kernel kills whatever else is in its namespace.
+//! The end of this process is the end of the sandbox: the kernel kills all other processes in its namespace.
 
 use std::io::Write as _;
 use std::rc::Rc;
@@ -22,35 +23,36 @@ use crate::table::{House, Table};
 use crate::walls::Entrances;
 use crate::{egress, serve, spare, sweep};
 
-/// The first wait after a failed dial. A restarted node listens within milliseconds.
+/// First delay after a failed dial. A restarted node listens within milliseconds.
 const REDIAL_FIRST: Duration = Duration::from_millis(5);
-/// The longest wait between dials: a node that is down for an hour must not cost its sandboxes any processor time.
+/// Maximum delay between dials. It is long enough that the sandboxes of a node that is down for an hour use
+/// almost no processor time.
 const REDIAL_LAST: Duration = Duration::from_millis(500);
 
-/// What there is to say of a process 1 that could not begin.
+/// Exit code of a process 1 that could not start.
 const NOT_BEGUN: u8 = 3;
 
-/// How node and guest come together.
+/// Method by which node and guest connect.
 pub enum Way {
     /// The node listens.
     Dial,
-    /// Process 1 does: an engine has put up the walls.
+    /// Process 1 listens; an engine has set up the isolation.
     Listen,
-    /// Process 1 does, behind walls that it has put up itself.
+    /// Process 1 listens, behind walls that it has set up itself.
     Walled {
-        /// Into the cgroups of user code.
+        /// Entrances to the cgroups of user code.
         entrances: Entrances,
-        /// Where it is said that it can be met.
+        /// Pipe on which readiness is reported.
         said: std::fs::File,
     },
 }
 
-/// Runs until the time to live is over or somebody asks for the end; says with what to exit.
+/// Runs until the time to live is over or SIGTERM arrives. Returns the exit code.
 pub fn run(ttl: Duration, purpose: Purpose, way: Way) -> u8 {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return NOT_BEGUN;
     };
-    // Nobody inside may read this process's memory or descriptors, whatever uid they have.
+    // No process inside may read this process's memory or descriptors, whatever its uid.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     spare::make_ahead();
     LocalSet::new().block_on(&runtime, async move {
@@ -87,7 +89,7 @@ pub fn run(ttl: Duration, purpose: Purpose, way: Way) -> u8 {
     })
 }
 
-/// Where node and guest come together, and where that is said.
+/// Prepares the meeting of node and guest. Returns the pipe for the readiness report, if there is one.
 fn meet(way: Way) -> std::io::Result<(Meeting, Option<std::fs::File>)> {
     match way {
         Way::Dial => Ok((Meeting::dial(), None)),
@@ -96,7 +98,7 @@ fn meet(way: Way) -> std::io::Result<(Meeting, Option<std::fs::File>)> {
     }
 }
 
-/// Collects every child that ended, our own and orphans alike, and tells the table.
+/// Reaps every child that ended, including orphans, and reports each to the table.
 async fn reap(mut children: tokio::signal::unix::Signal, table: Rc<Table>) {
     while children.recv().await.is_some() {
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
@@ -105,7 +107,7 @@ async fn reap(mut children: tokio::signal::unix::Signal, table: Rc<Table>) {
     }
 }
 
-/// Serves one connection after the other, for ever.
+/// Serves one connection after the other, forever.
 async fn attend(meeting: Meeting, table: Rc<Table>, way_out: Rc<Option<tokio::net::TcpListener>>) {
     let mut pause = REDIAL_FIRST;
     loop {
@@ -119,7 +121,7 @@ async fn attend(meeting: Meeting, table: Rc<Table>, way_out: Rc<Option<tokio::ne
     }
 }
 
-/// How a child ended, in the words of the wire. A status that says neither is never taken for success.
+/// Translates the end of a child into an outcome. An unclear status is never taken for success.
 pub fn outcome(status: WaitStatus) -> api::exec::Outcome {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => api::exec::Outcome::Exited { code },

@@ -1,11 +1,13 @@
-//! The one place that makes a process.
+//! The only module that starts processes.
 //!
-//! Between fork and exec the child joins the cgroup of user code, takes its three descriptors (pipes, or one terminal,
-//! which then is its session's), loses every privilege and only then enters its directory and becomes the program: nothing that user code can influence
-//! happens before the last restriction holds.
+//! Between fork and exec the child joins the cgroup of user code, gets its three descriptors (pipes, or one
+//! terminal, which becomes its session's), and drops all privileges. Only then does it enter its directory
+//! and execute the program. So nothing that user code can influence happens before the last restriction is in
+//! place.
 //!
-//! From the moment it has its uid, other processes of that uid can send it signals, SIGSTOP among them. So the guest
-//! never blocks on it: its verdict comes through a pipe, and is awaited beside everything else, with a deadline.
+//! Once the child has its uid, other processes of that uid can send it signals, including SIGSTOP. So the
+//! guest never blocks on the child: the verdict on its start arrives through a pipe, and the guest awaits it
+//! with a deadline, along with everything else.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -27,11 +29,12 @@ use crate::sweep::{self, Whom};
 use crate::terminal::{self, Pair};
 use crate::watched::{Watched, watch};
 
-/// Where the way out is; [`crate::egress`] listens there.
+/// Address of the egress proxy; [`crate::egress`] listens there.
 const PROXY: &str = "http://127.0.0.1:3128";
-/// What is inside needs no way out.
+/// Destinations inside the sandbox, which do not need the proxy.
 const NO_PROXY: &str = "localhost,127.0.0.1,::1";
-/// The few variables every exec has. Nothing of the host is among them. Programs do not agree on how to write those of a proxy.
+/// Environment variables of every exec. None comes from the host. Both spellings of the proxy variables are
+/// set, because programs differ in which they read.
 const ENVIRONMENT: [(&str, &str); 16] = [
     ("ALL_PROXY", PROXY),
     ("HTTPS_PROXY", PROXY),
@@ -50,32 +53,35 @@ const ENVIRONMENT: [(&str, &str); 16] = [
     ("TZ", "UTC"),
     ("USER", limits::USER),
 ];
-/// What a program on a terminal may expect of it, unless the request says otherwise: all that draw today know it.
+/// Default terminal type. All current terminal emulators understand it.
 const TERM: (&str, &str) = ("TERM", "xterm-256color");
-/// Where a process begins, unless it is told otherwise.
+/// Default working directory.
 pub const DIRECTORY: &str = "/workspace";
-/// Fewer, larger reads carry a flood of output; Linux grants 1 MiB to anybody.
+/// Size of output pipes. Fewer, larger reads handle a flood of output better, and Linux allows 1 MiB to every
+/// user.
 const PIPE_BYTES: usize = 1 << 20;
-/// What root keeps where there is one: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID and SETUID, which is what
-/// package managers take. Not what process 1 has besides, so that it is out of reach.
+/// Capabilities that root keeps in a sandbox that has a root: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL,
+/// SETGID and SETUID, which package managers need. Process 1 has more, so it stays out of root's reach.
 const BUILDS: u64 = 0b1111_1011;
 
-/// Above all descriptors that a process is given by number.
+/// Lower bound for the descriptors that are copied for a child: above all numbers that the child assigns.
 const EXTRA_FROM: RawFd = 16;
 
-/// From fork to exec takes a millisecond; what takes this long may have been stopped by another process of its user.
+/// Interval between checks of a start. Fork to exec takes a millisecond; after this long, another process of
+/// the same user may have stopped the child.
 const VERDICT_LOOK_EVERY: Duration = Duration::from_secs(2);
-/// What was not stopped is on a machine that has no time for it, which is waited for.
+/// Maximum number of checks. A child that was not stopped is on an overloaded machine, and gets this many
+/// intervals.
 const VERDICT_LOOKS: u32 = 4;
 
-/// What the sandbox is for.
+/// Purpose of the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To run code: an exec that does not say who it runs as is the sandbox's user.
+    /// Runs code: by default, an exec runs as the sandbox's user.
     Run,
-    /// The same, where one may say that it runs as root of the sandbox's own user namespace.
+    /// Like `Run`, but an exec may request to run as root of the sandbox's user namespace.
     Rooted,
-    /// To run the steps of a recipe: it is root of the sandbox's own user namespace.
+    /// Runs the steps of a recipe, as root of the sandbox's user namespace.
     Build,
 }
 
@@ -87,7 +93,7 @@ impl Purpose {
         }
     }
 
-    /// Whether anybody may be root.
+    /// Returns true if an exec may run as root.
     pub fn has_root(self) -> bool {
         match self {
             Self::Run => false,
@@ -95,7 +101,7 @@ impl Purpose {
         }
     }
 
-    /// Who a process of an exec is.
+    /// Returns the identity of a process of an exec.
     pub fn identity(self, spec: &ExecSpec, group: u32) -> Identity {
         let uid = spec.uid.unwrap_or(self.uid());
         let capabilities = if self.has_root() && uid == 0 { BUILDS } else { 0 };
@@ -103,30 +109,30 @@ impl Purpose {
     }
 }
 
-/// A process that is becoming a program, and our ends of its streams.
+/// A process before its exec, and our ends of its streams.
 pub struct Launched {
     /// The process.
     pub pid: Pid,
-    /// Whether it became its program.
+    /// Pending result of its start.
     pub verdict: Verdict,
-    /// Our ends.
+    /// Our ends of its streams.
     pub ends: Ends,
 }
 
-/// A process of which it is not known yet whether it became its program.
+/// Pending result of a start: success if the process executed its program.
 pub struct Verdict {
     pid: Pid,
-    /// Says why it could not; closes when it has.
+    /// Receives the error number of a failed start; closes on success.
     pipe: OwnedFd,
 }
 
 /// Our ends of a process's streams.
 pub struct Ends {
-    /// Where its output can be read.
+    /// Output streams, for reading.
     pub streams: Vec<(Stream, Rc<Watched>)>,
-    /// Where its standard input can be written, if it has one.
+    /// Standard input, for writing, if the process has one.
     pub stdin: Option<Rc<Watched>>,
-    /// Its terminal, if it has one: the same as its one stream and its input.
+    /// Terminal, if the process has one: the same as its only stream and its input.
     pub terminal: Option<Terminal>,
 }
 
@@ -134,11 +140,11 @@ pub struct Ends {
 pub struct Terminal {
     /// Our end.
     pub master: Rc<Watched>,
-    /// The other end, held so that nobody but us closes it for good.
+    /// The other end, held open so that the terminal does not hang up when the processes close theirs.
     pub _slave: OwnedFd,
 }
 
-/// The process's ends of its streams, until it is forked.
+/// The process's ends of its streams, until the fork.
 pub struct Theirs {
     /// Standard input.
     pub stdin: OwnedFd,
@@ -148,22 +154,24 @@ pub struct Theirs {
     pub stderr: OwnedFd,
 }
 
-/// Who a process is.
+/// User, groups and capabilities of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
     /// Its user, and the group of the same number.
     pub uid: u32,
-    /// Its extra group, by which it is found.
+    /// Exec group, by which the process is found.
     pub group: u32,
-    /// The capabilities that it keeps, as bits. Who keeps some without being root can never become root: see [`crate::descent`].
+    /// Capabilities that it keeps, as bits. A process that keeps some without being root can never become
+    /// root: see [`crate::descent`].
     pub capabilities: u64,
-    /// Whether it is root of a user namespace of its own, and nothing outside.
+    /// True if it is root of its own user namespace, and has no privileges outside.
     pub nested: bool,
 }
 
 impl Identity {
-    /// What it may not call. In a kernel in user space the sandbox's own filter lets process 1 make a user namespace, for the one
-    /// process that needs one: everybody else is kept from it here.
+    /// Returns the filter of the process. In a user-space kernel, the sandbox's own filter lets process 1
+    /// create a user namespace, for the one process that needs it. This filter denies it to all other
+    /// processes.
     fn filter(self, in_user_kernel: bool) -> Vec<libc::sock_filter> {
         match self.uid != 0 && self.capabilities != 0 && !self.nested {
             true => never_root(),
@@ -173,17 +181,17 @@ impl Identity {
     }
 }
 
-/// What the child needs to become the program, as the kernel wants it.
+/// Arguments of `execve`, in the form that the kernel expects.
 struct Program {
     paths: Vec<CString>,
     argv: Vec<*const libc::c_char>,
     env: Vec<*const libc::c_char>,
-    /// What the pointers point to.
+    /// Storage that the pointers refer to.
     _strings: Vec<CString>,
 }
 
-/// Starts the command of `spec` as `who`, in the cgroups whose descriptors are given, with `extra` from descriptor 3 on. Whether
-/// it became the program is said by [`verdict`].
+/// Starts the command of `spec` as `who`, in the cgroups of these descriptors, with `extra` from descriptor 3
+/// on. [`verdict`] reports whether the process executed the program.
 pub fn launch(
     spec: &ExecSpec,
     who: Identity,
@@ -191,7 +199,7 @@ pub fn launch(
     extra: &[OwnedFd],
 ) -> Result<Launched, Error> {
     let failed = |error: io::Error| spawn_failed(spec, &error);
-    // Out of the way of the numbers that they get.
+    // Copy them above the numbers that they will get in the child.
     let moved = |from: &OwnedFd| Ok(rustix::io::fcntl_dupfd_cloexec(from, EXTRA_FROM)?);
     let extra: Vec<OwnedFd> = extra.iter().map(moved).collect::<io::Result<_>>().map_err(failed)?;
     let descent = Descent {
@@ -208,15 +216,16 @@ pub fn launch(
     let program = Program::new(spec).map_err(failed)?;
     let (said, verdict_child) = pipe().map_err(failed)?;
     let verdict_child = moved(&verdict_child).map_err(failed)?;
-    // Without a cgroup to enter we are on a kernel in user space (gVisor), under which every process of a user can name our
-    // descriptors and those of a child that is not its program yet: there, only that they are not its own keeps them from it.
+    // Without cgroups to join, this can be a user-space kernel (gVisor). There, every process of a user can
+    // reach our descriptors, and those of a child before its exec, through `/proc`. Only a different owner of
+    // the pipes prevents that.
     let owner = if cgroups.is_empty() { 0 } else { descent.uid };
     let (ends, theirs) = match spec.terminal {
         Some(size) => on_terminal(spec, size, who.uid)?,
         None => on_pipes(spec.stdin, owner).map_err(failed)?,
     };
     let streams = [theirs.stdin.as_raw_fd(), theirs.stdout.as_raw_fd(), theirs.stderr.as_raw_fd()];
-    // SAFETY: this process has one thread, and the child makes only system calls on memory made before.
+    // SAFETY: this process has one thread, and the child only makes system calls on memory made before.
     let pid = match unsafe { libc::fork() } {
         0 => become_program(&descent, &program, streams, verdict_child.as_raw_fd()),
         pid => Pid::from_raw(pid).filter(|_| pid > 0),
@@ -225,7 +234,7 @@ pub fn launch(
     Ok(Launched { pid, verdict: Verdict { pid, pipe: said }, ends })
 }
 
-/// Three pipes, or two and nothing to read, that belong to this user.
+/// Creates the pipes of a process, owned by this user. Without `stdin`, its standard input is `/dev/null`.
 pub fn on_pipes(stdin: bool, uid: u32) -> io::Result<(Ends, Theirs)> {
     let ((stdout, stdout_child), (stderr, stderr_child), stdin) =
         made_for(uid, || Ok((pipe()?, pipe()?, stdin.then(pipe).transpose()?)))?;
@@ -242,7 +251,7 @@ pub fn on_pipes(stdin: bool, uid: u32) -> io::Result<(Ends, Theirs)> {
     Ok((Ends { streams, stdin, terminal: None }, theirs))
 }
 
-/// One terminal for everything.
+/// Opens one terminal for all three streams.
 fn on_terminal(spec: &ExecSpec, size: TerminalSize, uid: u32) -> Result<(Ends, Theirs), Error> {
     let opened = terminal::open(size, uid);
     let Pair { master, slave } = opened.map_err(|error| match terminal::is_full(&error) {
@@ -264,7 +273,7 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pipe_with(PipeFlags::CLOEXEC)?)
 }
 
-/// Waits for the process to become its program; says why it did not.
+/// Waits until the process has executed its program, or returns why it could not.
 pub async fn verdict(spec: &ExecSpec, group: u32, Verdict { pid, pipe }: Verdict) -> Result<(), Error> {
     let watched = watch(pipe, Interest::READABLE).map_err(|error| spawn_failed(spec, &error))?;
     let read = async {
@@ -298,13 +307,13 @@ pub async fn verdict(spec: &ExecSpec, group: u32, Verdict { pid, pipe }: Verdict
     Err(spawn_failed(spec, &io::Error::new(io::ErrorKind::TimedOut, why)))
 }
 
-/// Whether a child was stopped by a signal. That it was is left to be told to others.
+/// Returns true if a signal stopped this child. The event stays pending for other waiters.
 fn is_stopped(pid: Pid) -> bool {
     let look = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     matches!(rustix::process::waitid(WaitId::Pid(pid), look), Ok(Some(_)))
 }
 
-/// All variables of a process.
+/// Returns all environment variables of a process.
 pub fn environment(spec: &ExecSpec) -> BTreeMap<&str, &str> {
     let mut env: BTreeMap<&str, &str> = ENVIRONMENT.into_iter().chain(spec.terminal.map(|_| TERM)).collect();
     env.extend(spec.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
@@ -335,7 +344,7 @@ impl Program {
         Ok(Self { paths, argv, env, _strings: words.into_iter().chain(variables).collect() })
     }
 
-    /// Becomes the first of the paths that can be become; says why none could.
+    /// Executes the first path that can be executed. Returns the error if none can.
     fn become_it(&self) -> libc::c_int {
         let mut reason = libc::ENOENT;
         for path in &self.paths {
@@ -343,7 +352,8 @@ impl Program {
             unsafe { libc::execve(path.as_ptr(), self.argv.as_ptr(), self.env.as_ptr()) };
             match errno() {
                 libc::ENOENT | libc::ENOTDIR => {}
-                // The next directory may have one that can be run; if none has, this was the reason.
+                // A later directory may have an executable file of this name; if not, this is the error to
+                // report.
                 libc::EACCES => reason = libc::EACCES,
                 other => return other,
             }
@@ -359,9 +369,10 @@ fn become_program(descent: &Descent, program: &Program, streams: [RawFd; 3], ver
         Err(error) => error.raw_os_error().unwrap_or(libc::EINVAL),
     };
     let bytes = reason.to_ne_bytes();
-    // SAFETY: four bytes of this stack are written to an open descriptor. If nobody reads, nobody can be told.
+    // SAFETY: four bytes of this stack are written to an open descriptor. A failure is ignored: then there is
+    // no reader to report to.
     unsafe { libc::write(verdict, bytes.as_ptr().cast(), bytes.len()) };
-    // SAFETY: no pointers; ends this process without running anything of its parent's.
+    // SAFETY: no pointers; ends this process without running exit handlers of its parent.
     unsafe { libc::_exit(127) }
 }
 
@@ -373,7 +384,7 @@ fn null() -> io::Result<OwnedFd> {
     // SAFETY: a NUL-terminated string, and no third argument is read with these flags.
     let descriptor = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     done(descriptor)?;
-    // SAFETY: just opened, and nobody else has it.
+    // SAFETY: just opened, and not owned elsewhere.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -381,12 +392,12 @@ fn errno() -> libc::c_int {
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)
 }
 
-/// What a system call answered.
+/// Converts the result of a system call.
 pub fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The error for a terminal that the sandbox has no more of: those we count, or those that user code has opened.
+/// Returns the error for a sandbox without free terminals, whether execs or user code opened them.
 pub fn no_terminal() -> Error {
     Error {
         code: ErrorCode::Capacity,
@@ -425,7 +436,7 @@ fn spawn_failed(spec: &ExecSpec, error: &io::Error) -> Error {
         }
         _ => "Check the program, its interpreter and its working directory.".into(),
     };
-    // The kernel of the sandbox has no more descriptors or memory for anybody: no fault of what was to be started.
+    // The sandbox's kernel has no descriptors or memory left, which is not the fault of the command.
     if let Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) = error.raw_os_error()
         && !api::defence::is_off("C-38")
     {

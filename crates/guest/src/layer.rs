@@ -1,26 +1,28 @@
-//! Unpacks one layer of an image into `/layers/target`, in a sandbox made for nothing else; and packs one.
+//! Unpacks one layer of an image into `/layers/target`, in a sandbox that exists only for this purpose. Also
+//! packs layers.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`source`] | the archive's bytes: as they arrive, without their compression, metered and hashed |
-//! | [`name`] | the name of an entry, checked, and which names belong to the sandbox itself |
-//! | [`entry`] | one entry, put together from its headers, refused where readers of archives disagree |
-//! | [`merged`] | what a path means when this layer lies on those below it |
-//! | [`tree`] | making and replacing things in this layer |
-//! | [`apply`] | the rules: what becomes of each entry |
-//! | [`pack`] | the way back: a layer as an archive |
-//! | [`top`] | what the last layer of an image gets besides: mount points, the user, names |
-//! | [`refusal`] | how all of them say no |
+//! | [`source`] | the archive's bytes as they arrive: decompressed, metered and hashed |
+//! | [`name`] | validated names of entries, and the names reserved for the sandbox |
+//! | [`entry`] | one entry, assembled from its headers; ambiguous headers are refused |
+//! | [`merged`] | the meaning of a path when this layer is on top of those below it |
+//! | [`tree`] | creating and replacing files in this layer |
+//! | [`apply`] | the rules: the treatment of each kind of entry |
+//! | [`pack`] | the reverse: a layer as an archive |
+//! | [`top`] | additions to the last layer of an image: mount points, the user, names |
+//! | [`refusal`] | the errors of all of them |
 //!
 //! ```text
-//! body ──pieces──▶ thread: decompress ─▶ meter, hash ─▶ entries ─▶ rules ─▶ files      ──▶ report or refusal
+//! body ──chunks──▶ thread: decompress ─▶ meter, hash ─▶ entries ─▶ rules ─▶ files      ──▶ report or refusal
 //! ```
 //!
-//! What reads an archive serves [`crate::files`] too.
+//! The archive reader serves [`crate::files`] too.
 //!
-//! The archive is a stranger's. `tar` splits it into headers and contents; every path is walked here, one component
-//! at a time, from a descriptor of the layer's root, and no symlink is ever followed by the kernel. That walk needs no
-//! system call that a tier lacks, and nobody else writes to the layer meanwhile.
+//! The archive is untrusted. `tar` splits it into headers and contents. Every path is walked here, one
+//! component at a time, from a descriptor of the layer's root, and the kernel never follows a symlink. That
+//! walk needs no system call that a tier lacks, and is safe because no other process writes to the layer
+//! meanwhile.
 
 mod apply;
 mod entry;
@@ -58,21 +60,21 @@ use tree::Tree;
 
 use crate::sweep::{self, Whom};
 
-/// Pieces of a body that wait for the thread, each at most one frame of the connection.
+/// Number of chunks of a body that can wait for the thread, each at most one frame of the connection.
 const PIECES_WAITING: usize = 4;
-/// The layer that is being made.
+/// Directory of the new layer.
 const TARGET: &str = "/layers/target";
-/// What a build has changed.
+/// Directory with the changes of a build.
 const UPPER: &str = "/.bellglass/upper";
 
-/// What is asked for beside the archive itself.
+/// Parameters of a request to unpack a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
-    /// How the archive is packed.
+    /// Compression of the archive.
     pub compression: Compression,
-    /// Whether this is the last layer of its image.
+    /// True if this is the last layer of its image.
     pub top: bool,
-    /// Layers below this one: `/layers/0` (the lowest), `/layers/1`, ….
+    /// Number of layers below this one: `/layers/0` (the lowest), `/layers/1`, ….
     pub done: usize,
 }
 
@@ -81,7 +83,7 @@ pub async fn put(order: Order, mut body: Incoming) -> Result<LayerReport, Error>
     let layers = open(order.done)?;
     let (pieces, receiver) = mpsc::channel(PIECES_WAITING);
     let (sender, report) = oneshot::channel();
-    // A thread of its own: what else is asked of this process goes on while it unpacks.
+    // A separate thread, so that this process can serve other requests meanwhile.
     let unpacking = std::thread::Builder::new().name("unpack".into()).spawn(move || {
         let fault = Fault::default();
         let arriving = Arriving::new(receiver, fault.clone());
@@ -95,7 +97,7 @@ pub async fn put(order: Order, mut body: Incoming) -> Result<LayerReport, Error>
             None => Piece::End,
         };
         let last = matches!(piece, Piece::End);
-        // The thread stops listening when it has refused the layer; then its report says why.
+        // The thread stops reading after it has refused the layer. Its report has the reason.
         if pieces.send(piece).await.is_err() || last {
             break;
         }
@@ -104,8 +106,9 @@ pub async fn put(order: Order, mut body: Incoming) -> Result<LayerReport, Error>
     report.await.unwrap_or_else(|_| Err(broken("the unpacking thread has exited")))
 }
 
-/// Sends a layer of this sandbox as an archive: one that it was given, by its number, or `upper`, what a build has changed. For that
-/// everybody else is ended first, so that what is sent is one state of it.
+/// Sends a layer of this sandbox as an archive: the one with this number, or the changes of a build for
+/// `upper`. In the latter case, all processes of user code are killed first, so that the archive is
+/// consistent.
 pub async fn get(of: &str, in_user_kernel: bool, sender: Feed) -> Result<(), Error> {
     let path = if of == "upper" {
         sweep::kill(Whom::Everybody).await;
@@ -125,7 +128,7 @@ pub async fn get(of: &str, in_user_kernel: bool, sender: Feed) -> Result<(), Err
     let (pieces, mut packed) = mpsc::channel(PIECES_WAITING);
     let packing = std::thread::Builder::new().name("pack".into()).spawn(move || {
         if in_user_kernel {
-            // What such a kernel holds back is written to where it is read from here.
+            // A user-space kernel can delay writes. Flush them to the directory that is read here.
             rustix::fs::sync();
         }
         pack::pack(&root, &pieces);
@@ -141,13 +144,14 @@ pub async fn get(of: &str, in_user_kernel: bool, sender: Feed) -> Result<(), Err
                 return;
             }
         }
-        // The thread is gone without having said that this was all.
+        // The thread has exited without an end marker.
         sender.abort(std::io::ErrorKind::InvalidData.into());
     });
     Ok(())
 }
 
-/// Unpacks an archive on top of the last of `layers`, which is the directory to fill; the others lie below it.
+/// Unpacks an archive on top of the last of `layers`, which is the directory to fill; the others lie below
+/// it.
 pub fn unpack(
     reader: impl Read,
     fault: Fault,
@@ -159,7 +163,8 @@ pub fn unpack(
     let mut unpacker = Unpacker::new(Tree::new(Merged::new(layers)?));
     let unpacked = unpacker.all(&mut archive);
     let finished = unpacked.and_then(|()| archive.into_inner().finish());
-    // Decoders and the archive's reader hide why their source failed: the source's own word comes first.
+    // Decoders and the archive reader hide why their source failed, so the source's own error takes
+    // precedence.
     let (digest, bytes) = finished.map_err(|error| fault.take().unwrap_or(error))?;
     let (tree, entries, skipped) = unpacker.done()?;
     if order.top {
@@ -168,7 +173,7 @@ pub fn unpack(
     Ok(LayerReport { digest, bytes, entries, skipped })
 }
 
-/// The layers below, the lowest first, and the one to fill, which must be empty.
+/// Opens the layers below, lowest first, then the target, which must be empty.
 fn open(done: usize) -> Result<Vec<OwnedFd>, Error> {
     if done >= LAYERS_MAX {
         return Err(api::limits::exceeded("done", done as u64, LAYERS_MAX as u64 - 1));

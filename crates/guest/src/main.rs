@@ -1,42 +1,44 @@
-//! The guest: process 1 of every sandbox. Static, small, and the node's only ear and hand inside.
+//! The guest: process 1 of every sandbox. Static and small. The node does everything inside a sandbox through
+//! it.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`init`] | process 1: reaps, dials the node and redials, ends by its dead-man timer |
-//! | [`dial`] | one connection: the greeting and the descriptors that come with it |
-//! | [`meet`] | the same where an engine runs the sandbox: process 1 listens, and who is brought in by the engine calls |
+//! | [`init`] | process 1: reaps, dials and redials the node, exits when its dead-man timer expires |
+//! | [`dial`] | one connection: the greeting and its descriptors |
+//! | [`meet`] | the channel in an engine's sandbox: process 1 listens, and the node connects through a process that the engine starts |
 //! | [`serve`] | the routes of the channel, and nothing else |
-//! | [`table`] | the execs there are; it owns them, requests attach and leave |
+//! | [`table`] | the table of execs; it owns them, and requests attach and detach |
 //! | [`exec`] | one exec from its start to its outcome |
-//! | [`parent`] | the interpreter that runs of Python are forked from |
-//! | [`code`] | runs of code that leave nothing but files |
-//! | [`context`] | interpreters that stay, and their cells |
-//! | [`contexts`] | those there are |
-//! | [`shell`] | contexts of Bash |
-//! | [`said`] | what an interpreter says on its channel |
-//! | [`records`] | the socket on which it says it |
-//! | [`launch`] | the one place that makes a process |
-//! | [`descent`] | what a process does to itself before it becomes a program |
-//! | [`belonging`] | what belongs to the exec's user from the beginning: pipes and terminals |
-//! | [`spool`] | the bounded store of one output stream |
+//! | [`parent`] | the interpreter that Python runs are forked from |
+//! | [`code`] | runs of code, as cells or in new processes |
+//! | [`context`] | long-lived interpreters and their cells |
+//! | [`contexts`] | all contexts of the sandbox |
+//! | [`shell`] | Bash contexts |
+//! | [`said`] | messages of an interpreter on its channel |
+//! | [`records`] | the socket for these messages |
+//! | [`launch`] | the only code that starts processes |
+//! | [`descent`] | steps of a process between fork and exec |
+//! | [`belonging`] | objects that the exec's user owns from the start: pipes and terminals |
+//! | [`spool`] | the bounded buffer of one output stream |
 //! | [`stdin`] | the standard input of an exec |
 //! | [`terminal`] | the pseudo-terminal of an exec |
-//! | [`spare`] | files for spools, made before user code can take every inode |
-//! | [`output`] | the frames a reader of an exec gets |
-//! | [`ports`] | connections to what listens inside |
-//! | [`egress`] | the way out: connections of programs inside, handed to the node |
-//! | [`trust`] | whom programs inside are told to trust |
-//! | [`sweep`] | finding and ending all processes of an exec by its group |
-//! | [`memory`] | telling that memory was used up, and tidying after it |
-//! | [`files`] | the files of the sandbox, each request served by a process of its user |
-//! | [`layer`] | unpacking one layer of an image, in a sandbox made for nothing else; packing one |
-//! | [`walls`] | putting up the walls, where nobody else does |
-//! | [`watched`] | descriptors that tokio waits on |
-//! | [`posture`] | what a user process can see of its own privileges |
+//! | [`spare`] | files for spools, created before user code can use up all inodes |
+//! | [`output`] | the frames that a reader of an exec receives |
+//! | [`ports`] | connections to servers in the sandbox |
+//! | [`egress`] | outbound connections of programs in the sandbox, forwarded to the node |
+//! | [`trust`] | certificate authorities that programs in the sandbox trust |
+//! | [`sweep`] | finding and killing all processes of an exec by its group |
+//! | [`memory`] | detection of OOM kills, and the cleanup after them |
+//! | [`files`] | the files of the sandbox; a process of the sandbox's user serves each request |
+//! | [`layer`] | unpacking one layer of an image, in a sandbox only for that; packing layers |
+//! | [`walls`] | setting up the walls, if no runtime does |
+//! | [`watched`] | descriptors that tokio polls |
+//! | [`posture`] | the observable privileges of a user process |
 //!
-//! Invariants: one thread, and one more while a layer is unpacked or packed; an exec ends when its process ends; the guest
-//! trusts the node and nothing else; user code never runs in this process, and no descriptor of this process reaches
-//! user code except the three it is given, and one end of a channel where it runs code.
+//! Invariants: there is one thread, plus one while a layer is unpacked or packed; an exec ends when its
+//! process ends; the guest trusts the node and nothing else; user code never runs in this process, and no
+//! descriptor of this process reaches user code except its three streams, and one end of a channel if it runs
+//! code.
 
 mod belonging;
 mod code;
@@ -84,7 +86,7 @@ fn main() -> ExitCode {
                 (Some("--ttl-ms"), Some(text)) => text.parse().ok(),
                 _ => None,
             };
-            // Empty means deny: without a time to live there is no sandbox.
+            // A missing value means deny: without a time to live, no sandbox is started.
             let Some(ttl) = ttl_ms.map(Duration::from_millis) else { return ExitCode::from(2) };
             match arguments.next().as_deref() {
                 None => init::run(ttl, Purpose::Run, Way::Dial).into(),

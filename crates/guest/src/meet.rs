@@ -1,13 +1,15 @@
-//! Where an engine runs the sandbox, or somebody else, nobody outside listens that process 1 could dial. So process 1 listens, and
-//! the node has them run `guest connect`, which passes bytes on between the node and process 1.
+//! The channel of a sandbox that an engine or another foreign system runs. There, process 1 cannot dial a
+//! socket of the node. So process 1 listens, and the node runs `guest connect` in the sandbox, which forwards
+//! bytes between the node and process 1.
 //!
 //! ```text
-//! node ══ their exec, or a terminal of theirs ══ guest connect ──── socket ──── process 1
+//! node ══ exec or terminal of the engine ══ guest connect ──── socket ──── process 1
 //! ```
 //!
-//! The socket is in a directory that only root may enter, and no user code is root. Process 1 looks at who calls all the same: what
-//! an engine runs has its parent outside, and what is beside the walls of [`crate::walls`] has no number inside. Nothing that was
-//! started inside ever has either.
+//! The socket is in a directory that only root may enter, and user code is not root. Process 1 checks each
+//! caller nevertheless: a process that an engine started has its parent outside, and a process on the other
+//! side of the walls of [`crate::walls`] has no pid inside. Neither is ever true of a process that was
+//! started inside.
 
 use std::cell::Cell;
 use std::io;
@@ -23,31 +25,32 @@ use crate::dial::{Connection, greet};
 use crate::walls::Entrances;
 use crate::{posture, sweep};
 
-/// The directory that only root may enter.
+/// Directory that only root may enter.
 const HOME: &str = "/.bellglass/spool";
-/// Where process 1 listens.
+/// Socket on which process 1 listens.
 const SOCKET: &str = "/.bellglass/spool/guest.sock";
-/// Where it says what it can see of its own privileges: nobody else can see them.
+/// File in which process 1 records its own posture, which no other process can observe.
 const POSTURE: &str = "/.bellglass/spool/posture.json";
 
-/// What is passed on at once.
+/// Size of the buffer for forwarded bytes.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// How node and guest come together.
+/// Endpoint through which node and guest connect.
 pub enum Meeting {
-    /// The node listens, and has given us this to be known by.
+    /// The node listens. Contains the token that the node issued to identify process 1.
     Dial(Cell<[u8; TOKEN_BYTES]>),
-    /// This process does, and has what else would come with a greeting, where it has put up its walls itself.
+    /// This process listens. Contains the descriptors that a greeting would otherwise bring, if this process
+    /// set up the walls itself.
     Listen(UnixListener, Option<Entrances>),
 }
 
 impl Meeting {
-    /// Dials a node that does not know us yet.
+    /// Prepares to dial a node that has not issued a token yet.
     pub fn dial() -> Self {
         Self::Dial(Cell::new(NO_TOKEN))
     }
 
-    /// Listens, and writes down what this process can do: before user code exists.
+    /// Listens, and records the posture of this process before user code exists.
     pub fn listen(entrances: Option<Entrances>) -> io::Result<Self> {
         std::fs::set_permissions(HOME, std::fs::Permissions::from_mode(0o700))?;
         std::fs::write(POSTURE, posture::own()?)?;
@@ -57,7 +60,7 @@ impl Meeting {
         Ok(Self::Listen(listener, entrances))
     }
 
-    /// The next connection to the node, greeted.
+    /// Returns the next connection to the node, after the greeting.
     pub async fn next(&self) -> io::Result<Connection> {
         match self {
             Self::Dial(token) => crate::dial::dial(token).await,
@@ -75,28 +78,29 @@ impl Meeting {
     }
 }
 
-/// Whether who called is root, and was put into this sandbox by its engine or is on the other side of its walls.
+/// Returns true if the caller is root and was started in this sandbox by its engine, or is on the other side
+/// of the walls.
 fn is_from_outside(stream: &UnixStream, walled: bool) -> bool {
     let Ok(peer) = stream.peer_cred() else { return false };
     let Some(pid) = peer.pid().filter(|_| peer.uid() == 0) else { return false };
     if walled {
-        // What the kernel has where a process has no number in this namespace.
+        // The kernel reports pid 0 for a process that has no pid in this namespace.
         return pid == 0;
     }
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     sweep::is_from_outside(&status)
 }
 
-/// `guest connect`: passes bytes on until either side has ended. There is no half of a channel.
+/// `guest connect`: forwards bytes until either side closes. A channel is never half open.
 pub fn connect() -> ExitCode {
-    // What passes here is the node's and process 1's: nobody inside may look, whatever uid they have.
+    // These bytes are the node's and process 1's: no process inside may inspect this one, whatever its uid.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let Ok(stream) = StdStream::connect(SOCKET) else { return ExitCode::FAILURE };
-    // Whoever could put a socket of its own in that place would speak for process 1.
+    // Check the peer: a process that replaced the socket by its own could impersonate process 1.
     if !rustix::net::sockopt::socket_peercred(&stream).is_ok_and(|peer| is_first(peer.pid)) {
         return ExitCode::FAILURE;
     }
-    // A terminal would understand some bytes, and change others. Process 1 speaks first, and not before this.
+    // A terminal would interpret or change some bytes. Process 1 sends first, and only after this connection.
     if let Ok(mut modes) = rustix::termios::tcgetattr(rustix::stdio::stdin()) {
         modes.make_raw();
         if rustix::termios::tcsetattr(rustix::stdio::stdin(), rustix::termios::OptionalActions::Now, &modes)
@@ -114,7 +118,7 @@ pub fn connect() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Whether a process is the first of its namespace, ours or one inside.
+/// Returns true if a process is the first of its namespace, ours or a nested one.
 fn is_first(pid: rustix::process::Pid) -> bool {
     let status =
         || std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
@@ -124,8 +128,8 @@ fn is_first(pid: rustix::process::Pid) -> bool {
             .any(|line| line.starts_with("NSpid:") && line.split_whitespace().last() == Some("1"))
 }
 
-/// Passes bytes on until there are no more, or nobody takes them. Not by `io::copy`: it splices, and a splice from a socket to a pipe
-/// answered "no more" here while there was more.
+/// Forwards bytes until the end of input or until the other side is closed. `io::copy` is unsuitable: it
+/// splices, and a splice from a socket to a pipe reported the end here while more bytes followed.
 fn pass_on(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
     let mut buffer = vec![0; PIECE_BYTES];
     loop {
@@ -145,7 +149,7 @@ fn pass_on(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
     }
 }
 
-/// `guest posture first`: what process 1 has written down of itself.
+/// `guest posture first`: prints the recorded posture of process 1.
 pub fn print_first() -> ExitCode {
     match std::fs::read(POSTURE) {
         Ok(text) => posture::write(&text),

@@ -1,10 +1,10 @@
-//! Telling that memory was used up, and tidying after it.
+//! Detection of OOM kills, and the cleanup after them.
 //!
-//! The kernel counts memory kills for the cgroup of user code; the node hands us a descriptor of that count. On
-//! cgroup version 2 the kernel ends all of user code at once. Version 1 kills one process and leaves a half-dead
-//! tree, so there we are told by an event and end the rest ourselves. Under gVisor neither exists: an overrun ends
-//! the sandbox, and the node says so. Where an engine runs the sandbox, nothing is handed over: process 1 is in the same cgroup as
-//! user code, reads the count from inside, and looks at it again and again.
+//! The kernel counts the OOM kills in the cgroup of user code, and the node sends a descriptor of that count.
+//! In cgroup version 2, the kernel kills all of user code at once. Version 1 kills one process and leaves the
+//! others, so there the guest is notified by an event and kills the rest. Under gVisor neither exists:
+//! exceeding the limit ends the sandbox, and the node reports it. If an engine runs the sandbox, the node
+//! sends no descriptor: process 1 is in the same cgroup as user code, reads the count itself, and polls it.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -23,37 +23,42 @@ use crate::launch::{Purpose, launch};
 use crate::sweep::{self, Whom};
 use crate::watched::{Watched, watch};
 
-/// What is left here after a memory kill stays charged and would kill the next exec too.
+/// Shared memory. Files left here after an OOM kill stay charged, and would make the next exec run out of
+/// memory too.
 const SHARED_MEMORY: &str = "/dev/shm";
-/// What removes it: this program, as the owner of what is left.
+/// Command that removes them: this program, run as each owner.
 const EMPTY: [&str; 2] = ["/.bellglass/guest", "empty"];
-/// The group by which its processes are found: the first that no exec has.
+/// Group by which its processes are found: the first one above the groups of execs.
 const TIDY_GROUP: u32 = *limits::EXEC_GROUPS.end() + 1;
 
-/// Users that are cleaned up after. An exec can be any of tens of thousands; most sandboxes have one.
+/// Maximum number of users to clean up after. An exec can run as any of tens of thousands of users, but most
+/// sandboxes have one.
 const OWNERS_MAX: usize = 16;
-/// A kill follows its event within a millisecond or so; a second is for a machine that has better things to do.
+/// Number of checks for a kill after its event. It follows within about a millisecond; the total of one
+/// second covers a busy machine.
 const KILL_LOOKS: u32 = 500;
 const KILL_LOOK_EVERY: Duration = Duration::from_millis(2);
-/// Tidying takes milliseconds. After these looks an exec starts in any case: it may be killed, but it is not held up.
+/// Number of checks before an exec starts anyway. Cleanup takes milliseconds; if it hangs, the exec risks
+/// being killed but is not delayed longer.
 const SETTLE_LOOKS: u32 = 20;
 const SETTLE_LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Where the count is read from inside: on version 2, and on version 1.
+/// Paths of the count in the sandbox: version 2, then version 1.
 const OWN_COUNTS: [&str; 2] = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"];
-/// Between two looks at it. What a kill leaves half-dead goes on for so long.
+/// Interval between two reads of it. Processes that survive an OOM kill continue for at most this long.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The count of memory kills, as far as this tier has one.
+/// The number of OOM kills, if this tier counts them.
 #[derive(Default)]
 pub struct Kills {
     count: RefCell<Option<OwnedFd>>,
-    /// Raised when user code is about to be ended because of an event, so that running execs can be told.
+    /// Notified when the guest is about to kill user code because of an event, so that running execs get
+    /// their outcome.
     pub struck: Rc<Notify>,
     watching: Cell<bool>,
-    /// The count up to which everything has been tidied.
+    /// Count up to which the cleanup is done.
     tidied: Cell<u64>,
-    /// Raised when that has changed.
+    /// Notified when `tidied` changes.
     settled: Notify,
 }
 
@@ -70,7 +75,7 @@ impl Kills {
         }
     }
 
-    /// Reads the count from inside, and looks at it from now on.
+    /// Opens the count from inside the sandbox and starts polling it.
     pub fn look_ourselves(self: &Rc<Self>) {
         let Some(count) = OWN_COUNTS.iter().find_map(|path| std::fs::File::open(path).ok()) else { return };
         self.count.replace(Some(count.into()));
@@ -85,7 +90,7 @@ impl Kills {
         });
     }
 
-    /// Ends the rest of user code and tidies, if there were so many kills and not all of them are tidied after.
+    /// Kills the rest of user code and cleans up, if the cleanup for this count is not done yet.
     async fn strike(&self, count: u64) {
         if count > self.tidied.get() {
             self.struck.notify_waiters();
@@ -96,7 +101,8 @@ impl Kills {
         }
     }
 
-    /// Waits until nothing of the last memory kill is left to end or to remove: whoever starts now is safe from it.
+    /// Waits until nothing remains to be killed or removed after the last OOM kill, so that a process started
+    /// now is safe from it.
     pub async fn settled(&self) {
         for _ in 0..SETTLE_LOOKS {
             let settled = self.settled.notified();
@@ -107,7 +113,7 @@ impl Kills {
         }
     }
 
-    /// Tidies after a memory kill that ended an exec, or waits until that is done.
+    /// Cleans up after an OOM kill that ended an exec, or waits until that is done.
     pub async fn tidy(&self) {
         if self.watching.get() {
             self.settled().await;
@@ -116,7 +122,7 @@ impl Kills {
         }
     }
 
-    /// How often the kernel has killed for memory; 0 where it cannot be known.
+    /// Returns the number of OOM kills; 0 if the tier does not count them.
     pub fn count(&self) -> u64 {
         let count = self.count.borrow();
         let Some(file) = count.as_ref() else { return 0 };
@@ -125,7 +131,7 @@ impl Kills {
         kills_in(&String::from_utf8_lossy(buffer.get(..length).unwrap_or_default()))
     }
 
-    /// The count once it is larger: the kernel tells of the need to kill before it kills.
+    /// Waits for a larger count and returns it. The kernel sends the event before it kills.
     async fn more_than(&self, known: u64) -> Option<u64> {
         for _ in 0..KILL_LOOKS {
             match self.count() {
@@ -151,13 +157,14 @@ impl Kills {
     }
 }
 
-/// Both versions of cgroups write a line `oom_kill N`.
+/// Returns the number of OOM kills. Both versions of cgroups have a line `oom_kill N`.
 fn kills_in(text: &str) -> u64 {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Removes what the dead left in shared memory: files, and System V segments, which belong to nobody's life. Each
-/// needs the rights of its owner, so a child takes those on, one for each of the first few owners.
+/// Removes what dead processes left in shared memory: files, and System V segments, which outlive every
+/// process. Each removal needs the permissions of the owner, so a child takes them on, one for each of the
+/// first few owners.
 async fn empty_shared_memory() {
     let mut owners: Vec<u32> = segments().map(|(_, owner)| owner).chain([limits::UID]).collect();
     let entries = std::fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
@@ -168,8 +175,9 @@ async fn empty_shared_memory() {
     run_as(&owners, &EMPTY).await;
 }
 
-/// Runs a program once as each of these users. User code can stop what runs as its user, so whatever has not ended in
-/// time is ended. They stay in the guest's cgroup: that of user code may have no memory left to start in.
+/// Runs a program once as each of these users. User code can stop processes of its own user, so processes
+/// that do not finish in time are killed. They stay in the guest's cgroup, because that of user code may have
+/// no memory left for a start.
 async fn run_as(owners: &[u32], argv: &[&str]) {
     let argv: Vec<String> = argv.iter().map(|word| (*word).to_owned()).collect();
     let spec = |owner| ExecSpec {
@@ -179,12 +187,12 @@ async fn run_as(owners: &[u32], argv: &[&str]) {
         ..ExecSpec::default()
     };
     let who = |spec: &ExecSpec| Purpose::Run.identity(spec, TIDY_GROUP);
-    // One that could not begin ends by itself, so nobody waits for what it says.
+    // A child that cannot start exits anyway, so its verdict is ignored.
     let launched =
         owners.iter().map(|owner| spec(*owner)).filter_map(|spec| launch(&spec, who(&spec), &[], &[]).ok());
     let mut children: Vec<String> =
         launched.map(|child| format!("/proc/{}", child.pid.as_raw_nonzero())).collect();
-    // Process 1 reaps them like all others; they are done when they are gone.
+    // Process 1 reaps them like all other children, and they are done when they no longer exist.
     for _ in 0..KILL_LOOKS {
         children.retain(|child| Path::new(child).exists());
         if children.is_empty() {
@@ -195,7 +203,7 @@ async fn run_as(owners: &[u32], argv: &[&str]) {
     sweep::kill(Whom::Group(TIDY_GROUP)).await;
 }
 
-/// What such a child does: removes all that it may.
+/// Entry point of such a child: removes everything that its user may remove.
 pub fn empty() -> ExitCode {
     empty_directory(Path::new(SHARED_MEMORY));
     for (segment, _) in segments() {
@@ -205,8 +213,8 @@ pub fn empty() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The System V segments of this sandbox and their owners. The columns are those of proc(5): key, id, modes, size,
-/// two process ids, the number attached, the owner.
+/// Lists the System V segments of this sandbox with their owners. The columns are those of proc(5): key, id,
+/// mode, size, two process ids, number of attaches, owner.
 fn segments() -> impl Iterator<Item = (libc::c_int, u32)> {
     let text = std::fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
     let lines: Vec<String> = text.lines().skip(1).map(str::to_owned).collect();
@@ -216,7 +224,8 @@ fn segments() -> impl Iterator<Item = (libc::c_int, u32)> {
     })
 }
 
-/// Removes everything below a directory that we may remove; symbolic links are removed, never followed.
+/// Removes everything below a directory that this user may remove. Symbolic links are removed, never
+/// followed.
 fn empty_directory(directory: &Path) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());

@@ -1,4 +1,5 @@
-//! The frames a reader of an exec gets: what is kept from its offsets on, gaps, heartbeats, and the end.
+//! Frames for a reader of an exec: retained output from the reader's offsets on, gaps, heartbeats, and the
+//! end.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,20 +13,22 @@ use streamed::Feed;
 use crate::exec::Exec;
 use crate::spool::Read;
 
-/// A reader hears something at least this often, so that it can tell a silent exec from a dead guest.
+/// Maximum interval between frames, so that a reader can distinguish a silent exec from a dead guest.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// The payload of one frame: large enough to carry a flood.
+/// Maximum payload of one frame, large enough for a flood of output.
 const CHUNK_BYTES: usize = 256 * 1024;
-/// The same where many read: each of them may have stopped, with four frames on their way to it, and the guest has 64 MiB.
+/// Maximum payload with many readers. Each may have stopped reading with four frames in flight, and the guest
+/// has 64 MiB.
 const CHUNK_BYTES_MIN: usize = 16 * 1024;
-/// What all readers share: four of them at full size, and each further one with less.
+/// Total payload size that all readers share: four have full-size frames, and with more readers each has
+/// smaller ones.
 const CHUNKS_BYTES: usize = 1 << 20;
 
 thread_local! {
     static READERS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// One of the readers, for as long as it is there.
+/// Counts one reader while it exists.
 struct Counted;
 
 impl Counted {
@@ -41,14 +44,14 @@ impl Drop for Counted {
     }
 }
 
-/// Where a reader is in each stream.
+/// Position of a reader in each stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Position {
-    /// The next byte of standard output it wants.
+    /// Offset of the next byte of standard output to send.
     pub stdout: u64,
-    /// The next byte of standard error it wants.
+    /// Offset of the next byte of standard error to send.
     pub stderr: u64,
-    /// The next byte of results it wants.
+    /// Offset of the next byte of results to send.
     pub results: u64,
 }
 
@@ -60,7 +63,7 @@ pub async fn send(exec: Rc<Exec>, mut at: Position, sender: Feed) {
         let changed = exec.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        // Before the streams are looked at: what is complete now holds nothing that we could miss.
+        // Read before the streams: if the exec is complete now, the streams hold everything.
         let end = exec.end();
         let mut idle = true;
         for stream in [Stream::Stdout, Stream::Stderr, Stream::Results] {

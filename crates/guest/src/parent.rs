@@ -1,13 +1,15 @@
-//! The interpreter that runs of Python are forked from: one process for each sandbox, with the template's imports done.
+//! The parent of interpreters: one Python process per sandbox, from which Python runs are forked, with the
+//! template's imports done.
 //!
 //! ```text
-//! first code ──▶ started ──imports──▶ ready ──fork──▶ a run, or a context      ended (memory, a crash) ──▶ the next code starts another
+//! first code ──▶ started ──imports──▶ ready ──fork──▶ a run or a context      dead (memory, crash) ──▶ the next code starts a new one
 //! ```
 //!
-//! It never runs user code and has a user of its own, so that nobody inside can signal it. It keeps two capabilities, SETUID and
-//! SETGID, to give a fork its user and group; the fork drops them before user code exists. But it is the image's Python, and what an
-//! image's author or a package put into that is not ours: so it is never root. See [`crate::descent`] for how, and for gVisor.
-//! Nothing that user code can write to is read by it.
+//! The parent never runs user code and has its own user, so that no other process in the sandbox can signal
+//! it. It keeps two capabilities, SETUID and SETGID, to set the user and group of each fork; the fork drops
+//! them before any user code runs. The parent is the image's Python, and the image's author or a package in
+//! it may have changed that, so it is never root. [`crate::descent`] shows how, and what differs under
+//! gVisor. The parent reads no file that user code can write to.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -31,37 +33,37 @@ use crate::sweep::{self, Whom};
 use crate::table::{Child, Table};
 use crate::watched::Watched;
 
-/// What is started: it finds the others in `SOURCES`.
+/// Entry program; it finds the other files in `SOURCES`.
 const BOOT: &str = include_str!("interpreter/boot.py");
 
 macro_rules! sources {
     ($($name:literal)*) => { [$(($name, include_str!(concat!("interpreter/", $name, ".py")))),*] };
 }
-/// All of its Python files but that one.
+/// All other Python files of the interpreter.
 const SOURCES: &[(&str, &str)] = &sources!["boxes" "channel" "charts" "context" "ending" "errors" "figures" "fork" "hooks" "identity" "missing" "packages" "pages" "parent" "plain" "results" "run" "shadow" "shell" "threads" "variables" "warm"];
-/// What it is found by: the second group that no exec has.
+/// Group by which the parent is found: the second one above the groups of execs.
 const GROUP: u32 = *limits::EXEC_GROUPS.end() + 2;
-/// SETGID and SETUID.
+/// SETGID and SETUID, as bits.
 const CAPABILITIES: u64 = 0b1100_0000;
-/// A second for most imports; many times that on a machine that is busy.
+/// Timeout for the parent's start. Most imports take a second, but many times as long on a busy machine.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// A fork takes milliseconds.
+/// Timeout for one fork, which normally takes milliseconds.
 const FORKED_WITHIN: Duration = Duration::from_secs(20);
-/// For process 1 to be told of the children of one that has ended.
+/// Time for process 1 to inherit and reap the children of a parent that has died.
 const ORPHANS_WITHIN: Duration = Duration::from_millis(200);
-/// What is kept of what it writes, to explain why it did not start.
+/// Maximum retained output of the parent, which explains a failed start.
 const WORDS_BYTES: usize = 4096;
-/// Where user code can write. Nothing there is started by root.
+/// Directories that user code can write to. The parent's Python must not come from any of them.
 const WRITABLE: [&str; 4] = ["/workspace", "/home", "/tmp", "/dev"];
-/// Stays away from what belongs to the user.
+/// Home directory of the parent. It does not exist, so that Python reads no files of the user.
 const HOME: &str = "/nonexistent";
 
-/// What it begins with, and the process there is.
+/// The configuration of the parent and its current process.
 #[derive(Default)]
 pub struct Parent {
     spec: RefCell<InterpreterSpec>,
     live: RefCell<Option<Rc<Live>>>,
-    /// One request at a time: an answer belongs to the last.
+    /// Serializes requests, so that an answer always belongs to the last one.
     turn: Mutex<()>,
 }
 
@@ -69,32 +71,32 @@ struct Live {
     records: Records,
     info: InterpreterInfo,
     waiting: RefCell<Option<Waiting>>,
-    /// Those it has forked that have not ended.
+    /// Forked processes that have not ended yet.
     children: RefCell<HashSet<Pid>>,
     gone: Cell<bool>,
 }
 
 struct Waiting {
-    /// Of the request: who asked may be gone, and the answer come to the next.
+    /// Id of the request. If a caller leaves early, its answer must not go to the next caller.
     run: u32,
     child: Child,
     answer: oneshot::Sender<Result<Pid, String>>,
 }
 
-/// What a fork is to become.
+/// Request for a fork.
 #[derive(Serialize)]
 pub struct Fork<'a> {
-    /// Comes back with the answer.
+    /// Id of the request, returned with the answer.
     pub run: u32,
-    /// Its user.
+    /// User of the fork.
     pub uid: u32,
-    /// Its extra group.
+    /// Exec group of the fork.
     pub group: u32,
-    /// The directory it begins in.
+    /// Working directory of the fork.
     pub cwd: &'a str,
-    /// All its variables.
+    /// All environment variables of the fork.
     pub env: std::collections::BTreeMap<&'a str, &'a str>,
-    /// A run, or a context.
+    /// Run or context.
     pub kind: Kind,
 }
 
@@ -104,13 +106,13 @@ enum Ask<'a> {
     Fork(&'a Fork<'a>),
 }
 
-/// What a fork is for.
+/// Purpose of a fork.
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// One run.
     Run,
-    /// Cells, for as long as it lives.
+    /// Cells, until the process ends.
     Context,
 }
 
@@ -124,18 +126,18 @@ enum Said {
 }
 
 impl Parent {
-    /// What it begins with, from its next start on.
+    /// Sets the configuration, effective from the parent's next start.
     pub fn set(&self, spec: InterpreterSpec) {
         self.spec.replace(spec);
     }
 
-    /// What it says of itself, once it is ready.
+    /// Returns the parent's description of itself, once it is ready.
     pub async fn info(&self, table: &Rc<Table>) -> Result<InterpreterInfo, Error> {
         let _turn = self.turn.lock().await;
         Ok(self.live(table).await?.info.clone())
     }
 
-    /// Makes a fork, with its three streams and its channel. Its end will be told to `child`.
+    /// Forks a process with these three streams and this channel. Reports its end to `child`.
     pub async fn fork(
         &self,
         table: &Rc<Table>,
@@ -179,7 +181,7 @@ impl Parent {
         }
     }
 
-    /// The process there is, or a new one.
+    /// Returns the current process, or starts a new one.
     async fn live(&self, table: &Rc<Table>) -> Result<Rc<Live>, Error> {
         let there = self.live.borrow().clone().filter(|live| !live.gone.get());
         if let Some(live) = there {
@@ -202,8 +204,8 @@ async fn start(table: &Rc<Table>, spec: &InterpreterSpec) -> Result<Live, Error>
             Retry::Useless,
         )
     })?;
-    // gVisor gives no program of an ordinary user capabilities: there it is root of a namespace of its own, in which it empties the
-    // bounding set itself.
+    // gVisor gives capabilities to no program of an ordinary user. There, the parent is root of its own user
+    // namespace, and empties the bounding set itself.
     let nested = table.in_user_kernel();
     let capabilities = if nested { CAPABILITIES | SETPCAP } else { CAPABILITIES };
     let who = match api::defence::is_off("I-11") {
@@ -249,15 +251,15 @@ async fn start(table: &Rc<Table>, spec: &InterpreterSpec) -> Result<Live, Error>
     })
 }
 
-/// Hears what the process says until it is gone.
+/// Handles the parent's messages until it is gone.
 async fn attend(table: Rc<Table>, live: Rc<Live>) {
     while let Some(record) = live.records.read().await {
         match serde_json::from_slice(&record.bytes) {
             Ok(Said::Forked { run, pid }) => {
                 let waiting = live.waiting.borrow_mut().take_if(|waiting| waiting.run == run);
-                // A fork that nobody waits for finds its channel closed, and ends.
+                // A fork whose caller has left finds its channel closed, and exits.
                 let (Some(waiting), Some(pid)) = (waiting, Pid::from_raw(pid)) else { continue };
-                // Known before anything else is heard: its end may be the next word.
+                // Register the process before reading the next message, which may already report its end.
                 table.adopt(pid, waiting.child);
                 live.children.borrow_mut().insert(pid);
                 let _ = waiting.answer.send(Ok(pid));
@@ -278,7 +280,8 @@ async fn attend(table: Rc<Table>, live: Rc<Live>) {
     live.gone.set(true);
     live.waiting.take();
     sweep::kill(Whom::Group(GROUP)).await;
-    // Its children are ours now. Of one that it has reaped and not told of, nobody knows how it ended.
+    // Process 1 has inherited the children. The outcome is unknown for a child that the parent reaped but did
+    // not report.
     tokio::time::sleep(ORPHANS_WITHIN).await;
     for pid in live.children.take() {
         if rustix::process::test_kill_process(pid).is_err() {
@@ -287,7 +290,7 @@ async fn attend(table: Rc<Table>, live: Rc<Live>) {
     }
 }
 
-/// Keeps the first of what the process writes.
+/// Retains the last [`WORDS_BYTES`] of the parent's output.
 async fn listen(pipe: Rc<Watched>, words: Rc<RefCell<Vec<u8>>>) {
     let mut bytes = [0; 1024];
     while let Ok(mut ready) = pipe.readable().await {
@@ -304,15 +307,16 @@ async fn listen(pipe: Rc<Watched>, words: Rc<RefCell<Vec<u8>>>) {
     }
 }
 
-/// Its files in one, without a name: each is text for the first of them.
+/// Creates one sealed, unnamed file with the whole program. All other sources are strings in its first line.
 fn program() -> std::io::Result<OwnedFd> {
     let sources: std::collections::BTreeMap<_, _> = SOURCES.iter().copied().collect();
-    // What JSON writes for texts, Python reads as texts.
+    // A JSON string is also a Python string literal.
     let text = format!("SOURCES = {}\n{BOOT}", serde_json::to_string(&sources)?);
     let memory = rustix::fs::memfd_create("interpreter", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut file = std::fs::File::from(memory);
     std::io::Write::write_all(&mut file, text.as_bytes())?;
-    // Forks keep it, for interpreters that are started plainly: nobody may write to what others run.
+    // Forks inherit this descriptor, for interpreters that are started separately (`plain.py`). The seals
+    // keep one fork from changing code that others run.
     rustix::fs::fcntl_add_seals(
         &file,
         SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
@@ -320,7 +324,7 @@ fn program() -> std::io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// The first `python3` of a path that user code cannot have put there.
+/// Returns the first `python3` of a path that lies in no directory that user code can write to.
 fn trusted(path: &str) -> Option<String> {
     let ours = |path: &Path| !WRITABLE.iter().any(|place| path.starts_with(place));
     path.split(':').filter(|directory| directory.starts_with('/')).find_map(|directory| {
@@ -331,7 +335,7 @@ fn trusted(path: &str) -> Option<String> {
     })
 }
 
-/// How a process ended, by what `waitpid` says of it.
+/// Translates a status of `waitpid` into an outcome.
 fn outcome(status: i32) -> Outcome {
     if libc::WIFEXITED(status) {
         Outcome::Exited { code: libc::WEXITSTATUS(status) }

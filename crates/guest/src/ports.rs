@@ -1,12 +1,14 @@
-//! Connections to what listens inside: one request is one connection, its body one direction, the answer's the other.
+//! Connections to servers in the sandbox: each request is one connection, with its body as one direction and
+//! the response as the other.
 //!
 //! ```text
-//! dial ──refused──▶ an error          body ends ──▶ no more is written       body breaks, or the answer is not wanted ──▶ reset
-//!   └─ok──▶ both ways, each in its own time          nothing more is read ──▶ the answer ends
+//! dial ──refused──▶ error               body ends ──▶ write side is shut down    body breaks, or response is dropped ──▶ reset
+//!   └─ok──▶ both directions, independently      read side ends ──▶ response ends
 //! ```
 //!
-//! An end is passed on as an end and a break as a break, so that what was cut off is never taken for whole. A server that does
-//! not read holds up its own connection and no other: each has a window of its own in HTTP/2.
+//! A regular end is forwarded as an end, and a break as a break, so that truncated data is never taken for
+//! complete. A server that does not read holds up its own connection and no other, because each has its own
+//! window in HTTP/2.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,17 +26,18 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
-/// On the loopback interface a server takes a connection at once, or its queue is full.
+/// Timeout for a connection. On the loopback interface, a server accepts at once, or its queue is full.
 const DIAL_WITHIN: Duration = Duration::from_secs(5);
-/// What is read at once.
+/// Maximum size of one read.
 const PIECE_BYTES: usize = 64 * 1024;
-/// Pieces waiting for a slow reader.
+/// Number of chunks that can wait for a slow reader.
 const PIECES_WAITING: usize = 2;
 
-/// Places for connections. This process is one sandbox.
+/// Permits for connections. Global, because this process serves one sandbox.
 static PLACES: Semaphore = Semaphore::const_new(CONNECTIONS_MAX);
 
-/// What a server inside says, as the body of an answer. It has ended when that was said, and else it broke.
+/// Output of a server in the sandbox, as the body of a response. It ends with an explicit end marker; without
+/// one, the connection broke.
 pub struct Said {
     pieces: mpsc::Receiver<Piece>,
     ended: bool,
@@ -45,7 +48,7 @@ enum Piece {
     End,
 }
 
-/// A connection broke, here or there.
+/// A connection broke, on either side.
 struct Broken;
 
 impl Body for Said {
@@ -70,10 +73,10 @@ impl Body for Said {
     }
 }
 
-/// Connects to a port and passes on both ways from now on.
+/// Connects to a port and forwards bytes in both directions.
 ///
 /// # Errors
-/// Nothing listens there, or there are as many connections as there may be.
+/// If nothing listens on the port, or the maximum number of connections is reached.
 pub async fn open(port: u16, heard: Incoming) -> Result<Said, Error> {
     let place = PLACES.try_acquire().map_err(|_| Error {
         code: ErrorCode::Capacity,
@@ -86,7 +89,7 @@ pub async fn open(port: u16, heard: Incoming) -> Result<Said, Error> {
     Ok(carry(dial(port).await?, heard, Some(place)))
 }
 
-/// Passes on both ways between a connection inside and the node.
+/// Forwards bytes in both directions between a connection in the sandbox and the node.
 pub fn carry(stream: TcpStream, heard: Incoming, place: Option<SemaphorePermit<'static>>) -> Said {
     let _ = stream.set_nodelay(true);
     let (say, pieces) = mpsc::channel(PIECES_WAITING);
@@ -129,7 +132,8 @@ async fn pass(
 ) {
     let (read, write) = stream.split();
     if tokio::try_join!(inwards(heard, write), outwards(read, say)).is_err() {
-        // Whoever is at the other end inside must not take it for an end either.
+        // Reset the connection, so that the program in the sandbox does not take the break for a regular end
+        // either.
         let _ = stream.set_zero_linger();
     }
 }
@@ -148,10 +152,10 @@ async fn outwards(mut read: ReadHalf<'_>, say: mpsc::Sender<Piece>) -> Result<()
     loop {
         let count = tokio::select! {
             count = read.read(&mut buffer) => count.map_err(|_| Broken)?,
-            // Nobody is left to read it.
+            // The reader is gone.
             () = say.closed() => return Err(Broken),
         };
-        // A copy: a small piece must not keep a large buffer while it waits.
+        // Copy the bytes, so that a small chunk does not keep a large buffer alive while it waits.
         let piece = match buffer.get(..count) {
             None | Some([]) => Piece::End,
             Some(bytes) => Piece::Data(Bytes::copy_from_slice(bytes)),

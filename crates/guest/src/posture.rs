@@ -1,6 +1,6 @@
-//! What a user process can see of its own privileges.
+//! The observable privileges of a user process.
 //!
-//! Run as an ordinary exec (`/.bellglass/guest posture`), so that what it shows is what every exec gets.
+//! Runs as an ordinary exec (`/.bellglass/guest posture`), so that the result is true of every exec.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ pub fn print() -> ExitCode {
     }
 }
 
-/// Writes it where it is expected, whole.
+/// Writes a text to standard output, in one write. Fails if the write is partial.
 pub fn write(text: &[u8]) -> ExitCode {
     match rustix::io::write(rustix::stdio::stdout(), text) {
         Ok(written) if written == text.len() => ExitCode::SUCCESS,
@@ -25,14 +25,14 @@ pub fn write(text: &[u8]) -> ExitCode {
     }
 }
 
-/// The posture of this process as JSON.
+/// Returns the posture of this process as JSON.
 pub fn own() -> std::io::Result<String> {
-    // The list of descriptors comes first: reading anything else opens one.
+    // List the descriptors first: reading any file opens another one.
     let descriptors = descriptors();
     let read = |name: &str| std::fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
     let mut posture = Posture::parse(&read("status"), &read("limits"));
     posture.descriptors = descriptors;
-    // Asked for, not read: gVisor's /proc does not show it.
+    // By a system call, because gVisor's `/proc` does not show it.
     posture.no_new_privileges = rustix::thread::no_new_privs().unwrap_or(false);
     posture.namespaces = NAMESPACES
         .into_iter()
@@ -49,7 +49,7 @@ fn descriptors() -> BTreeMap<u32, String> {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return BTreeMap::new() };
     let listed: Vec<u32> =
         entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    // The descriptor of the listing itself is closed by now and its link cannot be read.
+    // The descriptor of the listing itself is closed by now, so its link cannot be read.
     listed
         .into_iter()
         .filter_map(|number| {

@@ -1,7 +1,8 @@
-//! Records on a socket between this process and an interpreter: JSON, each ended by a NUL byte, which JSON never holds.
+//! Records on a socket between this process and an interpreter: JSON, each followed by a NUL byte, which JSON
+//! never contains.
 //!
-//! At the other end is user code, so nothing here trusts what comes: a record has a largest size, and of the large ones only
-//! one at a time is in memory, for a limited time.
+//! The other end is user code, so its input is not trusted: the size of a record is limited, and only one
+//! large record at a time is in memory, for a limited time.
 
 use std::cell::RefCell;
 use std::io;
@@ -21,14 +22,14 @@ use tokio::time::Instant;
 
 use crate::watched::{Watched, watch};
 
-/// The longest record: a line of results, and the words around it.
+/// Maximum size of a record: a line of results and its envelope.
 const RECORD_BYTES_MAX: usize = limits::RESULT_BYTES_MAX;
-/// Above this a record counts as large. The guest has 64 MiB for everything.
+/// Size above which a record counts as large. The guest has 64 MiB for everything.
 const SMALL_BYTES: usize = 256 * 1024;
-/// A large record that is not whole by then is not waited for: others wait for its place.
+/// Timeout for a large record, because other large records wait for its permit.
 const LARGE_WITHIN: Duration = Duration::from_secs(10);
 const READ_BYTES: usize = 64 * 1024;
-/// Descriptors that go with one record.
+/// Maximum number of descriptors sent with one record.
 const DESCRIPTORS_MAX: usize = 4;
 
 thread_local! {
@@ -41,33 +42,35 @@ pub struct Records {
     unread: RefCell<Unread>,
 }
 
-/// What was read and not taken yet.
+/// Bytes that were read but not returned yet.
 #[derive(Default)]
 struct Unread {
     bytes: Vec<u8>,
-    /// Where the next record begins.
+    /// Start of the next record.
     from: usize,
-    /// Up to here no end of it was found.
+    /// Offset up to which no record end was found.
     scanned: usize,
-    /// A large record was given up half-way: there is no beginning of a next one.
+    /// True if a large record was abandoned halfway: the start of the next one is unknown.
     broken: bool,
 }
 
-/// One record.
+/// A record.
 pub struct Record {
-    /// Without its end.
+    /// Content, without the final NUL byte.
     pub bytes: Vec<u8>,
     place: Option<OwnedSemaphorePermit>,
 }
 
 impl Record {
-    /// How long it may be kept while something else is waited for. Others wait for the place of a large one.
+    /// Returns how long the record may be held while the caller waits for something else. Other large records
+    /// wait for its permit.
     pub fn patience(&self) -> Duration {
         if self.place.is_some() { LARGE_WITHIN } else { Duration::MAX }
     }
 }
 
-/// The place of a large record that is being read. One that is given up is forgotten, or its bytes would stay without a place.
+/// Permit for a large record that is being read. If the read is cancelled, its bytes are discarded, because
+/// they would otherwise stay in memory without a permit.
 struct Place<'a> {
     records: &'a Records,
     permit: Option<OwnedSemaphorePermit>,
@@ -83,18 +86,19 @@ impl Drop for Place<'_> {
 }
 
 impl Records {
-    /// A socket, and the end of it for the other side.
+    /// Creates a socket. Returns our end and the descriptor of the other end.
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let socket = watch(ours, Interest::READABLE | Interest::WRITABLE)?;
         Ok((Self { socket, unread: RefCell::default() }, theirs))
     }
 
-    /// The next record; none when the other side is gone, or does not keep to the rules. Can be given up at any time.
+    /// Returns the next record, or `None` if the other side is gone or violates the protocol. Can be
+    /// cancelled at any time; after a cancellation within a large record, no more records can be read.
     pub async fn read(&self) -> Option<Record> {
         let mut place: Option<Place<'_>> = None;
         loop {
-            // Whoever writes without a pause is not to be the only one that this thread attends to.
+            // Yield, so that a peer that writes continuously does not monopolize this thread.
             tokio::task::yield_now().await;
             let (taken, held, broken) = {
                 let mut unread = self.unread.borrow_mut();
@@ -126,12 +130,12 @@ impl Records {
         }
     }
 
-    /// Sends one. Waits while the other side does not read.
+    /// Sends a record. Waits while the other side does not read.
     pub async fn write(&self, record: &impl serde::Serialize) -> io::Result<()> {
         self.send(record, &[]).await
     }
 
-    /// Sends one with descriptors, which come with its first byte.
+    /// Sends a record with descriptors, which arrive with its first byte.
     pub async fn send(
         &self,
         record: &impl serde::Serialize,
@@ -142,7 +146,7 @@ impl Records {
         self.send_bytes(&bytes, descriptors).await
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     pub async fn send_bytes(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut sent = 0;
         while sent < bytes.len() {
@@ -161,7 +165,7 @@ impl Records {
 }
 
 impl Unread {
-    /// Takes the first record out of what was read, if it is whole.
+    /// Removes the first record from the bytes read so far, if it is complete.
     fn take(&mut self) -> Option<Vec<u8>> {
         let rest = self.bytes.get(self.scanned..).unwrap_or_default();
         let Some(found) = rest.iter().position(|byte| *byte == 0) else {
@@ -170,7 +174,7 @@ impl Unread {
         };
         let end = self.scanned + found;
         if self.from == 0 && end + 1 == self.bytes.len() {
-            // The usual one is alone, and moved; only of many at once each is a copy.
+            // Usually the record is alone and can be moved. Only several records in one buffer are copied.
             let mut record = std::mem::take(self).bytes;
             record.truncate(end);
             return Some(record);
@@ -189,7 +193,7 @@ impl Unread {
 }
 
 fn send_some(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    // A process that is gone is an error here, not a signal.
+    // NOSIGNAL: writing to a dead process returns an error instead of raising a signal.
     if descriptors.is_empty() {
         return Ok(send(socket, bytes, SendFlags::NOSIGNAL)?);
     }

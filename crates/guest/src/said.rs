@@ -1,4 +1,4 @@
-//! What an interpreter says on its channel, and how that becomes part of an exec.
+//! Messages of an interpreter on its channel, and how they become part of an exec.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,47 +13,47 @@ use crate::exec::Exec;
 use crate::records::Records;
 use crate::watched::Watched;
 
-/// Lets whoever has shown something go on.
+/// Acknowledges a result, so that its sender can continue.
 pub const ACK: &[u8] = b"{\"ack\":{}}\0";
-/// It waits for nothing else.
+/// Timeout for sending an acknowledgement. A process that has sent a result waits for nothing else.
 const ACK_WITHIN: Duration = Duration::from_secs(1);
 
-/// A record of a process that runs code.
+/// A message of a process that runs code.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Said<'a> {
     /// The code begins now.
     Begun(IgnoredAny),
-    /// Something is shown. It is not looked into: what is large in memory is small on the wire.
+    /// A result. It is not parsed, because a small message can be large in memory.
     #[serde(borrow)]
     Result(&'a RawValue),
-    /// The cell is over.
+    /// The cell is done.
     Done(Done),
-    /// It cannot begin.
+    /// The code cannot begin.
     Refused(Refused),
     /// The variables of a context.
     #[serde(borrow)]
     Variables(&'a RawValue),
-    /// No interrupt of a cell before is on its way any more.
+    /// No interrupt of an earlier cell is pending anymore.
     Settled(IgnoredAny),
 }
 
-/// How a cell ended.
+/// End of a cell.
 #[derive(Deserialize)]
 pub struct Done {
-    /// Its exit code.
+    /// Exit code.
     pub code: i32,
 }
 
-/// Why a fork does not become what it should.
+/// Refusal to begin.
 #[derive(Deserialize)]
 pub struct Refused {
-    /// In words.
+    /// Reason, as text.
     pub message: String,
 }
 
-/// Puts a result where it belongs, and lets its process go on. What was written before it is taken first.
-/// A large one does not wait for ever for a reader of what came before: it is left out instead, and that is said.
+/// Stores a result in order, after the output written before it, and lets its process continue. If a large
+/// result waits too long for a reader of earlier output, it is omitted, and a notice replaces it.
 pub async fn shown(
     exec: &Exec,
     streams: &[(Stream, Rc<Watched>)],
@@ -67,11 +67,11 @@ pub async fn shown(
             exec.show(&RunResult::Omitted { bytes: result.get().len() as u64, types: Vec::new() });
         }
     }
-    // Whoever does not listen has no more to say.
+    // A process that does not read the acknowledgement has nothing more to send.
     let _ = tokio::time::timeout(ACK_WITHIN, channel.send_bytes(ACK, &[])).await;
 }
 
-/// Understands a record.
+/// Parses a message.
 pub fn understand(bytes: &[u8]) -> Option<Said<'_>> {
     serde_json::from_slice(bytes).ok()
 }

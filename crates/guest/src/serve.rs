@@ -1,29 +1,29 @@
-//! The routes of the channel, and nothing else: what each does is said by the table and the exec.
+//! The routes of the channel, and nothing else: the table and the exec document what each request does.
 //!
 //! | request | answer |
 //! |---|---|
-//! | `PUT /execs/{id}` with an `ExecSpec` | `ExecInfo`; the same request again starts nothing |
+//! | `PUT /execs/{id}` with an `ExecSpec` | `ExecInfo`; repeating the same request starts nothing |
 //! | `GET /execs` | all execs, as a list of `ExecInfo` |
 //! | `GET /execs/{id}/output?stdout=N&stderr=M&results=K` | frames from these offsets on, until the end |
-//! | `PUT /execs/{id}/read?stdout=N&stderr=M` | everything below these offsets was taken |
-//! | `PUT /execs/{id}/stdin?offset=N[&last=1]` | the body goes to standard input |
-//! | `PUT /execs/{id}/size` with a `TerminalSize` | the exec's terminal has that size |
-//! | `POST /execs/{id}/signal` with a `SignalRequest` | all processes of the exec get it |
-//! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
-//! | `PUT /ttl/{ms}` | the time to live is that long from now, and held deadlines count again |
-//! | `PUT /hold/{ms}` | the same time to live; the deadlines of execs are held, because the sandbox is about to be paused |
-//! | `PUT /interpreter` with an `InterpreterSpec` | what code in Python is forked from, when it is started |
-//! | `GET /interpreter` | `InterpreterInfo`; starts it |
-//! | `PUT /contexts/{id}` with a `ContextSpec` | `ContextInfo`; the same request again makes nothing |
-//! | `GET /contexts`, `DELETE /contexts/{id}` | all contexts; it is gone |
+//! | `PUT /execs/{id}/read?stdout=N&stderr=M` | acknowledges all output below these offsets |
+//! | `PUT /execs/{id}/stdin?offset=N[&last=1]` | writes the body to standard input |
+//! | `PUT /execs/{id}/size` with a `TerminalSize` | resizes the exec's terminal |
+//! | `POST /execs/{id}/signal` with a `SignalRequest` | sends the signal to all processes of the exec |
+//! | `DELETE /execs/{id}` | ends the exec with the outcome `cancelled` |
+//! | `PUT /ttl/{ms}` | sets the time to live, counted from now, and resumes stopped deadlines |
+//! | `PUT /hold/{ms}` | sets the time to live, and stops the deadlines of execs, because the sandbox is about to be paused |
+//! | `PUT /interpreter` with an `InterpreterSpec` | configures the next start of the parent of Python code |
+//! | `GET /interpreter` | `InterpreterInfo`; starts the parent if necessary |
+//! | `PUT /contexts/{id}` with a `ContextSpec` | `ContextInfo`; repeating the same request creates nothing |
+//! | `GET /contexts`, `DELETE /contexts/{id}` | all contexts; removes the context |
 //! | `POST /contexts/{id}/restart`, `…/interrupt` | `ContextInfo` |
 //! | `GET /contexts/{id}/variables` | a list of `Variable` |
 //! | `POST /files` with parts | parts: see `api::files` |
-//! | `POST /ports/{port}` | a connection to that port inside: the body goes in, the answer is what comes out |
-//! | `POST /egress` | the next connection to the proxy's port inside, as soon as there is one: likewise |
-//! | `PUT /authority` with a certificate | programs are told to trust it beside those of the template |
-//! | `PUT /layer?compression=C&top=0|1&done=N` | the body, an archive, is unpacked: `LayerReport` |
-//! | `GET /layer?of=N|upper` | a layer, or what a build has changed once everybody else is ended, as an archive |
+//! | `POST /ports/{port}` | a connection to that port in the sandbox: the body is its input, the answer its output |
+//! | `POST /egress` | the next connection to the proxy's port in the sandbox, once there is one; likewise |
+//! | `PUT /authority` with a certificate | makes programs trust it in addition to those of the template |
+//! | `PUT /layer?compression=C&top=0|1&done=N` | unpacks the body, an archive: `LayerReport` |
+//! | `GET /layer?of=N|upper` | an archive of a layer, or of the changes of a build after all its processes have been killed |
 
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -51,25 +51,28 @@ use crate::sweep::{self, Whom};
 use crate::table::Table;
 use crate::trust;
 
-/// A node that does not answer pings for this long is gone; the guest dials the next one.
+/// Intervals of keep-alive pings. A node that does not answer for this long is gone, and the guest dials the
+/// next one.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(10);
-/// The same where somebody is between: they may hold a connection open of which the other end is gone, and until that is found out
-/// nobody else is served. Shorter than the time that a request waits for a connection.
+/// Shorter intervals for a connection through an intermediary, which may hold it open after the other end is
+/// gone. Until the guest notices, no other connection is served, so this must be shorter than the time that a
+/// request waits for a connection.
 const ENGINE_PING_EVERY: Duration = Duration::from_secs(2);
 const ENGINE_PING_WITHIN: Duration = Duration::from_secs(4);
-/// Requests in flight on one connection: every exec of a full table attached, with room for what is said besides.
+/// Maximum number of concurrent requests on one connection: every exec of a full table attached, plus a
+/// margin for other requests.
 const STREAMS_MAX: u32 = 4096;
-/// What a slow reader may leave unread inside the guest.
+/// Maximum unread output per stream that the guest buffers for a slow reader.
 const SEND_BUFFER_BYTES: usize = 512 * 1024;
-/// Larger frames than HTTP/2's default carry a layer with fewer wake-ups.
+/// Larger than HTTP/2's default, to transfer a layer with fewer wake-ups.
 const FRAME_BYTES: u32 = 256 * 1024;
-/// What one request may send ahead of whoever reads it.
+/// Maximum data that one request may send ahead of its consumer.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
-/// No bound on top of that, the largest that HTTP/2 has: with one, input that a process does not read would use up what every other
-/// request needs. Bodies are counted by project.
+/// The maximum of HTTP/2, so effectively no additional bound. With a bound, input that a process does not
+/// read would use up the window of all other requests. The server limits bodies per project.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
-/// Frames waiting for a slow reader.
+/// Number of frames that can wait for a slow reader.
 const FRAMES_WAITING: usize = 2;
 
 type Body = Either<Full<Bytes>, Either<Streamed, Either<files::Answer, Said>>>;
@@ -87,7 +90,7 @@ impl<F: Future + 'static> hyper::rt::Executor<F> for Local {
     }
 }
 
-/// Serves until the connection ends.
+/// Serves a connection until it ends.
 pub async fn serve(stream: UnixStream, table: Rc<Table>, way_out: Rc<Option<TcpListener>>) {
     let (every, within) = match table.is_relayed() {
         true => (ENGINE_PING_EVERY, ENGINE_PING_WITHIN),
@@ -126,7 +129,7 @@ async fn answer(
             | ErrorCode::SandboxLost
             | ErrorCode::Protocol
             | ErrorCode::Deadline
-            // The server's own: a guest has no keys, quotas or store.
+            // Codes of the server only: a guest has no keys, quotas or store.
             | ErrorCode::QuotaExceeded
             | ErrorCode::RateLimited
             | ErrorCode::Unauthorized

@@ -1,9 +1,10 @@
-//! Contexts of Bash: one shell that reads cells from its channel and keeps its directory, variables and functions.
+//! Bash contexts: one shell that reads cells from its channel and keeps its directory, variables and
+//! functions.
 
 use std::collections::BTreeMap;
 
-/// A cell is sourced, so that what it declares is global; an interruption makes it return, whatever it is doing. The channel, descriptor 3,
-/// is closed for whatever it starts.
+/// Main loop of the shell. A cell is sourced, so that its declarations are global, and an interrupt makes it
+/// return at any point. The channel, descriptor 3, is closed for its child processes.
 const LOOP: &str = r#"while IFS= read -r -d '' -u 3 __cell; do
   trap 'return 130' INT
   printf '{"begun":{}}\0' >&3
@@ -11,18 +12,19 @@ const LOOP: &str = r#"while IFS= read -r -d '' -u 3 __cell; do
   printf '{"done":{"code":%d}}\0' "$?" >&3
 done"#;
 
-/// The command of such a shell.
+/// Returns the command line of the shell.
 pub fn argv() -> Vec<String> {
     ["bash", "--noprofile", "--norc", "-c", LOOP, "bash"].map(str::to_owned).to_vec()
 }
 
-/// What the shell sources. The cell itself is in a variable: a process that hands it over would be the shell's last job, `$!`.
+/// Text that the shell sources. The cell itself is in a variable, because a process that passed it on would
+/// become the shell's last job, `$!`.
 const SOURCED: &str = r#"source /dev/fd/9 9<<<'eval "$__source"'"#;
 
-/// A cell as the loop reads it. Its variables are those of this one call.
+/// Encodes a cell for the loop. The variables apply to this cell only.
 pub fn cell(source: &str, env: &BTreeMap<String, String>) -> Vec<u8> {
     let variables: String = env.iter().map(|(name, value)| format!("{name}={} ", quoted(value))).collect();
-    // NUL ends a record, and no shell can hold one.
+    // NUL ends a record, and no shell variable can contain one.
     let source = source.replace('\0', "");
     let mut bytes = format!("__source={}\n{variables}{SOURCED}", quoted(&source)).into_bytes();
     bytes.push(0);

@@ -1,24 +1,26 @@
-//! The bounded store of one output stream of an exec.
+//! The bounded buffer of one output stream of an exec.
 //!
-//! Every byte that the process writes has an offset. Which of them can be read again depends on the mode:
+//! Every byte that the process writes has an offset. The mode decides which bytes can be read again:
 //!
 //! ```text
 //! keep    0 ────── head ┄┄┄┄ dropped ┄┄┄┄ written-tail ────── written     the process never waits
-//! block                 consumed ──────────────────────────── written     the process waits when it is full
+//! block                 consumed ──────────────────────────── written     the process waits while the buffer is full
 //! kill    0 ──────────────────────────────────────────────── limit        one byte more ends the exec
 //! ```
 //!
-//! The first [`MEMORY_BYTES`] stay in memory, so that a small exec touches no disk; past that everything is in one
-//! file without a name, the head in front and the tail as a ring behind it.
+//! The first [`MEMORY_BYTES`] stay in memory, so that a small exec does not touch the disk. Beyond that,
+//! everything is in one unnamed file, the head first and the tail as a ring behind it.
 //!
-//! User code can fill the disk. When that refuses, output of execs that have ended is forgotten first. Then, by mode:
+//! User code can fill the disk. When a write fails for that reason, the output of ended execs is discarded
+//! first. Then it depends on the mode:
 //!
-//! - `block`: room is announced only where bytes can be stored for certain, so the ring stays as large as it is, at least
-//!   [`MEMORY_BYTES`], and the process waits. A reader says what it has taken in steps that are larger than such a ring; so what was
-//!   sent to it, before or after the disk refused, counts as taken. Nothing is lost unless its connection breaks just then, and that is
-//!   told as a gap.
-//! - `keep`: the head ends there, and of the rest the last [`LAST_BYTES`] stay in memory.
-//! - `kill`: that was the limit.
+//! - `block`: room is announced only if the bytes can certainly be stored. So the ring keeps its current
+//!   size, at least [`MEMORY_BYTES`], and the process waits. A reader acknowledges in steps larger than such
+//!   a ring, so bytes count as consumed once they are sent, including those sent before the disk was full.
+//!   Nothing is lost unless the reader's connection breaks at that moment, and then the loss is reported as a
+//!   gap.
+//! - `keep`: the head ends there, and the last [`LAST_BYTES`] of the rest stay in memory.
+//! - `kill`: the limit counts as reached.
 
 use std::fs::File;
 use std::io;
@@ -28,36 +30,36 @@ use api::exec::OutputMode;
 
 use crate::spare;
 
-/// What most execs write fits; a thousand idle ones cost nothing.
+/// Maximum output held in memory. Large enough for most execs, and unused memory costs nothing.
 pub const MEMORY_BYTES: u64 = 64 * 1024;
 
-/// What is kept of the end in any case (mode `keep`): the last lines, which say how it went.
+/// Size of the end that is always retained in mode `keep`: the last lines, which usually show the result.
 pub const LAST_BYTES: u64 = 32 * 1024;
-/// What is set aside on the disk at once (mode `block`): as much as is read of a pipe at once.
+/// Step in which disk blocks are reserved in mode `block`: the size of one read of a pipe.
 const ASIDE_BYTES: u64 = 256 * 1024;
 
-/// The store of one stream.
+/// The buffer of one stream.
 pub struct Spool {
     mode: OutputMode,
-    /// Bytes below this offset are kept for good.
+    /// Bytes below this offset are never overwritten.
     head: u64,
-    /// Of the bytes after the head, this many are kept, the newest.
+    /// Number of the newest bytes after the head that are retained.
     tail: u64,
-    /// All bytes ever written.
+    /// Number of all bytes ever written.
     written: u64,
-    /// Bytes below this offset have been taken by a reader (mode `block`).
+    /// Bytes below this offset have been consumed by a reader (mode `block`).
     consumed: u64,
     /// Bytes below this offset were sent to a reader (mode `block`).
     sent: u64,
     /// Bytes of the tail below this offset could not be stored.
     floor: u64,
-    /// Bytes that the disk refused.
+    /// Number of bytes that could not be stored because the disk was full.
     unstored: u64,
-    /// How much of the file is set aside for certain (mode `block`).
+    /// Size of the part of the file whose blocks are reserved (mode `block`).
     aside: u64,
-    /// Whether the disk refused, so that the ring is smaller than what was asked for (mode `block`).
+    /// True if the disk was full, so that the ring is smaller than requested (mode `block`).
     cramped: bool,
-    /// From where on the disk refused, and the end of what came after that, as a ring (mode `keep`).
+    /// Offset at which the disk was full, and the last bytes after it, as a ring (mode `keep`).
     last: Option<(u64, Vec<u8>)>,
     place: Place,
     make_file: fn() -> io::Result<File>,
@@ -66,37 +68,37 @@ pub struct Spool {
 enum Place {
     Memory(Vec<u8>),
     File(File),
-    /// Ended and forgotten, or the disk refused: nothing below `floor` can be read.
+    /// Discarded after the end, or the disk was full: nothing below `floor` can be read.
     Nowhere,
 }
 
-/// What became of bytes that were offered.
+/// Result of a write.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// All of them, kept or dropped as the mode says.
+    /// All bytes were accepted, and retained or dropped as the mode requires.
     All,
-    /// Only this many: mode `block`, and it is full.
+    /// Only this many bytes were accepted, because the buffer is full (mode `block`).
     Part(usize),
-    /// Mode `kill`, and that was too many, or more than the disk takes.
+    /// The write exceeded the limit, or the disk is full (mode `kill`).
     OverLimit,
 }
 
-/// What can be read at an offset.
+/// Result of a read at an offset.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Read {
-    /// This many bytes were put into the buffer.
+    /// This many bytes were copied to the buffer.
     Data(usize),
-    /// The bytes from the offset up to `to` were not kept.
+    /// The bytes from the offset up to `to` were not retained.
     Gap {
-        /// The next offset that can be read.
+        /// Next offset that can be read.
         to: u64,
     },
-    /// Nothing yet.
+    /// No bytes yet.
     Nothing,
 }
 
 impl Spool {
-    /// A spool that keeps `bytes`; `make_file` is called when memory is not enough.
+    /// Creates a spool that retains `bytes`; `make_file` is called when memory is not enough.
     pub fn new(mode: OutputMode, bytes: u64, make_file: fn() -> io::Result<File>) -> Self {
         let (head, tail) = match mode {
             OutputMode::Keep => (bytes / 2, bytes - bytes / 2),
@@ -123,12 +125,12 @@ impl Spool {
         }
     }
 
-    /// All bytes ever written.
+    /// Returns the number of all bytes ever written.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Bytes that were written and cannot be read again, those that a reader has taken not counted.
+    /// Returns the number of bytes that cannot be read again, not counting bytes that a reader consumed.
     pub fn dropped(&self) -> u64 {
         match self.mode {
             OutputMode::Block => self.unstored,
@@ -136,18 +138,18 @@ impl Spool {
         }
     }
 
-    /// Whether some of it is on the disk.
+    /// Returns true if some of the output is on disk.
     pub fn has_file(&self) -> bool {
         matches!(self.place, Place::File(_))
     }
 
-    /// Bytes that can be read again.
+    /// Returns the number of bytes that can be read again.
     pub fn kept(&self) -> u64 {
         self.written - self.tail_start() + self.head_end()
     }
 
-    /// How many more bytes can be stored for certain now; with none, the process must wait. Endless in the modes in which it never
-    /// does.
+    /// Returns how many more bytes can certainly be stored now. If this is 0, the process must wait.
+    /// Unlimited in the modes in which the process never waits.
     pub fn room(&mut self) -> u64 {
         match self.mode {
             OutputMode::Block => self.certain_room(),
@@ -155,7 +157,8 @@ impl Spool {
         }
     }
 
-    /// Sets room aside for what comes next, up to where the ring begins again. Where the disk refuses, the ring stays as it is.
+    /// Reserves blocks for the next bytes, up to the point where the ring wraps. If the disk is full, the
+    /// ring keeps its current size.
     fn certain_room(&mut self) -> u64 {
         loop {
             let unread = self.written - self.consumed;
@@ -175,21 +178,21 @@ impl Spool {
             if self.set_aside(place, wanted).is_ok() {
                 continue;
             }
-            // All that is set aside is written to, for the first time: what is stored lies from 0 to here, and so it does in a ring
-            // that ends here.
+            // All reserved blocks have been written once, so the ring has not wrapped yet. The stored bytes
+            // lie between 0 and `place`, which is also their layout in a ring of that size.
             self.tail = place;
             self.cramped = true;
             self.consume(self.sent);
         }
     }
 
-    /// Moves to a file, and has the disk give it these blocks.
+    /// Switches to a file if necessary, and reserves these blocks of it.
     fn set_aside(&mut self, place: u64, bytes: u64) -> io::Result<()> {
         relieved(|| {
             if let Place::Memory(memory) = &self.place {
                 let file = (self.make_file)()?;
                 file.write_all_at(memory, 0)?;
-                // What is written there has its blocks, whatever the disk says to more.
+                // The bytes just written have their blocks, even if the following reservation fails.
                 self.aside = memory.len() as u64;
                 self.place = Place::File(file);
             }
@@ -202,7 +205,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Takes bytes that the process has written.
+    /// Accepts bytes from the process.
     pub fn write(&mut self, bytes: &[u8]) -> Taken {
         match self.mode {
             OutputMode::Keep => {
@@ -249,7 +252,7 @@ impl Spool {
         } else if let Some((_, last)) = &self.last {
             return read_last(last, offset..self.written, buffer);
         } else {
-            // Up to the point where the ring begins again.
+            // Up to the point where the ring wraps.
             let place = self.place_of(offset);
             (offset + (self.head + self.tail - place)).min(self.written)
         };
@@ -264,17 +267,19 @@ impl Spool {
             Place::File(file) => file.read_exact_at(buffer, place).is_ok(),
             Place::Nowhere => false,
         };
-        // What the disk does not give back was not kept: say so, once, instead of failing the whole exec.
+        // Bytes that the disk does not return are reported as a gap once, so that the exec as a whole does
+        // not fail.
         if done { Read::Data(wanted) } else { Read::Gap { to: end } }
     }
 
-    /// A reader has everything below this offset (mode `block`). Going back changes nothing.
+    /// Notes that a reader consumed all bytes below this offset (mode `block`). Lower offsets than before
+    /// have no effect.
     pub fn consume(&mut self, offset: u64) {
         self.consumed = self.consumed.max(offset.min(self.written));
     }
 
-    /// A reader was sent everything below this offset (mode `block`). Where the disk leaves no room to wait until it says that it has
-    /// it, that is enough. Says whether it was.
+    /// Notes that all bytes below this offset were sent to a reader (mode `block`). If the full disk leaves
+    /// no room to wait for the acknowledgement, they count as consumed. Returns true in that case.
     pub fn sent(&mut self, offset: u64) -> bool {
         self.sent = self.sent.max(offset.min(self.written));
         if self.cramped {
@@ -283,7 +288,7 @@ impl Spool {
         self.cramped
     }
 
-    /// Lets go of everything kept.
+    /// Discards all retained bytes.
     pub fn forget(&mut self) {
         if let Place::File(file) = std::mem::replace(&mut self.place, Place::Nowhere) {
             spare::give_back(file);
@@ -308,7 +313,7 @@ impl Spool {
         start.max(self.floor).max(self.head_end()).min(self.written)
     }
 
-    /// Where in the memory or file an offset is.
+    /// Returns the position of an offset in the memory or the file.
     fn place_of(&self, offset: u64) -> u64 {
         if offset < self.head { offset } else { self.head + (offset - self.head) % self.tail.max(1) }
     }
@@ -317,7 +322,7 @@ impl Spool {
         if self.last.is_some() {
             return self.store_last(bytes);
         }
-        // Of one large write, what would be overwritten by its own end need not be stored.
+        // Skip the part of a large write that its own end would overwrite.
         if self.written >= self.head && bytes.len() as u64 > self.tail {
             let skip = bytes.len() as u64 - self.tail;
             self.written += skip;
@@ -345,7 +350,7 @@ impl Spool {
         }
     }
 
-    /// Keeps the end of what is written in memory.
+    /// Retains the last bytes of the output in memory.
     fn store_last(&mut self, bytes: &[u8]) {
         let Some((_, last)) = &mut self.last else { return };
         last.resize(LAST_BYTES as usize, 0);
@@ -387,7 +392,8 @@ impl Spool {
         }
     }
 
-    /// The last `count` bytes could not be stored: the head ends before them, the tail begins after them.
+    /// Records that the last `count` bytes could not be stored: the head ends before them, and the tail
+    /// begins after them.
     fn lost(&mut self, count: u64) {
         self.head = self.head.min(self.written - count);
         self.floor = self.written;
@@ -395,7 +401,7 @@ impl Spool {
     }
 }
 
-/// Does it, if need be again and again while output of execs that have ended can be forgotten for it.
+/// Performs an operation, and repeats it for as long as it fails and output of ended execs can be discarded.
 fn relieved<T>(mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match act() {
@@ -405,7 +411,7 @@ fn relieved<T>(mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Has the disk give a file these blocks: by asking for them, or where that is not known, by writing to them.
+/// Reserves blocks of a file with `fallocate`, or by writing zeros if that is not supported.
 fn allocate(file: &File, place: u64, bytes: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), place, bytes) {
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
@@ -415,7 +421,7 @@ fn allocate(file: &File, place: u64, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// Reads from the ring of the last bytes, up to where it begins again.
+/// Reads from the ring of the last bytes, up to the point where it wraps.
 fn read_last(last: &[u8], offsets: std::ops::Range<u64>, buffer: &mut [u8]) -> Read {
     let place = (offsets.start % LAST_BYTES) as usize;
     let there = usize::try_from(offsets.end - offsets.start).unwrap_or(usize::MAX);

@@ -9,12 +9,12 @@ use tokio::sync::Notify;
 
 use crate::watched::Watched;
 
-/// Our end of the pipe or the terminal, while there is one.
+/// Our end of the pipe or the terminal, while it is open.
 #[derive(Default)]
 pub struct Stdin {
     pipe: RefCell<Option<Rc<Watched>>>,
     received: Cell<u64>,
-    /// It has been closed: nobody waits for a process to read any more.
+    /// Notified on close, so that writers no longer wait for the process to read.
     closing: Notify,
 }
 
@@ -24,19 +24,20 @@ impl Stdin {
         self.pipe.replace(pipe);
     }
 
-    /// How many bytes the process's pipe has taken. The next write begins here.
+    /// Returns how many bytes the process's pipe has accepted. The next write starts at this offset.
     pub fn received(&self) -> u64 {
         self.received.get()
     }
 
-    /// Writes bytes whose first has this offset; what was taken before is skipped. Waits while the pipe is full.
+    /// Writes bytes that start at this offset, and skips bytes that were accepted before. Waits while the
+    /// pipe is full.
     pub async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let known = self.received.get();
         if offset > known {
             return Err(closed(format!("standard input is at offset {known}, not {offset}")));
         }
-        // Looked at anew after every wait: the same bytes may have been sent twice, by two connections, and be taken
-        // from the other one meanwhile.
+        // Computed again after every wait: two connections may send the same bytes, and the other one may
+        // have written them meanwhile.
         let rest = || {
             let skip = usize::try_from(self.received.get() - offset).unwrap_or(usize::MAX);
             bytes.get(skip..).unwrap_or_default()
@@ -62,7 +63,7 @@ impl Stdin {
         Ok(())
     }
 
-    /// Closes it: the process reads the end of file after the last byte.
+    /// Closes standard input: the process reads the end of file after the last byte.
     pub fn close(&self) {
         self.pipe.replace(None);
         self.closing.notify_waiters();
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
     use crate::watched::watch;
 
-    /// More than a pipe holds, so that a writer waits in the middle of it.
+    /// Longer than a pipe's buffer, so that a writer has to wait in the middle.
     const LONG: usize = 200_000;
 
     #[tokio::test(flavor = "current_thread")]

@@ -1,14 +1,15 @@
-//! Finding and ending all processes of an exec by its group.
+//! Finding and killing all processes of an exec by its group.
 //!
-//! Every exec runs with an extra group id of its own. Code without capabilities cannot drop it, every descendant
-//! inherits it, and it shows in `/proc/<pid>/status` under every runtime, so a scan finds what `setsid` and double
-//! forks hide from process groups. A process that forks while it is being looked for can escape one scan, not three.
+//! Every exec runs with its own additional group id. Code without capabilities cannot drop it, every
+//! descendant inherits it, and `/proc/<pid>/status` shows it under every runtime. So a scan also finds
+//! processes that `setsid` and double forks hide from process groups. A process that forks during a scan can
+//! escape one scan, but not three.
 //!
-//! Root of a workstation has the capability to drop its group. What has none that is known, and began no earlier than an exec of
-//! root, counts as that exec's: see [`Strays`].
+//! Root in a sandbox has the capability to drop its group. A process without any known group that began no
+//! earlier than an exec of root counts as that exec's: see [`Strays`].
 //!
-//! gVisor writes a process's name into `/proc/<pid>/status` as it is, line breaks and all. The name comes first, so of several lines
-//! of one kind the last is the kernel's.
+//! gVisor writes a process's name into `/proc/<pid>/status` unescaped, including line breaks. The name comes
+//! first, so the last of several lines with the same key is the kernel's.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -19,68 +20,70 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::descent::SETPCAP;
 
-/// The groups of what process 1 starts for itself.
+/// Groups of the processes that process 1 starts for itself.
 const OWN_GROUPS: std::ops::RangeInclusive<u32> =
     *api::limits::EXEC_GROUPS.end() + 1..=*api::limits::EXEC_GROUPS.end() + 3;
-/// Ticks of a second in `/proc`: the same on every Linux that we run on.
+/// Clock ticks per second in `/proc`: the same on every supported Linux.
 const TICKS: u64 = 100;
-/// Scans that must find nobody before a group counts as ended.
+/// Number of consecutive scans that must find no process before a group counts as ended.
 const CLEAN_SCANS: u32 = 3;
-/// Time for killed processes to leave between two scans.
+/// First pause between two scans, in which killed processes can exit.
 const BETWEEN_SCANS: Duration = Duration::from_millis(1);
-/// The longest pause: a process that the kernel holds must not cost more than looking at it now and then.
+/// Maximum pause between two scans. A process that is stuck in the kernel must not cost more than an
+/// occasional scan.
 const BETWEEN_SCANS_LAST: Duration = Duration::from_millis(16);
 
 thread_local! {
-    /// Whether processes are put in here from outside.
+    /// True if processes can enter this sandbox from outside.
     static VISITED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The groups that belong to an exec, a context or a process of ours.
+/// Groups that belong to an exec, a context or a process of the guest.
 pub type Known = Rc<RefCell<HashSet<u32>>>;
 
-/// The processes without a known group that began no earlier than an exec of root.
+/// Processes without a known group that began no earlier than an exec of root.
 #[derive(Clone)]
 pub struct Strays {
-    /// In ticks since the machine was started, as `/proc/<pid>/stat` has it.
+    /// Start of the exec, in ticks since boot, as in `/proc/<pid>/stat`.
     since: u64,
     known: Known,
 }
 
-/// What one look at `/proc/<pid>/status` tells.
+/// Content of `/proc/<pid>/status`, as far as it is used.
 struct Seen {
     zombie: bool,
     groups: Vec<u32>,
-    /// Whether it has a capability in its bounding set that only process 1 and what it just forked have.
+    /// True if its bounding set contains a capability that only process 1 and its new forks have.
     is_young: bool,
 }
 
-/// Who is meant.
+/// The processes that an operation applies to.
 #[derive(Clone, Copy)]
 pub enum Whom {
-    /// All that carry the group of an exec.
+    /// All processes that carry this group.
     Group(u32),
-    /// All but process 1.
+    /// All processes except process 1.
     Everybody,
 }
 
-/// Says that an engine, or somebody else, puts processes in here from outside.
+/// Declares that an engine, or another foreign system, can start processes in this sandbox from outside.
 pub fn expect_visitors() {
     VISITED.set(true);
 }
 
 impl Strays {
-    /// Those of an exec that begins now.
+    /// Returns the strays of an exec that begins now.
     pub fn from_now(known: &Known) -> Self {
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the pointer is to a time that outlives the call, which writes it.
         unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
         let (seconds, nanos) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
-        // Whole ticks, as the kernel counts: one that begins in this one is not missed.
+        // Rounded down to whole ticks, like the kernel's value, so that a process that begins in the current
+        // tick is included.
         Self { since: seconds * TICKS + nanos * TICKS / 1_000_000_000, known: Rc::clone(known) }
     }
 
-    /// Those that live.
+    /// Returns the living processes.
     pub fn find(&self) -> Vec<Pid> {
         if api::defence::is_off("A-22") {
             return Vec::new();
@@ -96,13 +99,13 @@ impl Strays {
             .collect()
     }
 
-    /// Ends them, until three scans in a row find none.
+    /// Kills the processes, until three scans in a row find none.
     pub async fn kill(&self) {
         kill_found(|| self.find()).await;
     }
 }
 
-/// The living processes of `whom`.
+/// Returns the living processes of `whom`.
 pub fn find(whom: Whom) -> Vec<Pid> {
     processes()
         .filter(|(_, seen)| match whom {
@@ -113,7 +116,7 @@ pub fn find(whom: Whom) -> Vec<Pid> {
         .collect()
 }
 
-/// How many living processes carry each group.
+/// Returns the number of living processes for each group.
 pub fn census() -> HashMap<u32, u32> {
     let mut census = HashMap::new();
     for (_, seen) in processes() {
@@ -124,17 +127,17 @@ pub fn census() -> HashMap<u32, u32> {
     census
 }
 
-/// Sends a signal to all of `whom`; says how many there were.
+/// Sends a signal to all processes of `whom`. Returns their number.
 pub fn signal(whom: Whom, signal: Signal) -> usize {
     let found = find(whom);
     for pid in &found {
-        // A process that is gone meanwhile is what we wanted.
+        // An error means that the process is already gone, which is fine.
         let _ = kill_process(*pid, signal);
     }
     found.len()
 }
 
-/// Ends all of `whom`: stop, then kill, until three scans in a row find nobody.
+/// Kills all processes of `whom`: first stops them, then kills them, until three scans in a row find none.
 pub async fn kill(whom: Whom) {
     kill_found(|| find(whom)).await;
 }
@@ -160,7 +163,7 @@ async fn kill_found(find: impl Fn() -> Vec<Pid>) {
     }
 }
 
-/// Asks `whom` to end, waits up to `grace`, then kills.
+/// Sends SIGTERM to `whom`, waits up to `grace`, then kills.
 pub async fn end(whom: Whom, grace: Duration) {
     if !grace.is_zero() && signal(whom, Signal::TERM) > 0 {
         let asked = tokio::time::Instant::now();
@@ -173,7 +176,8 @@ pub async fn end(whom: Whom, grace: Duration) {
     kill(whom).await;
 }
 
-/// Asks everybody to end and waits for it. Whoever sent us SIGTERM kills us when its patience is over.
+/// Sends SIGTERM to all processes and waits until they are gone. There is no time limit here: the sender of
+/// our own SIGTERM kills us when its time limit has passed.
 pub async fn end_everybody() {
     signal(Whom::Everybody, Signal::TERM);
     while !find(Whom::Everybody).is_empty() {
@@ -190,28 +194,29 @@ fn processes() -> impl Iterator<Item = (Pid, Seen)> {
         .filter(|pid| *pid != 1)
         .filter_map(|pid| {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-            // What an engine has put in here is the node's way in, and not ours to end.
+            // A process that an engine started here is the node's entrance, and must not be killed.
             let may_be = VISITED.get() || api::defence::is_off("A-23");
             let seen = Some(look(&status)).filter(|_| !(may_be && is_from_outside(&status)))?;
             Some((Pid::from_raw(pid)?, seen)).filter(|(_, seen)| !seen.zombie)
         })
 }
 
-/// Whether a process was put into this sandbox from outside, by what `/proc/<pid>/status` says: its parent is in no namespace
-/// that can be seen from here. Whatever is started inside, and left by its parent, has process 1 for one.
+/// Returns true if a process was started in this sandbox from outside, according to its `/proc/<pid>/status`:
+/// its parent is in no visible namespace. An orphan that was started inside has process 1 as its parent
+/// instead.
 pub fn is_from_outside(status: &str) -> bool {
     let mut parents = status.lines().filter_map(|line| line.strip_prefix("PPid:"));
     let parent = if api::defence::is_off("A-23") { parents.next() } else { parents.next_back() };
     parent.is_some_and(|parent| parent.trim() == "0")
 }
 
-/// When a process began, in ticks since the machine was started.
+/// Returns the start time of a process, in ticks since boot.
 fn began(pid: Pid) -> Option<u64> {
     began_in(&std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?)
 }
 
-/// The 22nd field of `/proc/<pid>/stat`. The second is the process's name, which may hold anything: the fields that the kernel
-/// writes follow its last parenthesis.
+/// Returns the 22nd field of `/proc/<pid>/stat`. The second field is the process's name, which can contain
+/// any text; the fields of the kernel follow its last parenthesis.
 fn began_in(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
@@ -230,7 +235,7 @@ fn look(status: &str) -> Seen {
             threads = rest.trim().parse().unwrap_or(1);
         }
     }
-    // A process whose first thread has ended looks like a zombie and goes on in its others.
+    // A process whose first thread has ended looks like a zombie, but its other threads continue.
     seen.zombie &= threads <= 1;
     seen
 }

@@ -1,4 +1,4 @@
-//! The execs there are. The table owns them; requests attach and leave.
+//! The table of execs. It owns the execs; requests attach to them and detach.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -23,32 +23,32 @@ use crate::memory::Kills;
 use crate::parent::Parent;
 use crate::sweep::{self, Known, Strays};
 
-/// What ended execs may keep together, as long as the disk has room for it: see [`Table::forget_oldest`].
+/// Maximum total output of ended execs while the disk has room for it: see [`Table::forget_oldest`].
 const KEPT_BYTES_MAX: u64 = 64_000_000;
 
-/// Requests that have a process working for them: each takes a few pages of memory.
+/// Maximum number of concurrent requests with a helper process. Each takes a few pages of memory.
 const ASSISTANTS_MAX: usize = 64;
 
-/// Who has put up the walls around this.
+/// The component that isolates this sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum House {
-    /// Our own node.
+    /// The node's own runtime.
     Ours,
     /// An engine: process 1 shares the cgroup of user code.
     Engine,
-    /// Process 1 itself.
+    /// Process 1, with its own walls.
     Walls,
 }
 
-/// The execs there are.
+/// The table of execs.
 pub struct Table {
     execs: RefCell<HashMap<ExecId, Rc<Exec>>>,
-    /// In the order of their start; the oldest ended ones make room.
+    /// Ids in order of start; the oldest ended execs are removed first.
     order: RefCell<VecDeque<ExecId>>,
     processes: RefCell<HashMap<Pid, Child>>,
-    /// Interpreters that stay.
+    /// Long-lived interpreters.
     pub contexts: Contexts,
-    /// What runs of Python are forked from.
+    /// Parent of Python runs.
     pub parent: Parent,
     purpose: Purpose,
     house: House,
@@ -56,24 +56,24 @@ pub struct Table {
     kills: Rc<Kills>,
     next_group: Cell<u32>,
     groups_reused: Cell<bool>,
-    /// The groups that are given away.
+    /// Groups in use.
     known: Known,
     assistants: Rc<Cell<usize>>,
-    /// When everything here ends, whoever else is still there.
+    /// End of the sandbox's time to live, which applies even without a node.
     expires: watch::Sender<Instant>,
-    /// Whether the sandbox is paused, or about to be.
+    /// True if the sandbox is paused, or about to be.
     holding: Cell<bool>,
 }
 
-/// Whose process it is.
+/// Owner of a process.
 pub enum Child {
-    /// An exec's.
+    /// An exec.
     Exec(Rc<Exec>),
-    /// A context's.
+    /// A context.
     Context(Rc<Process>),
 }
 
-/// A process of this program's own that works for a request, among user code.
+/// A helper process of this program that works for a request, isolated like user code.
 pub struct Assistant {
     group: u32,
     count: Rc<Cell<usize>>,
@@ -81,7 +81,7 @@ pub struct Assistant {
 }
 
 impl Table {
-    /// An empty table of a sandbox that is for this, and lives so long.
+    /// Creates an empty table for a sandbox with this purpose and time to live.
     pub fn new(purpose: Purpose, house: House, ttl: Duration) -> Self {
         let kills: Rc<Kills> = Rc::default();
         if house == House::Engine {
@@ -106,19 +106,19 @@ impl Table {
         }
     }
 
-    /// Has everything end after so long from now, and not when it was to end before.
+    /// Replaces the end of the time to live: `ttl` counts from now.
     fn live_for(&self, ttl: Duration) {
         self.expires.send_replace(after(ttl));
     }
 
-    /// Holds the deadlines of all execs: the sandbox is about to be paused. It may live for so long.
+    /// Stops the deadlines of all execs, because the sandbox is about to be paused. Sets its time to live.
     pub fn hold(&self, ttl: Duration) {
         self.live_for(ttl);
         self.holding.set(true);
         self.execs.borrow().values().for_each(|exec| exec.hold_time());
     }
 
-    /// Lets the deadlines of all execs count again, if they were held. The sandbox may live for so long.
+    /// Resumes the deadlines of all execs if they were stopped. Sets the sandbox's time to live.
     pub fn release(&self, ttl: Duration) {
         self.live_for(ttl);
         self.holding.set(false);
@@ -131,34 +131,35 @@ impl Table {
         loop {
             let at = *expires.borrow_and_update();
             tokio::select! {
-                // After a pause the timer may have come before the news of a later end.
+                // After a pause, the timer may fire before the notification of a later end.
                 () = tokio::time::sleep_until(at) => if *expires.borrow() <= Instant::now() {
                     return;
                 },
-                // We hold the sender.
+                // Cannot fail: the sender is ours.
                 _ = expires.changed() => {}
             }
         }
     }
 
-    /// Takes what the node of a new connection hands over.
+    /// Takes the descriptors that the node sent with a new connection.
     pub fn attend(&self, descriptors: Descriptors) {
         self.cgroups.replace(descriptors.cgroups);
         self.kills.attend(descriptors.oom_count, descriptors.oom_event);
     }
 
-    /// Whether somebody passes on what node and guest say to each other.
+    /// Returns true if an intermediary relays the bytes between node and guest.
     pub fn is_relayed(&self) -> bool {
         self.house != House::Ours
     }
 
-    /// Whether a kernel in user space runs this: there is no cgroup to enter then, though no engine is in the way.
+    /// Returns true in a user-space kernel: the node sends no cgroup descriptors, although no engine is
+    /// involved.
     pub fn in_user_kernel(&self) -> bool {
         self.cgroups.borrow().is_empty() && self.house == House::Ours
     }
 
-    /// Starts an exec, or finds the one that the same request has started before. Either waits for the one verdict on
-    /// that start, so a caller who asks again hears what it would have heard the first time.
+    /// Starts an exec, or finds the exec that the same request started before. Both cases wait for the same
+    /// verdict on the start, so a repeated request gets the same answer.
     pub async fn start(self: &Rc<Self>, id: ExecId, spec: ExecSpec, body: &[u8]) -> Result<Rc<Exec>, Error> {
         let fingerprint = fingerprint(body);
         spec.check()?;
@@ -172,8 +173,8 @@ impl Table {
         Ok(exec)
     }
 
-    /// Makes the process of a new exec. Nothing is awaited here and what follows is a task of its own: a request whose
-    /// connection breaks leaves a whole exec or none.
+    /// Starts the process of a new exec. Nothing is awaited here, and the rest runs in its own task, so a
+    /// request whose connection breaks leaves a complete exec or none.
     pub fn begin(self: &Rc<Self>, id: ExecId, spec: ExecSpec, fingerprint: u64) -> Result<Rc<Exec>, Error> {
         self.make_room()?;
         if spec.code.is_some() {
@@ -189,7 +190,8 @@ impl Table {
             exec.watch_strays(Strays::from_now(&self.known));
         }
         let Launched { pid, verdict, ends } = self.launch(&spec, who, &[])?;
-        // Known before anything is awaited: it may end, and be asked for again, meanwhile.
+        // Register it before the first await: the process may end, and the request may be repeated,
+        // meanwhile.
         self.adopt(pid, Child::Exec(Rc::clone(&exec)));
         let streams = exec.hold(ends);
         exec.clock();
@@ -203,17 +205,17 @@ impl Table {
         Ok(exec)
     }
 
-    /// Awaits the verdict on a start and tells it to all who wait for it; says whether there is something to live.
+    /// Waits for the verdict on a start and publishes it. Returns true if the exec runs.
     async fn judged(&self, id: ExecId, spec: &ExecSpec, exec: &Exec, said: Verdict) -> bool {
         let verdict = verdict(spec, exec.group(), said).await;
         self.judge(&id, exec, verdict)
     }
 
-    /// Tells a verdict to all who wait for it; says whether there is something to live.
+    /// Publishes a verdict on a start to all waiters. Returns true if the exec runs.
     pub fn judge(&self, id: &ExecId, exec: &Exec, verdict: Result<(), Error>) -> bool {
         let lives = verdict.is_ok();
         if !lives {
-            // Before anybody is told: who asks again then starts anew.
+            // Remove it before publishing, so that a repeated request starts a new exec.
             self.execs.borrow_mut().remove(id);
             self.known.borrow_mut().remove(&exec.group());
             self.order.borrow_mut().retain(|other| other != id);
@@ -223,7 +225,7 @@ impl Table {
         lives
     }
 
-    /// It is there from now on, in the order of starts.
+    /// Adds an exec to the table, in order of start.
     pub fn know(&self, exec: &Rc<Exec>, id: ExecId) {
         if self.holding.get() {
             exec.hold_time();
@@ -232,22 +234,22 @@ impl Table {
         self.order.borrow_mut().push_back(id);
     }
 
-    /// Starts a process among user code.
+    /// Starts a process in the cgroup of user code.
     pub fn launch(&self, spec: &ExecSpec, who: Identity, extra: &[OwnedFd]) -> Result<Launched, Error> {
         launch(spec, who, &self.cgroups.borrow(), extra)
     }
 
-    /// From now on this process is known, and its end is told.
+    /// Registers a process, so that its end is reported to its owner.
     pub fn adopt(&self, pid: Pid, child: Child) {
         self.processes.borrow_mut().insert(pid, child);
     }
 
-    /// What counts memory kills.
+    /// Returns the counter of OOM kills.
     pub fn memory(&self) -> &Rc<Kills> {
         &self.kills
     }
 
-    /// Starts a process that works for a request. It is no exec: nobody can ask for it, and its end has no outcome.
+    /// Starts a helper process for a request. It is not an exec: it has no id and no outcome.
     pub async fn assist(&self, spec: &ExecSpec) -> Result<(Launched, Assistant), Error> {
         spec.check_root(self.purpose.has_root())?;
         self.kills.settled().await;
@@ -268,12 +270,12 @@ impl Table {
         Ok((launched, Assistant { group, count, known }))
     }
 
-    /// The exec of that name.
+    /// Returns the exec with this id.
     pub fn exec(&self, id: &ExecId) -> Result<Rc<Exec>, Error> {
         self.execs.borrow().get(id).cloned().ok_or_else(|| Error::not_found(format!("there is no exec {id}")))
     }
 
-    /// All execs in the order of their start.
+    /// Returns all execs in the order of their start.
     pub fn list(&self) -> Vec<ExecInfo> {
         let census = sweep::census();
         let execs = self.execs.borrow();
@@ -285,13 +287,13 @@ impl Table {
             .collect()
     }
 
-    /// Ends an exec that runs. One that has ended stays as it is.
+    /// Cancels a running exec. Has no effect on an ended exec.
     pub fn cancel(&self, id: &ExecId) -> Result<(), Error> {
         self.exec(id)?.ask_to_end(Outcome::Cancelled);
         Ok(())
     }
 
-    /// A child was reaped: the process of an exec, or an orphan of nobody's.
+    /// Reports the end of a reaped child to its owner. Orphans have none.
     pub fn ended(&self, pid: Pid, outcome: Outcome) {
         match self.processes.borrow_mut().remove(&pid) {
             Some(Child::Exec(exec)) => exec.reaped(outcome),
@@ -300,7 +302,8 @@ impl Table {
         }
     }
 
-    /// Forgets the oldest ended execs when the table is full, and their output when the disk would be.
+    /// Removes the oldest ended execs when the table is full, and discards output when the total of ended
+    /// execs is too large.
     fn make_room(&self) -> Result<(), Error> {
         let mut execs = self.execs.borrow_mut();
         let mut order = self.order.borrow_mut();
@@ -332,7 +335,7 @@ impl Table {
         Ok(())
     }
 
-    /// Forgets the output of the ended exec that is the oldest of those that have some on the disk; says whether there was one.
+    /// Discards the output of the oldest ended exec that has some on disk. Returns true if there was one.
     pub fn forget_oldest(&self) -> bool {
         let (Ok(execs), Ok(order)) = (self.execs.try_borrow(), self.order.try_borrow()) else { return false };
         let oldest =
@@ -340,20 +343,20 @@ impl Table {
         oldest.is_some_and(|exec| exec.forget_output())
     }
 
-    /// Refuses a terminal when there are as many as there may be.
+    /// Rejects a terminal if the maximum number is open.
     fn make_terminal_room(&self) -> Result<(), Error> {
         let open = self.execs.borrow().values().filter(|exec| exec.has_terminal()).count();
         if open < limits::TERMINALS_MAX { Ok(()) } else { Err(no_terminal()) }
     }
 
-    /// A group that no living process carries.
+    /// Returns a group that no living process carries.
     pub fn group(&self) -> u32 {
         let (first, last) = limits::EXEC_GROUPS.into_inner();
         let next = |group: u32| if group == last { first } else { group + 1 };
         let mut group = self.next_group.get();
         if self.groups_reused.get() {
             let census = sweep::census();
-            // Who ended may still be asked about, and signalled.
+            // Ended execs can still be queried and signalled, which uses their group.
             let known: HashSet<u32> = self.execs.borrow().values().map(|exec| exec.group()).collect();
             while census.contains_key(&group) || known.contains(&group) {
                 group = next(group);
@@ -369,7 +372,7 @@ impl Table {
 }
 
 impl Assistant {
-    /// The group by which it is found.
+    /// Returns the group by which it is found.
     pub fn group(&self) -> u32 {
         self.group
     }
@@ -389,7 +392,7 @@ fn same(id: &ExecId, exec: Rc<Exec>, fingerprint: u64) -> Result<Rc<Exec>, Error
     Err(conflict(format!("exec {id} was started by another request"), "exec"))
 }
 
-/// The error for an id that was used for something else.
+/// Returns the error for an id that is already used for something else.
 pub fn conflict(message: String, what: &str) -> Error {
     Error {
         code: ErrorCode::Conflict,
@@ -407,7 +410,7 @@ fn fingerprint(body: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// A time so long from now; one that is beyond all clocks is a century away.
+/// Returns the time `ttl` from now, limited to a century so that it cannot overflow.
 fn after(ttl: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     Instant::now() + ttl.min(CENTURY)
@@ -420,7 +423,7 @@ mod tests {
 
     use super::*;
 
-    /// On one thread, as the guest runs; its children are reaped afterwards.
+    /// Runs a test on one thread, like the guest, and reaps the children afterwards.
     fn with_table(test: impl AsyncFn(&Rc<Table>)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let table = Rc::new(Table::new(Purpose::Run, House::Ours, Duration::MAX));
@@ -448,7 +451,7 @@ mod tests {
             assert_eq!(Some(first), second.err());
             assert!(table.list().is_empty(), "what never was is not listed");
             assert_eq!(groups_taken(table), 1, "it was tried once");
-            // Without privileges nothing can be started, which is a verdict as well.
+            // Without privileges no process can be started, which is also a verdict.
             match tokio::join!(start(table, "/bin/true"), start(table, "/bin/true")) {
                 (Ok(first), Ok(second)) => assert!(Rc::ptr_eq(&first, &second)),
                 (first, second) => assert_eq!(first.err().unwrap(), second.err().unwrap()),

@@ -1,9 +1,10 @@
-//! The pseudo-terminal of an exec: a master that is ours and a slave that is the three streams of its process.
+//! The pseudo-terminal of an exec: the guest holds the master, and the slave is all three streams of the
+//! process.
 //!
-//! The slave belongs to the exec's user, who is whoever opens its master.
+//! The slave belongs to the exec's user, because the owner of a slave is the user that opens its master.
 //!
-//! We keep a descriptor of the slave too: a process that closes it, or the last one that does, is no end of anything.
-//! The master is given up when the exec ends; whatever still holds the slave then is hung up.
+//! The guest also keeps a descriptor of the slave, so that nothing ends when processes close theirs. The
+//! master is closed when the exec ends, which hangs up processes that still hold the slave.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,9 +18,9 @@ use crate::belonging::made_for;
 
 /// Both ends of a pseudo-terminal.
 pub struct Pair {
-    /// Ours.
+    /// The guest's end.
     pub master: OwnedFd,
-    /// The process's.
+    /// The process's end.
     pub slave: OwnedFd,
 }
 
@@ -30,30 +31,33 @@ pub fn open(size: TerminalSize, uid: u32) -> io::Result<Pair> {
     Ok(pair)
 }
 
-/// Whether the kernel tells the processes in a terminal's foreground of a new size. gVisor does not; it also does not say
-/// who they are to whoever has only the master, which is how it is told from Linux.
+/// Returns true if the kernel notifies the terminal's foreground processes of a new size. gVisor does not. It
+/// also does not return the foreground process group to a process that has only the master, which
+/// distinguishes it from Linux.
 pub fn tells_sizes(master: &OwnedFd) -> bool {
     rustix::termios::tcgetpgrp(master).is_ok()
 }
 
-/// Gives a terminal another size.
+/// Sets the size of a terminal.
 pub fn resize(master: &OwnedFd, size: TerminalSize) -> io::Result<()> {
     let side = |value: u32| u16::try_from(value).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
     let size = Winsize { ws_col: side(size.cols)?, ws_row: side(size.rows)?, ws_xpixel: 0, ws_ypixel: 0 };
     Ok(tcsetwinsize(master, size)?)
 }
 
-/// Whether an error means that there are no more terminals to be had.
+/// Returns true if an error means that no more terminals are available.
 pub fn is_full(error: &io::Error) -> bool {
-    // Linux says ENOSPC at the bound of a mount and EIO at the one of the machine; gVisor says ENOMEM.
+    // Linux returns ENOSPC at the limit of a mount and EIO at the limit of the machine; gVisor returns
+    // ENOMEM.
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EIO | libc::ENOMEM))
 }
 
 fn open_pair() -> io::Result<Pair> {
-    // Without NOCTTY process 1 would get it as its own controlling terminal, and with that its Ctrl-C.
+    // Without NOCTTY, the terminal would become the controlling terminal of process 1, and its Ctrl-C would
+    // reach process 1.
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
     unlockpt(&master)?;
-    // By name: gVisor has no way from the master to its slave.
+    // By name, because gVisor has no call that opens the slave through the master.
     let name = ptsname(&master, Vec::new())?;
     let slave = openat(CWD, name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(Pair { master, slave })

@@ -1,6 +1,7 @@
-//! Whom programs inside are told to trust: the authorities of the template, and the one of the project where a policy binds a secret.
+//! Certificate authorities that programs in the sandbox trust: those of the template, and the authority of
+//! the project if a policy binds a secret.
 //!
-//! They are written together into one file of process 1's own, which user code can read and cannot change.
+//! Both are written into one file of process 1, which user code can read and cannot change.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read as _, Write as _};
@@ -10,29 +11,30 @@ use std::path::Path;
 use api::secret::TRUST_FILE;
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 
-/// Where templates have the authorities that they trust: Debian's place, then those of others.
+/// Paths at which templates have their trusted authorities: Debian's first, then those of other
+/// distributions.
 const OF_TEMPLATE: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// Debian's are a quarter of a megabyte.
+/// Maximum size of that file. Debian's has a quarter of a megabyte.
 const OF_TEMPLATE_BYTES_MAX: u64 = 4 << 20;
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
 
-/// Has programs trust this authority too.
+/// Makes programs trust this authority in addition to those of the template.
 ///
 /// # Errors
-/// It is none, or there is no room for the file.
+/// If `authority` contains no certificate, or the file cannot be written.
 pub fn put(authority: &[u8]) -> Result<(), Error> {
     let own = certificates(authority);
     if own.is_empty() {
         return Err(Error::invalid("the body contains no certificate", "Send a certificate as PEM."));
     }
     let text = of_template() + &own;
-    // There already: most execs find it so.
+    // Most execs find the file up to date.
     if fs::read(TRUST_FILE).is_ok_and(|there| there == text.as_bytes()) {
         return Ok(());
     }
@@ -49,11 +51,12 @@ pub fn put(authority: &[u8]) -> Result<(), Error> {
 fn write(path: &Path, text: &str) -> io::Result<()> {
     let fresh = path.with_extension("new");
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o644).open(&fresh)?;
-    // Whatever the mask.
+    // Regardless of the umask.
     file.set_permissions(Permissions::from_mode(0o644))?;
     file.write_all(text.as_bytes())?;
     fs::rename(&fresh, path)?;
-    // The directory is the guest's alone, and its other files have no names: others may pass, and not look.
+    // The directory is the guest's own, and the other files in it are unnamed: other users may enter it, but
+    // not list it.
     path.parent().map_or(Ok(()), |directory| fs::set_permissions(directory, Permissions::from_mode(0o711)))
 }
 
@@ -61,8 +64,8 @@ fn of_template() -> String {
     OF_TEMPLATE.iter().find_map(|path| read(Path::new(path)).ok()).unwrap_or_default()
 }
 
-/// The certificates in a file of the template, which is not trusted to be one: it may be a pipe, have no end, or be a link to something
-/// that is nobody's business.
+/// Reads the certificates of a file of the template. The path is untrusted: it may be a pipe, an endless
+/// file, or a link to a file that must not be disclosed.
 fn read(path: &Path) -> io::Result<String> {
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
     if !file.metadata()?.is_file() {
@@ -73,7 +76,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(certificates(&bytes))
 }
 
-/// The certificates in a text, and nothing else of it.
+/// Extracts the certificates from a text, without anything around them.
 fn certificates(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut found = String::new();

@@ -1,21 +1,22 @@
-//! The walls of a sandbox, where process 1 has to put them up itself: in a workspace that somebody else has made, beside programs
-//! of theirs that are root as well.
+//! The walls of a sandbox that process 1 has to set up itself: in a foreign workspace, alongside programs of
+//! its provider that also run as root.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`cgroup`] | the limits of user code |
-//! | [`mounts`] | what can be seen, and what of it be written |
-//! | [`privileges`] | what process 1 gives up for good |
-//! | [`visit`] | what is asked from outside: how it is, that it should end, what it uses |
+//! | [`mounts`] | visible and writable files |
+//! | [`privileges`] | privileges that process 1 drops permanently |
+//! | [`visit`] | commands from outside: wait, end, usage |
 //!
 //! ```text
-//! workspace ─┬─ programs of whoever has made it
-//!            ├─ guest connect, guest wait: brought in by the node
-//!            └─ keeper: made the cgroups, waits for
+//! workspace ─┬─ programs of the workspace's provider
+//!            ├─ guest connect, guest wait: started by the node
+//!            └─ keeper: created the cgroups, waits for
 //!                 └── new namespaces ── process 1 ── user code
 //! ```
 //!
-//! The keeper says how process 1 ended. When the keeper ends, process 1 does. If any wall cannot be put up there is no sandbox.
+//! The keeper reports how process 1 ended. When the keeper ends, process 1 ends too. If any wall cannot be
+//! set up, no sandbox is started.
 
 mod cgroup;
 mod mounts;
@@ -37,11 +38,11 @@ use crate::launch::done;
 
 pub use cgroup::Entrances;
 
-/// Where the node has written what to put up.
+/// File in which the node describes the walls.
 const WALLS: &str = "/.bellglass/walls.json";
-/// What the keeper says when process 1 is met.
+/// Message of the keeper's pipe when process 1 is ready for connections.
 pub const READY: &[u8] = b"ready";
-/// What process 1 has for itself.
+/// Namespaces of process 1.
 const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET
@@ -49,11 +50,11 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
 
-/// What was being done, and why it could not be.
+/// Error message: the failed action and its cause.
 type Failed = String;
 
-/// Puts up the walls and leaves process 1 behind them. What cannot be done is said on standard output, which is all that the
-/// interfaces of workspaces pass on.
+/// Sets up the walls and starts process 1 behind them. An error is printed on standard output, because
+/// workspace interfaces return nothing else.
 pub fn put_up(ttl: Duration) -> ExitCode {
     match begin(ttl) {
         Ok(code) => code,
@@ -65,7 +66,8 @@ pub fn put_up(ttl: Duration) -> ExitCode {
 }
 
 fn begin(ttl: Duration) -> Result<ExitCode, Failed> {
-    // SAFETY: no pointers; this process has opened nothing above the three yet, and what it was left with is nothing it needs.
+    // SAFETY: no pointers; this process has not opened any descriptor above 2 yet, and does not need the ones
+    // it inherited.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
     step("close inherited descriptors", done(closed as libc::c_int))?;
     let text = step("read the isolation settings", std::fs::read(WALLS))?;
@@ -96,7 +98,7 @@ fn keep(walls: &Walls, ttl: Duration, mut said: File) -> ! {
         Ok((_, _, go, Some(first))) => (first, go),
         Ok((entrances, mut wait, go, None)) => {
             drop(go);
-            // Not before it is written down who is who; not at all if that cannot be.
+            // Wait until the keeper has recorded our pid, and exit if it could not.
             match wait.read_exact(&mut [0]) {
                 Ok(()) => be_first(walls, ttl, entrances, said),
                 Err(_) => std::process::exit(1),
@@ -104,14 +106,14 @@ fn keep(walls: &Walls, ttl: Duration, mut said: File) -> ! {
         }
         Err(failed) => give_up(&mut said, &failed),
     };
-    // Held until the end of this process: by that it is known to be there.
+    // Locked until this process exits, which shows that it is alive.
     let _lock = match visit::write_down(first)
         .and_then(|lock| step("start process 1", go.write_all(b"1")).map(|()| lock))
     {
         Ok(lock) => lock,
         Err(failed) => give_up(&mut said, &failed),
     };
-    // Process 1 alone says from here on that it is ready, or why not.
+    // From here on, only process 1 reports readiness or an error.
     drop(said);
     let status = loop {
         match rustix::process::waitpid(Some(first), WaitOptions::empty()) {
@@ -129,7 +131,8 @@ fn give_up(said: &mut File, failed: &str) -> ! {
     std::process::exit(1)
 }
 
-/// What is made before process 1 is: the spool in the workspace's own view, and namespaces and cgroups.
+/// Prepares everything that must exist before process 1: the spool in the workspace's own view, namespaces
+/// and cgroups.
 fn prepare(walls: &Walls) -> Result<Entrances, Failed> {
     step("create a session", rustix::process::setsid().map_err(Into::into))?;
     let null = step("open /dev/null", File::options().read(true).write(true).open("/dev/null"))?;
@@ -150,7 +153,7 @@ fn be_first(walls: &Walls, ttl: Duration, entrances: Entrances, mut said: File) 
         let signal = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         step("set the parent-death signal", signal.map_err(Into::into))
     };
-    // Changes of who a process is can undo the last.
+    // Last, because a change of credentials can reset the signal.
     let walled = mounts::put_up(walls)
         .and_then(|()| privileges::name_and_loopback())
         .and_then(|()| privileges::give_up(walls))
@@ -162,13 +165,13 @@ fn be_first(walls: &Walls, ttl: Duration, entrances: Entrances, mut said: File) 
     std::process::exit(i32::from(code))
 }
 
-/// Both ends of a pipe: where it is read, and where it is written.
+/// Creates a pipe. Returns the read end and the write end.
 fn pipe() -> std::io::Result<(File, File)> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     Ok((read.into(), write.into()))
 }
 
-/// The child is nobody.
+/// Returns the child's pid, or `None` in the child.
 fn fork() -> std::io::Result<Option<Pid>> {
     // SAFETY: this process has one thread.
     let pid = unsafe { libc::fork() };
@@ -176,7 +179,7 @@ fn fork() -> std::io::Result<Option<Pid>> {
     Ok(Pid::from_raw(pid))
 }
 
-/// Says what was being done when it failed.
+/// Adds the failed action to an error.
 fn step<T>(act: &str, result: std::io::Result<T>) -> Result<T, Failed> {
     result.map_err(|error| format!("cannot {act}: {error}"))
 }

@@ -1,9 +1,10 @@
-//! Whether this machine has room for one more, decided before anything is made.
+//! Decides whether this machine has capacity for one more sandbox, before anything is created.
 //!
-//! Memory is promised more than once: most sandboxes use a hundredth of their limit, and the limit of each holds whatever
-//! the others do. So what counts is what the machine has free now, less what those being started are about to take.
-//! Disks are promised once: their blocks are taken at the start. Processes and open files are promised like memory: the machine has one
-//! table of each, of which a sandbox takes a few entries and may take many.
+//! Memory is overcommitted: most sandboxes use a hundredth of their limit, and each limit is enforced
+//! whatever the other sandboxes use. The check therefore compares the memory that is free now with the memory
+//! that starting sandboxes are about to use. Disks are not overcommitted: their blocks are allocated at the
+//! start. Processes and open files are overcommitted like memory: the machine has one table of each, in which
+//! a sandbox uses few entries and may use many.
 
 use std::path::Path;
 
@@ -11,63 +12,66 @@ use api::limits::Limits;
 use runtime::Tier;
 use runtime::tables::{self, FILES_RESERVE, TASKS_RESERVE, Table};
 
-/// What a sandbox takes until it is seen in the machine's own figures, in any tier (gVisor: 60 MiB resident).
+/// Memory that a sandbox uses before the machine's own figures show it, in any tier (gVisor: 60 MiB
+/// resident).
 const START_MEMORY_BYTES: u64 = 64 << 20;
 
-/// Files that a sandbox makes in the data directory: its own directory with a bundle, a disk, sockets and records takes about 30.
+/// Files that a sandbox needs in the data directory. Its directory with a bundle, a disk, sockets and records
+/// uses about 30.
 const START_INODES: u64 = 64;
-/// Files that stay possible for what is not a sandbox: the store, logs, layers that are being unpacked.
+/// Inodes reserved for everything else: the store, logs, layers that are being unpacked.
 const INODES_RESERVE: u64 = 1024;
-/// The same of processes: an OCI runtime's threads and the guest.
+/// Tasks that a starting sandbox uses before the machine's own figures show them: threads of the OCI runtime
+/// and the guest.
 const START_TASKS: u64 = 16;
 
-/// What the operator holds back, and for how long what is kept is kept.
+/// Capacity limits and retention times that the operator sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Sandboxes at once.
+    /// Maximum number of live sandboxes.
     pub sandboxes_max: u32,
-    /// Memory that stays free.
+    /// Memory that admission keeps free.
     pub memory_reserve_bytes: u64,
-    /// Disk that stays free.
+    /// Disk space that admission keeps free.
     pub disk_reserve_bytes: u64,
-    /// How long artifacts are kept; 0 for not at all.
+    /// Retention time of artifacts; 0 disables artifacts.
     pub artifact_retention_ms: u64,
-    /// How long a paused sandbox is kept before it ends.
+    /// Time after which a paused sandbox is stopped.
     pub paused_max_ms: u64,
-    /// Sandboxes that are ready of each kind that is asked for; 0 for none of any.
+    /// Minimum number of pre-warmed sandboxes of each kind in demand; 0 disables the pool.
     pub pool_ready: u32,
-    /// Memory for all of those together.
+    /// Total memory of all pre-warmed sandboxes.
     pub pool_memory_bytes: u64,
 }
 
-/// What there is now.
+/// Resources that the machine has now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Sandboxes that are starting, running or stopping.
+    /// Number of sandboxes that have not ended, without pre-warmed ones.
     pub live: u32,
-    /// Of these, those whose memory and disk are not taken yet.
+    /// Number of starting sandboxes, including pre-warmed ones, whose memory and disk are not allocated yet.
     pub starting: u32,
-    /// The disks of those.
+    /// Total size of the disks that are not allocated yet.
     pub starting_disk_bytes: u64,
-    /// Memory that is free.
+    /// Free memory.
     pub memory_free_bytes: u64,
-    /// Disk that is free.
+    /// Free disk space.
     pub disk_free_bytes: u64,
-    /// Files that the file system still has room for.
+    /// Free inodes of the file system.
     pub inodes_free: u64,
-    /// Processes of the machine.
+    /// Process table of the machine.
     pub tasks: Table,
-    /// Open files of the machine.
+    /// Open-file table of the machine.
     pub files: Table,
 }
 
-/// What ran out, for an error's text: the thing, and how much there is of it.
+/// The resource that is short, and the figures behind the refusal, for the text of an error.
 pub type Refusal = (&'static str, String);
 
-/// Whether one more with these limits may be started.
+/// Checks that the machine has capacity for one more sandbox with these limits.
 ///
 /// # Errors
-/// What there is not enough of.
+/// Returns the first resource that is short.
 pub fn admit(bounds: &Bounds, room: &Room, (limits, tier): (&Limits, Tier)) -> Result<(), Refusal> {
     if room.live >= bounds.sandboxes_max {
         return Err((
@@ -137,7 +141,7 @@ impl Default for Bounds {
     }
 }
 
-/// Memory of this machine that can be had without taking it from anybody.
+/// Returns the memory of this machine that is available without swapping, or 0 if it cannot be read.
 pub fn memory_free_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -145,12 +149,13 @@ pub fn memory_free_bytes() -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// Disk that can be had below this directory.
+/// Returns the disk space that is available below this directory, or 0 if it cannot be read.
 pub fn disk_free_bytes(data: &Path) -> u64 {
     rustix::fs::statvfs(data).map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize))
 }
 
-/// Files that can still be made below this directory. A file system that does not count them has no end of them.
+/// Returns the number of files that can still be created below this directory. A file system that does not
+/// count inodes counts as unlimited.
 pub fn inodes_free(data: &Path) -> u64 {
     match rustix::fs::statvfs(data) {
         Ok(found) if found.f_files > 0 => found.f_favail,

@@ -1,8 +1,9 @@
-//! Which way of isolating is used on this machine, why, and why not the others.
+//! The choice of the isolation backends of this machine, with the reason for each choice.
 //!
-//! Where nothing is configured the first that works is used: OCI runtimes where this is root, then Podman, then Docker. An account of
-//! Daytona, where there is one, comes before it, and it after that. Where an order is configured, all of it that works is used, in that
-//! order: what cannot be started with one is started with the next.
+//! If no order is configured, the first backend that works is used: OCI runtimes if the server runs as root,
+//! then Podman, then Docker. If a Daytona account is configured, it is tried before these, and the first
+//! local backend that works is used in addition. If an order is configured, all of its backends that work are
+//! used in that order: a sandbox that one backend cannot start is started with the next.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -17,38 +18,39 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::machine::Machine;
 
-/// A way to isolate, as it is configured.
+/// A backend, as named in the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
-    /// OCI runtimes of this machine, by their command line.
+    /// OCI runtimes of this machine, driven by their command line.
     Oci,
-    /// Podman, else Docker.
+    /// Podman, then Docker.
     Engine,
     /// Podman's service.
     Podman,
-    /// Docker's.
+    /// Docker's service.
     Docker,
-    /// An account of Daytona.
+    /// A Daytona account.
     Daytona,
 }
 
-/// What was found out.
+/// The backends in use, and the reasons.
 #[derive(Clone, Default)]
 pub struct Choice {
-    /// What is used, the first first.
+    /// Runtimes in use, in order of preference.
     pub runtimes: Vec<Arc<dyn Runtime>>,
-    /// Backends that are not used and may still have sandboxes of this machine: they are waited for, and removed there.
+    /// Backends that are not in use but may still have sandboxes of this machine. Recovery includes them, and
+    /// takes over or removes these sandboxes.
     pub kept: Vec<Arc<dyn Runtime>>,
-    /// All that was considered, in order, and why it is used or not.
+    /// All backends that were considered, in order, with the reason why each is used or not.
     pub considered: Vec<BackendStatus>,
 }
 
-/// What was found of one.
+/// Result of probing one backend: its runtimes, the reason for using it, and the gaps in its isolation.
 type Found = Result<(Vec<Arc<dyn Runtime>>, String, Vec<String>), Error>;
 
 impl Choice {
-    /// What is used and why not the others, for people (requirement A12.02).
+    /// Returns the backend in use, as a sentence for users (requirement A12.02).
     pub fn words(&self) -> String {
         match self.considered.iter().find(|one| one.used) {
             Some(used) => format!("Using backend: {}", used.name),
@@ -56,7 +58,7 @@ impl Choice {
         }
     }
 
-    /// Says it in the log.
+    /// Logs the choice and the reasons.
     pub fn log(&self) {
         match self.is_none() {
             true => tracing::warn!("{}", self.words()),
@@ -73,15 +75,16 @@ impl Choice {
         }
     }
 
-    /// Whether nothing works.
+    /// Returns true if no backend works.
     pub fn is_none(&self) -> bool {
         !self.considered.iter().any(|one| one.used)
     }
 
-    /// The first that templates can be made for here: images for Daytona are made by an engine, and pushed.
+    /// Returns the first runtime that templates can be built for on this machine. Images for Daytona are
+    /// built by a local engine and pushed.
     ///
     /// # Errors
-    /// There is none: why each was not used, and what to do.
+    /// Returns the reason why each backend was not used and how to fix it, if there is no such runtime.
     pub fn maker(&self) -> Result<Arc<dyn Runtime>, Error> {
         match self.runtimes.iter().find(|one| one.name() != daytona::NAME) {
             Some(runtime) => Ok(Arc::clone(runtime)),
@@ -89,8 +92,8 @@ impl Choice {
         }
     }
 
-    /// What to start a sandbox with after `tried` could not, because of `error`: the next with no weaker wall that can hold the same
-    /// limits, none of them cut down without anybody being told.
+    /// Returns the runtime to try after those in `tried` failed with `error`. Its isolation is at least as
+    /// strong, and it can enforce the same limits: they are never reduced silently.
     pub fn next(
         &self,
         tried: &[String],
@@ -102,10 +105,10 @@ impl Choice {
         })
     }
 
-    /// The first runtime whose wall is at least as strong. Never a weaker one.
+    /// Returns the first runtime whose isolation is at least as strong as `tier`. Never returns a weaker one.
     ///
     /// # Errors
-    /// There is none: why each was not used, and what to do.
+    /// Returns the reason why each backend was not used and how to fix it, if there is no such runtime.
     pub fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
         match self.runtimes.iter().find(|one| one.tier() >= tier) {
             Some(runtime) => Ok(Arc::clone(runtime)),
@@ -115,7 +118,7 @@ impl Choice {
     }
 }
 
-/// What somebody has chosen who knows.
+/// Uses exactly these runtimes, without probing any backend.
 impl From<Vec<Arc<dyn Runtime>>> for Choice {
     fn from(runtimes: Vec<Arc<dyn Runtime>>) -> Self {
         Self { runtimes, ..Self::default() }
@@ -123,17 +126,17 @@ impl From<Vec<Arc<dyn Runtime>>> for Choice {
 }
 
 impl Machine {
-    /// Decides which backends are used: those of the order that work, or without an order the first that does.
+    /// Chooses the backends to use: those in `order` that work, or the first that works if `order` is empty.
     pub async fn choose(&self, order: &[Backend]) -> Choice {
         let automatic = [Backend::Daytona, Backend::Oci, Backend::Podman, Backend::Docker];
-        // Nobody is told of an account that they never had.
+        // Without a configured account, Daytona is left out of the report.
         let automatic = automatic.get(usize::from(!Account::is_meant())..).unwrap_or_default();
         let order = if order.is_empty() { (automatic, true) } else { (order, false) };
         let mut choice = Choice::default();
         let mut away: Vec<Arc<dyn Runtime>> = Vec::new();
         for backend in expanded(order.0) {
             let name = backend.name().to_owned();
-            // What an account cannot make is made here (requirement A9.02).
+            // Daytona cannot build images, so a local backend is used in addition (requirement A9.02).
             let mut here = choice.considered.iter().filter(|one: &&BackendStatus| one.name != daytona::NAME);
             let first = here.find(|one| one.used);
             let status = match first.filter(|_| order.1) {
@@ -157,7 +160,7 @@ impl Machine {
             choice.considered.push(status);
         }
         if choice.runtimes.is_empty() {
-            // Those that are only away are asked again by every call.
+            // Backends that are unavailable now are tried again by every later call.
             choice.runtimes.extend(away);
         }
         for kind in Kind::ALL {
@@ -173,7 +176,7 @@ impl Machine {
         choice
     }
 
-    /// A backend that does not answer now, and may later.
+    /// Returns the runtime of a backend that is unavailable now and may become available later.
     fn away(&self, backend: Backend) -> Option<Arc<dyn Runtime>> {
         match backend {
             Backend::Podman | Backend::Docker => Some(Arc::new(self.engine(backend.kind()?).ok()?)),
@@ -191,7 +194,7 @@ impl Machine {
         }
     }
 
-    /// An account is used if it answers, and takes the key (requirement A9.03).
+    /// Uses the account if its API responds and accepts the key (requirement A9.03).
     async fn find_daytona(&self) -> Found {
         let daytona = self.daytona()?;
         daytona.check().await?;
@@ -208,7 +211,7 @@ impl Machine {
                 fix: "Run the command again with sudo, or use Podman or Docker.".into(),
             }));
         }
-        // Says which are known and what to install.
+        // Fails with the list of known runtimes if none is installed.
         self.at_least(Tier::Container)?;
         let mut found = Vec::new();
         for flavor in Self::flavors() {
@@ -221,7 +224,7 @@ impl Machine {
         Ok((found, why, Vec::new()))
     }
 
-    /// An engine is used if it answers, and can enforce what every sandbox has (requirement A9.03).
+    /// Uses an engine if it responds and can enforce the limits of every sandbox (requirement A9.03).
     async fn try_engine(engine: Engine) -> Found {
         let facts = engine.facts().await?;
         let who = if facts.rootless { "rootless" } else { "rootful" };
@@ -261,7 +264,7 @@ impl Backend {
     }
 }
 
-/// What an order means, each once.
+/// Expands `engine` to Podman and Docker, and removes duplicates.
 fn expanded(order: &[Backend]) -> Vec<Backend> {
     let mut all = Vec::new();
     for backend in order {
@@ -280,18 +283,18 @@ fn expanded(order: &[Backend]) -> Vec<Backend> {
     all
 }
 
-/// Whether what could not be made with one backend may be made with another: it is not there, does not answer, has no room, or
-/// cannot hold what was asked for.
+/// Returns true if a start that failed on one backend may succeed on another: the first one is missing, does
+/// not respond, has no capacity, or does not support the request.
 fn may_elsewhere(error: &Error) -> bool {
     use runtime::Error::{Capacity, Deadline, Unavailable, Unsupported};
     if let Error::Runtime(error) = error {
         return matches!(error, Unavailable { .. } | Unsupported { .. } | Deadline { .. } | Capacity { .. });
     }
-    // The guest was never heard of.
+    // The guest never connected, so no user code ran.
     matches!(error, Error::Deadline { .. })
 }
 
-/// The error where nothing works.
+/// Returns the error for a machine on which no backend works.
 fn none(considered: &[BackendStatus]) -> api::Error {
     let reasons: Vec<String> = considered.iter().map(|one| format!("{}: {}", one.name, one.why)).collect();
     let fix = considered.iter().map(|one| one.fix.as_str()).find(|fix| !fix.is_empty()).unwrap_or_default();
@@ -305,7 +308,7 @@ fn none(considered: &[BackendStatus]) -> api::Error {
     }
 }
 
-/// The error where nothing is strong enough.
+/// Returns the error for a machine on which no runtime is strong enough.
 pub(crate) fn too_weak() -> api::Error {
     api::Error {
         code: api::ErrorCode::TierUnavailable,

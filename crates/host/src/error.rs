@@ -1,63 +1,63 @@
-//! Why something failed, and how that is said outside.
+//! Errors of this machine, and their representation for clients.
 
 use std::time::Duration;
 
 use api::exec::LostCause;
 use api::{ErrorCode, Layer, Ran, Retry};
 
-/// Why something failed on this machine.
+/// A failure on this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Isolation failed.
     #[error(transparent)]
     Runtime(#[from] runtime::Error),
-    /// The guest said no.
+    /// The guest returned an error.
     #[error(transparent)]
     Guest(api::Error),
-    /// The request is wrong.
+    /// The request is invalid.
     #[error(transparent)]
     Request(api::Error),
-    /// The sandbox ended.
+    /// The sandbox has ended.
     #[error("the sandbox has ended: {}", say(*.0))]
     Lost(LostCause),
-    /// The guest said something that the protocol does not allow.
+    /// The guest sent a message that the protocol does not allow.
     #[error("the guest violated the protocol: {0}")]
     Protocol(String),
     /// A wait reached its deadline.
     #[error("{what} timed out after {after:?}")]
     Deadline {
-        /// What was waited for.
+        /// Subject of the wait.
         what: &'static str,
         /// The deadline.
         after: Duration,
     },
-    /// The live posture is not the promised one.
+    /// The observed posture differs from the promised one.
     #[error("the sandbox does not have the isolation that its tier guarantees: {}", .0.join("; "))]
     Posture(Vec<String>),
-    /// A system call of ours failed.
+    /// A system call of the server failed.
     #[error("cannot {act}")]
     System {
-        /// The act and the thing.
+        /// The action and its object.
         act: String,
-        /// What the system said.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
 }
 
 impl Error {
-    /// Whether the sandbox has ended.
+    /// Returns true if the sandbox has ended.
     pub fn is_ended(&self) -> bool {
         matches!(self, Self::Lost(_))
             || matches!(self, Self::Request(error) if error.code == api::ErrorCode::SandboxLost)
     }
 
-    /// Whether the sandbox is not known.
+    /// Returns true if the sandbox is unknown.
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Runtime(runtime::Error::NotFound(_)))
     }
 
-    /// The error in the one shape that leaves Bellglass.
+    /// Converts the error to the form in which it leaves Bellglass.
     pub fn to_api(&self) -> api::Error {
         let (code, layer, ran, retry, fix) = match self {
             Self::Guest(error) | Self::Request(error) => return error.clone(),
@@ -111,7 +111,7 @@ impl Error {
     }
 }
 
-/// The same error without what only whoever runs the machine should see: it is in the log.
+/// Replaces details that only the operator may see by a reference to the server log, where they are recorded.
 pub fn discreet(error: api::Error, act: &str) -> api::Error {
     api::Error {
         message: format!("the machine could not {act}; see the server log"),
@@ -120,7 +120,8 @@ pub fn discreet(error: api::Error, act: &str) -> api::Error {
     }
 }
 
-/// Likewise, for a start that failed: which backend is not there may be known, and where it should be may not.
+/// Hides operator-only details in the error of a failed start, but still names an unavailable backend. Its
+/// address stays hidden.
 pub fn discreet_start(error: &Error, act: &str) -> api::Error {
     let told = error.to_api();
     if let Error::Runtime(runtime::Error::Unavailable { what, fix, .. }) = error {

@@ -1,4 +1,4 @@
-//! The guest's executable, carried inside this one.
+//! The guest's executable, embedded in the server's.
 
 use std::fs;
 use std::io;
@@ -9,11 +9,11 @@ use sha2::{Digest, Sha256};
 
 const GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest"));
 
-/// Puts the guest into the data directory, unless it is there, and says where: in a directory of its hash, under a name that a
-/// sandbox may see in its table of mounts.
+/// Installs the guest in the data directory, unless it is already there, and returns its path. The directory
+/// is named after the guest's hash; the file has a name that sandboxes may see in their mount tables.
 ///
 /// # Errors
-/// What the file system said.
+/// Returns the error of the file system.
 pub fn install(data: &Path) -> io::Result<PathBuf> {
     let hash: String = Sha256::digest(GUEST).iter().map(|byte| format!("{byte:02x}")).collect();
     let directory = data.join("guest").join(format!("sha256-{hash}"));
@@ -22,7 +22,7 @@ pub fn install(data: &Path) -> io::Result<PathBuf> {
         return Ok(path);
     }
     fs::create_dir_all(&directory)?;
-    // Sandboxes that run keep the file they were started from; a new one takes its place in one step.
+    // Atomic replacement: running sandboxes keep the file that they were started from.
     let fresh = directory.with_file_name(format!("new-{}", std::process::id()));
     fs::write(&fresh, GUEST)?;
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o555))?;

@@ -1,9 +1,10 @@
-//! How many bytes each project keeps on this machine: one count of all that is retained and of all that is on its way.
+//! The number of bytes that each project stores on this machine: one count for stored data and uploads in
+//! progress.
 //!
-//! Datasets, what sessions keep, and artifacts are counted together, against the project's quota of `disk_bytes` (H-40). What is on
-//! its way counts from its first byte, or as a whole where its length is known; so uploads at once cannot take more than one after
-//! the other. A project is counted on the disk when it is first asked about, and from then on in memory: everything that writes or
-//! removes an object says so here.
+//! Datasets, session files and artifacts count together against the project's `disk_bytes` quota (H-40). An
+//! upload counts from its first byte, or as a whole if its length is known; so concurrent uploads cannot
+//! exceed the quota any more than consecutive ones. A project's usage is measured on disk at its first use
+//! and tracked in memory from then on: all code that writes or removes an object updates the ledger.
 
 use std::collections::HashMap;
 use std::fs;
@@ -18,14 +19,14 @@ use tokio::sync::OnceCell;
 
 use crate::error::Error;
 
-/// What each object counts beside its bytes: a file takes an inode and at least a block.
+/// Bytes that each object counts in addition to its content: a file uses an inode and at least one block.
 pub const OBJECT_BYTES: u64 = 4096;
 
 /// The counts of all projects.
 pub struct Ledger {
     data: PathBuf,
     projects: Mutex<HashMap<String, Arc<Project>>>,
-    /// Bytes that are being written at this moment, by all: they are not seen in what the disk has free.
+    /// Bytes that all projects are writing at this moment, which the disk's free space does not show yet.
     writing: Arc<AtomicU64>,
 }
 
@@ -38,36 +39,36 @@ pub struct Project {
     counted: OnceCell<()>,
 }
 
-/// Bytes on their way, given back when this is dropped before they are kept.
+/// Reservation for an upload in progress. Dropping it before [`Charge::keep`] releases the bytes.
 #[derive(Debug)]
 pub struct Charge {
     project: Arc<Project>,
-    /// What is counted.
+    /// Bytes counted for the project.
     charged_bytes: u64,
-    /// What came.
+    /// Bytes received, including [`OBJECT_BYTES`].
     used_bytes: u64,
 }
 
 impl Ledger {
-    /// The ledger of a data directory; nothing is counted yet.
+    /// Creates the ledger of a data directory. No project is measured yet.
     pub fn new(data: &Path) -> Self {
         Self { data: data.to_owned(), projects: Mutex::default(), writing: Arc::default() }
     }
 
-    /// What is being written by all.
+    /// Returns the counter of bytes that all projects are writing.
     pub fn writing(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.writing)
     }
 
-    /// A project may keep so many bytes from now on. What it has already stays.
+    /// Sets the quota of a project. Data that is already stored stays.
     pub fn set_quota(&self, project: &str, bytes: u64) {
         self.project(project).quota_bytes.store(bytes, Ordering::Release);
     }
 
-    /// A project that has been counted.
+    /// Returns a project, after measuring its usage if that has not happened yet.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn counted(&self, project: &str) -> Result<Arc<Project>, Error> {
         let found = self.project(project);
         found.counted.get_or_try_init(|| self.count(&found)).await?;
@@ -83,7 +84,8 @@ impl Ledger {
         Arc::clone(self.projects().entry(name.to_owned()).or_insert_with(fresh))
     }
 
-    /// Counts what a project has on the disk. Nothing of it is written meanwhile: whoever wants to waits for this.
+    /// Measures a project's usage on disk. No object of the project is written meanwhile, because every write
+    /// waits for the measurement.
     async fn count(&self, project: &Project) -> Result<(), Error> {
         let below = ["datasets", "sessions", "artifacts/kept", "artifacts/wanted"];
         let places = below.map(|place| self.data.join(place).join(&project.name));
@@ -101,27 +103,27 @@ impl Ledger {
 }
 
 impl Project {
-    /// Whether so many bytes more fit.
+    /// Returns true if an object of this size fits into the quota.
     pub fn has_room(&self, bytes: u64) -> bool {
         let (now, most) = (self.bytes.load(Ordering::Acquire), self.quota_bytes.load(Ordering::Acquire));
         now.saturating_add(bytes).saturating_add(OBJECT_BYTES) <= most || api::defence::is_off("H-40")
     }
 
-    /// Counts bytes that are there in any case.
+    /// Counts bytes that are stored regardless of the quota.
     pub fn add(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// Counts bytes that are gone.
+    /// Counts bytes that were removed.
     pub fn subtract(&self, bytes: u64) {
         let less = |now: u64| Some(now.saturating_sub(bytes));
         let _ = self.bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
     }
 
-    /// Begins to count an object that is on its way.
+    /// Starts to count an upload.
     ///
     /// # Errors
-    /// `quota_exceeded`.
+    /// Returns `quota_exceeded` if the quota is reached.
     pub fn charge(self: &Arc<Self>) -> Result<Charge, Error> {
         self.reserve(OBJECT_BYTES)?;
         Ok(Charge { project: Arc::clone(self), charged_bytes: OBJECT_BYTES, used_bytes: OBJECT_BYTES })
@@ -158,10 +160,10 @@ impl Project {
 }
 
 impl Charge {
-    /// Counts an object of this length at once, before any of it comes.
+    /// Reserves the full size of an object before its content arrives.
     ///
     /// # Errors
-    /// `quota_exceeded`.
+    /// Returns `quota_exceeded` if the quota is reached.
     pub fn prepay(&mut self, size_bytes: u64) -> Result<(), Error> {
         let whole = size_bytes.saturating_add(OBJECT_BYTES);
         if let Some(more) = whole.checked_sub(self.charged_bytes) {
@@ -171,10 +173,10 @@ impl Charge {
         Ok(())
     }
 
-    /// Counts bytes that came.
+    /// Counts bytes that were received.
     ///
     /// # Errors
-    /// `quota_exceeded`.
+    /// Returns `quota_exceeded` if the quota is reached.
     pub fn grow(&mut self, bytes: u64) -> Result<(), Error> {
         let used = self.used_bytes.saturating_add(bytes);
         if let Some(more) = used.checked_sub(self.charged_bytes) {
@@ -185,7 +187,7 @@ impl Charge {
         Ok(())
     }
 
-    /// What came is kept: it counts until it is removed.
+    /// Keeps the received bytes counted until the object is removed.
     pub fn keep(mut self) {
         self.project.subtract(self.charged_bytes - self.used_bytes);
         self.charged_bytes = 0;
@@ -198,7 +200,7 @@ impl Drop for Charge {
     }
 }
 
-/// Whether something was refused because a quota or the disk has no room for it.
+/// Returns true if an operation failed because the quota or the disk is full.
 pub fn is_refused(error: &Error) -> bool {
     match error {
         Error::Request(error) => error.code == ErrorCode::QuotaExceeded,
@@ -213,7 +215,8 @@ pub fn is_refused(error: &Error) -> bool {
     }
 }
 
-/// The bytes of all objects below a directory. What a killed server left half-written is removed: it is nobody's.
+/// Returns the bytes of all objects below a directory, and removes partial files of killed servers: no live
+/// process writes them.
 fn count(directory: &Path) -> io::Result<u64> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),

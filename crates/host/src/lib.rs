@@ -1,15 +1,16 @@
-//! One machine: its directories, its runtimes, its capacity, and the guest's executable. Knows nothing of a running sandbox.
+//! The machine: its directories, runtimes and capacity, and the guest's executable. This crate has no access
+//! to running sandboxes.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`machine`] | the data directory, the runtimes of this machine, removal of what dead processes left |
-//! | [`backend`] | the choice of a runtime, with the reason for each one that was rejected |
-//! | [`guest`] | the guest's executable, which is embedded in this one |
-//! | [`admission`] | whether there is capacity for one more sandbox |
-//! | [`ledger`] | the bytes that each project stores |
-//! | [`objects`] | bytes that are stored by key |
-//! | [`clock`] | the clock that nobody can set |
-//! | [`error`] | errors of this machine, and the form in which clients see them |
+//! | [`machine`] | the data directory, the runtimes of this machine, removal of what dead processes left behind |
+//! | [`backend`] | the choice of a runtime, with the reason for each rejected backend |
+//! | [`guest`] | the guest's executable, which is embedded in the server's |
+//! | [`admission`] | the decision whether there is capacity for one more sandbox |
+//! | [`ledger`] | the number of bytes that each project stores |
+//! | [`objects`] | an object store: bytes stored by key |
+//! | [`clock`] | a clock that cannot be set |
+//! | [`error`] | errors of this machine, and their representation for clients |
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! This machine: where things are kept, which runtimes there are, and tidying after the dead.
+//! The machine: its data directory, its runtimes, and the removal of what dead processes left behind.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -14,47 +14,47 @@ use runtime::{Runtime, Tier};
 use crate::error::Error;
 use crate::guest;
 
-/// This machine.
+/// The machine that this process runs on.
 pub struct Machine {
     data: PathBuf,
     guest: PathBuf,
 }
 
 impl Machine {
-    /// Opens the data directory, making it if it is not there.
+    /// Opens the data directory, and creates it if it does not exist.
     ///
     /// # Errors
-    /// The directory cannot be made or written.
+    /// The directory cannot be created or written.
     pub fn open(data: &Path) -> Result<Self, Error> {
         let failed = |source| Error::System { act: format!("write to {}", data.display()), source };
         let guest = guest::install(data).and_then(|guest| guest.canonicalize()).map_err(failed)?;
         let data = data.canonicalize().map_err(failed)?;
-        // Only root makes sandboxes whose own users have to get there.
+        // Only root creates sandboxes whose users need access to the data directory.
         if rustix::process::geteuid().is_root() {
             walkable(&data)?;
         }
         Ok(Self { data, guest })
     }
 
-    /// Where everything is kept.
+    /// Returns the data directory.
     pub fn data(&self) -> &Path {
         &self.data
     }
 
-    /// The guest's executable.
+    /// Returns the path of the guest's executable.
     pub fn guest(&self) -> &Path {
         &self.guest
     }
 
-    /// The kinds of runtimes that can be driven, whether or not they are here, the strongest wall last.
+    /// Returns the supported OCI runtimes, installed or not, with the strongest isolation last.
     pub fn flavors() -> [Flavor; 3] {
         [Flavor::runc(), Flavor::youki(), Flavor::runsc()]
     }
 
-    /// A runtime of this machine by its name.
+    /// Returns a runtime of this machine by its name.
     ///
     /// # Errors
-    /// It is not known, not installed, or cannot work here.
+    /// The name is unknown, or the runtime is not installed or does not work on this machine.
     pub fn runtime(&self, name: &str) -> Result<Arc<dyn Runtime>, Error> {
         if let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == name) {
             return Ok(Arc::new(self.engine(kind)?));
@@ -75,10 +75,10 @@ impl Machine {
         Ok(Arc::new(Oci::new(flavor.find()?, Dirs::below(&self.data))?))
     }
 
-    /// An engine by its name.
+    /// Returns a container engine by its name.
     ///
     /// # Errors
-    /// It is none, or nowhere to be found.
+    /// The name is not that of an engine, or no such engine was found.
     pub fn engine_named(&self, name: &str) -> Result<Engine, Error> {
         let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
         self.engine(kind.ok_or_else(|| runtime::Error::Unsupported {
@@ -89,26 +89,27 @@ impl Machine {
         })?)
     }
 
-    /// An engine that this machine can reach. It is not asked anything yet.
+    /// Returns a container engine of this machine. Does not contact it yet.
     ///
     /// # Errors
-    /// It is nowhere to be found.
+    /// No such engine was found.
     pub fn engine(&self, kind: Kind) -> Result<Engine, Error> {
         Ok(Engine::new(Place::find(kind)?, &self.data)?)
     }
 
-    /// The account of Daytona that this machine may use. It is not asked anything yet.
+    /// Returns the Daytona account that is configured for this machine. Does not contact it yet.
     ///
     /// # Errors
-    /// None is configured.
+    /// No account is configured.
     pub fn daytona(&self) -> Result<Daytona, Error> {
         Ok(Daytona::new(Account::find()?, &self.data)?)
     }
 
-    /// The first runtime of this machine whose wall is at least as strong. Never a weaker one.
+    /// Returns the first installed runtime whose isolation is at least as strong as `tier`. Never returns a
+    /// weaker one.
     ///
     /// # Errors
-    /// There is none.
+    /// No installed runtime is strong enough.
     pub fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
         let fit = || Self::flavors().into_iter().filter(|flavor| flavor.tier >= tier);
         match fit().find(|flavor| flavor.clone().find().is_ok()) {
@@ -120,11 +121,11 @@ impl Machine {
         }
     }
 
-    /// Stops and removes every sandbox whose owning process has died, and returns their ids. Sandboxes in the journal of a
-    /// server, which `journalled` reads, are left to the next start of that server.
+    /// Stops and removes every sandbox whose owning process has died, and returns their ids. Sandboxes in the
+    /// journal of a server, which `journalled` reads, are left for the next start of that server.
     ///
     /// # Errors
-    /// What could not be read or removed.
+    /// Returns the first error of reading or removing.
     pub async fn tidy(
         &self,
         journalled: impl Fn() -> Result<Vec<SandboxId>, Error>,
@@ -134,7 +135,8 @@ impl Machine {
             let left = std::fs::read_dir(self.data.join("engine").join(kind.name()));
             left.is_ok_and(|mut left| left.next().is_some())
         };
-        // An engine is asked only where something was written down of its sandboxes: asking takes time.
+        // Queries an engine only if this data directory has records of sandboxes on it, because the query
+        // takes time.
         let engines = Kind::ALL.into_iter().filter(used).map(Kind::name);
         let engines = engines.chain(Some(daytona::NAME).filter(|_| Daytona::has_before(&self.data)));
         for name in Self::flavors().map(|flavor| flavor.name).into_iter().chain(engines) {
@@ -142,7 +144,7 @@ impl Machine {
             let kept = journalled()?;
             let nobodys = |listed: &runtime::Listed| !listed.owned && !kept.contains(&listed.id);
             let listed = match runtime.list().await {
-                // What an engine has that is away is nobody's concern who does not need it.
+                // An unavailable engine must not fail a cleanup that does not need it.
                 Err(runtime::Error::Unavailable { .. } | runtime::Error::Unsupported { .. })
                     if runtime.takes_images() =>
                 {
@@ -159,18 +161,18 @@ impl Machine {
     }
 }
 
-/// A fresh id for a sandbox.
+/// Returns a new random id for a sandbox.
 ///
 /// # Errors
-/// The kernel has no random bytes, which only happens in the first moments after boot.
+/// The kernel has no random bytes yet, which happens only in the first moments after boot.
 pub fn fresh_id() -> Result<SandboxId, Error> {
     Ok(SandboxId::from_random(random()?))
 }
 
-/// So many random bytes.
+/// Returns random bytes from the kernel.
 ///
 /// # Errors
-/// As [`fresh_id`].
+/// See [`fresh_id`].
 pub fn random<const COUNT: usize>() -> Result<[u8; COUNT], Error> {
     let mut bytes = [0; COUNT];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -178,7 +180,8 @@ pub fn random<const COUNT: usize>() -> Result<[u8; COUNT], Error> {
     Ok(bytes)
 }
 
-/// Root inside a sandbox is an ordinary user outside, and walks to its own directory like one.
+/// Checks that every user can reach the data directory. Root in a sandbox is an unprivileged user outside,
+/// and needs execute permission on every parent of its directory.
 fn walkable(data: &Path) -> Result<(), Error> {
     let closed = data
         .ancestors()

@@ -1,10 +1,11 @@
-//! Bytes that this machine keeps by their key: what artifacts, datasets and sessions have in common.
+//! The object store of this machine, on which artifacts, datasets and session folders are built.
 //!
-//! What belongs to projects is counted in the [`Ledger`]; and whoever writes looks at the room of the disk before each piece, with
-//! what others are writing at that moment.
+//! Objects of projects are counted in the [`Ledger`]. In addition, every write checks the disk's free space
+//! before each chunk, and includes the chunks that other uploads are writing at that moment.
 //!
-//! An object is there whole or not at all. What a killed server left half-written has a `#` in its name, is never listed, and is
-//! removed by [`Objects::sweep`]. Nothing here is a path of a sandbox: keys are made of names that were checked.
+//! Objects are written atomically. Partial files of a killed server have a `#` in their names, are never
+//! listed, and are removed by [`Objects::sweep`]. No path of a sandbox gets here: keys consist of validated
+//! names.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -30,11 +31,12 @@ use crate::admission;
 use crate::error::Error;
 use crate::ledger::{Charge, Ledger, OBJECT_BYTES, Project};
 
-/// What is written at once.
+/// Size of the chunks in which an upload is written.
 const PIECE_BYTES: usize = 1 << 20;
-/// Whoever writes has a minute for each piece: what is older is nobody's.
+/// Age after which a partial file is removed. A writer must send each chunk within a minute, so an older file
+/// has no writer.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
-/// Locks of keys: two that change one object have the same, and others seldom do.
+/// Number of locks for keys. All changes of one object use the same lock; two objects rarely share one.
 const LOCKS: usize = 64;
 
 /// A directory of objects.
@@ -42,35 +44,35 @@ pub struct Objects {
     store: Arc<LocalFileSystem>,
     room: Room,
     tally: Option<Tally>,
-    /// Whoever changes an object is alone with it, so that its bytes are counted once.
+    /// Held while an object is changed, so that its bytes are counted exactly once.
     locks: Arc<[Mutex<()>; LOCKS]>,
 }
 
-/// Whose bytes are counted, and where in a key the project stands.
+/// The ledger to count in, and the position of the project in a key.
 #[derive(Clone)]
 pub struct Tally {
-    /// Counts the bytes.
+    /// Ledger that counts the bytes.
     pub ledger: Arc<Ledger>,
-    /// The part of the key that names the project.
+    /// Index of the part of the key that names the project.
     pub depth: usize,
 }
 
-/// The room of a disk.
+/// Space of a disk.
 #[derive(Clone)]
 struct Room {
     root: PathBuf,
     reserve_bytes: u64,
-    /// What is being written now.
+    /// Bytes that are being written now.
     writing: Arc<AtomicU64>,
 }
 
-/// Bytes that are being written.
+/// Bytes counted as being written until this is dropped.
 struct Writing<'a> {
     room: &'a Room,
     bytes: u64,
 }
 
-/// An object that is being written. Dropping it leaves nothing.
+/// An upload in progress. Dropping it before [`Incoming::finish`] leaves nothing behind.
 pub struct Incoming {
     upload: Box<dyn MultipartUpload>,
     held: BytesMut,
@@ -81,7 +83,7 @@ pub struct Incoming {
     charge: Option<Charge>,
 }
 
-/// Where an object comes to be, and what it may replace there.
+/// Destination of an object, which may replace an existing one.
 struct Place {
     store: Arc<LocalFileSystem>,
     key: Path,
@@ -89,15 +91,15 @@ struct Place {
     project: Option<Arc<Project>>,
 }
 
-/// An object that is being read. It stays readable when it is removed meanwhile.
+/// An object that is being read. It stays readable if it is removed meanwhile.
 pub struct Outgoing {
-    /// How long it is.
+    /// Size of the object.
     pub size_bytes: u64,
     stream: BoxStream<'static, object_store::Result<Bytes>>,
 }
 
 impl Objects {
-    /// Opens a directory, which is made, on a disk of which so much stays free.
+    /// Opens a directory of objects, and creates it if needed. Writes leave `reserve_bytes` of the disk free.
     pub fn open(root: PathBuf, reserve_bytes: u64, tally: Option<Tally>) -> Result<Self, Error> {
         let made = fs::create_dir_all(&root)
             .and_then(|()| fs::set_permissions(&root, fs::Permissions::from_mode(0o700)));
@@ -109,7 +111,7 @@ impl Objects {
         Ok(Self { store, room: Room { root, reserve_bytes, writing }, tally, locks })
     }
 
-    /// The project that a key is of, where that counts.
+    /// Returns the project that a key belongs to, if its bytes are counted.
     async fn project(&self, key: &Path) -> Result<Option<Arc<Project>>, Error> {
         let Some(Tally { ledger, depth }) = &self.tally else { return Ok(None) };
         match key.parts().nth(*depth) {
@@ -118,7 +120,7 @@ impl Objects {
         }
     }
 
-    /// Whether a project may keep so many bytes more, and the disk has room for them.
+    /// Returns true if the quota of the key's project and the disk both have room for this many bytes.
     pub async fn may_keep(&self, key: &Path, bytes: u64) -> Result<bool, Error> {
         let project = self.project(key).await?;
         Ok(self.has_room(bytes) && project.is_none_or(|project| project.has_room(bytes)))
@@ -129,12 +131,13 @@ impl Objects {
         Ok(Place { store, key: key.clone(), locks, project: self.project(key).await? })
     }
 
-    /// Whether so many bytes more leave the reserve alone.
+    /// Returns true if writing this many bytes leaves the disk's reserve free.
     pub fn has_room(&self, bytes: u64) -> bool {
         self.room.has(bytes)
     }
 
-    /// Writes a small object, in one step. It counts, and is never refused for that: it says what was done.
+    /// Writes a small object atomically. Its bytes are counted but never refused, because records such as
+    /// manifests must always be written.
     pub async fn put_json(&self, key: &Path, value: &impl Serialize) -> Result<(), Error> {
         let bytes = serde_json::to_vec(value).map_err(|error| Error::Protocol(error.to_string()))?;
         let (place, size_bytes) = (self.place(key).await?, bytes.len() as u64);
@@ -148,7 +151,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Reads a small object, and when it was written, in milliseconds since 1970. One that cannot be understood is not there.
+    /// Reads a small object and its modification time, in milliseconds since 1970. An object that cannot be
+    /// parsed is logged and treated as missing.
     pub async fn json<T: DeserializeOwned>(&self, key: &Path) -> Result<Option<(T, u64)>, Error> {
         let found = match self.store.get(key).await {
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
@@ -165,15 +169,15 @@ impl Objects {
         }
     }
 
-    /// Whether an object has this key.
+    /// Returns true if an object has this key.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn has(&self, key: &Path) -> Result<bool, Error> {
         Ok(self.written(key).await?.is_some())
     }
 
-    /// When an object was written, in milliseconds since 1970, if it is there.
+    /// Returns the modification time of an object in milliseconds since 1970, if it exists.
     pub async fn written(&self, key: &Path) -> Result<Option<u64>, Error> {
         match self.store.head(key).await {
             Ok(meta) => Ok(Some(written_ms(&meta))),
@@ -182,7 +186,7 @@ impl Objects {
         }
     }
 
-    /// Begins an object.
+    /// Starts an upload.
     pub async fn begin(&self, key: &Path) -> Result<Incoming, Error> {
         let place = self.place(key).await?;
         let charge = place.project.as_ref().map(Project::charge).transpose()?;
@@ -191,7 +195,7 @@ impl Objects {
         Ok(Incoming { upload, held, hasher, size_bytes: 0, room, place, charge })
     }
 
-    /// Opens an object.
+    /// Opens an object for reading, if it exists.
     pub async fn read(&self, key: &Path) -> Result<Option<Outgoing>, Error> {
         match self.store.get(key).await {
             Ok(found) => Ok(Some(Outgoing { size_bytes: found.meta.size, stream: found.into_stream() })),
@@ -200,12 +204,12 @@ impl Objects {
         }
     }
 
-    /// All objects below a key, as they are found.
+    /// Lists all objects below a key, as they are found.
     pub fn below(&self, prefix: &Path) -> BoxStream<'static, Result<ObjectMeta, Error>> {
         self.store.list(Some(prefix)).map(|found| found.map_err(failed("list"))).boxed()
     }
 
-    /// The names directly below a key.
+    /// Lists the names of the directories directly below a key, sorted.
     pub async fn names(&self, prefix: &Path) -> Result<Vec<String>, Error> {
         let found = self.store.list_with_delimiter(Some(prefix)).await.map_err(failed("list"))?;
         let mut names: Vec<_> =
@@ -214,7 +218,7 @@ impl Objects {
         Ok(names)
     }
 
-    /// Removes an object. One that is not there is success.
+    /// Removes an object. Succeeds if it does not exist.
     pub async fn remove(&self, key: &Path) -> Result<(), Error> {
         let place = self.place(key).await?;
         let _alone = place.alone().await;
@@ -231,7 +235,7 @@ impl Objects {
         }
     }
 
-    /// Removes all objects below a key but one.
+    /// Removes all objects below a key, except `except`.
     pub async fn remove_below(&self, prefix: &Path, except: Option<&Path>) -> Result<(), Error> {
         let mut found = self.below(prefix);
         while let Some(meta) = found.next().await {
@@ -243,7 +247,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Removes what killed servers left half-written.
+    /// Removes partial files of killed servers.
     pub async fn sweep(&self) -> Result<(), Error> {
         let root = self.room.root.clone();
         tokio::task::spawn_blocking(move || sweep(&root))
@@ -261,7 +265,7 @@ impl Room {
         admission::disk_free_bytes(&self.root) >= needed
     }
 
-    /// Room for bytes that are about to be written, with all that others are writing.
+    /// Reserves space for bytes that are about to be written, on top of the bytes in other writes.
     fn take(&self, bytes: u64) -> Result<Writing<'_>, Error> {
         self.writing.fetch_add(bytes, Ordering::AcqRel);
         let writing = Writing { room: self, bytes };
@@ -291,7 +295,7 @@ impl Place {
         self.locks.get(place).unwrap_or(first).lock().await
     }
 
-    /// What the object that is there counts.
+    /// Returns the bytes that the existing object counts; 0 if none exists or objects are not counted.
     async fn counted_bytes(&self) -> Result<u64, Error> {
         if self.project.is_none() {
             return Ok(0);
@@ -305,18 +309,19 @@ impl Place {
 }
 
 impl Incoming {
-    /// Counts all of it at once, where its length is known: whoever has no room for it is refused before any of it comes.
+    /// Counts the full size at once if the length is known, so that an upload that does not fit is refused
+    /// before it starts.
     ///
     /// # Errors
-    /// `quota_exceeded`.
+    /// Returns `quota_exceeded` if the quota is reached.
     pub fn prepay(&mut self, size_bytes: u64) -> Result<(), Error> {
         self.charge.as_mut().map_or(Ok(()), |charge| charge.prepay(size_bytes))
     }
 
-    /// Takes bytes; waits until they are written, unless they are few.
+    /// Appends bytes. Waits until they are written, unless they fit into the buffer.
     ///
     /// # Errors
-    /// The project's quota or the disk has no room for them, or what the file system said.
+    /// The project's quota or the disk is full, or the file system failed.
     pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
         if let Some(charge) = &mut self.charge {
             charge.grow(bytes.len() as u64)?;
@@ -336,20 +341,20 @@ impl Incoming {
         self.upload.put_part(piece.into()).await.map_err(failed("write"))
     }
 
-    /// So many bytes came until now.
+    /// Returns the number of bytes received so far.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// The SHA-256 of what came until now.
+    /// Returns the SHA-256 of the bytes received so far.
     pub fn sha256(&self) -> String {
         self.hasher.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Has it there, whole.
+    /// Writes the rest and publishes the object atomically.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn finish(mut self) -> Result<(), Error> {
         if !self.held.is_empty() {
             self.write().await?;
@@ -366,25 +371,25 @@ impl Incoming {
 }
 
 impl Outgoing {
-    /// The next bytes; none at the end.
+    /// Returns the next bytes, or `None` at the end.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         self.stream.next().await.transpose().map_err(failed("read"))
     }
 }
 
-/// A key of these names, each of which is one piece of a path.
+/// Joins names into a key. Each name is one part of it.
 pub fn key<'a>(names: impl IntoIterator<Item = &'a str>) -> Path {
     names.into_iter().collect()
 }
 
-/// Whether something failed because the disk is full.
+/// Returns true if an error was caused by a full disk.
 pub fn is_full(error: &Error) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
-        // What wraps another error of the system shows the kind, but not always the source.
+        // `source` of an I/O error skips the error that it wraps, so `get_ref` is used below.
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
         if matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) {
             return true;
@@ -397,7 +402,7 @@ pub fn is_full(error: &Error) -> bool {
     false
 }
 
-/// When an object was written, in milliseconds since 1970.
+/// Returns the modification time of an object, in milliseconds since 1970.
 pub fn written_ms(meta: &ObjectMeta) -> u64 {
     u64::try_from(meta.last_modified.timestamp_millis()).unwrap_or_default()
 }

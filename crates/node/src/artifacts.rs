@@ -1,20 +1,22 @@
-//! Artifacts: files that a run made or changed, taken out of the sandbox when it has ended.
+//! Artifacts: files that a run created or changed, copied out of the sandbox when the run has ended.
 //!
 //! ```text
-//! look at the folders ─▶ write down what is wanted ─▶ start the exec ─▶ wait for its end ─▶ look again, take out ─▶ manifest
-//!                             │                                             │
-//!        a server that starts │ goes on here, if the sandbox lives          └ the sandbox is asked to end: what is there now
+//! list the folders ─▶ record the request ─▶ start the exec ─▶ wait for its end ─▶ list again, copy out ─▶ manifest
+//!                           │                                     │
+//!                           └ a new server resumes here           └ a stop of the sandbox continues
+//!                             if the sandbox is alive               here without waiting any longer
 //! ```
 //!
-//! What a file was before is known by its version, as the guest saw it before the exec was started: no clock is asked. One task
-//! for each such exec does all of it, whoever asked and left. The end of a sandbox waits a little for those whose exec has ended.
+//! A changed file is recognized by its version, which the guest reported before the exec was started; no
+//! clock is used. One task per exec does all the work, even if its client disconnects. The stop of a sandbox
+//! waits for a short time for collections whose exec has ended.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `attendant` | the task of one exec |
-//! | `choice` | which files are kept, as a pure function |
-//! | `collect` | looking at folders, and taking files out |
-//! | `shelf` | where they are kept, and for how long |
+//! | `choice` | the choice of the files to keep, as a pure function |
+//! | `collect` | listing of folders, and copying of files |
+//! | `shelf` | storage of artifacts, and their retention |
 
 mod attendant;
 mod choice;
@@ -39,18 +41,19 @@ pub(crate) use collect::regular_files;
 use shelf::Shelf;
 pub(crate) use shelf::{Of, Wanted};
 
-/// Collections at once: each holds a page of a listing and a piece of a file.
+/// Maximum number of collections at a time. Each holds a page of a listing and a chunk of a file in memory.
 const COLLECTIONS_AT_ONCE: usize = 16;
-/// Of these, those of one project: one whose code is slow to be read keeps nobody else's from being read.
+/// Maximum number of collections of one project at a time, so that a sandbox that is slow to read does not
+/// block other projects.
 const COLLECTIONS_OF_PROJECT: usize = 4;
-/// Execs of one sandbox whose files are waited for. Each is asked for now and then.
+/// Maximum number of execs per sandbox with a collection in progress. Each polls its exec.
 const UNDER_WAY_MAX: usize = 64;
-/// How long the end of a sandbox waits for collections.
+/// Maximum time for which the stop of a sandbox waits for collections.
 const SETTLE_WITHIN: Duration = Duration::from_secs(10);
-/// Bytes of manifests in one answer, beyond which it ends.
+/// Size of the manifests in one response after which the page ends.
 pub(crate) const PAGE_BYTES_MAX: usize = 8 << 20;
 
-/// What is kept, and what is under way.
+/// Stored artifacts, and collections in progress.
 pub(crate) struct Keeper {
     pub shelf: Shelf,
     turns: Semaphore,
@@ -58,21 +61,22 @@ pub(crate) struct Keeper {
     under_way: Mutex<HashMap<Of, Arc<Progress>>>,
 }
 
-/// How far the task of one exec is.
+/// Progress of the collection of one exec.
 pub(crate) struct Progress {
-    /// Whether the sandbox is about to end.
+    /// True if the sandbox is about to stop.
     pub closing: watch::Sender<bool>,
     pub launch: watch::Sender<Launch>,
     pub done: watch::Sender<bool>,
 }
 
-/// Whether the exec was started.
+/// State of the launch of the exec.
 #[derive(Clone)]
 pub(crate) enum Launch {
     NotYet,
     Started(Box<ExecInfo>),
     Refused(api::Error),
-    /// By whoever asks for it again: what is wanted was written down by a server that is gone.
+    /// Not known here: the launch failed without a definite result, or an earlier server recorded the
+    /// request. The guest knows the state of the exec.
     Elsewhere,
 }
 
@@ -83,7 +87,7 @@ impl Keeper {
         retention: Duration,
         ledger: &Arc<Ledger>,
     ) -> Result<Self, Error> {
-        // The project stands behind what is kept and what is wanted.
+        // Keys begin with `kept` or `wanted`; the project comes second.
         let tally = Tally { ledger: Arc::clone(ledger), depth: 1 };
         let objects = Objects::open(data.join("artifacts"), reserve_bytes, Some(tally))?;
         let shelf = Shelf::new(objects, retention);
@@ -91,16 +95,16 @@ impl Keeper {
         Ok(Self { shelf, turns, turns_of: Mutex::default(), under_way: Mutex::default() })
     }
 
-    /// The turns of one project.
+    /// Returns the semaphore of one project.
     fn turns_of(&self, project: &str) -> Arc<Semaphore> {
         let mut all = self.turns_of.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that nobody holds need no handle.
+        // Drops semaphores that no collection holds; they are created again on demand.
         all.retain(|_, turns| Arc::strong_count(turns) > 1);
         let fresh = || Arc::new(Semaphore::new(COLLECTIONS_OF_PROJECT));
         Arc::clone(all.entry(project.to_owned()).or_insert_with(fresh))
     }
 
-    /// Waits until what can be had of a sandbox that is about to end has been taken out of it, but not for long.
+    /// Waits for a limited time until the collections of a sandbox that is about to stop are complete.
     pub async fn settle(&self, sandbox: &SandboxId) {
         let of_it: Vec<_> = self
             .under_way()
@@ -123,7 +127,7 @@ impl Keeper {
         self.shelf.tidy().await
     }
 
-    /// The progress of an exec, and whether it is new here.
+    /// Returns the progress of an exec's collection, and creates it if needed. The flag is true if it is new.
     pub fn progress(&self, of: &Of, launch: Launch) -> Result<(Arc<Progress>, bool), Error> {
         let mut under_way = self.under_way();
         if let Some(progress) = under_way.get(of) {
@@ -151,7 +155,7 @@ impl Keeper {
 
 impl Progress {
     pub async fn until_done(&self) {
-        // We hold the sender.
+        // Cannot fail: `self` holds the sender.
         let _ = self.done.subscribe().wait_for(|done| *done).await;
     }
 }

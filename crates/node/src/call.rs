@@ -1,4 +1,4 @@
-//! A call: one use of a sandbox. While it is held, the sandbox is not idle.
+//! A call: one use of a sandbox by a caller. While a call is held, the sandbox is not idle.
 
 mod code;
 
@@ -18,11 +18,11 @@ use crate::artifacts::regular_files;
 use crate::handle::Handle;
 use crate::message::DriverMessage;
 
-/// A call in progress: as long as it is held, the sandbox is not idle.
+/// A call in progress. While it is held, the sandbox is not idle.
 pub struct Call {
     handle: Arc<Handle>,
     sandbox: Arc<Sandbox>,
-    /// Whether its files are opened as root.
+    /// True if its files are opened as root.
     root_files: bool,
 }
 
@@ -36,11 +36,12 @@ impl Call {
         Ok(Self { handle: Arc::clone(handle), sandbox, root_files: false })
     }
 
-    /// Starts a command or code under this id, with the template's variables and directory where it has none of its own.
-    /// The same call again starts nothing. Artifacts are kept by [`crate::Node::start_exec`].
+    /// Starts a command or code under this id. The template provides variables and a directory that the spec
+    /// does not set. Repeating the request starts nothing. Artifacts are kept by [`crate::Node::start_exec`]
+    /// only.
     ///
     /// # Errors
-    /// As [`Sandbox::start_exec`].
+    /// See [`Sandbox::start_exec`].
     pub async fn start_exec(&self, id: &ExecId, spec: ExecSpec) -> Result<ExecInfo, Error> {
         let spec = self.prepared(spec).await?;
         let info = self.sandbox.start_exec(id, &spec).await?;
@@ -48,10 +49,11 @@ impl Call {
         Ok(info)
     }
 
-    /// Starts it in the same way, to read what it writes from the first byte on.
+    /// Starts an exec like [`Call::start_exec`], and returns a reader that begins at the first byte of its
+    /// output.
     ///
     /// # Errors
-    /// As [`Call::start_exec`].
+    /// See [`Call::start_exec`].
     pub async fn start_exec_and_read(&self, id: &ExecId, spec: ExecSpec) -> Result<(ExecInfo, Exec), Error> {
         let spec = self.prepared(spec).await?;
         let begun = self.sandbox.start_exec_and_read(id, &spec).await?;
@@ -59,7 +61,7 @@ impl Call {
         Ok(begun)
     }
 
-    /// What the guest is asked for.
+    /// Validates a spec and completes it for the guest.
     async fn prepared(&self, spec: ExecSpec) -> Result<ExecSpec, Error> {
         let record = self.handle.record();
         spec.check().and_then(|()| spec.check_root(record.rooted)).map_err(Error::Request)?;
@@ -74,7 +76,7 @@ impl Call {
         Ok(spec)
     }
 
-    /// Has the sandbox looked at when the exec should have ended.
+    /// Schedules a check of the sandbox for the time by which the exec should have ended.
     fn due(&self, spec: &ExecSpec) {
         if let Some(deadline) = spec.deadline_ms {
             let whole = deadline + spec.grace_ms.unwrap_or(limits::GRACE_MS) + guest_client::exec::OVERDUE_MS;
@@ -83,63 +85,65 @@ impl Call {
         }
     }
 
-    /// The sandbox.
+    /// Returns the id of the sandbox.
     pub fn id(&self) -> &SandboxId {
         self.handle.id()
     }
 
-    /// The home of the user that code runs as.
+    /// Returns the home directory of the user that code runs as.
     pub fn home(&self) -> String {
         let record = self.handle.record();
         record.env.get("HOME").cloned().unwrap_or_else(|| format!("/home/{}", limits::USER))
     }
 
-    /// The directory that its template has commands start in, if it says one.
+    /// Returns the directory in which commands start, if the template sets one.
     pub fn directory(&self) -> Option<String> {
         self.handle.record().cwd
     }
 
-    /// Whether root of its own user namespace may run commands.
+    /// Returns true if root of the sandbox's own user namespace may run commands.
     pub fn has_root(&self) -> bool {
         self.handle.record().rooted
     }
 
-    /// A reader of an exec.
+    /// Returns a reader of an exec.
     pub fn exec_reader(&self, id: ExecId) -> Exec {
         self.sandbox.exec_reader(id)
     }
 
-    /// Connects to a port inside. The sandbox is in use for as long as the connection is held.
+    /// Connects to a port in the sandbox. The connection counts as a call for as long as it is held.
     ///
     /// # Errors
-    /// Nothing listens there, the sandbox has as many connections as it may, or has ended.
+    /// Nothing listens on the port, the sandbox has reached its maximum number of connections, or it has
+    /// ended.
     pub async fn dial(self, port: u16) -> Result<Port, Error> {
         let sandbox = Arc::clone(&self.sandbox);
         sandbox.dial(port, Some(Box::new(self))).await
     }
 
-    /// The regular files below a folder of the sandbox, in the order of their paths; and whether all were looked at.
+    /// Lists the regular files below a folder of the sandbox in the order of their paths. The flag is true if
+    /// the list is complete.
     ///
     /// # Errors
-    /// The sandbox has ended, or does not answer.
+    /// The sandbox has ended or does not respond.
     pub async fn regular_files(&self, folder: &str) -> Result<(Vec<FileInfo>, bool), Error> {
         regular_files(&self.files(), folder).await
     }
 
-    /// All its execs.
+    /// Lists all execs of the sandbox.
     ///
     /// # Errors
-    /// As [`Sandbox::execs`].
+    /// See [`Sandbox::execs`].
     pub async fn execs(&self) -> Result<Vec<ExecInfo>, Error> {
         self.sandbox.execs().await
     }
 }
 
 impl Call {
-    /// The same call, whose files are opened as root of the sandbox's own user namespace.
+    /// Opens the files of this call as root of the sandbox's own user namespace.
     ///
     /// # Errors
-    /// The sandbox has no root.
+    /// Root may not run commands in the sandbox.
     pub fn with_root_files(mut self) -> Result<Self, Error> {
         let root = ExecSpec { uid: Some(0), ..ExecSpec::default() };
         root.check_root(self.has_root()).map_err(Error::Request)?;
@@ -147,17 +151,17 @@ impl Call {
         Ok(self)
     }
 
-    /// Whose call it is.
+    /// Returns the handle of the sandbox.
     pub(crate) fn handle(&self) -> &Arc<Handle> {
         &self.handle
     }
 
-    /// The sandbox.
+    /// Returns the connection to the sandbox.
     pub(crate) fn sandbox(&self) -> &Sandbox {
         &self.sandbox
     }
 
-    /// The files of its sandbox, for as long as the call is held.
+    /// Returns access to the files of the sandbox, for as long as the call is held.
     pub fn files(&self) -> Files {
         let files = self.sandbox.files(self.handle.shown().limits.disk_bytes);
         if self.root_files { files.as_root() } else { files }
@@ -170,7 +174,7 @@ impl Drop for Call {
     }
 }
 
-/// Root with a home of its own: the template's variables are its user's.
+/// Gives root its own home, because the template's variables are those of the normal user.
 fn at_home(mut spec: ExecSpec) -> ExecSpec {
     for (name, value) in [("HOME", "/root"), ("USER", "root"), ("LOGNAME", "root")] {
         spec.env.entry(name.into()).or_insert_with(|| value.into());

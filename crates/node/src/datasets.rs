@@ -1,11 +1,12 @@
-//! Datasets: files that a project keeps here, put into its sandboxes before anything runs in them.
+//! Datasets: files that a project stores here, copied into its sandboxes before their first run.
 //!
 //! ```text
-//! <data>/datasets/<project>/<name>/dataset.json      which of the contents it is: replaced in one step
-//!                                 /<random>          contents; those that no dataset.json names are nobody's
+//! <data>/datasets/<project>/<name>/dataset.json      names the current content; replaced atomically
+//!                                 /<random>          content of one upload; unreferenced unless dataset.json names it
 //! ```
 //!
-//! They are written into a sandbox by its guest, as the user that code runs as, and compared by their hash before they are shown.
+//! The guest of a sandbox writes them, as the user that code runs as, and verifies their hash before they
+//! become visible.
 
 use std::collections::BTreeMap;
 use std::path::Path as FsPath;
@@ -33,11 +34,11 @@ const POINTER: &str = "dataset.json";
 /// The datasets of all projects.
 pub struct Datasets {
     objects: Objects,
-    /// Whoever counts what a project has is alone with it until it has more.
+    /// Held while datasets are counted and one is added, so that concurrent uploads cannot exceed the limit.
     counting: Mutex<()>,
 }
 
-/// A dataset that is being put here. Dropping it leaves the one before.
+/// An upload of a dataset in progress. Dropping it leaves an existing dataset unchanged.
 pub struct Putting<'a> {
     datasets: &'a Datasets,
     project: String,
@@ -47,14 +48,14 @@ pub struct Putting<'a> {
     incoming: Incoming,
 }
 
-/// What is written down of a dataset.
+/// Metadata of a dataset, with the name of its content.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Pointer {
     dataset: Dataset,
     object: String,
 }
 
-/// A dataset and where in a sandbox it goes.
+/// A dataset and its path in a sandbox.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
     project: String,
@@ -70,10 +71,10 @@ impl Datasets {
         Ok(Self { objects, counting: Mutex::default() })
     }
 
-    /// The datasets of a project, by name.
+    /// Lists the datasets of a project, ordered by name.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn list(&self, project: &str) -> Result<Vec<Dataset>, Error> {
         let mut all = Vec::new();
         for name in self.objects.names(&key([project])).await? {
@@ -82,10 +83,12 @@ impl Datasets {
         Ok(all)
     }
 
-    /// Begins a dataset, which replaces the one of that name when it is whole. Until then both count against the project's quota.
+    /// Starts an upload, which replaces an existing dataset of that name once it is complete. Until then both
+    /// count against the project's quota.
     ///
     /// # Errors
-    /// The name is none, the project has as many as it may, or has no room for so many bytes, where it is known how many come.
+    /// The name is invalid, the project has reached its maximum number of datasets, or its quota has no room
+    /// for `size_bytes`.
     pub async fn begin(
         &self,
         project: &str,
@@ -104,10 +107,10 @@ impl Datasets {
         Ok(Putting { datasets: self, project, name, object, sha256, incoming })
     }
 
-    /// Removes a dataset. One that is not there is success.
+    /// Removes a dataset. Succeeds if it does not exist.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn remove(&self, project: &str, name: &str) -> Result<(), Error> {
         check_name(name).map_err(Error::Request)?;
         let _counting = self.counting.lock().await;
@@ -115,7 +118,7 @@ impl Datasets {
         self.objects.remove_below(&key([project, name]), None).await
     }
 
-    /// The datasets that a sandbox is to have, if they are there.
+    /// Returns the datasets for a sandbox. Fails if one does not exist.
     pub(crate) async fn resolve(
         &self,
         project: &str,
@@ -133,8 +136,8 @@ impl Datasets {
         Ok(placed)
     }
 
-    /// Puts datasets into a sandbox that was just started. Of one that cannot have them nothing is left. One that nobody wants any
-    /// more is given back at once.
+    /// Copies datasets into a sandbox that was just started. If that fails, removes the sandbox. If the start
+    /// is abandoned meanwhile, returns the sandbox at once.
     pub(crate) async fn put_in(
         &self,
         sandbox: Sandbox,
@@ -157,7 +160,7 @@ impl Datasets {
             put = tokio::time::timeout(within, put) => {
                 put.unwrap_or(Err(Error::Deadline { what: "copying datasets into the sandbox", after: within }))
             }
-            // A channel that is closed says nothing: whoever started this is gone.
+            // A closed channel does not match: the copy continues if the sender is gone.
             Ok(_) = unwanted.wait_for(|unwanted| *unwanted) => Ok(()),
         };
         match put {
@@ -169,11 +172,12 @@ impl Datasets {
         }
     }
 
-    /// Removes what killed servers and clients that went away left: contents that no dataset names.
+    /// Removes contents that no dataset references, left by killed servers and disconnected clients.
     pub(crate) async fn tidy(&self) -> Result<(), Error> {
         self.objects.sweep().await?;
         for project in self.objects.names(&Path::default()).await? {
-            // Contents are whole, and not named yet, only as long as somebody has this.
+            // An upload completes its content and references it under this lock, so unreferenced contents
+            // found here are garbage.
             let _counting = self.counting.lock().await;
             for name in self.objects.names(&key([&*project])).await? {
                 let named = self.pointer(&project, &name).await?.map(|pointer| pointer.object);
@@ -183,7 +187,7 @@ impl Datasets {
         Ok(())
     }
 
-    /// Removes the contents of a dataset but these.
+    /// Removes all contents of a dataset except `object`.
     async fn remove_others(&self, project: &str, name: &str, object: Option<&str>) -> Result<(), Error> {
         let mut found = self.objects.below(&key([project, name]));
         while let Some(meta) = found.next().await {
@@ -213,7 +217,8 @@ impl Datasets {
         writing.finish().await.map(drop).map_err(told)
     }
 
-    /// The hash and the bytes of a dataset; if it was replaced since it was asked for, of the one in its place.
+    /// Returns the hash and the content of a dataset. If it was replaced since the request, returns those of
+    /// the new dataset.
     async fn contents(&self, placed: &Placed) -> Result<(String, Outgoing), Error> {
         let name = &placed.dataset.name;
         if let Some(outgoing) = self.objects.read(&placed.key).await? {
@@ -229,7 +234,7 @@ impl Datasets {
         Ok(self.objects.json(&key([project, name, POINTER])).await?.map(|(pointer, _)| pointer))
     }
 
-    /// Refuses one more dataset than a project may have.
+    /// Refuses a dataset that would exceed the maximum number of datasets of the project.
     async fn check_count(&self, project: &str, name: &str) -> Result<(), Error> {
         let others = self.objects.names(&key([project])).await?;
         let count = others.iter().filter(|other| *other != name).count() + 1;
@@ -242,10 +247,10 @@ impl Datasets {
 }
 
 impl Putting<'_> {
-    /// Takes bytes.
+    /// Appends bytes.
     ///
     /// # Errors
-    /// It is too large, the quota is used up, or the machine has no room for it.
+    /// The dataset is too large, the quota is exceeded, or the disk is full.
     pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
         let size = self.incoming.size_bytes().saturating_add(bytes.len() as u64);
         if size > DATASET_BYTES_MAX {
@@ -258,10 +263,10 @@ impl Putting<'_> {
         self.incoming.push(bytes).await.map_err(full)
     }
 
-    /// Has it there, whole, in the place of the one before.
+    /// Completes the upload and replaces an existing dataset atomically.
     ///
     /// # Errors
-    /// As [`Putting::push`]; and its hash is not the one that was promised.
+    /// See [`Putting::push`]. In addition: the hash differs from the announced one.
     pub async fn finish(self) -> Result<Dataset, Error> {
         let (size_bytes, sha256) = (self.incoming.size_bytes(), self.incoming.sha256());
         if self.sha256.as_ref().is_some_and(|promised| *promised != sha256) {
@@ -281,7 +286,7 @@ impl Putting<'_> {
             datasets.objects.remove(&own).await?;
             return Err(full(error));
         }
-        // What was there before is nobody's now.
+        // The previous content is now unreferenced.
         datasets.remove_others(&project, &name, Some(&object)).await?;
         Ok(dataset)
     }
@@ -363,7 +368,7 @@ mod tests {
         let datasets = Datasets::open(data.path(), 0, &ledger).unwrap();
         ledger.set_quota("p", 20_000);
         put(&datasets, "a", b"12345").await.unwrap();
-        // What says of a dataset which it is counts too, and so does what is on its way.
+        // The metadata of a dataset counts against the quota too, and so do uploads in progress.
         let mut coming = datasets.begin("p", "b", None, Some(5)).await.unwrap();
         coming.push(&Bytes::from_static(b"12345")).await.unwrap();
         assert_eq!(code(datasets.begin("p", "c", None, Some(8000)).await), ErrorCode::QuotaExceeded);
@@ -390,7 +395,7 @@ mod tests {
     async fn contents_that_no_dataset_names_are_removed_and_others_are_not() {
         let (_data, datasets) = datasets();
         put(&datasets, "a.csv", b"named").await.unwrap();
-        // As a server leaves them that is killed between the contents and their name.
+        // Simulates a server that is killed between writing contents and referencing them.
         for name in ["a.csv", "never.csv"] {
             let mut left = datasets.objects.begin(&key(["p", name, "left"])).await.unwrap();
             left.push(&Bytes::from_static(b"left")).await.unwrap();

@@ -27,19 +27,20 @@ use egress::Attendant;
 use start::Start;
 pub(crate) use start::StartFor;
 
-/// Between two tries to remove what could not be removed.
+/// Delay between two attempts to remove a sandbox.
 const TEAR_DOWN_AGAIN: Duration = Duration::from_secs(1);
-/// The longest sleep: the machine may have slept meanwhile, which only another clock tells.
+/// Maximum sleep between two checks. Timers stop while the machine is suspended, so the boot clock must be
+/// read this often.
 const SLEEP_MAX: Duration = Duration::from_secs(10);
-/// When a guest did not answer, it is asked again after this.
+/// Delay before an unresponsive guest is checked again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// Where a driver begins.
+/// The point at which a driver enters the life of a sandbox.
 pub(crate) enum Beginning {
-    /// The sandbox is to be made.
+    /// Create the sandbox.
     Start(StartFor),
-    /// It runs, was made by a process that is gone, and is in our hand now.
+    /// Take over a running or paused sandbox from a process that is gone.
     Adopt,
-    /// What is left of it is to be removed.
+    /// Remove the remains of the sandbox.
     End(EndReason),
 }
 
@@ -54,11 +55,11 @@ pub(crate) struct Driver {
     attendant: Option<Attendant>,
     /// The error with which the start failed, for the record.
     error: Option<api::Error>,
-    /// Tells the guest how long it lives, after that changed.
+    /// Sends a changed time to live to the guest, in the background.
     telling: Option<AbortOnDropHandle<()>>,
-    /// Whether the processes of a paused sandbox are known to be frozen.
+    /// True if the processes of a paused sandbox are known to be frozen.
     frozen: bool,
-    /// Those who wait for the pause.
+    /// Requests that wait for the pause.
     pause_replies: Vec<Reply>,
     /// The request to resume that is being executed.
     resume_request: Option<ResumeRequest>,
@@ -176,7 +177,7 @@ impl Driver {
     }
 }
 
-/// What the readers of its execs are told.
+/// Returns the cause of the loss that readers of the sandbox's execs receive.
 fn lost_by(reason: EndReason) -> LostCause {
     match reason {
         EndReason::Expired => LostCause::Expired,

@@ -1,17 +1,17 @@
-//! What was decided about connections that leave sandboxes.
+//! Decisions about the outgoing connections of sandboxes.
 
 use api::SandboxId;
 pub use egress::gate::upstream::Upstreams;
 pub use egress::{Broker, Decision, Gate, Party, Told};
 pub use guest_client::egress::{attend, fixed, packages, pointed};
 
-/// What was decided, and for whom.
+/// A decision, with the sandbox and the project that it applies to.
 #[derive(Clone, Debug)]
 pub struct Decided {
-    /// The sandbox that asked.
+    /// The sandbox that requested the connection.
     pub sandbox: SandboxId,
-    /// Its project.
+    /// The project of the sandbox.
     pub project: String,
-    /// What for, and what the answer was.
+    /// The request and the verdict.
     pub decision: Decision,
 }

@@ -1,7 +1,8 @@
-//! What a session keeps, whatever becomes of its sandboxes: files of its runs, datasets, records, output.
+//! The folder of a session: files, datasets, records and output that are kept independently of its sandboxes.
 //!
-//! The files are named in a *manifest*, which is written last and in one step; their bytes are objects with numbers, so that no name of
-//! a sandbox ever becomes one of the host's. Everything comes and goes through the guest. One writer at a time: the session's turn.
+//! The files are listed in a *manifest*, which is replaced atomically after their contents are written. The
+//! contents are objects with numbers as names, so that no name from a sandbox becomes a name on the host. All
+//! transfers go through the guest. There is one writer at a time: the task that holds the session's turn.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,11 +20,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::Call;
 
-/// What all files of one session may have together: a few sandboxes with the usual disk.
+/// Maximum total size of the files of one session: a few sandboxes with the default disk.
 const FOLDER_BYTES_MAX: u64 = 4 << 30;
-/// Files of one session. Each is put into a sandbox, and taken out of it, by a process of its own.
+/// Maximum number of files of one session. Each of them is written and read by a separate process in the
+/// sandbox.
 const FOLDER_FILES_MAX: usize = 250;
-/// Files that are put into a sandbox at once: each is a process inside.
+/// Maximum number of files written to a sandbox at the same time. Each needs a process in the sandbox.
 const GIVEN_AT_ONCE: usize = 4;
 const MANIFEST: &str = "manifest";
 const FILES: &str = "files";
@@ -36,47 +38,47 @@ pub struct Folder {
     session: SessionId,
 }
 
-/// Which files a folder has.
+/// List of the files in a folder.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Manifest {
-    /// The number of the next object.
+    /// Number for the next object.
     next: u64,
     files: BTreeMap<String, Kept>,
-    /// Objects that are nobody's once this is written.
+    /// Objects that are unreferenced once this manifest is written.
     #[serde(skip)]
     replaced: Vec<u64>,
 }
 
-/// A file that is kept.
+/// A stored file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
     number: u64,
-    /// Its size.
+    /// Size of the file.
     pub size_bytes: u64,
-    /// Where it is in a sandbox, percent-encoded.
+    /// Path in a sandbox, percent-encoded.
     path: String,
     mode: u32,
 }
 
 impl Folder {
-    /// The folder of a session, whether or not it holds anything.
+    /// Creates access to the folder of a session, which may be empty.
     pub(crate) fn new(objects: Arc<Objects>, project: &str, session: &SessionId) -> Self {
         Self { objects, project: project.to_owned(), session: session.clone() }
     }
 }
 
 impl Manifest {
-    /// The names of all files, and what is known of each, in order.
+    /// Returns the names and metadata of all files, in order.
     pub fn files(&self) -> impl Iterator<Item = (&str, &Kept)> {
         self.files.iter().map(|(name, kept)| (name.as_str(), kept))
     }
 
-    /// One of them.
+    /// Returns the metadata of one file.
     pub fn file(&self, name: &str) -> Option<&Kept> {
         self.files.get(name)
     }
 
-    /// Forgets files of which this says so.
+    /// Removes files from the list if `is_gone` returns true for their names.
     pub fn forget(&mut self, mut is_gone: impl FnMut(&str) -> bool) {
         let replaced = &mut self.replaced;
         self.files.retain(|name, kept| {
@@ -100,18 +102,18 @@ impl Manifest {
 }
 
 impl Folder {
-    /// Which files it has.
+    /// Reads the list of files.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn manifest(&self) -> Result<Manifest, Error> {
         Ok(self.json(&[MANIFEST]).await?.unwrap_or_default())
     }
 
-    /// Has the files be these from now on.
+    /// Replaces the list of files, and then removes unreferenced objects.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn save(&self, manifest: &mut Manifest) -> Result<(), Error> {
         self.put_json(&[MANIFEST], manifest).await?;
         for number in manifest.replaced.drain(..) {
@@ -120,10 +122,11 @@ impl Folder {
         Ok(())
     }
 
-    /// Takes a file out of a sandbox, under this name. False where there is no room for it, or it is gone or being written to.
+    /// Copies a file from a sandbox to the folder, under this name. Returns false if there is no room for it,
+    /// or if it was removed or is being written to.
     ///
     /// # Errors
-    /// The sandbox has ended or broke the protocol; or what the file system said.
+    /// The sandbox has ended or violated the protocol, or the file system failed.
     pub async fn take(
         &self,
         manifest: &mut Manifest,
@@ -169,10 +172,11 @@ impl Folder {
         Ok(true)
     }
 
-    /// Puts a file of ours there, to be at this path of every later sandbox. False where there is no room for it.
+    /// Stores a file that is not from a sandbox, to be copied to `path` of every later sandbox. Returns false
+    /// if there is no room.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn put(
         &self,
         manifest: &mut Manifest,
@@ -190,13 +194,14 @@ impl Folder {
         Ok(true)
     }
 
-    /// Puts all files into a sandbox, where they were.
+    /// Copies all files to their paths in a sandbox.
     ///
     /// # Errors
-    /// The first that could not be: there is no room for it, or the sandbox has ended.
+    /// A file could not be copied: the sandbox is out of space or has ended.
     pub async fn give(&self, manifest: &Manifest, call: &Call) -> Result<(), Error> {
         let files = call.files();
-        // Boxed: what borrows from here is not general enough for a task otherwise.
+        // Boxed, because the compiler cannot prove that the borrowing futures are general enough for a
+        // spawned task.
         let given: Vec<_> =
             manifest.files.values().map(|kept| self.give_back(&files, kept).boxed()).collect();
         stream::iter(given).buffer_unordered(GIVEN_AT_ONCE).try_collect::<()>().await
@@ -210,18 +215,18 @@ impl Folder {
         }
     }
 
-    /// The bytes of a file.
+    /// Opens the content of a file.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn contents(&self, kept: &Kept) -> Result<Option<Outgoing>, Error> {
         self.read(&[FILES, &kept.number.to_string()]).await
     }
 
-    /// Removes all files; says how many there were.
+    /// Removes all files. Returns their number.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn clear(&self) -> Result<usize, Error> {
         let mut manifest = self.manifest().await?;
         let count = manifest.files.len();
@@ -230,50 +235,50 @@ impl Folder {
         Ok(count)
     }
 
-    /// Removes all that is kept under these names, or all of the folder.
+    /// Removes all objects below the path that these names form, or the whole folder if `names` is empty.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn remove(&self, names: &[&str]) -> Result<(), Error> {
         self.objects.remove_below(&self.key(names), None).await
     }
 
-    /// Begins something beside the files.
+    /// Starts to write an object that is not in the list of files.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn begin(&self, names: &[&str]) -> Result<Incoming, Error> {
         self.objects.begin(&self.key(names)).await
     }
 
-    /// Opens something beside the files.
+    /// Opens an object that is not in the list of files.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn read(&self, names: &[&str]) -> Result<Option<Outgoing>, Error> {
         self.objects.read(&self.key(names)).await
     }
 
-    /// Keeps something small beside the files.
+    /// Writes a small object that is not in the list of files.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn put_json(&self, names: &[&str], value: &impl Serialize) -> Result<(), Error> {
         self.objects.put_json(&self.key(names), value).await
     }
 
-    /// Reads something small.
+    /// Reads a small object.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn json<T: DeserializeOwned>(&self, names: &[&str]) -> Result<Option<T>, Error> {
         Ok(self.objects.json(&self.key(names)).await?.map(|(value, _)| value))
     }
 
-    /// Begins something of at most so many bytes, for which the disk has room.
+    /// Starts to write an object of at most `bytes`, if the disk has room for it.
     ///
     /// # Errors
-    /// It has none, or what the file system said.
+    /// The disk has no room, or the file system failed.
     pub async fn begin_within(&self, names: &[&str], bytes: u64) -> Result<Incoming, Error> {
         if !self.objects.has_room(bytes) {
             return Err(Error::Request(no_room()));
@@ -281,7 +286,7 @@ impl Folder {
         self.begin(names).await
     }
 
-    /// Begins a file, and says its number. Nothing where there is no room for it.
+    /// Starts to write a file and returns its number, or `None` if there is no room for it.
     async fn begin_file(
         &self,
         manifest: &mut Manifest,
@@ -325,10 +330,10 @@ fn no_room() -> api::Error {
     }
 }
 
-/// Writes an object into a sandbox, whole or not at all.
+/// Writes an object to a file in a sandbox, atomically.
 ///
 /// # Errors
-/// What the sandbox refused, or its end.
+/// The sandbox refused the file or has ended.
 pub async fn give(files: &Files, path: FilePath, mode: u32, mut outgoing: Outgoing) -> Result<(), Error> {
     let ask = FileAsk::Write {
         path,

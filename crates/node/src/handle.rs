@@ -1,4 +1,4 @@
-//! One sandbox as everybody sees it: what is published of it, and who is using it.
+//! Handle of one sandbox: its published record and its current use.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,46 +18,46 @@ use crate::journal::{Ports, Record};
 use crate::message::DriverMessage;
 use crate::secrets::Vault;
 
-/// A guest is told how long it lives within this.
+/// Timeout for sending the time to live to a guest.
 pub(crate) const LIFE_WITHIN: Duration = Duration::from_secs(10);
-/// Time that a guest lives longer than its sandbox if the server is to pause the sandbox at its timeout. The server does that in time if
-/// it runs; a server that was stopped for longer finds the sandbox expired.
+/// Extra time that a guest lives beyond its sandbox's time to live if the server pauses the sandbox at its
+/// timeout. A running server pauses it in time; a server that was down for longer finds the sandbox expired.
 pub(crate) const GUEST_MARGIN: Duration = Duration::from_secs(3600);
 
-/// One sandbox as everybody sees it.
+/// Handle of one sandbox, shared by its driver and all other tasks.
 pub(crate) struct Handle {
     id: SandboxId,
     record: watch::Sender<Record>,
-    /// There while it runs.
+    /// Present from the end of the start until the sandbox has ended.
     sandbox: Mutex<Option<Arc<Sandbox>>>,
     inbox: mpsc::Sender<DriverMessage>,
-    /// Calls in progress.
+    /// Number of calls in progress.
     calls: AtomicU32,
     uses: Mutex<Uses>,
-    /// What may leave it, for those who let it.
+    /// Current egress policy, for the tasks that enforce it.
     policy: watch::Sender<Policy>,
     saving: Mutex<()>,
-    /// Held while its guest is told how long it lives, until that is recorded.
+    /// Held while the guest's time to live is changed, until the change is recorded.
     lifetime: tokio::sync::Mutex<()>,
-    /// Who keeps the secrets that its policy may bind.
+    /// Vault with the secrets that its policy may bind.
     vault: Arc<dyn Vault>,
-    /// The authority that its programs were told to trust, if they were.
+    /// Certificate of the authority that its programs trust, if one was installed.
     trusted: Mutex<Option<String>>,
-    /// Whether its guest was told what its interpreter begins with.
+    /// True if its guest has received the configuration of its interpreter.
     prepared: AtomicBool,
-    /// Whether its memory and disk are taken, while it is starting.
+    /// True if its memory and disk are allocated. Relevant while it is starting.
     made: AtomicBool,
-    /// The request that asked for its end.
+    /// Span of the request that stops it.
     asker: Mutex<Option<Span>>,
 }
 
-/// When a sandbox was last used, and when it must be looked at.
+/// Last use of a sandbox, and the times at which its execs must be checked.
 struct Uses {
     active: Instant,
     idle: Duration,
-    /// When the first exec with a deadline should have ended.
+    /// Time at which the first exec with a deadline should have ended.
     due: Option<Instant>,
-    /// When its execs are to be asked for in any case: what they are due is not known.
+    /// Time at which its execs must be checked in any case, because their deadlines are not known.
     look: Option<Instant>,
 }
 
@@ -86,12 +86,12 @@ impl Handle {
         &self.id
     }
 
-    /// What is written down of it.
+    /// Returns its journal record.
     pub fn record(&self) -> Record {
         self.record.borrow().clone()
     }
 
-    /// Whether its ports pass a check. Nothing is copied: every sandbox may be asked for one request.
+    /// Checks its ports without copying them: one request may check the ports of every sandbox.
     pub fn has_ports(&self, is_right: impl Fn(&Ports) -> bool) -> bool {
         is_right(&self.record.borrow().ports)
     }
@@ -101,7 +101,7 @@ impl Handle {
         locked(&self.saving)
     }
 
-    /// What is shown of it.
+    /// Returns the sandbox as clients see it.
     pub fn shown(&self) -> Shown {
         self.record.borrow().sandbox.clone()
     }
@@ -114,22 +114,23 @@ impl Handle {
         self.record.borrow().expires_boot_ms
     }
 
-    /// Says something to its driver. A driver whose inbox is full has enough to do and will look at everything.
+    /// Sends a message to its driver without waiting. A full inbox drops the message: a driver that is this
+    /// busy checks all limits afterwards.
     pub fn tell(&self, message: DriverMessage) {
         let _ = self.inbox.try_send(message);
     }
 
-    /// Says something that must be heard.
+    /// Sends a message to its driver, and waits for space in the inbox.
     pub async fn insist(&self, message: DriverMessage) {
         let _ = self.inbox.send(message).await;
     }
 
-    /// Waits until its state is one of these.
+    /// Waits until its state satisfies `wanted`.
     pub async fn until(&self, wanted: impl Fn(SandboxState) -> bool) -> Shown {
         let mut watch = self.record.subscribe();
         match watch.wait_for(|record| wanted(record.sandbox.state)).await {
             Ok(record) => record.sandbox.clone(),
-            // We hold the sender.
+            // Unreachable: `self` holds the sender.
             Err(_) => self.shown(),
         }
     }
@@ -150,53 +151,54 @@ impl Handle {
         locked(&self.uses).idle
     }
 
-    /// Whoever tells its guest how long it lives holds this lock, so that the last one told is the one recorded.
+    /// Locks the guest's time to live, so that the last value sent to the guest is the recorded one.
     ///
     /// # Errors
-    /// Others hold it for too long, because the guest does not answer them.
+    /// The wait timed out: the guest does not respond to the current holder of the lock.
     pub async fn lifetime(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
         let what = "telling the sandbox its time to live";
         let lock = tokio::time::timeout(LIFE_WITHIN, self.lifetime.lock());
         lock.await.map_err(|_| Error::Deadline { what, after: LIFE_WITHIN })
     }
 
-    /// How long it may still live.
+    /// Returns its remaining time to live.
     pub fn left(&self) -> Duration {
         Duration::from_millis(self.expires_boot_ms().saturating_sub(host::clock::boot_ms()))
     }
 
-    /// Whether it is paused, being paused, or being resumed: then its guest does not answer.
+    /// Returns true if it is paused, being paused, or being resumed. Its guest does not respond then.
     pub fn is_paused(&self) -> bool {
         self.sandbox().is_some_and(|sandbox| sandbox.link().is_paused())
     }
 
-    /// Whether it was made ahead and is nobody's yet: then it is not there for anybody.
+    /// Returns true if it was pre-warmed and is not claimed yet. Such a sandbox is invisible to clients.
     pub fn is_pooled(&self) -> bool {
         self.record.borrow().pooled
     }
 
-    /// The request under way asks for its end: what that takes is told of it.
+    /// Records the request that stops it, so that the stop appears in the trace of that request. Only the
+    /// first request counts.
     pub fn asked_by(&self, request: Span) {
         locked(&self.asker).get_or_insert(request);
     }
 
-    /// Who asked for its end.
+    /// Takes the span of the request that stops it.
     pub fn take_asker(&self) -> Option<Span> {
         locked(&self.asker).take()
     }
 
-    /// Whether its memory and disk are taken.
+    /// Returns true if its memory and disk are allocated.
     pub fn is_made(&self) -> bool {
         self.made.load(Ordering::Acquire)
     }
 
-    /// They are from now on.
+    /// Records that its memory and disk are allocated.
     pub fn now_made(&self) {
         self.made.store(true, Ordering::Release);
     }
 
-    /// Replaces the record, and what is derived from it. Only two callers: [`crate::update`], and the pool for a claimed sandbox,
-    /// whose record is journalled together with its next phase.
+    /// Replaces the record and the values derived from it. Only two callers: [`crate::update`], and the pool
+    /// for a claimed sandbox, whose record is journalled together with its next phase.
     pub fn replace(&self, record: Record) {
         locked(&self.uses).idle = Duration::from_millis(record.sandbox.idle_ms);
         let policy = record.sandbox.policy.clone();
@@ -208,52 +210,52 @@ impl Handle {
         });
     }
 
-    /// What may leave it, now and later.
+    /// Subscribes to its egress policy.
     pub fn policy(&self) -> watch::Receiver<Policy> {
         self.policy.subscribe()
     }
 
-    /// Who keeps the secrets that its policy may bind.
+    /// Returns the vault with the secrets that its policy may bind.
     pub fn vault(&self) -> &Arc<dyn Vault> {
         &self.vault
     }
 
-    /// Whether its programs were told to trust this authority.
+    /// Returns true if its programs trust this authority.
     pub fn trusts(&self, certificate: &str) -> bool {
         locked(&self.trusted).as_deref() == Some(certificate)
     }
 
-    /// They were told now.
+    /// Records that its programs trust this authority.
     pub fn now_trusts(&self, certificate: &str) {
         *locked(&self.trusted) = Some(certificate.to_owned());
     }
 
-    /// Whether its guest was told what its interpreter begins with.
+    /// Returns true if its guest has received the configuration of its interpreter.
     pub fn is_prepared(&self) -> bool {
         self.prepared.load(Ordering::Acquire)
     }
 
-    /// It was told now.
+    /// Records that its guest has received the configuration of its interpreter.
     pub fn now_prepared(&self) {
         self.prepared.store(true, Ordering::Release);
     }
 
-    /// What an exec is asked to do, and what the policy and the template say where it does not.
+    /// Completes the spec of an exec with the variables and the directory from the policy and the template.
     pub fn dressed(&self, record: &Record, spec: ExecSpec) -> ExecSpec {
         let policy = &record.sandbox.policy;
-        // What a policy binds stands before what a template says.
+        // Variables from the policy take precedence over those of the template.
         let spec = crate::secrets::pointed(policy, &self.id, spec);
         let spec = template::apply(&record.env, record.cwd.as_ref(), spec);
         guest_client::egress::pointed(policy, spec)
     }
 
-    /// It was in use then.
+    /// Records a use at this time.
     pub fn active(&self, then: Instant) {
         let mut uses = locked(&self.uses);
         uses.active = uses.active.max(then);
     }
 
-    /// How long until it is idle, as far as is known here.
+    /// Returns the time until it is idle, as far as the node knows.
     pub fn idle_left(&self, now: Instant) -> Duration {
         let uses = locked(&self.uses);
         if self.calls.load(Ordering::Acquire) > 0 {
@@ -262,31 +264,33 @@ impl Handle {
         (uses.active + uses.idle).saturating_duration_since(now)
     }
 
-    /// It was resumed then. When its execs are due is asked of its guest, because the time of the pause does not count.
+    /// Records that it was resumed. The deadlines of its execs must be read from its guest again, because
+    /// paused time does not count.
     pub fn resumed(&self, then: Instant) {
         let mut uses = locked(&self.uses);
         (uses.active, uses.due, uses.look) = (then, None, Some(then));
     }
 
-    /// When its execs are to be looked at next, for another reason than that it may be idle.
+    /// Returns the time of the next check of its execs for any reason other than idle time.
     pub fn next_look(&self) -> Option<Instant> {
         let uses = locked(&self.uses);
         uses.due.into_iter().chain(uses.look).min()
     }
 
-    /// An exec should have ended by then.
+    /// Records the time by which an exec should have ended.
     pub fn due_at(&self, at: Instant) {
         let mut uses = locked(&self.uses);
         uses.due = uses.due.into_iter().chain([at]).min();
     }
 
-    /// Its execs are to be asked for then.
+    /// Schedules a check of its execs.
     pub fn look_at(&self, at: Instant) {
         locked(&self.uses).look = Some(at);
     }
 
-    /// Whether its execs are to be asked for now, and if so, whether one of them should have ended. What is due after that is
-    /// learned from the answer, and from execs that are started meanwhile.
+    /// Returns `None` if its execs need no check now, otherwise `Some(true)` if one of them should have
+    /// ended. Later deadlines are learned from the result of the check and from execs that are started
+    /// meanwhile.
     pub fn take_look(&self, now: Instant) -> Option<bool> {
         let idle = self.idle_left(now).is_zero();
         let mut uses = locked(&self.uses);
@@ -302,27 +306,27 @@ impl Handle {
         }
     }
 
-    /// How often the sandbox was paused since this process has it.
+    /// Returns the number of pauses since this process started or took over the sandbox.
     pub fn pauses(&self) -> u64 {
         self.sandbox().map_or(0, |sandbox| sandbox.link().pauses())
     }
 
-    /// Whether it runs or is paused, so that a request can resume it.
+    /// Returns true if it runs or is paused, so that a request can resume it.
     pub fn is_resumable(&self) -> bool {
         [SandboxState::Running, SandboxState::Paused].contains(&self.state())
     }
 
-    /// Whether the sandbox is paused at its timeout instead of stopped.
+    /// Returns true if it is paused at its timeout instead of stopped.
     pub fn pauses_on_timeout(&self) -> bool {
         self.record().sandbox.on_timeout == OnTimeout::Pause
     }
 
-    /// The time that its guest is told to live, if the sandbox has so long to live.
+    /// Returns the time to live for its guest, if `ttl` is that of the sandbox.
     pub fn guest_ttl(&self, ttl: Duration) -> Duration {
         if self.pauses_on_timeout() { ttl.saturating_add(GUEST_MARGIN) } else { ttl }
     }
 
-    /// Sees to it that programs inside can trust the authority of their project.
+    /// Installs the certificate of the project's authority in the sandbox, unless it is installed already.
     pub(crate) async fn trust(&self, sandbox: &Sandbox) -> Result<(), Error> {
         let authority = self.vault().authority(&self.shown().project).await.map_err(Error::Request)?;
         let certificate = authority.certificate();
@@ -334,7 +338,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Counts a use of the sandbox, which is not idle meanwhile, and returns the sandbox.
+    /// Counts a use of the sandbox, which is not idle meanwhile. Returns the sandbox.
     ///
     /// # Errors
     /// The sandbox does not run, or is paused.
@@ -348,14 +352,14 @@ impl Handle {
         Ok(sandbox)
     }
 
-    /// Ends what [`Self::begin_use`] began.
+    /// Ends a use that [`Self::begin_use`] counted.
     pub fn end_use(&self) {
         self.active(Instant::now());
         self.calls.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// The error for a call to a sandbox that does not run.
+/// Returns the error for a call to a sandbox that does not run.
 pub fn not_running(shown: &Shown) -> Error {
     let (code, ran, retry, fix) = match shown.state {
         SandboxState::Starting => {

@@ -1,18 +1,19 @@
-//! What this machine was asked to keep: one file for each sandbox, written before anything of it is made.
+//! The journal: one file for each sandbox that this machine is responsible for, written before the sandbox is
+//! created.
 //!
 //! ```text
 //! <data>/node/lock           held by the one server of this data directory
-//! <data>/node/<id>.packages  the packages that it was given, a line of JSON each
-//! <data>/node/<id>.json      a sandbox that was asked for and whose end nobody has taken note of yet
-//! <data>/node/<id>.copy      the same once more
-//! <data>/node/<id>.damaged   a record that could not be read, set aside for whoever runs the machine
+//! <data>/node/<id>.packages  the packages that the sandbox received, one line of JSON each
+//! <data>/node/<id>.json      the record of the sandbox, from its request until its end is acknowledged
+//! <data>/node/<id>.copy      a copy of the record
+//! <data>/node/<id>.damaged   an unreadable record, kept for the operator
 //! ```
 //!
-//! A record that cannot be read is read from its copy. Where that cannot be read either, the record is set aside and the sandbox is
-//! left alone while it lives: a damaged file ends nobody's work (L-13).
+//! If a record cannot be read, its copy is used. If the copy cannot be read either, the record is kept aside
+//! and a sandbox that runs is left alone: a damaged file must not end a user's work (L-13).
 //!
-//! A record is replaced as a whole. When the disk is too full for that, it is overwritten in place: it was made with room
-//! to spare, so that the end of a sandbox can always be written down.
+//! A record is replaced atomically. If the disk is too full for that, the record is overwritten in place: it
+//! was created with spare space, so that the end of a sandbox can always be recorded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -32,68 +33,73 @@ use template::{InUse, Posture};
 
 use crate::token::{self, Token};
 
-/// A record is longer than its text by at least this: a reason and an error's text fit in.
+/// Minimum spare space in a record: enough to add a reason and the text of an error.
 const SPARE_BYTES: usize = 2048;
-/// A process that a server forked just before it was killed has that server's lock until it is the runtime.
+/// Time to wait for the lock. A child that a server forked just before it was killed holds the lock until the
+/// child executes the runtime.
 const LOCK_WITHIN: Duration = Duration::from_secs(2);
 const LOCK_EVERY: Duration = Duration::from_millis(20);
-/// What is kept of the packages of one sandbox: some ten thousand.
+/// Maximum size of the package list of one sandbox: about ten thousand packages.
 const PACKAGES_BYTES_MAX: u64 = 4 << 20;
-/// How long a record that was set aside is kept after its sandbox is gone: a week is for people.
+/// Time for which a damaged record is kept after its sandbox is gone: one week for the operator to inspect
+/// it.
 const ASIDE_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
-/// What the names of records, of their copies and of those that were set aside end with.
+/// Suffixes of records, of their copies, and of damaged records.
 const RECORD: &str = "json";
 const COPY: &str = "copy";
 const ASIDE: &str = "damaged";
-/// Records are whole blocks of the file system.
+/// Block size of the file system. The size of a record is a multiple of it.
 const BLOCK_BYTES: usize = 4096;
 
-/// What is written down of one sandbox.
+/// Journal entry of one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The sandbox as it is shown.
+    /// The sandbox as clients see it.
     pub sandbox: Sandbox,
-    /// The runtime it is made with.
+    /// Name of the runtime that the sandbox runs on.
     pub runtime: String,
-    /// The keys of its layers; while this record is here, they are in use.
+    /// Keys of its layers, which are in use as long as this record exists.
     pub layers: Vec<String>,
-    /// The template's variables, as they were when it was made.
+    /// Variables of the template, as of the sandbox's creation.
     pub env: BTreeMap<String, String>,
-    /// The template's directory, likewise.
+    /// Working directory of the template, as of the sandbox's creation.
     pub cwd: Option<String>,
-    /// The modules that the template has imported ahead, likewise. A record of a release that had no interpreter has none.
+    /// Modules that the template's interpreter imports at its start, as of the sandbox's creation. Empty in
+    /// records of releases without an interpreter.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub imports: Vec<String>,
-    /// How much of its own file system it may change.
+    /// Posture that decides how much of its root file system the sandbox may change.
     #[serde(default, skip_serializing_if = "Posture::is_default")]
     pub posture: Posture,
-    /// Whether root of its own user namespace may run commands.
+    /// True if root of the sandbox's own user namespace may run commands.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rooted: bool,
-    /// Whether it was made ahead and is nobody's yet.
+    /// True if the sandbox was pre-warmed and is not claimed yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pooled: bool,
-    /// Which requests resume it when it is paused.
+    /// Requests that resume the sandbox while it is paused.
     #[serde(default)]
     pub auto_resume: AutoResume,
-    /// The start of the machine in which it was made.
+    /// Boot id of the machine at the sandbox's creation.
     pub boot: String,
-    /// When its time to live is over, on the clock of that start.
+    /// End of its time to live, in milliseconds since that boot.
     pub expires_boot_ms: u64,
-    /// The policy that the sandbox was created with. A record of an earlier release has none; then it denies everything.
+    /// Policy that the sandbox was created with. Missing in records of earlier releases, which counts as a
+    /// policy that denies everything.
     #[serde(default)]
     pub first_policy: Policy,
-    /// Who may reach its ports. A record of a release that had none has no token yet.
+    /// Access to its ports. Records of releases without ports have no tokens.
     #[serde(default)]
     pub ports: Ports,
 }
 
-/// Which requests resume a paused sandbox, besides those whose purpose is to resume it.
+/// Requests that resume a paused sandbox, in addition to explicit resume requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AutoResume {
-    /// Whether requests through the E2B API and to ports do. Requests through the native API always do.
+    /// True if requests through the E2B API and to ports resume it. Requests through the native API always
+    /// do.
     pub enabled: bool,
-    /// The shortest time to live after such a request resumed the sandbox.
+    /// Minimum time to live after such a request has resumed the sandbox.
     pub ttl_min_ms: u64,
 }
 
@@ -103,26 +109,26 @@ impl Default for AutoResume {
     }
 }
 
-/// Who may reach the ports of a sandbox.
+/// Access to the ports of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ports {
-    /// Opens all of them.
+    /// Token that opens all ports.
     pub token: Token<token::Port>,
-    /// Opens the agent that E2B's SDKs talk to. A record of an earlier release has none yet.
+    /// Token that opens the agent to which E2B's SDKs connect. Missing in records of earlier releases.
     #[serde(default)]
     pub agent: Token<token::Agent>,
-    /// What E2B's SDKs show for ports and contexts. A record of an earlier release has none yet.
+    /// Token that E2B's SDKs send to ports and contexts. Missing in records of earlier releases.
     #[serde(default)]
     pub traffic: Token<token::Traffic>,
-    /// Those that everybody may reach.
+    /// Public ports, which need no token.
     pub public: BTreeSet<u16>,
-    /// Whether everybody may reach all of them.
+    /// True if all ports are public.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub all_public: bool,
 }
 
 impl Record {
-    /// What a runtime is asked for.
+    /// Returns the profile with which the runtime starts the sandbox.
     pub fn profile(&self) -> runtime::Profile {
         if self.rooted { runtime::Profile::Rooted } else { self.posture.profile() }
     }
@@ -136,12 +142,12 @@ impl Record {
 }
 
 impl Ports {
-    /// Whether everybody may reach a port.
+    /// Returns true if a port is public.
     pub fn is_public(&self, port: u16) -> bool {
         self.all_public || self.public.contains(&port)
     }
 
-    /// Makes a port public, or private again.
+    /// Makes a port public or private.
     ///
     /// # Errors
     /// The sandbox has [`PUBLIC_MAX`] public ports already.
@@ -156,7 +162,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Fresh tokens, and nothing public.
+    /// Returns fresh tokens and no public ports.
     ///
     /// # Errors
     /// The kernel has no random bytes.
@@ -164,7 +170,7 @@ impl Ports {
         Self::default().with_all_tokens()
     }
 
-    /// The same, with a fresh token in place of each that is missing.
+    /// Adds a fresh token in place of each missing one.
     ///
     /// # Errors
     /// The kernel has no random bytes.
@@ -181,7 +187,7 @@ impl Ports {
         Ok(self)
     }
 
-    /// Whether it has every token.
+    /// Returns true if no token is missing.
     pub fn has_all_tokens(&self) -> bool {
         !(self.token.is_empty() || self.agent.is_empty() || self.traffic.is_empty())
     }
@@ -195,10 +201,10 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal for the one server that may write it.
+    /// Opens the journal and locks it. Only one server may write it.
     ///
     /// # Errors
-    /// Another server has it, or the directory cannot be written.
+    /// Another server holds the lock, or the directory cannot be written.
     pub fn open(data: &Path) -> Result<Self, Error> {
         let directory = data.join("node");
         fs::create_dir_all(&directory).map_err(failed("create", &directory))?;
@@ -235,7 +241,8 @@ impl Journal {
         }
     }
 
-    /// All records, those that were read from their copies among them. What cannot be read is set aside.
+    /// Returns all readable records, including those restored from their copies. Unreadable records are set
+    /// aside.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -270,7 +277,7 @@ impl Journal {
         Ok(records)
     }
 
-    /// Sandboxes whose record was lost: it is set aside, and there is no other.
+    /// Returns the sandboxes whose record is lost: it was set aside as damaged, and no valid record exists.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -278,10 +285,11 @@ impl Journal {
         lost(&self.directory)
     }
 
-    /// Removes records that were set aside long ago, of sandboxes of which nothing is left.
+    /// Removes records that were set aside more than a week ago, unless `is_there` returns true for their
+    /// sandboxes.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub fn tidy(&self, is_there: impl Fn(&SandboxId) -> bool) -> Result<(), Error> {
         for id in named(&self.directory, ASIDE)? {
             let path = self.named(&id, ASIDE);
@@ -293,10 +301,11 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes a record, in one step.
+    /// Writes a record and its copy. Each file is replaced atomically.
     ///
     /// # Errors
-    /// What the file system said. A record that was there before is then as it was.
+    /// Returns the error of the file system. The previous record is then unchanged, unless an overwrite in
+    /// place failed.
     pub fn save(&self, record: &Record) -> Result<(), Error> {
         let id = &record.sandbox.id;
         let path = self.path(id);
@@ -315,17 +324,17 @@ impl Journal {
         write(&path).map_err(failed("write", &path))?;
         let copy = self.named(id, COPY);
         if let Err(error) = write(&copy) {
-            // An older copy would be taken for the record one day, and say what is not so any more.
+            // An outdated copy must not remain: it could later be restored as the record.
             tracing::warn!(sandbox = %id, %error, "cannot write the copy of a sandbox record");
             let _ = fs::remove_file(&copy);
         }
         Ok(())
     }
 
-    /// Forgets a sandbox. One that is not known is success.
+    /// Removes all files of a sandbox except a damaged record. Succeeds if there are none.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub fn remove(&self, id: &SandboxId) -> Result<(), Error> {
         for path in [self.packages_path(id), self.named(id, COPY), self.path(id)] {
             match fs::remove_file(&path) {
@@ -336,10 +345,10 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes down that a sandbox was given a package.
+    /// Records that a sandbox received a package.
     ///
     /// # Errors
-    /// What the file system said, or there are as many as are kept.
+    /// Returns the error of the file system, or an error if the list has reached its maximum size.
     pub fn add_package(&self, id: &SandboxId, installed: &Installed) -> Result<(), Error> {
         let path = self.packages_path(id);
         let mut line =
@@ -354,17 +363,17 @@ impl Journal {
         file.write_all(&line).map_err(failed("write", &path))
     }
 
-    /// The packages that a sandbox was given.
+    /// Returns the packages that a sandbox received.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub fn packages(&self, id: &SandboxId) -> Result<Vec<Installed>, Error> {
         let path = self.packages_path(id);
         let text = match fs::read_to_string(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             other => other.map_err(failed("read", &path))?,
         };
-        // A line that a killed server left half-written is none.
+        // Skips a line that a killed server wrote only in part.
         Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
     }
 
@@ -392,7 +401,7 @@ fn too_many_public() -> Error {
     })
 }
 
-/// The sandboxes that a server of this data directory keeps, whether or not it runs now.
+/// Returns the sandboxes in the journal of a data directory, even while no server runs.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -401,7 +410,7 @@ pub fn kept(data: &Path) -> Result<Vec<SandboxId>, Error> {
     Ok(named(&directory, RECORD)?.into_iter().chain(lost(&directory)?).collect())
 }
 
-/// The sandboxes that a server of this data directory keeps, and their layers.
+/// Returns the sandboxes in the journal of a data directory, and their layers.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -409,14 +418,14 @@ pub fn in_use(data: &Path) -> Result<InUse, Error> {
     Ok(InUse { sandboxes: kept(data)?, layers: layers_in_use(data)? })
 }
 
-/// The layers that these sandboxes are made of, or nothing where a record cannot be understood.
+/// Returns the layers of these sandboxes, or `None` if a record cannot be parsed.
 fn layers_in_use(data: &Path) -> Result<Option<Vec<String>>, Error> {
     #[derive(Deserialize)]
     struct Layers {
         layers: Vec<String>,
     }
     let directory = data.join("node");
-    // Of one whose record was lost nobody knows what it is made of.
+    // The layers of a sandbox whose record is lost are unknown.
     if lost(&directory)?.iter().any(|id| data.join("sandboxes").join(id.as_str()).exists()) {
         return Ok(None);
     }
@@ -434,13 +443,13 @@ fn lost(directory: &Path) -> Result<BTreeSet<SandboxId>, Error> {
     Ok(named(directory, ASIDE)?.into_iter().filter(|id| !known.contains(id)).collect())
 }
 
-/// A record, if the file has one of this sandbox.
+/// Reads a record. Returns `None` if the file is unreadable or belongs to a different sandbox.
 fn read(path: &Path, id: &SandboxId) -> Option<Record> {
     let record: Record = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     (record.sandbox.id == *id).then_some(record)
 }
 
-/// The sandboxes of which there is a file with this suffix.
+/// Returns the sandboxes that have a file with this suffix.
 fn named(directory: &Path, suffix: &str) -> Result<Vec<SandboxId>, Error> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -461,7 +470,7 @@ fn replace(fresh: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
     fs::rename(fresh, path)
 }
 
-/// Writes over a record without asking for space. It must be there and large enough.
+/// Overwrites a record in place, without allocating disk space. The file must exist and be large enough.
 fn overwrite(path: &Path, mut text: Vec<u8>, length: usize) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
     let room = usize::try_from(file.metadata()?.len()).unwrap_or(0);

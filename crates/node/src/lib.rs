@@ -1,34 +1,35 @@
-//! One machine: sandboxes, the channels to their guests, and the templates they are made from.
+//! The node: the sandboxes of one machine, the channels to their guests, and the templates that they are
+//! created from.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`Node`] | all sandboxes of this machine: created, found, called, paused, stopped, recovered after a restart |
-//! | `shared` | what the drivers of all sandboxes share |
+//! | [`Node`] | all sandboxes of this machine: creation, lookup, calls, pauses, stops, and recovery after a restart |
+//! | `shared` | state that the drivers of all sandboxes share |
 //! | `driver` | one task for each sandbox, which alone changes its state |
-//! | `update` | the one way to change the record of a sandbox |
-//! | `order` | what a runtime is to create, and which runtime |
-//! | [`pool`] | sandboxes that are ready before anybody asks for one |
+//! | `update` | the only way to change the record of a sandbox |
+//! | `order` | the spec of a sandbox for its runtime, and the choice of that runtime |
+//! | [`pool`] | pre-warmed sandboxes, which are ready before they are requested |
 //! | [`artifacts`] | files of a run that are kept after its sandbox has ended |
 //! | [`Call`] | one use of a sandbox by a caller |
-//! | `handle` | one sandbox as everybody but its driver sees it |
+//! | `handle` | the view of one sandbox for all tasks but its driver |
 //! | `message` | messages to a driver |
-//! | [`plan`] | what a request comes to on this machine |
-//! | [`ready`] | what a template runs from the start, and when its sandbox is ready |
+//! | [`plan`] | the template, limits and runtime that an order resolves to on this machine |
+//! | [`ready`] | the `start` and `ready` commands of a template |
 //! | [`lifecycle`] | the life of one sandbox, as a pure function |
 //! | [`journal`] | the records of sandboxes, written before anything is created |
-//! | `turns` | the order in which starts and launches take place |
-//! | `orphan` | removal of what processes that died left here |
-//! | [`egress`] | decisions about connections that leave sandboxes |
-//! | [`secrets`] | placeholders of secrets inside, and where their values come from |
+//! | `turns` | the scheduling of starts and launches |
+//! | `orphan` | removal of what dead processes left on this machine |
+//! | [`egress`] | decisions about outgoing connections of sandboxes |
+//! | [`secrets`] | placeholders of secrets, and access to the vault |
 //! | [`folder`] | the stored files of a session |
-//! | [`datasets`] | files that are put into a sandbox before anything runs in it |
+//! | [`datasets`] | stored files that are copied into a sandbox before its first run |
 //! | [`token`] | tokens of a sandbox, each kind with its own type |
 //!
-//! The crates below do the work on one sandbox: `host` (this machine), `guest_client` (the channel), `template`. What appears in the
-//! signatures of this crate is exported again here.
+//! The crates below do the work on one sandbox: `host` (this machine), `guest_client` (the channel) and
+//! `template`. Types from these crates that appear in public signatures are re-exported here.
 //!
-//! Invariants: every byte from a guest is hostile; every wait has a deadline; an exec is never reported as ended
-//! well unless its guest said so.
+//! Invariants: every byte from a guest is untrusted; every wait has a deadline; an exec is reported as
+//! successful only if its guest reported it so.
 
 #![forbid(unsafe_code)]
 

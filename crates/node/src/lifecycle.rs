@@ -11,8 +11,9 @@
 //!    └────────NotPaused──────────┘                 │ └─────────────◀───────NotResumed────────┘
 //! ```
 //!
-//! A pause that a timeout asked for and that fails ends the sandbox: its time is over. A paused sandbox is stopped without settling,
-//! because nothing can be read from it. Neither a pause nor a resume is interrupted halfway: both have deadlines.
+//! If a pause requested by a timeout fails, the sandbox is stopped, because its time is over. A paused
+//! sandbox is stopped without settling, because nothing can be read from it. Neither a pause nor a resume is
+//! interrupted halfway: both have deadlines.
 //!
 //! A start is never torn down halfway: it takes milliseconds and has its own deadline. The first reason for an end is final; later
 //! events do not change it. The driver executes exactly the effects that `next` returns, so the properties tested here hold for it.
@@ -60,15 +61,15 @@ pub enum Event {
         /// Reason to stop the sandbox if it cannot be paused.
         otherwise: Option<EndReason>,
     },
-    /// The sandbox is paused, and the journal says so.
+    /// The sandbox is paused, and the pause is journalled.
     Paused,
-    /// The sandbox could not be paused, and runs.
+    /// The sandbox could not be paused and still runs.
     NotPaused,
     /// A request resumes the sandbox.
     ResumeRequested,
-    /// The sandbox runs again, and the journal says so.
+    /// The sandbox runs again, and this is journalled.
     Resumed,
-    /// The sandbox could not be resumed, and is paused.
+    /// The sandbox could not be resumed and is still paused.
     NotResumed,
     /// Process 1 of the sandbox exited.
     Exited(EndReason),
@@ -85,7 +86,7 @@ pub enum Event {
 pub enum Effect {
     /// Wait for the end of the start, or for a request to stop.
     AwaitStart,
-    /// Tell the start that its result is no longer needed, then wait for its end.
+    /// Notify the start that its result is no longer needed, then wait for its end.
     AbandonStart,
     /// Wait for the end of process 1, for a request to stop or to pause, or for a limit.
     Watch,
@@ -99,7 +100,7 @@ pub enum Effect {
     Settle,
     /// Remove the sandbox.
     TearDown,
-    /// Remove the sandbox after a pause, because the last attempt failed.
+    /// Remove the sandbox after a delay, because the last attempt failed.
     TearDownLater,
     /// Nothing is left to do.
     Finish,

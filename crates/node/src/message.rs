@@ -8,22 +8,23 @@ use tokio::sync::oneshot;
 
 /// A message to the driver of a sandbox.
 pub(crate) enum DriverMessage {
-    /// The sandbox is to end.
+    /// Stop the sandbox.
     End(EndReason),
-    /// The sandbox is to be paused.
+    /// Pause the sandbox.
     Pause(Reply),
-    /// The sandbox is to be resumed.
+    /// Resume the sandbox.
     Resume(ResumeRequest),
-    /// The idle time is another one, or an exec with a deadline was started: look again when to wake.
+    /// The idle time has changed, or an exec with a deadline was started: recalculate the next wake-up.
     Look,
 }
 
-/// Says whether the sandbox was paused or resumed by this request, or was paused or running before.
+/// Reply to a pause or resume request: true if this request changed the state, false if the state was already
+/// the requested one.
 pub(crate) type Reply = oneshot::Sender<Result<bool, Error>>;
 
 /// A request to resume a sandbox.
 pub(crate) struct ResumeRequest {
-    /// The new time to live; that of the sandbox if absent.
+    /// New time to live; `None` keeps that of the sandbox.
     pub ttl: Option<Duration>,
     pub reply: Reply,
 }

@@ -1,4 +1,4 @@
-//! This machine as a place where sandboxes run: the functions that the service calls.
+//! The node as seen by control: all operations on the sandboxes of this machine.
 
 mod artifacts;
 mod create;
@@ -35,17 +35,18 @@ use crate::message::DriverMessage;
 use crate::orphan::remove_unused_layers;
 use crate::shared::Shared;
 
-/// This machine as a place where sandboxes live. Cheap to clone.
+/// This machine and its sandboxes. Cheap to clone.
 #[derive(Clone)]
 pub struct Node {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl Node {
-    /// Opens this machine: takes over what a server before this one left running, and removes what it left half-done.
+    /// Opens the node: takes over the sandboxes that an earlier server left running, and removes incomplete
+    /// ones.
     ///
     /// # Errors
-    /// Another server has it, or what is written down cannot be read.
+    /// Another server is using the data directory, or stored state cannot be read.
     pub async fn open(
         machine: &Machine,
         choice: impl Into<Choice>,
@@ -61,28 +62,28 @@ impl Node {
         Ok(node)
     }
 
-    /// How a sandbox is doing.
+    /// Returns a sandbox, if it is known.
     pub fn find(&self, id: &SandboxId) -> Option<Shown> {
         self.handle(id).map(|handle| handle.shown())
     }
 
-    /// The name of the backend that a sandbox runs on.
+    /// Returns the name of the backend that a sandbox runs on.
     pub fn runtime_of(&self, id: &api::SandboxId) -> Option<String> {
         self.known(id).ok().map(|handle| handle.record().runtime)
     }
 
-    /// All sandboxes: those that live, and those that ended and are not forgotten yet.
+    /// Lists all sandboxes: live ones, and ended ones until they are forgotten.
     pub fn list(&self) -> Vec<Shown> {
         let handles = self.shared.handles();
         handles.values().filter(|handle| !handle.is_pooled()).map(|handle| handle.shown()).collect()
     }
 
-    /// How long a sandbox may still live.
+    /// Returns the remaining time to live of a sandbox.
     pub fn time_left(&self, id: &SandboxId) -> Option<Duration> {
         Some(self.handle(id)?.left())
     }
 
-    /// Ends a sandbox and waits until nothing of it is left. One that is not known is nothing.
+    /// Stops a sandbox and waits until it is removed completely. Returns `None` if it is unknown.
     pub async fn stop(&self, id: &SandboxId, reason: EndReason) -> Option<Shown> {
         let handle = self.handle(id)?;
         if !handle.state().is_terminal() {
@@ -92,10 +93,10 @@ impl Node {
         Some(handle.until(SandboxState::is_terminal).await)
     }
 
-    /// Forgets a sandbox that has ended: somebody else has taken note of it.
+    /// Forgets a sandbox that has ended. Control calls this after it has recorded the end.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub fn forget(&self, id: &SandboxId) -> Result<(), Error> {
         let Some(handle) = self.handle(id).filter(|handle| handle.state().is_terminal()) else {
             return Ok(());
@@ -105,15 +106,15 @@ impl Node {
         Ok(())
     }
 
-    /// What a sandbox uses now. Looking is not a call: it keeps nothing from being idle.
+    /// Returns the resource usage of a sandbox. This is not a call: the sandbox can still become idle.
     ///
     /// # Errors
-    /// It is not known, or does not run.
+    /// The sandbox is unknown or does not run.
     pub async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
         let handle = self.known(id)?;
         let Some(sandbox) = handle.sandbox() else { return Call::begin(&handle).map(|_| Usage::default()) };
         let used = sandbox.usage().await?;
-        // A paused sandbox does not answer.
+        // The guest of a paused sandbox does not respond.
         let execs = if handle.is_paused() { Vec::new() } else { sandbox.execs().await? };
         Ok(Usage {
             memory_bytes: used.memory_bytes,
@@ -126,17 +127,17 @@ impl Node {
         })
     }
 
-    /// What happens from now on.
+    /// Subscribes to changes of all sandboxes.
     pub fn events(&self) -> broadcast::Receiver<SandboxEvent> {
         self.shared.events()
     }
 
-    /// Refuses new sandboxes from now on, or takes them again.
+    /// Starts or ends the drain, in which new sandboxes are refused.
     pub fn drain(&self, draining: bool) {
         self.shared.draining.store(draining, Ordering::Release);
     }
 
-    /// How this machine is doing.
+    /// Returns the status of this machine.
     pub fn status(&self) -> NodeStatus {
         let room = self.shared.room(&self.shared.handles());
         NodeStatus {
@@ -151,15 +152,15 @@ impl Node {
         }
     }
 
-    /// Starts a sandbox without a template, sees that code runs in it sealed, and ends it. Where every sandbox needs a template, sees
-    /// that the backend answers.
+    /// Starts a sandbox without a template, checks its posture, and stops it. If the backend needs a template
+    /// for every sandbox, only checks that the backend responds.
     ///
     /// # Errors
-    /// What did not work.
+    /// Returns the first error.
     pub async fn probe(&self) -> Result<(), Error> {
         let runtime = self.shared.choice.at_least(runtime::Tier::Container)?;
         if runtime.takes_images() && !runtime.has_image(runtime::engine::EMPTY).await? {
-            // Nothing can be started there without a template, and it has answered.
+            // The backend has responded, and it can start nothing without a template.
             return Ok(());
         }
         let layers = match runtime.takes_images() {
@@ -173,25 +174,25 @@ impl Node {
         sandbox.stop(Duration::ZERO).await
     }
 
-    /// Where this machine keeps things.
+    /// Returns the data directory.
     pub fn data(&self) -> &std::path::Path {
         &self.shared.data
     }
 
-    /// The datasets of projects.
+    /// Returns the datasets of all projects.
     pub fn datasets(&self) -> &Datasets {
         &self.shared.datasets
     }
 
-    /// A project may keep so many bytes of datasets, session files and artifacts here, all together.
+    /// Sets the quota of a project for datasets, session files and artifacts together.
     pub fn set_quota(&self, project: &str, disk_bytes: u64) {
         self.shared.ledger.set_quota(project, disk_bytes);
     }
 
-    /// Removes layers that no template names and no sandbox uses, and artifacts whose time is over.
+    /// Removes unused layers, expired artifacts, and other stored data that is no longer referenced.
     ///
     /// # Errors
-    /// What could not be removed.
+    /// Returns the first error.
     pub async fn tidy(&self) -> Result<(), Error> {
         let sandboxes = self.shared.data.join("sandboxes");
         self.shared.journal.tidy(|id| sandboxes.join(id.as_str()).exists())?;
@@ -210,7 +211,7 @@ impl Node {
             .map_err(|source| Error::System { act: "remove layers".into(), source: source.into() })?
     }
 
-    /// A sandbox that is somebody's.
+    /// Returns the handle of a sandbox that belongs to a project.
     fn handle(&self, id: &SandboxId) -> Option<Arc<Handle>> {
         self.shared.handles().get(id).filter(|handle| !handle.is_pooled()).cloned()
     }

@@ -1,4 +1,5 @@
-//! What a runtime is to make of a sandbox, and which runtime: that of its record, or the next if that is not there.
+//! The spec of a sandbox for its runtime, and the choice of that runtime: the one in its record, or the next
+//! if that one cannot start it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::handle::Handle;
 use crate::shared::Shared;
 
 impl Shared {
-    /// What the runtime is to make, and which one.
+    /// Returns the spec of a sandbox and the runtime that starts it.
     pub fn order(&self, handle: &Handle) -> Result<(Spec, Arc<dyn Runtime>), Error> {
         let record = handle.record();
         let (layers, image) = template::root(&self.data, &record.layers);
@@ -22,8 +23,8 @@ impl Shared {
         Ok((spec, self.runtime_of(handle)?))
     }
 
-    /// Starts a sandbox with the backend that was chosen for it; if that is not there, with the next that can hold the same (requirement A9.02). What
-    /// has been started stays where it is.
+    /// Starts a sandbox on the backend in its record. If that backend cannot start it, tries the next one
+    /// that can enforce the same limits (requirement A9.02). A sandbox that has started is never moved.
     pub async fn start(&self, handle: &Handle) -> Result<Sandbox, Error> {
         let mut tried = Vec::new();
         loop {
@@ -38,11 +39,12 @@ impl Shared {
             };
             tried.push(name.clone());
             let next = self.choice.next(&tried, (runtime.tier(), spec.limits), &error);
-            // What has root is only where root cannot reach process 1.
+            // Root is allowed only on the container tier, because in a user-space kernel root could reach
+            // process 1.
             let rooted = spec.profile == Profile::Rooted;
             let next = next.filter(|next| !rooted || next.tier() == Tier::Container);
             let Some(next) = next else { return Err(error) };
-            // What the first may have made of it is removed, or nothing else is tried.
+            // Remains of the failed attempt must be removed before another backend is tried.
             let step = info_span!(target: STEP, "undo", what = name.as_str());
             runtime.stop(handle.id(), Duration::ZERO).instrument(step).await?;
             tracing::warn!(
@@ -56,7 +58,7 @@ impl Shared {
         }
     }
 
-    /// The runtime that a sandbox is made with.
+    /// Returns the runtime of a sandbox.
     pub fn runtime_of(&self, handle: &Handle) -> Result<Arc<dyn Runtime>, Error> {
         let name = handle.record().runtime;
         let mut all = self.choice.runtimes.iter().chain(&self.choice.kept);

@@ -1,4 +1,5 @@
-//! What an order for a sandbox comes to on this machine: its template, its limits, what isolates it, and whether one is ready for it.
+//! Resolves an order on this machine: its template, limits, policy and runtime, and the kind of pre-warmed
+//! sandboxes that fit it.
 
 use std::sync::Arc;
 
@@ -12,25 +13,25 @@ use template::Template;
 use crate::journal::{AutoResume, Record};
 use crate::ready::Readiness;
 
-/// How long one is kept ready; its guest ends itself then, too. Until somebody claims it, it has no other time to live.
+/// Time to live of an unclaimed pre-warmed sandbox. Its guest enforces it as well.
 pub(crate) const READY_MS: u64 = 3_600_000;
 
-/// Who asks for a sandbox, and for what.
+/// A request for a sandbox, with the project and its permissions.
 #[derive(Clone, Debug)]
 pub struct Order {
-    /// The project it will belong to.
+    /// Project that the sandbox will belong to.
     pub project: String,
-    /// What was asked for.
+    /// The request.
     pub request: CreateSandbox,
-    /// Whether that project may let a sandbox reach the whole internet.
+    /// True if the project may give a sandbox access to the whole internet.
     pub may_open: bool,
-    /// Whether it may have root run commands in a workstation.
+    /// True if the project may run commands as root in a workstation.
     pub may_root: bool,
-    /// Which requests resume the sandbox when it is paused.
+    /// Requests that resume the sandbox while it is paused.
     pub auto_resume: AutoResume,
 }
 
-/// What an order comes to on this machine.
+/// An order resolved on this machine.
 pub struct Plan {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) template: Template,
@@ -38,37 +39,39 @@ pub struct Plan {
     pub(crate) rooted: bool,
 }
 
-/// What ready sandboxes are ready for.
+/// Properties that a pre-warmed sandbox shares with the orders that can claim it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Kind {
     pub runtime: String,
     pub tier: Tier,
     pub template: String,
-    /// With the time to live of one that nobody has claimed.
+    /// Limits of the sandbox, with the time to live of an unclaimed one.
     pub limits: Limits,
-    /// Whether root may run commands in it.
+    /// True if root may run commands in it.
     pub rooted: bool,
 }
 
 impl Plan {
-    /// What the sandbox may use.
+    /// Returns the limits of the sandbox.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// What has to be so for a sandbox of it to count as started.
+    /// Returns the conditions under which a sandbox of this plan counts as started.
     pub(crate) fn readiness(&self) -> Readiness {
         Readiness::of(&self.template)
     }
 
-    /// Whether a sandbox is made of the same: a template may have been made anew under its name.
+    /// Returns true if a pre-warmed sandbox was created from the same template. A template can be rebuilt
+    /// under the same name.
     pub(crate) fn is_of(&self, record: &Record) -> bool {
         let Template { layers, env, cwd, imports, posture, .. } = &self.template;
         (&record.layers, &record.env, &record.cwd, &record.imports, &record.posture, &record.rooted)
             == (layers, env, cwd, imports, posture, &self.rooted)
     }
 
-    /// What a ready sandbox for it is made as, where there can be one.
+    /// Returns the kind of pre-warmed sandboxes that fit the order, or `None` if the backend does not support
+    /// pre-warming.
     pub(crate) fn kind(&self, order: &Order) -> Option<Kind> {
         self.runtime.makes_ahead().then(|| Kind {
             runtime: self.runtime.name().to_owned(),
@@ -80,7 +83,7 @@ impl Plan {
     }
 }
 
-/// What may leave a sandbox, if its project may have that.
+/// Returns the egress policy of a sandbox. Fails if its project may not use that policy.
 pub(crate) fn policy(order: &Order, plan: &Plan) -> Result<Policy, Error> {
     let policy = order.request.policy.clone().unwrap_or_else(|| plan.template.policy.clone());
     if policy.open && !order.may_open {
@@ -89,7 +92,7 @@ pub(crate) fn policy(order: &Order, plan: &Plan) -> Result<Policy, Error> {
     Ok(policy)
 }
 
-/// The error for a project that may not have the whole internet.
+/// Returns the error for a project that may not use an open policy.
 pub fn not_open(project: &str) -> api::Error {
     api::Error {
         code: api::ErrorCode::Forbidden,
@@ -103,7 +106,7 @@ pub fn not_open(project: &str) -> api::Error {
     }
 }
 
-/// How a backend pauses sandboxes.
+/// Returns the pause operations of a backend, or an error if it cannot pause sandboxes.
 pub(crate) fn pausing(runtime: &dyn runtime::Runtime) -> Result<&dyn Pausing, Error> {
     runtime.pausing().ok_or_else(|| {
         let why = format!("{} cannot pause sandboxes", runtime.name());

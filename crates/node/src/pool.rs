@@ -1,14 +1,16 @@
-//! Sandboxes that are ready before anybody asks for one.
+//! The pool: pre-warmed sandboxes, which are ready before they are requested.
 //!
 //! ```text
-//! made ──▶ posture checked ──▶ interpreter warmed ──▶ on its shelf ──claim──▶ ours to give ──▶ running, somebody's
-//!   └──────────┴───────────────────┴─ failed, dead, too old, too many: removed, and nobody was told of it
+//! created ─▶ posture checked ─▶ interpreter warmed ─▶ on its shelf ──claim──▶ claimed ──order──▶ running, owned by a project
+//!   └──────────────┴──────────────────┴─ failed, dead, too old or surplus: removed, never visible to clients
 //! ```
 //!
-//! A ready sandbox is a start that is held in its middle. Its record says `starting` and `pooled`; it belongs to no project,
-//! nobody sees it, and nothing of anybody's has run in it. A claim gives the start its order, and it goes on. So a claim is atomic for
-//! the reason that a start is: the record in which it runs and is somebody's is written in one step, and what a killed server leaves
-//! `starting` is removed by the next one. It is claimed once, by one project, and never comes back.
+//! A pre-warmed sandbox is a start that is held halfway. Its record is marked `starting` and `pooled`; it
+//! belongs to no project, no client sees it, and no user code has run in it. A claim passes an order to the
+//! start, which then continues. A claim is therefore atomic for the same reason that a start is: one write
+//! records the sandbox as running and owned, and the next server removes all sandboxes that a killed server
+//! left in the state `starting`. A sandbox is claimed at most once, by one project, and never returns to the
+//! pool after use.
 
 mod claim;
 pub(crate) mod deal;
@@ -35,18 +37,19 @@ pub use claim::Claim;
 use demand::Demand;
 use forget::{KINDS_MAX, Known, forgotten};
 
-/// Made at once: as many as a small machine has cores. Whoever waits for a sandbox comes first.
+/// Maximum number of sandboxes being pre-warmed: the number of cores of a small machine. Requested sandboxes
+/// have priority.
 const MAKING_AT_ONCE: usize = 2;
-/// Of one kind, whatever was asked for.
+/// Maximum number of pre-warmed sandboxes of one kind, whatever the demand.
 const OF_A_KIND_MAX: u32 = 256;
-/// After one could not be made, the next is tried after this.
+/// Delay after a failed attempt to pre-warm a sandbox of a kind.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
-/// What one is thought to take until one was weighed.
+/// Assumed memory use of a pre-warmed sandbox until one was measured.
 pub(crate) const UNKNOWN_BYTES: u64 = 64 << 20;
-/// And no less than this, whatever the scale says.
+/// Minimum memory use to assume, whatever was measured.
 const LEAST_BYTES: u64 = 1 << 20;
 
-/// All shelves.
+/// All shelves, and the limits of the pool.
 pub(crate) struct Pool {
     pub ready_least: u32,
     pub memory_bytes: u64,
@@ -60,58 +63,58 @@ pub(crate) struct Pool {
 pub(crate) struct Shelves {
     pub of: HashMap<Kind, Shelf>,
     pub last_claim: Option<Instant>,
-    /// Since when making waits for a quiet moment.
+    /// Time since which pre-warming has waited for a moment without claims.
     pub waiting: Option<Instant>,
-    /// Nothing is made ahead any more.
+    /// True if the pool accepts no more sandboxes, because the server is shutting down.
     pub closed: bool,
 }
 
-/// The sandboxes of one kind.
+/// The pre-warmed sandboxes of one kind.
 pub(crate) struct Shelf {
     pub ready: VecDeque<Ready>,
     pub making: u32,
     pub demand: Demand,
-    /// The project that asked for it first.
+    /// Project that requested this kind first.
     pub project: String,
-    /// Its template is one that the operator wants ready in any case.
+    /// True if the operator configured the template to be always pre-warmed.
     pub always: bool,
-    /// What the last one that was made takes.
+    /// Memory use of the sandbox that was pre-warmed last.
     pub each_bytes: u64,
     pub not_before: Option<Instant>,
     pub warm: u64,
     pub cold: u64,
 }
 
-/// One that is ready.
+/// A pre-warmed sandbox on its shelf.
 pub(crate) struct Ready {
     pub handle: Arc<Handle>,
-    /// Told who is about to claim it. The last word counts.
+    /// Announces a claim before its order arrives. Only the last value counts.
     pub near: watch::Sender<Option<Near>>,
     pub claims: oneshot::Sender<Claimed>,
-    /// When its guest ends itself.
+    /// End of its unclaimed life, which its guest enforces.
     pub until: Instant,
 }
 
-/// Who is about to claim a ready sandbox.
+/// An announced claim.
 #[derive(Clone)]
 pub(crate) struct Near {
-    /// How long it will live.
+    /// Time to live after the claim.
     pub ttl: Duration,
-    /// Whose time it takes.
+    /// Span of the request that claims the sandbox.
     pub request: Span,
 }
 
-/// What a start that was held gets to go on.
+/// The order that lets a held start continue.
 pub(crate) struct Claimed {
-    /// What is written down of it from now on.
+    /// New record of the sandbox, with its project.
     pub record: Record,
-    /// What it is to have before it runs.
+    /// Work to do in the sandbox before it counts as running.
     pub preparation: Preparation,
-    /// Told as soon as it is alive and somebody's.
+    /// Notified as soon as the sandbox is known to be alive and has its new record.
     pub taken: oneshot::Sender<()>,
 }
 
-/// One is being made, until this is dropped.
+/// A sandbox that is being pre-warmed, until this is dropped.
 pub(crate) struct Making {
     pub(crate) pool: Arc<Pool>,
     pub(crate) kind: Kind,
@@ -138,7 +141,7 @@ impl Pool {
         host::clock::millis(self.began.elapsed())
     }
 
-    /// Has a kind ready from now on, whether or not anybody asks for it.
+    /// Keeps a kind pre-warmed from now on, regardless of demand.
     pub fn keep(&self, kind: Kind) {
         let now_ms = self.now_ms();
         if let Some(shelf) = self.shelves().shelf(kind, "", now_ms) {
@@ -147,12 +150,12 @@ impl Pool {
         self.changed.notify_one();
     }
 
-    /// Whether nothing is made ahead any more.
+    /// Returns true if the pool accepts no more sandboxes.
     pub fn is_closed(&self) -> bool {
         self.shelves().closed
     }
 
-    /// How its kinds are doing.
+    /// Returns the status of each kind.
     pub fn status(&self) -> Vec<PoolStatus> {
         let now_ms = self.now_ms();
         let mut shelves = self.shelves();
@@ -177,7 +180,8 @@ impl Pool {
         all
     }
 
-    /// Puts one onto its shelf, unless nothing is wanted any more.
+    /// Puts a sandbox onto its shelf. Drops it if the pool is closed or the kind was forgotten, which removes
+    /// the sandbox.
     pub(crate) fn put(&self, kind: &Kind, each_bytes: u64, ready: Ready) {
         let mut shelves = self.shelves();
         let closed = shelves.closed;
@@ -187,20 +191,21 @@ impl Pool {
         }
     }
 
-    /// Who tells that something has changed.
+    /// Returns the notification of changes to the pool.
     pub fn changed(&self) -> Arc<Notify> {
         Arc::clone(&self.changed)
     }
 
-    /// Takes everything off the shelves; says what has to go.
+    /// Empties all shelves. Returns the sandboxes, which are then removed.
     pub(crate) fn clear(&self) -> Vec<Arc<Handle>> {
         let mut shelves = self.shelves();
         let all = shelves.of.values_mut().flat_map(|shelf| shelf.ready.drain(..));
-        // Whoever holds a start hears that its order never comes.
+        // Dropping the claim channels ends the held starts.
         all.map(|ready| ready.handle).collect()
     }
 
-    /// A ready one of this kind that is made of the same: a template may have been made anew under its name.
+    /// Takes a pre-warmed sandbox of this kind that `same` accepts: its template may have been rebuilt under
+    /// the same name.
     fn take(&self, kind: &Kind, same: impl Fn(&Record) -> bool) -> Option<Ready> {
         if api::defence::is_off("X-25") {
             self.count_undefended(kind);
@@ -212,8 +217,8 @@ impl Pool {
         shelf.ready.pop_front()
     }
 
-    /// A project asked for one of this kind, and may have it: that it was refused nothing is known here. From now on some are
-    /// ready, for as long as it is asked for.
+    /// Counts an accepted request for this kind, so that some are pre-warmed while the demand lasts. Refused
+    /// requests are not counted.
     pub fn asked(&self, kind: &Kind, project: &str, start: Start) {
         let now_ms = self.now_ms();
         let mut shelves = self.shelves();
@@ -227,12 +232,12 @@ impl Pool {
             }
         }
         drop(shelves);
-        // What was ready of it ends, which others are told of.
+        // Dropped after the lock is released, because this wakes the tasks that hold the forgotten sandboxes.
         drop(forgotten);
         self.changed.notify_one();
     }
 
-    /// For the control of X-25, in test builds: whoever asks is counted, whether or not it is refused, and no kind is forgotten.
+    /// Positive control of X-25 in test builds: counts refused requests too, and never forgets a kind.
     fn count_undefended(&self, kind: &Kind) {
         let now_ms = self.now_ms();
         if let Some(shelf) = self.shelves().shelf(kind.clone(), "", now_ms) {
@@ -243,7 +248,7 @@ impl Pool {
 }
 
 impl Shelves {
-    /// Forgets a kind where there is no place for one more; says what was ready of it.
+    /// Forgets a kind if there is no slot for one more. Returns the shelf of the forgotten kind.
     fn make_place(&mut self, kind: &Kind, project: &str) -> Option<Shelf> {
         if self.of.contains_key(kind) || api::defence::is_off("X-25") {
             return None;
@@ -260,7 +265,8 @@ impl Shelves {
         self.of.remove(&kind)
     }
 
-    /// The shelf of a kind; there is none where too many kinds are asked for.
+    /// Returns the shelf of a kind, or `None` if the pool is closed or already has the maximum number of
+    /// kinds.
     fn shelf(&mut self, kind: Kind, project: &str, now_ms: u64) -> Option<&mut Shelf> {
         if self.closed || (self.of.len() >= KINDS_MAX && !self.of.contains_key(&kind)) {
             return None;
@@ -287,7 +293,7 @@ impl Shelf {
 }
 
 impl Making {
-    /// It could not be: the next one is tried after a while.
+    /// Logs a failure, and delays the next attempt for this kind.
     pub(crate) fn failed(&self, error: &Error) {
         let template = &self.kind.template;
         tracing::warn!(

@@ -1,4 +1,5 @@
-//! What a template has running in every sandbox from its beginning, and when such a sandbox counts as started.
+//! The `start` command of a template, and the `ready` command that decides when its sandbox counts as
+//! started.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,14 +15,14 @@ use tracing::Span;
 
 use crate::datasets::Placed;
 
-/// A server inside has so long to be ready.
+/// Timeout for the `ready` command to succeed.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// How often that is asked.
+/// Delay between two runs of the `ready` command.
 const READY_EVERY: Duration = Duration::from_millis(100);
-/// What is shown of what the last try said.
+/// Maximum length of the command output in an error.
 const TAIL_CHARS: usize = 1000;
 
-/// What runs from the beginning, and what has to succeed.
+/// The `start` and `ready` commands of a template.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     start: Option<Vec<String>>,
@@ -30,32 +31,33 @@ pub struct Readiness {
     cwd: Option<String>,
 }
 
-/// What a sandbox is to have before it runs.
+/// Work to do in a new sandbox before it counts as running.
 pub(crate) struct Preparation {
-    /// Files that are in it.
+    /// Datasets to copy into it.
     pub datasets: Vec<Placed>,
-    /// What has to be so for it to count as started.
+    /// Commands of its template.
     pub readiness: Readiness,
-    /// The request that waits for it.
+    /// Span of the request that waits for it.
     pub request: Span,
 }
 
 impl Readiness {
-    /// What a template says of it.
+    /// Returns the commands of a template.
     pub fn of(template: &Template) -> Self {
         let Template { start, ready, env, cwd, .. } = template.clone();
         Self { start, ready, env, cwd }
     }
 
-    /// Whether there is nothing to wait for.
+    /// Returns true if the template has neither command.
     pub fn is_empty(&self) -> bool {
         self.start.is_none() && self.ready.is_none()
     }
 
-    /// Starts what is to run, and waits until it is ready.
+    /// Runs the `start` command, and repeats the `ready` command until it succeeds.
     ///
     /// # Errors
-    /// It could not be started, ended before it was ready, or was not ready in time. The sandbox still runs.
+    /// A command could not be started, `start` ended before `ready` succeeded, or `ready` timed out. The
+    /// sandbox still runs.
     pub async fn bring_about(&self, sandbox: &Sandbox, policy: &Policy) -> Result<(), Error> {
         let spec = |argv: &[String], deadline: Option<Duration>| {
             let deadline_ms = deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
@@ -91,12 +93,13 @@ impl Readiness {
     }
 }
 
-/// The id of the exec that a template has running from the beginning. That it runs keeps no sandbox from being idle.
+/// Returns the id of the exec that runs a template's `start` command. This exec does not keep its sandbox
+/// from being idle.
 pub(crate) fn started() -> ExecId {
     ExecId::from_random([3; 16])
 }
 
-/// The id of one look at whether it is ready.
+/// Returns the id of one run of the `ready` command.
 fn look(number: u64) -> ExecId {
     let mut bytes = [2; 16];
     for (to, from) in bytes.iter_mut().zip(number.to_be_bytes()) {

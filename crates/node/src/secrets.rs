@@ -1,5 +1,5 @@
-//! Secrets as this machine knows them: names in policies, placeholders in variables. Their values are with whoever keeps them, who is
-//! asked by the broker when a request goes out, and nothing of them is ever written down here.
+//! Secrets on this machine: names in policies, placeholders in variables. Values stay in the vault. The
+//! broker reads a value when a request needs it, and the node never stores it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,18 +13,18 @@ pub use egress::authority::{Authority, Error as AuthorityError};
 pub use egress::secret::{Keyring, SecretValue, Vault, placeholder};
 use tokio::sync::watch;
 
-/// From the moment that sandboxes of a server before this one are taken over to the moment that the store is open: the longest that
-/// a server waits for its store.
+/// Timeout for the vault to become available. Sandboxes are taken over before the server has opened its
+/// store, and a server waits at most this long for the store.
 const THERE_WITHIN: Duration = Duration::from_secs(15);
 
-/// A vault that comes later: whoever asks before it is there waits a little.
+/// A vault that becomes available later. Requests before that wait for a limited time.
 #[derive(Default)]
 pub(crate) struct LateVault {
     vault: watch::Sender<Option<Arc<dyn Vault>>>,
 }
 
 impl LateVault {
-    /// The vault is there from now on.
+    /// Makes the vault available.
     pub fn set(&self, vault: Arc<dyn Vault>) {
         self.vault.send_replace(Some(vault));
     }
@@ -54,8 +54,8 @@ impl Vault for LateVault {
     }
 }
 
-/// An exec whose programs have placeholders for the secrets that are bound, and know whom to trust for their hosts, unless it says
-/// otherwise.
+/// Adds the placeholders of the bound secrets to the environment of an exec, and the variables with which
+/// programs trust the project's authority. Variables that the exec sets itself are kept.
 #[must_use]
 pub(crate) fn pointed(policy: &Policy, sandbox: &SandboxId, mut spec: ExecSpec) -> ExecSpec {
     if policy.secrets.is_empty() {

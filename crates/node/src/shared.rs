@@ -1,4 +1,4 @@
-//! What the drivers of all sandboxes of this machine share.
+//! State that the drivers of all sandboxes of this machine share.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -28,52 +28,52 @@ use crate::pool::Pool;
 use crate::secrets::LateVault;
 use crate::turns::{LAUNCHES, STARTS, Turns};
 
-/// Events that a slow reader may be behind.
+/// Maximum number of events that a slow subscriber may lag behind.
 const EVENTS: usize = 4096;
-/// Decisions that whoever writes them down may be behind.
+/// Maximum number of decisions that the audit log may lag behind.
 const DECISIONS: usize = 4096;
 
 pub(crate) type Handles = HashMap<SandboxId, Arc<Handle>>;
 
-/// What all drivers share.
+/// State that all drivers share.
 pub(crate) struct Shared {
     pub journal: Journal,
-    /// Turns to start.
+    /// Scheduler of starts.
     pub turns: Arc<Turns>,
-    /// Turns to launch a command.
+    /// Scheduler of command launches.
     pub launches: Arc<Turns>,
-    /// Sandboxes that are ready before anybody asks for one.
+    /// Pre-warmed sandboxes.
     pub pool: Arc<Pool>,
-    /// What is kept of runs.
+    /// Artifact collections and stored artifacts.
     pub keeper: Arc<Keeper>,
-    /// What projects keep for sandboxes.
+    /// Stored datasets of all projects.
     pub datasets: Datasets,
-    /// What sessions keep.
+    /// Session folders of all projects.
     pub folders: Arc<Objects>,
-    /// How much of all that each project keeps.
+    /// Count of the stored bytes of each project.
     pub ledger: Arc<Ledger>,
     pub data: PathBuf,
     pub guest: PathBuf,
-    /// What isolates here.
+    /// Backends in use.
     pub choice: Choice,
     pub bounds: Bounds,
     pub draining: AtomicBool,
     handles: Mutex<Handles>,
     events: broadcast::Sender<SandboxEvent>,
-    /// Lets out what may leave.
+    /// Egress proxy of all sandboxes.
     pub broker: Arc<Broker>,
     pub decisions: broadcast::Sender<Decided>,
-    /// Who keeps secrets.
+    /// Access to the vault with secrets and authorities.
     pub vault: Arc<LateVault>,
-    /// Which start of the machine this is.
+    /// Identifier of the current boot of the machine.
     pub boot: String,
 }
 
 impl Shared {
-    /// Opens what is stored on this machine.
+    /// Opens the stored state of this machine.
     ///
     /// # Errors
-    /// Another server has it, or what is stored cannot be read.
+    /// Another server is using the data directory, or stored state cannot be read.
     pub fn open(machine: &Machine, choice: Choice, bounds: Bounds, gate: Gate) -> Result<Arc<Self>, Error> {
         let boot =
             clock::boot_id().map_err(|source| Error::System { act: "read the boot id".into(), source })?;
@@ -103,18 +103,18 @@ impl Shared {
         }))
     }
 
-    /// What happens to sandboxes from now on.
+    /// Subscribes to changes of all sandboxes.
     pub fn events(&self) -> broadcast::Receiver<SandboxEvent> {
         self.events.subscribe()
     }
 
-    /// Tells everybody who listens.
+    /// Publishes an event to all subscribers.
     pub fn say(&self, event: SandboxEvent) {
-        // Nobody may be listening.
+        // The send fails if there is no subscriber.
         let _ = self.events.send(event);
     }
 
-    /// The first runtime whose wall is at least as strong. Never a weaker one.
+    /// Returns the first runtime whose isolation is at least as strong as `tier`. Never returns a weaker one.
     pub fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
         self.choice.at_least(wall(tier))
     }
@@ -130,7 +130,7 @@ impl Shared {
         };
         for handle in handles.values() {
             let state = handle.state();
-            // Nobody has asked for those that are ready, and whoever does makes one of them live.
+            // Pre-warmed sandboxes do not count as live: they belong to no request until one is claimed.
             if !state.is_terminal() && !handle.is_pooled() {
                 room.live += 1;
             }
@@ -142,7 +142,7 @@ impl Shared {
         room
     }
 
-    /// Forgets one that nobody was told of.
+    /// Removes the record and the handle of a sandbox that was never visible to clients.
     pub fn forget(&self, id: &SandboxId) {
         if let Err(error) = self.journal.remove(id) {
             tracing::error!(sandbox = %id, error = host::error::chain(&error), "cannot remove the sandbox record");
@@ -155,7 +155,7 @@ impl Shared {
     }
 }
 
-/// The wall that is asked for, as runtimes have it.
+/// Converts a tier of the API to that of runtimes.
 pub(crate) fn wall(tier: Tier) -> runtime::Tier {
     match tier {
         Tier::Container => runtime::Tier::Container,

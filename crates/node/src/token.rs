@@ -1,8 +1,9 @@
-//! Tokens of a sandbox: random values that open its ports or its agent, each kind a type of its own.
+//! Tokens of a sandbox: random values that give access to its ports or its agent. Each kind has its own type.
 //!
-//! No token is derived from another or from anything else, so whoever holds one knows nothing of the others. They are kept as
-//! they are, in the journal's files of mode 0600, because clients ask for them again and E2B's file signatures are verified with
-//! one. A token never appears in a log: its `Debug` form has no digit of it.
+//! No token is derived from another token or from any other value, so one token reveals nothing about the
+//! others. Tokens are stored in clear text, in the journal's files of mode 0600, because clients request them
+//! again and E2B's file signatures are verified with one of them. A token never appears in a log: its `Debug`
+//! form contains no digit of it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,19 +13,22 @@ use sha2::{Digest, Sha256};
 
 use host::error::Error;
 
-/// Opens all ports of a sandbox, and nothing else. It stands in addresses and cookies that are passed on.
+/// Kind of the token that opens all ports of a sandbox and nothing else. It appears in URLs and cookies that
+/// users pass on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Port;
 
-/// Opens the agent that E2B's SDKs talk to: commands, code and files. It is the key of E2B's file signatures.
+/// Kind of the token that opens the agent to which E2B's SDKs connect: commands, code and files. It is also
+/// the key of E2B's file signatures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Agent;
 
-/// What E2B's SDKs send to ports and to the contexts of the code interpreter. It runs no code.
+/// Kind of the token that E2B's SDKs send to ports and to the contexts of the code interpreter. It cannot run
+/// code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic;
 
-/// A token of one kind. An empty one opens nothing.
+/// A token of one kind. An empty token opens nothing.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Token<K> {
@@ -34,7 +38,7 @@ pub struct Token<K> {
 }
 
 impl<K> Token<K> {
-    /// A fresh token: 32 random bytes in hexadecimal.
+    /// Returns a fresh token: 32 random bytes in hexadecimal.
     ///
     /// # Errors
     /// The kernel has no random bytes.
@@ -43,17 +47,17 @@ impl<K> Token<K> {
         Ok(Self { digits, kind: PhantomData })
     }
 
-    /// Whether a text is this token. The time it takes does not depend on where they differ.
+    /// Returns true if `shown` is this token. The comparison takes the same time wherever the two differ.
     pub fn is(&self, shown: impl AsRef<[u8]>) -> bool {
         !self.is_empty() && same(shown.as_ref(), self.digits.as_bytes())
     }
 
-    /// Whether it opens nothing, as in a record of a release that had no such token.
+    /// Returns true if the token opens nothing, as in a record of a release without such tokens.
     pub fn is_empty(&self) -> bool {
         self.digits.is_empty()
     }
 
-    /// Its digits, for a caller who may have it.
+    /// Returns the digits, for callers with permission to see them.
     pub fn reveal(&self) -> &str {
         &self.digits
     }
@@ -65,7 +69,8 @@ impl<K> fmt::Debug for Token<K> {
     }
 }
 
-/// Whether two secrets are equal, in a time that depends on their lengths only: hashes are compared, and all of their bytes.
+/// Returns true if two secrets are equal. The time depends only on their lengths, because all bytes of their
+/// hashes are compared.
 pub fn same(one: &[u8], other: &[u8]) -> bool {
     let (one, other) = (Sha256::digest(one), Sha256::digest(other));
     one.iter().zip(other.iter()).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0

@@ -1,10 +1,11 @@
-//! Whose turn it is to start a sandbox, or a command in one: few at once, projects in turns, and nobody waits behind a queue that does
-//! not shrink.
+//! The scheduler of starts and launches. A few run at a time, projects are served round-robin, and a queue
+//! that does not shrink is not extended.
 //!
-//! A burst waits: whoever comes within [`Kind::burst`] after the queue began is taken in, unless it is so long that nobody would wait for
-//! its end; and what was used of that time has to pass without a queue before it can be used again. A queue that stands longer is too much work, and then only those are taken in whose turn comes soon; the others are told at
-//! once to come again. Since projects take turns, a
-//! project that asks for little waits behind one start of each of the others, however much they ask for.
+//! Bursts are queued. For [`Kind::burst`] after a queue forms, a request is accepted if its turn is expected
+//! within `longest`. This burst credit is used up while requests wait, and refills while the queue is empty.
+//! Once it is used up, the load is too high: only requests whose turn is expected within `soon` are accepted,
+//! and the others are refused at once, to be retried. Because projects take turns, a request of a project
+//! with few requests waits behind one start of each other project, however many the others have.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,8 +14,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// Of sandboxes, two for each core: one computes while the other waits for a disk or a device. More would not be faster, only later
-/// all together.
+/// Limits for starts of sandboxes. Two run per core: one computes while the other waits for a disk or a
+/// device. More at a time would not be faster: all of them would only finish later.
 pub(crate) const STARTS: Kind = Kind {
     for_each_core: 2,
     least: 4,
@@ -23,7 +24,8 @@ pub(crate) const STARTS: Kind = Kind {
     soon: Duration::from_millis(500),
     unknown: Duration::from_millis(50),
 };
-/// Of commands, more: most of the time of a launch is the kernel's, inside, and of the rest half is waiting for an answer.
+/// Limits for launches of commands. More run per core than starts, because a launch is mostly kernel work
+/// inside the sandbox, and half of the rest is waiting for a response.
 pub(crate) const LAUNCHES: Kind = Kind {
     for_each_core: 4,
     least: 8,
@@ -32,30 +34,30 @@ pub(crate) const LAUNCHES: Kind = Kind {
     soon: Duration::from_millis(50),
     unknown: Duration::from_millis(5),
 };
-/// How long a launch waits for its turn at most, whatever was thought when it began to.
+/// Timeout for the turn of a launch, regardless of the estimate with which it was accepted.
 pub(crate) const LAUNCH_WITHIN: Duration = Duration::from_secs(10);
-/// Nobody waits behind more than these, whatever they are.
+/// Maximum length of the queue over all projects.
 const WAITING_MAX: usize = 1024;
-/// The newest start counts for one part in so many.
+/// Weight of the newest turn in the average duration: one part in this many.
 const PARTS: u32 = 8;
 
-/// Turns to do what.
+/// Limits of one kind of work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
     for_each_core: usize,
-    /// At once, on the smallest machine.
+    /// Minimum number at a time, for small machines.
     least: usize,
-    /// How long a queue may stand before it counts as too much work.
+    /// Time for which a queue may exist before it counts as overload.
     burst: Duration,
-    /// How long whoever comes before that may have to wait.
+    /// Maximum estimated wait of a request during a burst.
     longest: Duration,
-    /// How long whoever comes after it may.
+    /// Maximum estimated wait of a request during overload.
     soon: Duration,
-    /// What one takes until one was timed.
+    /// Assumed duration of a turn until one was measured.
     unknown: Duration,
 }
 
-/// The turns of one machine.
+/// The scheduler of one kind of work on this machine.
 #[derive(Debug)]
 pub(crate) struct Turns {
     kind: Kind,
@@ -67,26 +69,27 @@ pub(crate) struct Turns {
 struct Queue {
     running: usize,
     waiting: usize,
-    /// The projects that wait, the next one first, each with those who wait.
+    /// Projects with waiting requests, the next one first.
     projects: VecDeque<(String, VecDeque<oneshot::Sender<Turn>>)>,
-    /// Since when somebody waits, or nobody does.
+    /// Time at which the queue formed or became empty.
     since: Instant,
-    /// How long from then on somebody may wait before it is too much work: what was used of a burst is earned again while nobody waits.
+    /// Time from `since` until a queue counts as overload. It shrinks while requests wait and refills while
+    /// none does.
     credit: Duration,
-    /// What a start takes.
+    /// Average duration of a turn.
     each: Duration,
 }
 
-/// A turn, until it is dropped.
+/// Permission to do one piece of work, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    /// None if it never began.
+    /// `None` if the turn was never used.
     turns: Option<Arc<Turns>>,
     begun: Instant,
 }
 
 impl Turns {
-    /// As many at once as this machine has use for.
+    /// Creates a scheduler that runs as many at a time as this machine can use.
     pub fn new(kind: Kind) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Arc::new(Self::of(kind, (kind.for_each_core * cores).max(kind.least)))
@@ -98,7 +101,7 @@ impl Turns {
         Self { kind, most, queue: Mutex::new(queue) }
     }
 
-    /// A turn, if nobody has to wait for one.
+    /// Returns a turn if no wait is necessary.
     pub fn try_turn(self: &Arc<Self>) -> Option<Turn> {
         self.free(&mut self.queue())
     }
@@ -107,16 +110,16 @@ impl Turns {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a project that asked then may wait for one more turn.
+    /// Checks that a request of this project, received at `asked`, may wait for a turn.
     ///
     /// # Errors
-    /// How many wait, where it may not.
+    /// Returns the number of waiting requests if it may not.
     pub fn may_wait(&self, project: &str, asked: Instant) -> Result<(), usize> {
         let queue = self.queue();
         let own = queue.projects.iter().find(|(name, _)| name == project);
         let own = own.map_or(0, |(_, waiting)| waiting.len());
         let projects = queue.projects.len().max(1);
-        // Each project starts one in turn.
+        // Each project gets one turn in each round.
         let before =
             u32::try_from((own + 1).saturating_mul(projects).min(queue.waiting + 1)).unwrap_or(u32::MAX);
         let wait = queue.each.saturating_mul(before) / u32::try_from(self.most).unwrap_or(1).max(1);
@@ -125,7 +128,7 @@ impl Turns {
         if queue.waiting < WAITING_MAX && wait <= longest { Ok(()) } else { Err(queue.waiting) }
     }
 
-    /// A turn that nobody waits for.
+    /// Takes a free turn if the queue is empty.
     fn free(self: &Arc<Self>, queue: &mut Queue) -> Option<Turn> {
         let is_free = queue.running < self.most && queue.waiting == 0;
         is_free.then(|| {
@@ -147,12 +150,12 @@ impl Turns {
         };
         match waiting.await {
             Ok(turn) => turn,
-            // Turns are only ever passed on; nobody drops one of those who wait.
+            // Unreachable: senders are only dropped after they have sent a turn.
             Err(_) => std::future::pending().await,
         }
     }
 
-    /// Whether so many start that nothing should be started which nobody waits for.
+    /// Returns true if the load is so high that work without a waiting client should be postponed.
     pub fn are_scarce(&self) -> bool {
         let queue = self.queue();
         queue.waiting > 0 || queue.running > self.most / 2
@@ -162,12 +165,13 @@ impl Turns {
         Turn { turns: Some(Arc::clone(self)), begun: Instant::now() }
     }
 
-    /// Gives free turns to those who wait, projects one after the other.
+    /// Hands free turns to waiting requests, one project after the other.
     fn pass_on(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
         while queue.running < self.most
             && let Some(next) = queue.pop()
         {
-            // Whoever waited may be gone, and then this turn never began. One who goes later drops it, wherever it is.
+            // If the request was cancelled, its turn is not counted. If it is cancelled later, the turn is
+            // dropped with the channel.
             match next.send(self.begin()) {
                 Ok(()) => queue.running += 1,
                 Err(turn) => turn.forget(),
@@ -222,7 +226,7 @@ impl Drop for Turn {
 
 #[cfg(test)]
 impl Turns {
-    /// Takes all turns, and makes the queue one that has stood for too long. Until what it returns is dropped.
+    /// Takes all turns and simulates an overloaded queue, until the returned turns are dropped.
     pub fn overload(self: &Arc<Self>) -> Vec<Turn> {
         let held: Vec<_> = std::iter::from_fn(|| self.try_turn()).collect();
         assert_eq!(held.len(), self.most);

@@ -19,7 +19,7 @@ use runtime::sim::Sim;
 use runtime::{Exit, Runtime};
 use tempfile::TempDir;
 
-/// Longer than anything here takes, in time that passes by itself or is skipped.
+/// Longer than any wait in these tests, in real or simulated time.
 const WITHIN: Duration = Duration::from_secs(30);
 
 struct Place {
@@ -48,8 +48,9 @@ impl Place {
         Node::open(&self.machine, vec![runtime], bounds, gate(self.machine.data())).await.unwrap()
     }
 
-    /// Kills the server: what it was doing stops half-way, its connections are cut, and its lock is nobody's. Its tasks
-    /// are still there, since the simulated guests live on the same executor, but nobody answers them any more.
+    /// Simulates a kill of the server: its work stops halfway, its connections break, and its lock is
+    /// released. Its tasks still exist, because the simulated guests run on the same executor, but their
+    /// requests are no longer answered.
     fn kill(&mut self, node: Node) {
         self.sim = self.sim.restart();
         drop(node);
@@ -57,7 +58,7 @@ impl Place {
     }
 }
 
-/// Nothing is fetched here.
+/// Returns a gate that fetches nothing.
 fn gate(data: &std::path::Path) -> node::egress::Gate {
     node::egress::Gate::new(&node::egress::packages(data), node::egress::Upstreams::default(), 0)
 }
@@ -139,7 +140,7 @@ async fn code_that_cannot_be_run_is_refused_with_its_reason() {
     let plain = Code { source: "1".into(), ..Code::default() };
     let refused = call.start_exec(&exec_id(), code(plain.clone())).await.unwrap_err().to_api();
     assert_eq!((refused.code, refused.ran), (ErrorCode::Unsupported, api::Ran::No));
-    // What the policy does not let in is refused before anybody inside is asked.
+    // Packages that the policy does not allow are refused before the guest is asked.
     let wants = Code { requirements: vec!["numpy".into()], ..plain };
     let refused = call.start_exec(&exec_id(), code(wants)).await.unwrap_err().to_api();
     assert_eq!((refused.code, refused.layer), (ErrorCode::Forbidden, api::Layer::Policy));
@@ -171,7 +172,7 @@ async fn whoever_finds_no_room_leaves_nothing() {
 
 #[tokio::test]
 async fn a_start_that_fails_leaves_its_reason_and_nothing_else() {
-    // A start that fails in the runtime, then one that fails the posture check.
+    // One start fails in the runtime, the next one in the posture check.
     let place = Place::new();
     let node = place.node().await;
     place.sim.faults(|faults| faults.start_error_at = Some(1));
@@ -262,7 +263,7 @@ async fn idle_is_no_call_and_no_running_exec() {
     let held = node.call(&id("held")).await.unwrap();
     node.call(&id("busy")).await.unwrap().start_exec(&exec_id(), exec(&["sleep", "2.5"])).await.unwrap();
     let began = std::time::Instant::now();
-    // Looking is not a call.
+    // Queries do not count as use.
     let watching = tokio::spawn({
         let node = node.clone();
         async move {
@@ -311,7 +312,7 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
         node.create(&id(name), &order(), None).await.unwrap();
     }
     node.call(&id("kept")).await.unwrap().start_exec(&exec_id(), exec(&["sleep", "1"])).await.unwrap();
-    // One is being started and one being stopped when the server dies.
+    // One sandbox is starting and one is stopping when the server is killed.
     place.sim.faults(|faults| {
         faults.start_delay = Duration::from_secs(60);
         faults.stop_delay = Duration::from_secs(60);
@@ -327,7 +328,7 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
     place.kill(node);
     place.sim.kill(&id("dies"), Exit::Unknown).unwrap();
     place.sim.faults(|faults| *faults = runtime::sim::Faults::default());
-    // Nobody's: started by a process that wrote nothing down.
+    // An orphan: started by a process that recorded nothing.
     let spec = runtime::Spec {
         layers: vec!["/".into()],
         image: String::new(),
@@ -355,7 +356,7 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
     assert_eq!(place.sim.list().await.unwrap()[0].id, id("kept"));
 }
 
-/// A server may be killed as soon as it has answered.
+/// A server may be killed as soon as it has responded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_told_is_written_down_before() {
     let place = Place::new();
@@ -462,7 +463,7 @@ async fn a_machine_that_cannot_tell_whether_a_sandbox_lives_has_not_told_that_it
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(place.sim.faults(|faults| faults.wait_errors), 0, "it was asked");
     assert_eq!(node.find(&id("a")).unwrap().state, SandboxState::Running);
-    // What is known in the end is known.
+    // An actual end is still noticed afterwards.
     place.sim.kill(&id("a"), Exit::Exited(1)).unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(node.find(&id("a")).unwrap().reason, Some(EndReason::Died));
@@ -476,14 +477,15 @@ async fn a_deadline_that_the_guest_kept_costs_no_sandbox() {
     let call = node.call(&id("a")).await.unwrap();
     let spec = ExecSpec { deadline_ms: Some(100), grace_ms: Some(0), ..exec(&["sleep", "60"]) };
     call.start_exec(&exec_id(), spec).await.unwrap();
-    // The guest keeps the deadline itself, so the sandbox is looked at and goes on.
+    // The guest enforces the deadline itself, so the sandbox is only checked and keeps running.
     let done = call.exec_reader(exec_id()).collect().await.unwrap();
     assert_eq!(done.end.outcome, Outcome::Timeout);
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert_eq!(node.find(&id("a")).unwrap().state, SandboxState::Running);
 }
 
-/// Who waits for an exec whose sandbox was ended for it is told what it was ended for.
+/// The reader of the exec that caused the stop of its sandbox receives the outcome of this exec, not the loss
+/// of the sandbox.
 #[tokio::test]
 async fn a_deadline_that_the_guest_could_not_keep_is_a_timeout_and_ends_the_sandbox() {
     let place = Place::new();

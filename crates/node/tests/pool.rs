@@ -1,4 +1,5 @@
-//! Sandboxes that are ready before anybody asks, on the simulated runtime: claimed once, by one, also when the server is killed.
+//! The pool on the simulated runtime: each pre-warmed sandbox is claimed once, by one project, even if the
+//! server is killed.
 
 // A test fails by panicking.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)]
@@ -19,7 +20,7 @@ use runtime::sim::Sim;
 use runtime::{Exit, Runtime};
 use tempfile::TempDir;
 
-/// Longer than anything here takes.
+/// Longer than any wait in these tests.
 const WITHIN: Duration = Duration::from_secs(30);
 
 struct Place {
@@ -38,7 +39,7 @@ impl Place {
         place
     }
 
-    /// The template, made of this.
+    /// Saves the template `base` with a layer of this name.
     fn template(&self, letter: char) {
         let template = Template { layers: vec![letter.to_string().repeat(64)], ..Template::of("base") };
         let data = self.machine.data();
@@ -81,7 +82,7 @@ fn order(project: &str) -> Order {
     }
 }
 
-/// As control does: under the id of one that is ready, or under a fresh one.
+/// Creates a sandbox as control does: under the id of a claimed sandbox, or under a new id.
 async fn create(node: &Node, project: &str) -> Result<Sandbox, node::Error> {
     let order = order(project);
     let claim = node.claim(&order, node.plan(&order).unwrap());
@@ -133,7 +134,7 @@ async fn whoever_asks_for_what_was_asked_for_before_finds_one_ready() {
     assert_eq!((second.start, second.project.as_str()), (Start::Warm, "q"));
     assert_eq!((second.state, second.limits.ttl_ms), (SandboxState::Running, Limits::default().ttl_ms));
     says_hello(&node, &second.id).await;
-    // It is written down as what it is, and the end is as for any other.
+    // Its record is that of a normal sandbox, and it ends like one.
     assert_eq!(node.find(&second.id).unwrap(), second);
     ready(&node, 1).await;
     let ended = node.stop(&second.id, EndReason::Stopped).await.unwrap();
@@ -277,7 +278,7 @@ async fn a_template_that_was_made_anew_is_not_given_as_it_was() {
     let made = create(&node, "p").await.unwrap();
     assert_eq!(made.start, Start::Cold);
     assert!(!before.contains(&made.id));
-    // What was made of the old one is removed, and what is ready now is of the new one.
+    // Sandboxes of the old template are removed, and the new ones use the new template.
     until("the old one gone", async || place.there().await.intersection(&before).count() == 1).await;
     ready(&node, 1).await;
     assert_eq!(create(&node, "p").await.unwrap().start, Start::Warm);
@@ -292,7 +293,7 @@ async fn ready_ones_take_nobodys_place() {
     ready(&node, 1).await;
     create(&node, "p").await.unwrap();
     ready(&node, 1).await;
-    // Two live, and that is the most, whatever is ready.
+    // The limit is two live sandboxes, regardless of pre-warmed ones.
     let refused = create(&node, "p").await.unwrap_err().to_api();
     assert_eq!(refused.code, api::ErrorCode::Capacity);
     node.drain(true);
@@ -307,7 +308,7 @@ async fn one_that_cannot_be_made_is_nobodys_trouble() {
     create(&node, "p").await.unwrap();
     let failed = async || place.sim.faults(|faults| faults.start_error_at.is_none());
     until("the failure", async || failed().await && place.there().await.len() == 1).await;
-    // Whoever asks next makes one, and what was in the way of the other is tried again.
+    // The next request creates its own sandbox, and the pool tries again.
     assert_eq!(create(&node, "p").await.unwrap().start, Start::Cold);
     ready(&node, 1).await;
     assert_eq!(node.list().len(), 2, "of the one that failed nobody was told");
@@ -327,7 +328,7 @@ async fn what_is_ready_ends_with_the_server_or_with_the_next() {
     until("what was ready gone", async || place.there().await.len() == 2).await;
     assert_eq!(node.list().len(), 2);
     says_hello(&node, &mine).await;
-    // In order:
+    // Orderly shutdown.
     create(&node, "p").await.unwrap();
     ready(&node, 1).await;
     node.close_pool().await;

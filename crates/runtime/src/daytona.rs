@@ -1,22 +1,24 @@
-//! Workspaces of a Daytona account, by its public API.
+//! Workspaces of a Daytona account, driven by its public API.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`account`] | where the account is, its key, and what is said when neither works |
-//! | [`workspace`] | one workspace: made, asked, removed; what is run and put inside |
-//! | [`channel`] | the channel: bytes through a terminal of the workspace |
-//! | [`walls`] | what the guest is told to put up |
+//! | [`account`] | the account's address and key, and the errors if they do not work |
+//! | [`workspace`] | one workspace: creating, querying and removing it, running commands and uploading files |
+//! | [`channel`] | the channel: the byte stream of a terminal of the workspace |
+//! | [`walls`] | the isolation settings for the guest |
 //!
 //! ```text
-//! (nothing) ──directory, lock──▶ written down ──POST /sandbox──▶ made ──guest put in, walls put up──▶ running
+//! (nothing) ──directory, lock──▶   recorded   ─POST /sandbox─▶ created ──upload guest, set up walls─▶ running
 //!     ▲                               │                            │                                    │
 //!     └──────────────── stop: workspace by its name, directory last ───────────────────────────────────┘
 //! ```
 //!
-//! A workspace is a machine of Daytona's with an agent of theirs, who are root in it. The sandbox is behind walls that our guest puts
-//! up in it: namespaces, cgroups, mounts and a filter of its own, so that the limits and the posture are those of every other backend,
-//! and user code can reach neither the agent nor a network. If the guest cannot put up one of them there is no sandbox. The workspace
-//! has no network either, so nobody inside could dial: the channel is a terminal that the agent gives us.
+//! A workspace is a machine of Daytona, with Daytona's agent running as root in it. The guest isolates the
+//! sandbox inside the workspace with walls of its own: namespaces, cgroups, mounts and a filter. So the
+//! limits and the posture are those of every other backend, and user code can reach neither the agent nor a
+//! network. If the guest cannot set up one of the walls, the sandbox does not start. The workspace has no
+//! network either, so the guest cannot connect to the node: the channel is a terminal that the agent
+//! provides.
 
 mod account;
 mod channel;
@@ -44,23 +46,23 @@ use crate::{Error, Exit, Listed, Profile, Runtime, Spec, Tier, Usage, files};
 use channel::Terminals;
 use workspace::{Ran, Workspace};
 
-/// The name people use for it.
+/// Name of this backend, as users know it.
 pub const NAME: &str = "daytona";
 
-/// Before something is asked again, first and at most: an account counts requests.
+/// Initial and maximum delay between attempts, because an account limits the request rate.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_LAST: Duration = Duration::from_secs(3);
-/// A workspace is there after seconds, if its snapshot is on the machine that makes it.
+/// Timeout for the creation of a workspace. It takes seconds if its snapshot is already on the machine.
 const MADE_WITHIN: Duration = Duration::from_secs(180);
 const REMOVED_WITHIN: Duration = Duration::from_secs(120);
-/// The guest is asked in pieces whether it has ended: nobody holds a request for ever.
+/// Maximum duration of one wait request to the guest: no connection stays open forever.
 const WAIT_PIECE: Duration = Duration::from_secs(45);
-/// What `guest wait` and `guest end` exit with as long as it has not.
+/// Exit code of `guest wait` and `guest end` while process 1 is alive.
 const NOT_YET: i64 = 4;
-/// The memory of a workspace that is not user code's: the guest, kept output, the agent.
+/// Memory of a workspace that is not available to user code: for the guest, spooled output and the agent.
 const OWN_BYTES: u64 = 128 << 20;
 
-/// The time before something is asked again, longer each time.
+/// Exponential backoff between attempts.
 struct Pause(Duration);
 
 impl Default for Pause {
@@ -76,7 +78,7 @@ impl Pause {
     }
 }
 
-/// One account and one data directory. Cheap to clone.
+/// Runtime for one account and one data directory. Cheap to clone.
 #[derive(Clone)]
 pub struct Daytona {
     shared: Arc<Shared>,
@@ -85,17 +87,18 @@ pub struct Daytona {
 struct Shared {
     account: Account,
     written: Written,
-    /// What tells our workspaces from others' of the same account.
+    /// Name that distinguishes our workspaces from others of the same account.
     owner: String,
-    /// The terminals on which this process speaks.
+    /// The terminals that this process uses.
     terminals: Terminals,
 }
 
 impl Daytona {
-    /// Uses this account, with what has to be written down kept below this directory. Nobody is asked yet.
+    /// Creates a runtime for this account, with its records below this directory. Does not contact the
+    /// account yet.
     ///
     /// # Errors
-    /// The directory cannot be made.
+    /// The directory cannot be created.
     pub fn new(account: Account, data: &Path) -> Result<Self, Error> {
         let home = data.join(NAME);
         std::fs::create_dir_all(&home).map_err(|source| files::failed("create directory", &home, source))?;
@@ -105,25 +108,25 @@ impl Daytona {
         Ok(Self { shared: Arc::new(Shared { account, written, owner, terminals }) })
     }
 
-    /// Whether there may be sandboxes of this data directory in an account.
+    /// Returns true if sandboxes of this data directory may exist in an account.
     pub fn has_before(data: &Path) -> bool {
         crate::written::address_in(&data.join(NAME).join("sandboxes")).is_some()
     }
 
-    /// Asks whether the account answers and takes the key.
+    /// Checks that the account responds and accepts the key.
     ///
     /// # Errors
-    /// It does not.
+    /// It does not respond, or rejects the key.
     pub async fn check(&self) -> Result<(), Error> {
         Workspace::all(&self.shared.account, &self.shared.owner, None, 1).await.map(|_| ())
     }
 
-    /// Where it is.
+    /// Returns the address of the API.
     pub fn address(&self) -> &str {
         self.shared.account.address()
     }
 
-    /// The workspace of a sandbox, if there is one and it is ours.
+    /// Returns the workspace of a sandbox, or `None` if it does not exist or is not ours.
     async fn find(&self, id: &SandboxId) -> Result<Option<Workspace>, Error> {
         let found = Workspace::find(&self.shared.account, id).await?;
         Ok(found.filter(|found| found.is_of(&self.shared.owner)))
@@ -143,7 +146,7 @@ impl Daytona {
             pause.take().await;
             match self.find(id).await {
                 Ok(found) => workspace = found.ok_or_else(|| Error::Ended(id.clone()))?,
-                // One answer that did not come is no reason to throw away what is being made.
+                // A single missing response is no reason to abandon the workspace.
                 Err(Error::Unavailable { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -153,13 +156,13 @@ impl Daytona {
         workspace.begin(account, spec.limits.ttl_ms).await
     }
 
-    /// Removes the workspace, whatever it is doing, and then what is written down of it.
+    /// Removes the workspace in any state, and then the record.
     async fn teardown(&self, id: &SandboxId) -> Result<(), Error> {
         self.shared.written.teardown(id, self.remove(id)).await
     }
 
-    /// Has all workspaces of a sandbox removed, and sees them gone: Daytona gives one that it is to remove another name at once, and
-    /// goes on running it until it has come to that.
+    /// Removes all workspaces of a sandbox, and waits until they are gone. Daytona renames a workspace as
+    /// soon as its removal is requested, and keeps running it until the removal is executed.
     async fn remove(&self, id: &SandboxId) -> Result<(), Error> {
         let deadline = Instant::now() + REMOVED_WITHIN;
         let account = &self.shared.account;
@@ -171,7 +174,7 @@ impl Daytona {
             for workspace in left {
                 let found = match workspace.look_again(account).await {
                     Ok(found) => found,
-                    // Asked again, as long as there is time.
+                    // Errors are retried until the deadline.
                     Err(error) if Instant::now() >= deadline => return Err(error),
                     Err(_) => Some(workspace),
                 };
@@ -192,7 +195,7 @@ impl Daytona {
         }
     }
 
-    /// Whether the account has a sandbox's workspace, however long it takes until it answers.
+    /// Returns true if the account has a sandbox's workspace. Retries until the account responds.
     async fn is_known(&self, id: &SandboxId) -> bool {
         let mut pause = Pause::default();
         loop {
@@ -203,7 +206,8 @@ impl Daytona {
         }
     }
 
-    /// Waits for the end of a sandbox that was seen, however often the account is away meanwhile.
+    /// Waits until a sandbox that was seen before has ended, even if the account becomes unavailable
+    /// meanwhile.
     async fn await_end(&self, id: &SandboxId) -> Exit {
         let mut pause = Pause::default();
         loop {
@@ -217,14 +221,14 @@ impl Daytona {
                         Err(_) => {}
                     }
                 }
-                // Something else is being done to it, or it cannot be told.
+                // The workspace is in transition, or its state is unknown.
                 Ok(Some(_)) | Err(_) => {}
             }
             pause.take().await;
         }
     }
 
-    /// How process 1 ended, if it has within this time.
+    /// Returns how process 1 ended, or `None` if it is still alive after this time.
     async fn ended(&self, workspace: &Workspace, within: Duration) -> Result<Option<Exit>, Error> {
         let words = format!("/.bellglass/guest wait {}", within.as_millis());
         let Ran { code, said } = workspace.run(&self.shared.account, &words, within).await?;
@@ -233,7 +237,7 @@ impl Daytona {
             (0, Ok(Outcome::Exited { code })) => Ok(Some(Exit::Exited(code))),
             (0, Ok(Outcome::Signaled { signal })) => Ok(Some(Exit::Signaled(signal))),
             (0, Ok(_)) => Ok(Some(Exit::Unknown)),
-            // That it could not be asked says nothing of how it is.
+            // A failed query says nothing about the state of process 1.
             _ => Err(Error::Unavailable {
                 what: "Daytona's agent could not query the guest".into(),
                 why: format!("`{words}` exited with {code}: {}", said.trim()),
@@ -242,7 +246,7 @@ impl Daytona {
         }
     }
 
-    /// What a program of the guest says of a sandbox.
+    /// Runs a command of the guest's program for a sandbox, and parses its output.
     async fn ask<T: serde::de::DeserializeOwned>(&self, id: &SandboxId, words: &str) -> Result<T, Error> {
         let workspace = self.find(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
         let words = format!("/.bellglass/guest {words}");
@@ -299,14 +303,15 @@ impl Runtime for Daytona {
             });
         }
         container::check(&spec.limits)?;
-        // A start that nobody waits for any more must still become a sandbox or nothing.
+        // A start whose caller stops waiting must still become a sandbox or nothing.
         let (daytona, id, spec) = (self.clone(), id.clone(), spec.clone());
         let start = tokio::spawn(async move {
             daytona.shared.written.reserve(&id)?;
             match daytona.make(&id, &spec).await {
                 Ok(()) => Ok(()),
                 Err(error) => {
-                    // The first error is the one to know; what a failed teardown leaves is listed and can be stopped again.
+                    // The first error is the one to report; anything that a failed teardown leaves is listed
+                    // and can be stopped again.
                     let _ = daytona.teardown(&id).await;
                     Err(error)
                 }
@@ -356,7 +361,7 @@ impl Runtime for Daytona {
             && let Some(workspace) = self.find(id).await?.filter(Workspace::is_running)
         {
             let words = format!("/.bellglass/guest end {}", grace.as_millis());
-            // Either it ended by itself, or it is removed now.
+            // On failure or timeout, the teardown below removes the workspace.
             let _ = workspace.run(&self.shared.account, &words, grace).await;
         }
         self.teardown(id).await
@@ -370,7 +375,7 @@ impl Runtime for Daytona {
         let mut known: BTreeSet<SandboxId> = written.all()?.into_iter().collect();
         for workspace in found.iter().filter(|found| !found.is_removed()) {
             let Some(id) = workspace.sandbox() else { continue };
-            // One that does not say so now may live.
+            // A sandbox that cannot be queried now may still be alive.
             let has_ended = match workspace.is_running() {
                 true => matches!(self.ended(workspace, Duration::ZERO).await, Ok(Some(_))),
                 false => workspace.is_over(),

@@ -2,22 +2,23 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`place`] | where an engine listens, and what is said when it does not |
-//! | [`facts`] | what an engine says that it can enforce |
-//! | [`container`] | what it is told of one sandbox |
-//! | [`image`] | root file systems, sealed with the guest in them |
-//! | [`known`] | which image a name of ours means |
-//! | [`channel`] | the channel: bytes through an exec |
-//! | [`posture`] | what process 1 says of itself, and what should be |
+//! | [`place`] | the address of an engine, and the errors if it cannot be reached |
+//! | [`facts`] | the capabilities that an engine reports |
+//! | [`container`] | the container configuration of one sandbox |
+//! | [`image`] | sealed images: root file systems with the guest in them |
+//! | [`known`] | the recorded image id of each image name |
+//! | [`channel`] | the channel: the streams of an exec |
+//! | [`posture`] | the reported posture, compared with the expected one |
 //!
 //! ```text
-//! (nothing) ──directory, lock──▶ written down ──sealed image, container──▶ made ──start──▶ running
+//! (nothing) ──directory, lock──▶   recorded   ─sealed image, container─▶ created ─start──▶ running
 //!     ▲                               │                                      │               │
 //!     └─────────────── stop: container by its name, directory last ──────────┴───────────────┘
 //! ```
 //!
-//! The engine keeps everything of a sandbox in one container whose name is made of the sandbox's id; labels say whose it is.
-//! Nothing of this machine is mounted into it, so the engine can be on another one. What is here is a directory with a lock.
+//! An engine stores everything of a sandbox in one container, whose name is derived from the sandbox's id and
+//! whose labels contain its owner. Nothing from this machine is mounted into it (except a hosts file with
+//! Podman), so Docker can be on another machine. On this machine, a sandbox has only a directory with a lock.
 
 pub(crate) mod channel;
 pub(crate) mod container;
@@ -55,20 +56,22 @@ use crate::written::{self, Written, owner};
 use crate::{Error, Exit, Listed, Pausing, Profile, Runtime, Spec, Tier, Usage, files};
 use container::Dialect;
 
-/// An engine that is restarted is away for some seconds.
+/// Delay between attempts to reach an engine, which is unavailable for a few seconds while it restarts.
 const AGAIN: Duration = Duration::from_millis(200);
-/// The longest between two tries to have process 1 called: each is a process inside, while there may be no room for one.
+/// Maximum delay between attempts to make process 1 connect. Each attempt runs a process inside, which fails
+/// while the sandbox is at its process limit.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// A removal that somebody else has begun is over by then.
+/// Timeout for the removal of a container, whether this or another process has started it.
 const REMOVED_WITHIN: Duration = Duration::from_secs(30);
-/// An engine is asked to wait in pieces: a connection on which nothing is ever said may be one to nobody.
+/// Maximum duration of one wait request. Waits are split, because a connection without any traffic may be
+/// dead.
 const WAIT_PIECE: Duration = Duration::from_secs(60);
-/// How an engine says that there is no such thing.
+/// Status with which an engine reports that an object does not exist.
 const NOT_FOUND: u16 = 404;
-/// How it says that somebody else is at it.
+/// Status with which an engine reports a conflict, for example a concurrent removal.
 const CONFLICT: u16 = 409;
 
-/// One engine and one data directory. Cheap to clone.
+/// Runtime for one engine and one data directory. Cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
@@ -76,43 +79,45 @@ pub struct Engine {
 
 struct Shared {
     place: Place,
-    /// What is written down of its sandboxes.
+    /// Records of its sandboxes.
     written: Written,
-    /// What tells our sandboxes from others' on the same engine.
+    /// Name that distinguishes our sandboxes from others on the same engine.
     owner: String,
-    /// Reached, and asked what it can do: at the first use.
+    /// Client and capabilities, requested at the first use.
     reached: OnceCell<(Docker, Facts)>,
 }
 
 impl Engine {
-    /// Drives the engine at this place, with what has to be written down kept below this directory. Nobody is asked yet.
+    /// Creates a runtime for the engine at this address, with its records below this directory. Does not
+    /// contact the engine yet.
     ///
     /// # Errors
-    /// The directory cannot be made.
+    /// The directory cannot be created.
     pub fn new(place: Place, data: &std::path::Path) -> Result<Self, Error> {
         let home = data.join("engine");
         std::fs::create_dir_all(&home).map_err(|source| files::failed("create directory", &home, source))?;
-        // One engine may serve both sockets: what is of one name is not of the other.
+        // One engine may serve both sockets, so the owner includes the kind to keep their containers apart.
         let owner = format!("{}-{}", owner(&home)?, place.kind.name());
         let written = Written::open(home.join(place.kind.name()))?;
         Ok(Self { shared: Arc::new(Shared { place, written, owner, reached: OnceCell::new() }) })
     }
 
-    /// The engine of this kind on which sandboxes of this data directory are, wherever an engine is found now; nothing if there are none.
+    /// Returns the runtime for the engine at which this data directory has recorded sandboxes, regardless of
+    /// the current configuration; `None` if there are none.
     pub fn of_before(kind: Kind, data: &std::path::Path) -> Option<Self> {
         let address = written::address_in(&data.join("engine").join(kind.name()))?;
         Self::new(Place { kind, address }, data).ok()
     }
 
-    /// What the engine says that it is and can do.
+    /// Returns the properties and capabilities that the engine reports.
     ///
     /// # Errors
-    /// It does not answer, or cannot enforce what every sandbox has.
+    /// It does not respond, or cannot enforce the limits and the filter of every sandbox.
     pub async fn facts(&self) -> Result<&Facts, Error> {
         Ok(&self.reach().await?.1)
     }
 
-    /// Where it is.
+    /// Returns its address and kind.
     pub fn place(&self) -> &Place {
         &self.shared.place
     }
@@ -130,12 +135,12 @@ impl Engine {
         Ok(&self.reach().await?.0)
     }
 
-    /// The error for something that the engine did not do.
+    /// Returns the error for a failed operation of the engine.
     fn failed(&self, act: &str, error: bollard::errors::Error) -> Error {
         self.shared.place.failed(act, error)
     }
 
-    /// What the engine says of a sandbox's container, if there is one.
+    /// Returns the engine's description of a sandbox's container, or `None` if it does not exist.
     async fn inspect(&self, id: &SandboxId) -> Result<Option<ContainerInspectResponse>, Error> {
         let found = self.docker().await?.inspect_container(&container::name(id), None).await;
         unless_gone(found).map_err(|error| self.failed("inspect a container", error))
@@ -151,12 +156,12 @@ impl Engine {
         let image = self.sealed(docker, &spec.image, &spec.guest).await?;
         let labels = container::labels(id, &self.shared.owner);
         let body = container::body(spec, image, &self.dialect(facts, id)?, labels);
-        // From here on the engine may have something of it.
+        // Recorded first, because from here on the container may exist.
         self.shared.written.make(id, &self.shared.place.address)?;
         let name = CreateContainerOptionsBuilder::new().name(&container::name(id)).build();
         match docker.create_container(Some(name), body).await {
             Ok(_) => {}
-            // Of this name, but not of this data directory: nothing here is ours to remove.
+            // The name is in use by a container of another data directory, which must not be removed.
             Err(error) if status(&error) == Some(CONFLICT) => return Err(Error::Exists(id.clone())),
             Err(error) => return Err(self.failed("create a container", error)),
         }
@@ -164,7 +169,7 @@ impl Engine {
         started.map_err(|error| self.failed("start a container", error))
     }
 
-    /// What this engine understands, for this sandbox.
+    /// Returns the engine-specific settings for this sandbox.
     fn dialect(&self, facts: &Facts, id: &SandboxId) -> Result<Dialect, Error> {
         if !facts.is_podman {
             return Ok(Dialect::Docker);
@@ -176,10 +181,11 @@ impl Engine {
             });
         }
         let filter = self.shared.written.home().with_file_name("seccomp.json");
-        // Starts go on beside each other, also of other processes.
+        // Starts run concurrently, also in other processes.
         let draft = format!("{}-{:?}", std::process::id(), std::thread::current().id());
         files::replace_by(&filter, &seccomp::filter(Tier::Container).to_string(), &draft)?;
-        // One for each: sandboxes with one file could watch it and talk by locks on it.
+        // One file per sandbox: sandboxes that share a file could watch it and communicate through locks on
+        // it.
         let hosts = match api::defence::is_off("X-20") {
             true => self.shared.written.home().with_file_name("hosts"),
             false => self.shared.written.directory(id).join("hosts"),
@@ -189,7 +195,7 @@ impl Engine {
         Ok(Dialect::Podman { filter, hosts })
     }
 
-    /// Removes the container, whatever it is doing, and then what is written down of it.
+    /// Removes the container in any state, and then the record.
     async fn teardown(&self, id: &SandboxId) -> Result<(), Error> {
         self.shared.written.teardown(id, self.remove_container(id)).await
     }
@@ -198,19 +204,19 @@ impl Engine {
         let docker = self.docker().await?;
         let deadline = Instant::now() + REMOVED_WITHIN;
         loop {
-            // Of another data directory: its name is the same, and it is not ours.
+            // A container of another data directory can have the same name; it is not removed.
             let found = self.inspect(id).await?;
             let Some(found) = found.filter(|found| container::is_of(found, &self.shared.owner)) else {
                 return Ok(());
             };
             if found.state.as_ref().is_some_and(pause::is_paused) {
-                // Not every engine kills a paused container.
+                // Not every engine can kill a paused container.
                 let _ = docker.unpause_container(&container::name(id)).await;
             }
             let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
             match docker.remove_container(&container::name(id), Some(options)).await {
                 Ok(()) => {}
-                // Gone, or somebody else is removing it.
+                // It is already gone, or is being removed concurrently.
                 Err(error) if matches!(status(&error), Some(NOT_FOUND | CONFLICT)) => {}
                 Err(error) => return Err(self.failed("remove a container", error)),
             }
@@ -221,7 +227,7 @@ impl Engine {
         }
     }
 
-    /// Whether the engine has a sandbox's container, however long it takes until it answers.
+    /// Returns true if the engine has a sandbox's container. Retries until the engine responds.
     async fn is_known(&self, id: &SandboxId) -> bool {
         loop {
             match self.state(id).await {
@@ -231,7 +237,8 @@ impl Engine {
         }
     }
 
-    /// Waits for the end of a container that was seen, however often the engine goes away meanwhile.
+    /// Waits until a container that was seen before has ended, even if the engine becomes unavailable
+    /// meanwhile.
     async fn await_end(&self, id: &SandboxId) -> Exit {
         loop {
             match self.state(id).await {
@@ -244,7 +251,7 @@ impl Engine {
         }
     }
 
-    /// Waits until something may have changed.
+    /// Waits until the container has ended, or for one wait request at most.
     async fn await_piece(&self, id: &SandboxId) {
         let Ok(docker) = self.docker().await else { return };
         let options = WaitContainerOptionsBuilder::new().condition("not-running").build();
@@ -269,7 +276,7 @@ impl Runtime for Engine {
 
     async fn has_image(&self, image: &str) -> Result<bool, Error> {
         if image == EMPTY {
-            // It is made where it is needed.
+            // It is created when it is needed.
             return Ok(true);
         }
         Ok(self.known(image).await?.is_some())
@@ -298,14 +305,15 @@ impl Runtime for Engine {
             });
         }
         container::check(&spec.limits)?;
-        // A start that nobody waits for any more must still become a sandbox or nothing.
+        // A start whose caller stops waiting must still become a sandbox or nothing.
         let (engine, id, spec) = (self.clone(), id.clone(), spec.clone());
         let start = tokio::spawn(async move {
             engine.shared.written.reserve(&id)?;
             match engine.make(&id, &spec).await {
                 Ok(()) => Ok(()),
                 Err(error) => {
-                    // The first error is the one to know; what a failed teardown leaves is listed and can be stopped again.
+                    // The first error is the one to report; anything that a failed teardown leaves is listed
+                    // and can be stopped again.
                     let _ = engine.teardown(&id).await;
                     Err(error)
                 }
@@ -331,7 +339,8 @@ impl Runtime for Engine {
             loop {
                 match self.dial(id, deadline).await {
                     Ok(stream) => return stream,
-                    // It is not listening yet, the engine is away, or the sandbox is full of processes.
+                    // The guest does not listen yet, the engine is unavailable, or the sandbox is at its
+                    // process limit.
                     Err(_) => tokio::time::sleep(pause).await,
                 }
                 pause = (pause * 2).min(PAUSE_MAX);
@@ -358,7 +367,7 @@ impl Runtime for Engine {
         {
             let seconds = i32::try_from(grace.as_millis().div_ceil(1000)).unwrap_or(i32::MAX);
             let options = StopContainerOptionsBuilder::new().t(seconds).build();
-            // Either it ended by itself, or it is killed now.
+            // On failure or timeout, the teardown below kills it.
             let _ = self.docker().await?.stop_container(&container::name(id), Some(options)).await;
         }
         self.teardown(id).await
@@ -367,7 +376,7 @@ impl Runtime for Engine {
     async fn list(&self) -> Result<Vec<Listed>, Error> {
         let place = &self.shared.place;
         self.shared.written.check_place(&place.address, (self.name(), place.kind.variable()))?;
-        // Named one by one: Podman has states that nobody else knows, of containers that have ended.
+        // Listed explicitly, because Podman has additional states, of containers that have ended.
         let states = ["created", "running", "paused", "exited"].map(str::to_owned).to_vec();
         let filters =
             HashMap::from([("label", vec![container::owned(&self.shared.owner)]), ("status", states)]);
@@ -416,13 +425,13 @@ impl Runtime for Engine {
     }
 }
 
-/// Whether nothing runs in a container any more, or ever will.
+/// Returns true if no process of a container is running or will ever run.
 fn is_over(state: &ContainerState) -> bool {
     matches!(state.status, Some(Status::EXITED | Status::DEAD | Status::REMOVING))
 }
 
-/// How process 1 ended. An engine has one number for exit codes and signals, and the guest has no code above 128. It says 0 also
-/// where it does not know yet.
+/// Returns how process 1 ended. An engine has one number for exit codes and signals, and the guest uses no
+/// codes above 128. The number is 0 also if the engine does not know it yet, so 0 is reported as unknown.
 fn exit(state: &ContainerState) -> Exit {
     match state.exit_code.and_then(|code| i32::try_from(code).ok()) {
         Some(code @ 1..=127) => Exit::Exited(code),
@@ -431,7 +440,7 @@ fn exit(state: &ContainerState) -> Exit {
     }
 }
 
-/// The status that an engine answered with.
+/// Returns the HTTP status of an engine's error response.
 fn status(error: &bollard::errors::Error) -> Option<u16> {
     if let bollard::errors::Error::DockerResponseServerError { status_code, .. } = error {
         return Some(*status_code);
@@ -439,7 +448,7 @@ fn status(error: &bollard::errors::Error) -> Option<u16> {
     None
 }
 
-/// What was found, or that there is no such thing.
+/// Converts the error that an object does not exist to `None`.
 fn unless_gone<T>(found: Result<T, bollard::errors::Error>) -> Result<Option<T>, bollard::errors::Error> {
     match found {
         Ok(found) => Ok(Some(found)),

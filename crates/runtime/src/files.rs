@@ -1,4 +1,5 @@
-//! File operations whose errors name the act and the path, and whose removals take "already gone" for success.
+//! File operations whose errors name the operation and the path, and whose removals succeed if the file is
+//! already gone.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, Permissions};
@@ -8,12 +9,12 @@ use std::path::Path;
 
 use crate::Error;
 
-/// A text file as a whole.
+/// Reads a whole text file.
 pub(crate) fn read(path: &Path) -> Result<String, Error> {
     fs::read_to_string(path).map_err(|source| failed("read", path, source))
 }
 
-/// A text file as a whole, or nothing if there is none (or its process or cgroup went away meanwhile).
+/// Reads a whole text file; returns `None` if it does not exist, or if its process or cgroup ended meanwhile.
 pub(crate) fn read_if_there(path: &Path) -> Result<Option<String>, Error> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -22,12 +23,12 @@ pub(crate) fn read_if_there(path: &Path) -> Result<Option<String>, Error> {
     }
 }
 
-/// Writes a file that exists or is made.
+/// Writes a file, and creates it if it does not exist.
 pub(crate) fn write(path: &Path, content: &str) -> Result<(), Error> {
     fs::write(path, content).map_err(|source| failed("write", path, source))
 }
 
-/// Writes a new file that only its owner may read.
+/// Creates a file that only its owner can read.
 pub(crate) fn write_private(path: &Path, content: &str) -> Result<(), Error> {
     let mut options = fs::File::options();
     let made =
@@ -36,19 +37,20 @@ pub(crate) fn write_private(path: &Path, content: &str) -> Result<(), Error> {
     written.map_err(|source| failed("write", path, source))
 }
 
-/// Puts a whole new content in a file's place: a reader sees the old or the new one, never a part.
+/// Replaces a file's content atomically: a reader sees the old or the new content, never a mix.
 pub(crate) fn replace(path: &Path, content: &str) -> Result<(), Error> {
     replace_by(path, content, "")
 }
 
-/// Likewise, where several may do so at once: each names its own draft.
+/// Like [`replace`], for concurrent writers: each passes its own suffix for the temporary file.
 pub(crate) fn replace_by(path: &Path, content: &str, draft: &str) -> Result<(), Error> {
     let fresh = path.with_extension(format!("new{draft}"));
     write(&fresh, content)?;
     fs::rename(&fresh, path).map_err(|source| failed("rename to", path, source))
 }
 
-/// Makes a directory with exactly this mode, whatever the umask; one that is there gets the mode.
+/// Creates a directory with exactly this mode, regardless of the umask. Sets the mode if the directory
+/// already exists.
 pub(crate) fn directory(path: &Path, mode: u32) -> Result<(), Error> {
     match DirBuilder::new().mode(mode).create(path) {
         Ok(()) => {}
@@ -64,7 +66,7 @@ pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<(), Error> {
         .map_err(|source| failed("set mode of", path, source))
 }
 
-/// Gives a path of ours (never one that guest code can touch) to a user and a group.
+/// Changes the owner and group of a path of this program. Never call it for a path that guest code can modify.
 pub(crate) fn set_owner(path: &Path, uid: u32, gid: u32) -> Result<(), Error> {
     std::os::unix::fs::lchown(path, Some(uid), Some(gid))
         .map_err(|source| failed("set owner of", path, source))
@@ -80,8 +82,8 @@ pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
     accept_gone(fs::remove_dir(path)).map_err(|source| failed("remove directory", path, source))
 }
 
-/// Removes a directory with the files in it and with directories down to `depth` levels, the deepest of which must
-/// be empty. A mount that was left behind therefore stops the removal instead of being emptied by it.
+/// Removes a directory with its files and its subdirectories down to `depth` levels, the deepest of which
+/// must be empty. A leftover mount therefore makes the removal fail instead of losing its content.
 pub(crate) fn remove_shallow(path: &Path, depth: u32) -> Result<(), Error> {
     each(path, |entry, is_directory| match (is_directory, depth) {
         (false, _) => remove_file(entry),
@@ -91,7 +93,7 @@ pub(crate) fn remove_shallow(path: &Path, depth: u32) -> Result<(), Error> {
     remove_directory(path)
 }
 
-/// Removes those files of a directory that are chosen by name. Directories in it stay.
+/// Removes the files of a directory whose names `chosen` selects. Subdirectories stay.
 pub(crate) fn remove_files(path: &Path, chosen: impl Fn(&OsStr) -> bool) -> Result<(), Error> {
     each(path, |entry, is_directory| match entry.file_name() {
         Some(name) if !is_directory && chosen(name) => remove_file(entry),
@@ -99,18 +101,19 @@ pub(crate) fn remove_files(path: &Path, chosen: impl Fn(&OsStr) -> bool) -> Resu
     })
 }
 
-/// Whether an error says that the thing is not there any more. `ENODEV` is what a file of a removed cgroup says,
-/// `ESRCH` one of an ended process.
+/// Returns true if the error means that the object no longer exists. `ENODEV` comes from a file of a removed
+/// cgroup, `ESRCH` from a file of an ended process.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ESRCH))
 }
 
-/// The error of a failed act on a path.
+/// Creates the error of a failed operation on a path.
 pub(crate) fn failed(act: &str, path: &Path, source: io::Error) -> Error {
     Error::System { act: format!("{act} {}", path.display()), source }
 }
 
-/// Does something with every entry of a directory, told whether it is a directory itself. One that is gone has none.
+/// Calls `act` for every entry of a directory, with a flag that is true for subdirectories. Does nothing if
+/// the directory does not exist.
 fn each(path: &Path, act: impl Fn(&Path, bool) -> Result<(), Error>) -> Result<(), Error> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,

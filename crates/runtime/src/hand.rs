@@ -1,4 +1,5 @@
-//! Who has a sandbox in hand: a locked file. The kernel drops the lock when the process that has it dies, however it dies.
+//! Ownership of a sandbox, as a lock on a file. The kernel releases the lock when the owning process dies,
+//! for whatever reason.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -8,13 +9,13 @@ use std::path::Path;
 use crate::Error;
 use crate::files::failed;
 
-/// The lock on a sandbox in hand. Dropping it lets the sandbox go.
+/// The ownership lock of a sandbox. Dropping it releases the sandbox.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
-/// Takes hold, unless a living process has it.
+/// Acquires the lock; returns `None` if a living process already holds it.
 pub(crate) fn take(path: &Path) -> Result<Option<Lock>, Error> {
     let file = open(path)?;
     match lock_call(&file, libc::F_OFD_SETLK) {
@@ -24,13 +25,14 @@ pub(crate) fn take(path: &Path) -> Result<Option<Lock>, Error> {
     }
 }
 
-/// Whether a living process has it. Asks without locking, so nobody is kept from taking it.
+/// Returns true if a living process holds the lock. Queries the lock without acquiring it, so it never blocks
+/// another process from acquiring it.
 pub(crate) fn is_taken(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     lock_call(&file, libc::F_OFD_GETLK).map_or(true, |kind| kind != libc::F_UNLCK)
 }
 
-/// The file to lock, made if it is not there.
+/// Opens the lock file, and creates it if it does not exist.
 pub(crate) fn open(path: &Path) -> Result<File, Error> {
     OpenOptions::new()
         .read(true)
@@ -41,12 +43,12 @@ pub(crate) fn open(path: &Path) -> Result<File, Error> {
         .map_err(|source| failed("open", path, source))
 }
 
-/// Asks for, or asks about, the write lock on a whole file; says what kind of lock the kernel reports.
+/// Sets or queries the write lock on a whole file; returns the lock type that the kernel reports.
 ///
-/// The lock belongs to the open file, not to the process, and, unlike one of `flock`, it can be asked about without
-/// being taken.
+/// The lock belongs to the open file description, not to the process. Unlike a `flock` lock, it can be
+/// queried without being acquired.
 fn lock_call(file: &File, command: libc::c_int) -> io::Result<libc::c_int> {
-    // SAFETY: `flock` is plain data, for which all zeroes (the whole file, no process) is a value.
+    // SAFETY: `flock` is plain data, for which all zeroes (the whole file, no process) is a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = libc::F_WRLCK as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;

@@ -1,8 +1,9 @@
-//! What every backend must keep, as a suite that runs on any of them.
+//! The behavior required of every backend, as a test suite that runs on any of them.
 //!
-//! Each law is one function: it makes what it needs, checks one sentence, and removes what it made. A law that is broken
-//! answers with what was seen instead. [`lifecycle`] holds for any [`Runtime`]; [`channel`] for those with a guest
-//! inside that dials; [`walls`] for those that limit and confine what they start.
+//! Each law is one function: it creates the sandboxes it needs, checks one statement, and removes them. A
+//! violated law returns the observed behavior as its error. [`lifecycle`] applies to any [`Runtime`],
+//! [`channel`] to backends with a guest inside that connects, and [`walls`] to backends that limit and
+//! confine the sandboxes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -14,26 +15,26 @@ use tokio::net::UnixStream;
 
 use crate::{Error, Exit, Listed, Runtime, Spec};
 
-/// Long enough to see that something does not happen.
+/// Time after which an event counts as not happening; short, because every passing run waits for all of it.
 const GLANCE: Duration = Duration::from_millis(200);
-/// A disk that no machine has room for.
+/// A size larger than the capacity of any machine.
 const ABSURD_BYTES: u64 = 1 << 60;
 
-/// What the laws run on.
+/// Configuration of a run of the laws.
 pub struct Fixture {
-    /// What to start: layers and guest that work.
+    /// A spec with working layers and a working guest.
     pub spec: Spec,
-    /// The first letters of the ids that the laws use, so that they are told from others'.
+    /// Prefix of the sandbox ids that the laws use, which distinguishes them from other sandboxes.
     pub prefix: String,
-    /// A fresh instance of the backend, as a restarted process would make it.
+    /// Creates a fresh instance of the backend, as a restarted process does.
     pub instance: Box<dyn Fn() -> Box<dyn Runtime> + Send + Sync>,
-    /// How long anything may take: long enough for the backend on a busy machine.
+    /// Timeout for every operation: enough for the backend on a busy machine.
     pub patience: Duration,
-    /// How many ids were used.
+    /// Number of ids used so far.
     pub used: AtomicU32,
 }
 
-/// A law's name and, if it is broken, what was seen.
+/// A law's name and, if it is violated, the observed behavior.
 pub type Verdict = (&'static str, Result<(), String>);
 
 impl Fixture {
@@ -42,7 +43,7 @@ impl Fixture {
         format!("{}{number}", self.prefix).parse().map_err(|error: api::id::NotAnId| error.to_string())
     }
 
-    /// Starts a sandbox for a law and stops it afterwards, however the law ends.
+    /// Starts a sandbox for a law and stops it afterwards, whether the law holds or not.
     async fn with_sandbox(
         &self,
         law: impl AsyncFnOnce(&dyn Runtime, &SandboxId) -> Result<(), String>,
@@ -50,7 +51,7 @@ impl Fixture {
         let (runtime, id) = ((self.instance)(), self.id()?);
         runtime.start(&id, &self.spec).await.map_err(|error| said("start", &error))?;
         let kept = law(runtime.as_ref(), &id).await;
-        // A fresh instance, because the law may have taken the sandbox over with another than this.
+        // Stop with a fresh instance, because the law may have taken the sandbox over with another one.
         drop(runtime);
         let stopped = (self.instance)().stop(&id, Duration::ZERO).await;
         kept.and(stopped.map_err(|error| said("the final stop", &error)))
@@ -65,7 +66,7 @@ pub async fn all(fixture: &Fixture) -> Vec<Verdict> {
     verdicts
 }
 
-/// The laws of starting, listing, waiting and stopping.
+/// Runs the laws of starting, listing, waiting and stopping.
 pub async fn lifecycle(fixture: &Fixture) -> Vec<Verdict> {
     vec![
         ("start_then_listed", start_then_listed(fixture).await),
@@ -80,7 +81,7 @@ pub async fn lifecycle(fixture: &Fixture) -> Vec<Verdict> {
     ]
 }
 
-/// The laws of the channel.
+/// Runs the laws of the channel.
 pub async fn channel(fixture: &Fixture) -> Vec<Verdict> {
     vec![
         ("connect_gives_a_greeted_channel", connect_gives_a_greeted_channel(fixture).await),
@@ -91,7 +92,7 @@ pub async fn channel(fixture: &Fixture) -> Vec<Verdict> {
     ]
 }
 
-/// The laws of limits and posture.
+/// Runs the laws of limits and posture.
 pub async fn walls(fixture: &Fixture) -> Vec<Verdict> {
     vec![
         ("usage_counts", usage_counts(fixture).await),
@@ -103,7 +104,7 @@ pub async fn walls(fixture: &Fixture) -> Vec<Verdict> {
     ]
 }
 
-/// A started sandbox is listed, alive and in somebody's hand.
+/// A started sandbox is listed as alive and owned.
 async fn start_then_listed(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| match listed(runtime, id).await? {
         Some(Listed { owned: true, alive: true, .. }) => Ok(()),
@@ -112,7 +113,7 @@ async fn start_then_listed(fixture: &Fixture) -> Result<(), String> {
     fixture.with_sandbox(law).await
 }
 
-/// A second start of the same id is refused, and the first sandbox goes on.
+/// A second start of the same id is refused, and the first sandbox keeps running.
 async fn second_start_is_exists_and_harms_nothing(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         match runtime.start(id, &fixture.spec).await {
@@ -127,7 +128,7 @@ async fn second_start_is_exists_and_harms_nothing(fixture: &Fixture) -> Result<(
     fixture.with_sandbox(law).await
 }
 
-/// A stop of a stopped sandbox is success.
+/// Stopping a stopped sandbox succeeds.
 async fn stop_is_idempotent(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         for time in ["first", "second"] {
@@ -139,13 +140,13 @@ async fn stop_is_idempotent(fixture: &Fixture) -> Result<(), String> {
     fixture.with_sandbox(law).await
 }
 
-/// A stop of a sandbox that never was is success.
+/// Stopping a sandbox that never existed succeeds.
 async fn stop_of_unknown_is_success(fixture: &Fixture) -> Result<(), String> {
     let stopped = (fixture.instance)().stop(&fixture.id()?, Duration::ZERO).await;
     stopped.map_err(|error| said("stopping an unknown sandbox", &error))
 }
 
-/// A stopped sandbox is not listed, by its starter or by anybody else.
+/// A stopped sandbox is no longer listed, neither by the instance that started it nor by any other.
 async fn after_stop_nothing_is_listed(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         runtime.stop(id, Duration::ZERO).await.map_err(|error| said("stop", &error))?;
@@ -158,8 +159,8 @@ async fn after_stop_nothing_is_listed(fixture: &Fixture) -> Result<(), String> {
     fixture.with_sandbox(law).await
 }
 
-/// A wait goes on while process 1 lives, and then says how it ended or that nobody knows: never a status of 0 that
-/// nobody saw.
+/// A wait blocks while process 1 is alive, and then returns its exit or [`Exit::Unknown`]; it never invents a
+/// status of 0.
 async fn wait_answers_after_the_end(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         if let Ok(early) = tokio::time::timeout(GLANCE, runtime.wait(id)).await {
@@ -178,7 +179,7 @@ async fn wait_answers_after_the_end(fixture: &Fixture) -> Result<(), String> {
     fixture.with_sandbox(law).await
 }
 
-/// A wait for a sandbox that never was says so.
+/// A wait for a sandbox that never existed returns `NotFound`.
 async fn wait_of_unknown_is_not_found(fixture: &Fixture) -> Result<(), String> {
     match tokio::time::timeout(fixture.patience, (fixture.instance)().wait(&fixture.id()?)).await {
         Ok(Err(Error::NotFound(_))) => Ok(()),
@@ -186,7 +187,7 @@ async fn wait_of_unknown_is_not_found(fixture: &Fixture) -> Result<(), String> {
     }
 }
 
-/// A start that fails leaves nothing, and the id can be used.
+/// A failed start leaves nothing behind, and its id remains usable.
 async fn a_failed_start_leaves_nothing(fixture: &Fixture) -> Result<(), String> {
     let (runtime, id) = ((fixture.instance)(), fixture.id()?);
     let (layers, image) = (vec!["/nonexistent/layer".into()], "bellglass/nonexistent:latest".into());
@@ -203,7 +204,7 @@ async fn a_failed_start_leaves_nothing(fixture: &Fixture) -> Result<(), String> 
     }
 }
 
-/// A stopped sandbox's id is free.
+/// The id of a stopped sandbox can be used again.
 async fn an_id_can_be_used_again_after_stop(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         runtime.stop(id, Duration::ZERO).await.map_err(|error| said("stop", &error))?;
@@ -215,7 +216,7 @@ async fn an_id_can_be_used_again_after_stop(fixture: &Fixture) -> Result<(), Str
     fixture.with_sandbox(law).await
 }
 
-/// A connection is one on which the greetings were said: it is open, and nothing of them is left to read.
+/// A connection is returned after the handshake: it is open, and no handshake bytes are left to read.
 async fn connect_gives_a_greeted_channel(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         let stream = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;
@@ -224,7 +225,7 @@ async fn connect_gives_a_greeted_channel(fixture: &Fixture) -> Result<(), String
     fixture.with_sandbox(law).await
 }
 
-/// After a connection broke, the guest dials again and the next connect gives that.
+/// After a disconnect, the guest connects again, and the next `connect` returns that connection.
 async fn connect_again_after_a_break(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         let first =
@@ -239,7 +240,7 @@ async fn connect_again_after_a_break(fixture: &Fixture) -> Result<(), String> {
     fixture.with_sandbox(law).await
 }
 
-/// When the instance that served a sandbox is gone, another one lists it, takes it over and can wait for it.
+/// After the instance that served a sandbox is dropped, another instance lists the sandbox and takes it over.
 async fn a_new_instance_takes_over(fixture: &Fixture) -> Result<(), String> {
     let (first, id) = ((fixture.instance)(), fixture.id()?);
     first.start(&id, &fixture.spec).await.map_err(|error| said("start", &error))?;
@@ -262,7 +263,7 @@ async fn a_new_instance_takes_over(fixture: &Fixture) -> Result<(), String> {
     kept.and(stopped)
 }
 
-/// A connect to a sandbox that never was says so.
+/// A connect to a sandbox that never existed returns `NotFound`.
 async fn connect_to_unknown_is_not_found(fixture: &Fixture) -> Result<(), String> {
     match (fixture.instance)().connect(&fixture.id()?, fixture.patience).await {
         Err(Error::NotFound(_)) => Ok(()),
@@ -270,10 +271,10 @@ async fn connect_to_unknown_is_not_found(fixture: &Fixture) -> Result<(), String
     }
 }
 
-/// A connect that waits while the sandbox is stopped ends, and not by its deadline.
+/// A connect that is waiting when the sandbox is stopped returns `Ended` before its deadline.
 async fn connect_ends_with_the_sandbox(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
-        // Process 1 dials one connection at a time, so while this one is held the next connect waits.
+        // Process 1 opens one connection at a time, so while this one is held the next connect waits.
         let held = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;
         let waiting = runtime.connect(id, 2 * fixture.patience);
         let stopping = async {
@@ -294,7 +295,7 @@ async fn connect_ends_with_the_sandbox(fixture: &Fixture) -> Result<(), String> 
     fixture.with_sandbox(law).await
 }
 
-/// A running sandbox uses memory and processor time, and usage says so; of an unknown one there is none.
+/// Usage reports the memory and processor time of a running sandbox, and `NotFound` for an unknown sandbox.
 async fn usage_counts(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         let _stream = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;
@@ -310,7 +311,7 @@ async fn usage_counts(fixture: &Fixture) -> Result<(), String> {
     fixture.with_sandbox(law).await
 }
 
-/// Process 1 has the privileges that its tier promises, and they were looked at.
+/// Process 1 has exactly the privileges that its tier promises, and the reported posture is complete.
 async fn posture_has_no_differences(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         let _stream = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;
@@ -323,7 +324,7 @@ async fn posture_has_no_differences(fixture: &Fixture) -> Result<(), String> {
     fixture.with_sandbox(law).await
 }
 
-/// What cannot be held is refused, not cut down, and nothing is left.
+/// Limits that cannot be enforced are refused, not reduced, and nothing is left behind.
 async fn limits_above_what_can_be_enforced_are_refused(fixture: &Fixture) -> Result<(), String> {
     let limits = fixture.spec.limits;
     let absurd = [
@@ -353,7 +354,7 @@ async fn listed(runtime: &dyn Runtime, id: &SandboxId) -> Result<Option<Listed>,
     Ok(all.into_iter().find(|one| one.id == *id))
 }
 
-/// On an open channel there is nothing to read, or what follows the greetings.
+/// Checks that a channel is open: there is nothing to read, or only data that follows the handshake.
 async fn is_open(mut stream: UnixStream) -> Result<(), String> {
     let mut bytes = [0; HELLO_BYTES];
     match tokio::time::timeout(GLANCE, stream.read(&mut bytes)).await {

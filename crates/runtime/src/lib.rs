@@ -1,20 +1,20 @@
 //! Isolation: the [`Runtime`] trait, its laws, and the backends.
 //!
-//! A runtime makes one sandbox out of a template's layers, with process 1 (the guest) inside and one byte channel
-//! to it. It knows nothing of execs, files or outcomes: those are said on the channel.
+//! A runtime creates one sandbox from a template's layers, with process 1 (the guest) inside and one byte
+//! channel to it. It knows nothing of execs, files or outcomes: these are handled on the channel.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`oci`] | any OCI runtime by its command line: `runc`, `runsc`, `youki` |
-//! | [`engine`] | Docker and Podman, by the API that both serve |
-//! | [`daytona`] | workspaces of a Daytona account, behind walls that the guest puts up |
-//! | `sim` | a runtime in memory that isolates nothing, for tests; behind the feature of its name |
-//! | [`tables`] | what the machine's kernel has of processes and open files, and how much of it one sandbox may have |
-//! | [`laws`] | what every backend must keep, as a suite that runs on any of them |
+//! | [`oci`] | any OCI runtime, driven by its command line: `runc`, `runsc`, `youki` |
+//! | [`engine`] | Docker and Podman, driven by the API that both serve |
+//! | [`daytona`] | workspaces of a Daytona account, isolated by walls that the guest sets up |
+//! | `sim` | an in-memory runtime without isolation, for tests; behind the feature of the same name |
+//! | [`tables`] | sizes of the kernel's process and open-file tables, and the share of one sandbox |
+//! | [`laws`] | the behavior required of every backend, as a test suite that runs on any of them |
 //!
-//! Invariants: everything a start acquires is written down before it is made, has a name derived from the sandbox
-//! id, and is removed by [`Runtime::stop`] of any process that knows only the id. Nothing weaker than what the
-//! spec asks for is ever started.
+//! Invariants: every resource that a start acquires is recorded before it is created, has a name derived from
+//! the sandbox id, and can be removed by [`Runtime::stop`] of any process that knows only the id. A sandbox
+//! with weaker isolation than its spec requires is never started.
 
 pub mod daytona;
 pub mod engine;
@@ -36,55 +36,59 @@ use api::limits::Limits;
 use api::posture::Posture;
 use tokio::net::UnixStream;
 
-/// How strong the wall around a sandbox is. The order is that of strength.
+/// Strength of the isolation around a sandbox, ordered from weaker to stronger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// Namespaces, a uid range, seccomp, cgroups: the host's kernel serves the sandbox.
+    /// Namespaces, a uid range, seccomp and cgroups; the host's kernel serves the sandbox.
     Container,
-    /// A kernel of its own in user space (gVisor) serves the sandbox.
+    /// A dedicated user-space kernel (gVisor) serves the sandbox.
     UserKernel,
 }
 
-/// What to start.
+/// Description of the sandbox to start.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// Directories that make up the root file system, the lowest first, with ids as in the image (0 is root).
+    /// Directories that make up the root file system, lowest first, with ids as in the image (0 is root).
     pub layers: Vec<PathBuf>,
-    /// The name by which an engine knows the same root file system.
+    /// Image name under which an engine knows the same root file system.
     pub image: String,
-    /// What the sandbox may use.
+    /// Resource limits of the sandbox.
     pub limits: Limits,
-    /// What process 1 and the code inside may do.
+    /// Privileges of process 1 and of the code inside.
     pub profile: Profile,
     /// The guest's executable on this machine: static, world-readable, executable.
     pub guest: PathBuf,
 }
 
-/// What process 1 and the code inside may do.
+/// Privileges of process 1 and of the code inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Profile {
     /// Runs code: the default posture.
     Run,
-    /// The same for people and agents who install things: the root can be written too, within the sandbox's disk, by whoever may write
-    /// there. Nobody in it is more than in [`Profile::Run`].
+    /// Like [`Profile::Run`], for people and agents who install software: the root file system is also
+    /// writable, on the sandbox's disk, as far as file permissions allow. No process has more privileges than
+    /// in [`Profile::Run`].
     Workstation,
-    /// The same, where root of the sandbox's own user namespace may run commands too, with what installing packages takes.
+    /// Like [`Profile::Workstation`], but commands may also run as root of the sandbox's own user namespace,
+    /// with the capabilities that package installation needs.
     Rooted,
-    /// Unpacks layers of an image and runs no code of anybody's: process 1 may also own files on behalf of the
-    /// image's users. `done` are bound read-only at `/layers/0`, `/layers/1`, …, `target` writable at `/layers/target`.
+    /// Unpacks layers of an image and runs no untrusted code. Process 1 may also create files owned by the
+    /// image's users. `done` is bound read-only at `/layers/0`, `/layers/1`, …, and `target` is bound
+    /// writable at `/layers/target`.
     Unpack {
-        /// Layers unpacked before, the lowest first.
+        /// Layers that are already unpacked, lowest first.
         done: Vec<PathBuf>,
-        /// The directory to fill.
+        /// The directory to unpack into.
         target: PathBuf,
     },
-    /// Runs one step of a recipe: code as root of the sandbox's own user namespace, with what installing packages takes, and a
-    /// writable root. What changes lies on the sandbox's disk and is bound read-only at `/.bellglass/upper`.
+    /// Runs one step of a recipe: code as root of the sandbox's own user namespace, with the capabilities
+    /// that package installation needs and a writable root. Changes are stored on the sandbox's disk, and
+    /// that directory is bound read-only at `/.bellglass/upper`.
     Build,
 }
 
 impl Profile {
-    /// Whether process 1 may own files on behalf of others.
+    /// Returns true if process 1 may create files owned by other users.
     pub fn owns_files(&self) -> bool {
         match self {
             Self::Run | Self::Workstation => false,
@@ -92,7 +96,7 @@ impl Profile {
         }
     }
 
-    /// Whether the root can be written; what is written lies on the sandbox's disk.
+    /// Returns true if the root file system is writable; changes are stored on the sandbox's disk.
     pub fn writes_root(&self) -> bool {
         match self {
             Self::Run | Self::Unpack { .. } => false,
@@ -101,57 +105,57 @@ impl Profile {
     }
 }
 
-/// How process 1 of a sandbox ended.
+/// The way in which process 1 of a sandbox ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// It ended by itself.
+    /// Process 1 exited with this status.
     Exited(i32),
-    /// A signal ended it.
+    /// Process 1 was killed by this signal.
     Signaled(i32),
-    /// It is gone, and nobody was there to be told how.
+    /// Process 1 has ended, and its exit status is not known.
     Unknown,
 }
 
-/// What a sandbox uses now.
+/// Current resource usage of a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Memory charged to user code.
     pub memory_bytes: u64,
-    /// The most memory ever charged to user code.
+    /// Highest amount of memory ever charged to user code.
     pub memory_peak_bytes: u64,
     /// Memory charged to the whole sandbox, guest and kernel memory included.
     pub sandbox_memory_bytes: u64,
-    /// Processes and threads of user code (of the whole sandbox where the tier cannot tell them apart).
+    /// Processes and threads of user code (of the whole sandbox if the tier cannot distinguish them).
     pub pids: u64,
-    /// Times the kernel killed for memory.
+    /// Number of OOM kills.
     pub oom_kills: u64,
-    /// Times a process could not be made because of the limit.
+    /// Number of times that the limit prevented the creation of a process.
     pub pids_refused: u64,
     /// Processor time used, in microseconds.
     pub cpu_us: u64,
 }
 
-/// One sandbox that has left traces on this machine.
+/// A sandbox that exists, at least in part, on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its name.
+    /// Its id.
     pub id: SandboxId,
-    /// Whether a living process (this one or another) has it in hand.
+    /// True if a living process (this one or another) owns the sandbox.
     pub owned: bool,
-    /// Whether its process 1 lives.
+    /// True if its process 1 is alive.
     pub alive: bool,
 }
 
 /// The sandbox that uses too much of a kernel resource for which Linux has no limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Culprit {
-    /// Its name.
+    /// Its id.
     pub id: SandboxId,
-    /// What it used, for people.
+    /// The excessive usage, in human-readable form.
     pub what: String,
 }
 
-/// Why isolation failed.
+/// Failure of an isolation backend.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The id is in use.
@@ -163,27 +167,27 @@ pub enum Error {
     /// A limit or a part of the posture cannot be enforced on this machine.
     #[error("{what} is not supported here: {why}")]
     Unsupported {
-        /// The limit or part, by name.
+        /// Name of the limit or part.
         what: &'static str,
-        /// What is missing, ending with what to install or change.
+        /// The missing prerequisite, followed by the software to install or the setting to change.
         why: String,
     },
-    /// What isolates is not there, or does not answer.
+    /// The backend is not installed or does not respond.
     #[error("{what}: {why}")]
     Unavailable {
-        /// What there is not.
+        /// The component that is unavailable.
         what: String,
-        /// Why, as far as can be told.
+        /// The cause, as far as it is known.
         why: String,
-        /// What to do.
+        /// The remedy.
         fix: String,
     },
-    /// The machine has no room.
+    /// The machine does not have enough capacity.
     #[error("no room for {what}: {why}")]
     Capacity {
-        /// What ran out.
+        /// The resource that is exhausted.
         what: &'static str,
-        /// How much is there and how much was asked for.
+        /// The available and the requested amount.
         why: String,
     },
     /// A command of the OCI runtime or of the system failed.
@@ -191,7 +195,7 @@ pub enum Error {
     Command {
         /// The command line.
         argv: String,
-        /// How it ended.
+        /// Its exit status.
         status: String,
         /// The last lines it wrote to standard error.
         stderr: String,
@@ -199,34 +203,34 @@ pub enum Error {
     /// A system call failed.
     #[error("cannot {act}")]
     System {
-        /// The act and the thing.
+        /// The operation and its object.
         act: String,
-        /// What the system said.
+        /// The error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// The dialler is not process 1, or does not speak the protocol.
+    /// The peer on the channel is not process 1, or does not speak the protocol.
     #[error("rejected the guest of sandbox {id}: {why}")]
     Impostor {
-        /// The sandbox.
+        /// Id of the sandbox.
         id: SandboxId,
-        /// What was wrong.
+        /// Reason for the rejection.
         why: String,
     },
-    /// The sandbox ended before or while it was asked.
+    /// The sandbox ended before or during the call.
     #[error("sandbox {0} has ended")]
     Ended(SandboxId),
     /// The wait reached its deadline.
     #[error("{what} timed out after {after:?}")]
     Deadline {
-        /// What was waited for.
+        /// The operation that timed out.
         what: &'static str,
-        /// The deadline.
+        /// The time limit.
         after: Duration,
     },
 }
 
-/// An error's message and its causes on one line.
+/// Returns an error's message and its causes on one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -238,102 +242,114 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Has the C library keep two pools of memory instead of eight for each core. The threads on which starts and stops block
-/// come and go, each would fill a pool of its own, and a server would slowly grow by what lies idle in them.
+/// Limits the C library to two malloc arenas instead of eight per core. The threads that run blocking starts
+/// and stops come and go; each would fill an arena of its own, and the idle memory in the arenas would
+/// make a server grow slowly.
 pub fn keep_few_pools() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: changes a number of the allocator's; before any other thread is there.
+    // SAFETY: `mallopt` takes no pointers and only changes a setting of the allocator; no other thread exists
+    // yet.
     let _ = unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
 }
 
-/// The memory that this machine has.
+/// Returns the total memory of this machine.
 pub fn machine_memory_bytes() -> u64 {
     let machine = rustix::system::sysinfo();
     machine.totalram.saturating_mul(u64::from(machine.mem_unit))
 }
 
-/// One way to isolate. Implementations are cheap to share; every method may be called again after any failure.
+/// One isolation backend. Implementations are cheap to share; every method may be called again after any
+/// failure.
 #[async_trait::async_trait]
 pub trait Runtime: Send + Sync {
-    /// The name people use for it: `runc`, `runsc`.
+    /// Returns its name as users know it, such as `runc` or `runsc`.
     fn name(&self) -> &str;
 
-    /// The strength of its wall.
+    /// Returns the strength of its isolation.
     fn tier(&self) -> Tier;
 
-    /// Whether it knows a root file system by the name of an image, and not by the directories of its layers.
+    /// Returns true if it identifies a root file system by the name of an image, and not by layer
+    /// directories.
     fn takes_images(&self) -> bool {
         false
     }
 
-    /// Whether process 1 is within the limits of user code, so that using up memory can end it too.
+    /// Returns true if process 1 is subject to the limits of user code, so that running out of memory can
+    /// kill it too.
     fn shares_limits(&self) -> bool {
         self.tier() == Tier::UserKernel
     }
 
-    /// Whether sandboxes may be made before anybody asks for them: not where each is paid for.
+    /// Returns true if sandboxes may be pre-warmed. False for backends that charge for each sandbox.
     fn makes_ahead(&self) -> bool {
         true
     }
 
-    /// Whether it has a root file system of that name.
+    /// Returns true if it has a root file system of this name.
     async fn has_image(&self, _image: &str) -> Result<bool, Error> {
         Ok(false)
     }
 
-    /// These limits, with what is larger than this backend can hold cut down to what it can: what somebody gets who has not
-    /// asked for a number. Who has asked for more is refused by [`Runtime::start`].
+    /// Returns these limits, each reduced to the maximum that this backend can enforce. Used for default
+    /// limits only: a limit that the caller set explicitly and that is too large is refused by
+    /// [`Runtime::start`].
     fn within(&self, limits: Limits) -> Limits {
         limits
     }
 
-    /// What the default posture of its tier has and this backend has not, in one line each.
+    /// Returns the parts of its tier's default posture that this backend does not provide, one line each.
     async fn lacks(&self) -> Result<Vec<String>, Error> {
         Ok(Vec::new())
     }
 
-    /// Starts a sandbox. Afterwards process 1 runs (it may not have dialled yet), all limits hold, and the sandbox is
-    /// listed. If it fails nothing is left. A second start of the same id is [`Error::Exists`] and harms nothing.
+    /// Starts a sandbox. On success, process 1 runs (it may not have connected yet), all limits are in force,
+    /// and the sandbox is listed. On failure, nothing is left behind. A second start of the same id returns
+    /// [`Error::Exists`] and does not affect the first.
     async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error>;
 
-    /// The next connection that process 1 dials, greeted. Called again after a connection broke, it gives the next
-    /// one; called in a new process, it takes the sandbox over from a dead one.
+    /// Returns the next connection from process 1, after the handshake. Called again after a disconnect, it
+    /// returns the next connection. Called in a new process, it takes the sandbox over from the process that
+    /// died.
     async fn connect(&self, id: &SandboxId, within: Duration) -> Result<UnixStream, Error>;
 
-    /// Waits until process 1 is gone. After the end it answers at once. An unknown id is [`Error::NotFound`].
+    /// Waits until process 1 has ended; returns at once if it already has. Returns [`Error::NotFound`] for an
+    /// unknown id.
     async fn wait(&self, id: &SandboxId) -> Result<Exit, Error>;
 
-    /// Ends a sandbox, with `grace` for its processes after a SIGTERM to process 1, and removes everything of it:
-    /// processes, cgroups, mounts, loop device, namespaces, directory, uid range, socket. An unknown id is success.
+    /// Stops a sandbox: sends SIGTERM to process 1, allows `grace` for a clean exit, and removes everything
+    /// that belongs to the sandbox: processes, cgroups, mounts, loop device, namespaces, directory, uid range
+    /// and socket. Succeeds if the id is unknown.
     async fn stop(&self, id: &SandboxId, grace: Duration) -> Result<(), Error>;
 
-    /// How this backend pauses sandboxes; `None` if it cannot.
+    /// Returns the interface to pause sandboxes; `None` if this backend cannot pause them.
     fn pausing(&self) -> Option<&dyn Pausing> {
         None
     }
 
-    /// All sandboxes that have left traces, those of dead processes and half-made ones included.
+    /// Lists all sandboxes that exist at least in part, including half-made ones and those of dead processes.
     async fn list(&self) -> Result<Vec<Listed>, Error>;
 
-    /// What a sandbox uses now.
+    /// Returns the current resource usage of a sandbox.
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error>;
 
-    /// The sandbox to end because it uses too much of a kernel resource that has no limit. Cheap while there is none.
+    /// Returns the sandbox to stop because it uses too much of a kernel resource that has no limit. Cheap if
+    /// there is none.
     async fn culprit(&self) -> Result<Option<Culprit>, Error> {
         Ok(None)
     }
 
-    /// What can be seen from outside of the privileges of process 1 (of the user-space kernel that runs it),
-    /// compared with what the tier promises. The differences, one line each; none is what a start wants.
+    /// Returns the privileges of process 1 (or of the user-space kernel that runs it) as seen from outside,
+    /// and their differences from what its tier promises, one line each. A correctly started sandbox has no
+    /// differences.
     async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error>;
 }
 
-/// Suspends the processes of sandboxes. Their memory stays where it is.
+/// Suspends the processes of sandboxes and keeps their memory.
 #[async_trait::async_trait]
 pub trait Pausing: Send + Sync {
     /// Suspends all processes of a sandbox. If it fails, none is suspended. Pausing a paused sandbox does nothing.
     async fn pause(&self, id: &SandboxId) -> Result<(), Error>;
 
-    /// Lets the processes of a sandbox run again. Resuming a running sandbox does nothing.
+    /// Resumes all processes of a sandbox. Resuming a running sandbox does nothing.
     async fn resume(&self, id: &SandboxId) -> Result<(), Error>;
 }

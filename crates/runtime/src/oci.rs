@@ -3,24 +3,24 @@
 //! | module | holds |
 //! |---|---|
 //! | [`flavor`] | the OCI runtimes, as data |
-//! | [`start`], [`stop`] | the two verbs, as named steps |
-//! | [`record`] | what is written down before anything is made, and who has it in hand |
-//! | [`config`], [`seccomp`] | what the OCI runtime is told |
-//! | [`cgroup`], [`disk`], [`blank`], [`mounts`], [`nodes`], [`owners`] | what is made around it |
-//! | [`channel`] | the socket that the guest dials |
-//! | [`posture`] | what can be seen of process 1, and what should be |
-//! | [`locks`] | who holds too many file locks, which Linux does not limit |
-//! | [`probe`] | what this kernel shows inside of a user namespace |
+//! | [`start`], [`stop`] | starting and stopping, in named steps |
+//! | [`record`] | the record that is written before anything else is created, and the owner's lock |
+//! | [`config`], [`seccomp`] | the configuration for the OCI runtime |
+//! | [`cgroup`], [`disk`], [`blank`], [`mounts`], [`nodes`], [`owners`] | the resources that a start creates itself |
+//! | [`channel`] | the socket to which the guest connects |
+//! | [`posture`] | the observed and the expected privileges of process 1 |
+//! | [`locks`] | detection of sandboxes with too many file locks, which Linux does not limit |
+//! | [`probe`] | detection of kernel features inside a user namespace |
 //! | [`process`] | processes by descriptor, and commands |
 //!
 //! ```text
-//! (nothing) ──record──▶ written down ──cgroups, disk, bundle, channel──▶ prepared ──run──▶ running
+//! (nothing) ──record──▶   recorded   ──cgroups, disk, bundle, channel──▶ prepared ──run──▶ running
 //!     ▲                     │                                              │                 │
 //!     └──────────── stop: kill, remove by name, directory last ────────────┴─────────────────┘
 //! ```
 //!
-//! There is one way down, and it starts from any point: a start that fails takes it, a stop takes it, and so does the
-//! next process after this one was killed.
+//! There is one cleanup path, and it works from any state. A failed start uses it, a stop uses it, and so
+//! does the next process if this one is killed.
 
 mod blank;
 mod cgroup;
@@ -63,50 +63,50 @@ use channel::Unmet;
 use process::Process;
 use record::Record;
 
-/// One OCI runtime and one data directory.
+/// Runtime for one OCI runtime and one data directory.
 #[derive(Clone)]
 pub struct Oci {
     flavor: Flavor,
     dirs: Dirs,
     cgroups: Cgroups,
-    /// What this process holds of each sandbox it has dealt with.
+    /// Handles of the sandboxes that this process has worked with.
     hands: Arc<Mutex<HashMap<SandboxId, Arc<Hand>>>>,
-    /// The step of a start after which this process kills itself. For tests.
+    /// The step of a start after which this process kills itself, for tests.
     crash_at: Option<String>,
 }
 
-/// What this process holds of one sandbox.
+/// The handles that this process holds for one sandbox.
 #[derive(Default)]
 struct Hand {
-    /// Held while the sandbox is this process's to serve.
+    /// The ownership lock, held while this process owns the sandbox.
     lock: Mutex<Option<Lock>>,
     process: Mutex<Option<Arc<Process>>>,
-    /// Bound, and not yet known to the asynchronous world.
+    /// Bound socket that is not registered with the async runtime yet.
     bound: Mutex<Option<StdListener>>,
     listener: tokio::sync::Mutex<Option<UnixListener>>,
 }
 
 impl Oci {
-    /// Drives this OCI runtime with everything kept below this directory.
+    /// Creates a runtime that drives this OCI runtime and stores everything below these directories.
     ///
-    /// From here on this whole process inherits the orphans of what it starts: process 1 of each sandbox is one, and
-    /// only who inherits it learns how it ended.
+    /// From here on, this process adopts orphaned descendants. Process 1 of each sandbox becomes one, and
+    /// only the process that adopts it can read its exit status.
     ///
     /// # Errors
-    /// If the directory cannot be made, or the machine's cgroups cannot be read.
+    /// The directories cannot be created, or the machine's cgroups cannot be read.
     pub fn new(flavor: Flavor, dirs: Dirs) -> Result<Self, Error> {
         dirs.prepare(flavor.name)?;
         process::inherit_orphans()?;
         Ok(Self { flavor, dirs, cgroups: Cgroups::find()?, hands: Arc::default(), crash_at: None })
     }
 
-    /// The steps of a start after which [`Oci::crash_at`] can end the process.
+    /// Returns the steps of a start after which [`Oci::crash_at`] can kill the process.
     #[doc(hidden)]
     pub fn steps() -> &'static [&'static str] {
         &start::STEPS
     }
 
-    /// Has this process kill itself after a step of the next start.
+    /// Makes this process kill itself after a step of the next start.
     #[doc(hidden)]
     #[must_use]
     pub fn crash_at(self, step: &str) -> Self {
@@ -117,12 +117,13 @@ impl Oci {
         self.hands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The record of a sandbox of this runtime; one of another is unknown here.
+    /// Loads the record of a sandbox of this runtime; returns `None` for sandboxes of other runtimes.
     fn record(&self, id: &SandboxId) -> Result<Option<Record>, Error> {
         Ok(self.dirs.load(id)?.filter(|record| record.runtime == self.flavor.name))
     }
 
-    /// What this process holds of a sandbox, with hold of its process 1 if that is there.
+    /// Returns this process's handles of a sandbox and its record. Opens a handle of process 1 if it exists
+    /// and there is none yet.
     fn hand(&self, id: &SandboxId) -> Result<(Arc<Hand>, Record), Error> {
         let Some(record) = self.record(id)? else {
             self.hands().remove(id);
@@ -138,7 +139,7 @@ impl Oci {
         Ok((hand, record))
     }
 
-    /// Takes a sandbox in hand and listens for it, where that was not done yet.
+    /// Acquires the ownership of a sandbox and listens for its guest, unless this process already owns it.
     fn take(&self, id: &SandboxId, hand: &Hand, process: &Process, record: &Record) -> Result<(), Error> {
         let mut lock = locked(&hand.lock);
         if lock.is_none() {
@@ -151,7 +152,8 @@ impl Oci {
         Ok(())
     }
 
-    /// Listens for a sandbox that another process started. A container of an earlier version has its channel on the host too.
+    /// Listens for the guest of a sandbox that another process started. A container started by an earlier
+    /// version has its channel on the host, like a user-space kernel.
     fn listen_again(&self, id: &SandboxId, process: &Process, record: &Record) -> Result<StdListener, Error> {
         let on_host = self.dirs.channel(id);
         match self.flavor.tier {
@@ -160,7 +162,8 @@ impl Oci {
         }
     }
 
-    /// Accepts until process 1 has dialled and greeted. `refused` is why the last other dialler was sent away.
+    /// Accepts connections until process 1 has connected and completed the handshake. Stores the reason for
+    /// the last rejected peer in `refused`.
     async fn accept(
         &self,
         (id, record): (&SandboxId, &Record),
@@ -190,7 +193,8 @@ impl Oci {
                 (Err(Unmet::Stranger(why)), _) | (Err(Unmet::Wrong(why)), Tier::UserKernel) => {
                     *refused = Some(why);
                 }
-                // The kernel says that it is process 1: what is wrong with its greeting now will be wrong when it dials again.
+                // The kernel confirms that the peer is process 1, so a wrong handshake will be wrong on the
+                // next attempt too.
                 (Err(Unmet::Wrong(why)), Tier::Container) => {
                     return Err(Error::Impostor { id: id.clone(), why });
                 }
@@ -261,7 +265,7 @@ impl Runtime for Oci {
         if let Some(process) = held.clone().filter(|process| !grace.is_zero() && process.is_alive()) {
             let ending = async {
                 self.ask_to_end(id, &process).await?;
-                // Either it ended by itself, or it is killed now.
+                // On timeout, the teardown below kills it.
                 let _ = tokio::time::timeout(grace, process.ended()).await;
                 Ok::<_, Error>(())
             };
@@ -317,8 +321,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs on a thread where blocking is allowed, and to the end even if nobody waits for it any more: a start that was
-/// given up half-way must still become a sandbox or nothing. Its steps are those of whoever asked.
+/// Runs `work` on a thread where blocking is allowed. It runs to completion even if the caller stops waiting,
+/// because an abandoned start must still become a sandbox or nothing. Its trace steps belong to the caller's
+/// span.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {

@@ -1,9 +1,10 @@
-//! A runtime in memory: it isolates nothing, and is for tests of lifecycles and for fleets that no machine could hold.
+//! An in-memory runtime without isolation, for tests of lifecycles and of fleets larger than any machine
+//! could hold.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`faults`] | what goes wrong on demand |
-//! | [`world`] | the sandboxes of one simulated machine, and the processes that have them in hand |
+//! | [`faults`] | faults that tests can inject |
+//! | [`world`] | the sandboxes of one simulated machine, and the processes that own them |
 //! | [`guest`] | the simulated guest: the routes of the channel |
 //! | [`exec`], [`program`] | its execs, and the few programs they run |
 //!
@@ -15,10 +16,12 @@
 //!                 └─restart─▶ the next process; all before it are gone, and nothing is owned
 //! ```
 //!
-//! A call on a process that is gone is refused, and one that was under way when it went never returns: the dead are told
-//! nothing, so what they would have done cannot disturb their successors. A process also goes with its last handle.
+//! A call on a process that is gone fails, and a call in progress at that moment never returns: a dead
+//! process receives no results, so it cannot interfere with its successors. A process also ends with its last
+//! handle.
 //!
-//! All time is tokio's, and where the clock is paused only sleeps take any: what is said on a channel takes none.
+//! All time is tokio's. If the clock is paused, only sleeps advance it; communication on a channel takes no
+//! time.
 
 mod exec;
 mod faults;
@@ -43,7 +46,7 @@ use crate::{Error, Exit, Listed, Runtime, Spec, Tier, Usage};
 use guest::Guest;
 use world::{Process, World};
 
-/// The handle of one process on a simulated machine. Clones are the same process.
+/// Handle of one process on a simulated machine. Clones are the same process.
 #[derive(Clone)]
 pub struct Sim {
     world: Arc<World>,
@@ -57,7 +60,7 @@ impl Default for Sim {
 }
 
 impl Sim {
-    /// The first process on a machine without sandboxes.
+    /// Creates a machine without sandboxes, and returns its first process.
     pub fn new() -> Self {
         Self::on(Arc::default())
     }
@@ -67,27 +70,29 @@ impl Sim {
         Self { world, process }
     }
 
-    /// Another process on the same machine, which lives beside this one: what one has in hand the other cannot take.
+    /// Creates another process on the same machine, which runs concurrently with this one. A sandbox that one
+    /// process owns cannot be taken over by the other.
     #[must_use]
     pub fn beside(&self) -> Self {
         Self::on(Arc::clone(&self.world))
     }
 
-    /// The machine's only process from now on. All before it are gone as by SIGKILL: their connections are cut, what they
-    /// were starting is half made, what they were stopping is half removed. Guests and execs go on, and dial again.
+    /// Kills all processes of the machine, as if by SIGKILL, and returns a new one. Their connections are
+    /// closed, and sandboxes that they were starting or stopping stay half-made or half-removed. Guests and
+    /// execs keep running, and the guests connect again.
     #[must_use]
     pub fn restart(&self) -> Self {
         self.world.end_processes();
         Self::on(Arc::clone(&self.world))
     }
 
-    /// Changes what goes wrong on this machine, or looks at it. What is set holds for calls from now on.
+    /// Reads or changes the faults of this machine. A change affects subsequent calls.
     pub fn faults<T>(&self, change: impl FnOnce(&mut Faults) -> T) -> T {
         self.world.faults(change)
     }
 
-    /// Ends process 1 of a sandbox behind the back of whoever has it in hand; the first end counts. Everything else of
-    /// the sandbox stays until it is stopped.
+    /// Kills process 1 of a sandbox without the knowledge of the owning process. Only the first exit counts.
+    /// Everything else of the sandbox remains until it is stopped.
     ///
     /// # Errors
     /// There is no such sandbox.
@@ -95,7 +100,7 @@ impl Sim {
         self.world.see(id, |sandbox| sandbox.guest.life.end(exit))
     }
 
-    /// Has a sandbox use this much from now on.
+    /// Sets the resource usage that the sandbox reports from now on.
     ///
     /// # Errors
     /// There is no such sandbox.
@@ -103,7 +108,7 @@ impl Sim {
         self.world.see(id, |sandbox| sandbox.usage = usage)
     }
 
-    /// Refuses calls on a process that is gone.
+    /// Fails if this process is gone.
     fn check(&self, act: &str) -> Result<(), Error> {
         if !self.process.is_gone() {
             return Ok(());
@@ -113,7 +118,7 @@ impl Sim {
         Err(Error::System { act: format!("{act} on a simulated machine"), source })
     }
 
-    /// Waits for an answer, and for ever once this process is gone.
+    /// Waits for an answer; never returns if this process is gone.
     async fn alive<T>(&self, answer: impl Future<Output = T>) -> T {
         tokio::select! {
             biased;
@@ -122,8 +127,8 @@ impl Sim {
         }
     }
 
-    /// Works to the end even if nobody waits for it any more, unless this process goes: what was given up half-way must
-    /// still become a sandbox or nothing.
+    /// Runs `work` to completion even if the caller stops waiting, unless this process ends: an abandoned
+    /// operation must still leave a sandbox or nothing.
     async fn finish(
         &self,
         work: impl Future<Output = Result<(), Error>> + Send + 'static,
@@ -143,9 +148,9 @@ impl Sim {
         }
     }
 
-    /// The next connection that a guest dials.
+    /// Returns the guest's next connection.
     async fn dialled(&self, id: &SandboxId, guest: Arc<Guest>) -> Result<UnixStream, Error> {
-        // A guest dials one connection at a time: the next when the one before is over.
+        // A guest opens one connection at a time: the next one after the previous one has ended.
         let line = Arc::clone(&guest.line).acquire_owned().await.map_err(|_| Error::Ended(id.clone()))?;
         self.world.until_guests_dial().await;
         let (ours, theirs) = UnixStream::pair()
@@ -181,7 +186,7 @@ impl Runtime for Sim {
                 world.remove(&id, &begun.guest);
                 return Err(broken_command(&id));
             }
-            // Ended meanwhile, it is not made.
+            // If the sandbox was stopped meanwhile, the start fails.
             world.made(&id, &begun.guest).inspect_err(|_| world.remove(&id, &begun.guest))?;
             begun.guest.live_for(ttl);
             tokio::spawn(expire(begun.guest));
@@ -214,7 +219,7 @@ impl Runtime for Sim {
             return Err(Error::System { act: "wait for a simulated process".into(), source });
         }
         let (guest, is_made) = self.world.see(id, |sandbox| (Arc::clone(&sandbox.guest), sandbox.is_made))?;
-        // There is no process 1 yet whose end somebody could see.
+        // There is no process 1 yet whose exit could be observed.
         if !is_made {
             return Ok(Exit::Unknown);
         }
@@ -258,7 +263,7 @@ impl Runtime for Sim {
     }
 }
 
-/// Refuses what no machine could start: what is laid over layers that are not there, and limits above every maximum.
+/// Refuses specs that no machine could start: missing layer directories, and limits above their maximum.
 fn refuse(spec: &Spec) -> Result<(), Error> {
     if let Some(layer) = spec.layers.iter().find(|layer| !layer.is_dir()) {
         let source = std::io::ErrorKind::NotFound.into();
@@ -268,7 +273,7 @@ fn refuse(spec: &Spec) -> Result<(), Error> {
     checked.map_err(|refusal| Error::Capacity { what: "a sandbox with these limits", why: refusal.message })
 }
 
-/// What a failed start of a real runtime looks like.
+/// Returns an error like that of a failed start of a real runtime.
 fn broken_command(id: &SandboxId) -> Error {
     Error::Command {
         argv: format!("sim run {id}"),
@@ -277,7 +282,7 @@ fn broken_command(id: &SandboxId) -> Error {
     }
 }
 
-/// The guest's dead-man timer.
+/// The guest's dead-man timer: ends it when its time to live expires.
 async fn expire(guest: Arc<Guest>) {
     tokio::select! {
         _ = guest.life.ended() => {}

@@ -1,8 +1,9 @@
-//! Kernel tables that all sandboxes of a machine share: how large they are, and how much of each one sandbox may have.
+//! Kernel tables that all sandboxes of a machine share: their sizes, and the share that one sandbox may use.
 //!
-//! Most tables are counted for each user id or charged to memory, and need nothing here: each sandbox has ids and a limit of its own.
-//! Processes and open files have one total for the machine. A sandbox may reach only a part of each, whatever its limits say, so that no
-//! single one uses them up; that many together do not is what admission looks at.
+//! Most tables are limited per user id or charged to memory and need no handling here, because each sandbox
+//! has its own ids and memory limit. Processes and open files have one machine-wide total. A sandbox may use
+//! only a share of each, whatever its limits are, so that no single sandbox exhausts them. Admission makes
+//! sure that all sandboxes together do not either.
 
 use std::path::Path;
 
@@ -10,63 +11,65 @@ use api::limits::Limits;
 
 use crate::Tier;
 
-/// Threads of the guest and of the OCI runtime while it starts it.
+/// Threads of the guest, and of the OCI runtime while it starts the guest.
 const GUEST_TASKS: u64 = 64;
 /// Threads of a user-space kernel and its file server.
 const KERNEL_TASKS: u64 = 1024;
-/// Host tasks that a user-space kernel makes for one task of its own: a stub process and its threads.
+/// Host tasks that a user-space kernel creates for each of its own tasks: a stub process and its threads.
 const STUB_TASKS: u64 = 4;
-/// Processes that stay for the host: the kernel's own threads, services, and a way to log in.
+/// Processes reserved for the host: the kernel's own threads, services, and a login.
 pub const TASKS_RESERVE: u64 = 2048;
-/// Open files that stay for the host.
+/// Open files reserved for the host.
 pub const FILES_RESERVE: u64 = 16_384;
-/// Open files of one process; what servers and build tools usually get.
+/// Maximum number of open files per process: the usual limit of servers and build tools.
 const OPEN_FILES: u64 = 65_536;
-/// The least that programs are written for.
+/// Minimum limit on open files per process: the traditional default, which programs rely on.
 const OPEN_FILES_MIN: u64 = 1024;
-/// All processes of one sandbox together may have one in so many of the machine's open files.
+/// Divisor for the share of one sandbox: all its processes together may open an eighth of the machine's
+/// maximum.
 const FILES_SHARE: u64 = 8;
 
-/// How large a table is, and how much of it is used.
+/// Size and usage of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Table {
-    /// Entries in use.
+    /// Number of used entries.
     pub used: u64,
-    /// Entries there can be.
+    /// Maximum number of entries.
     pub total: u64,
 }
 
 impl Table {
-    /// Entries that can still be had.
+    /// Returns the number of free entries.
     pub fn free(self) -> u64 {
         self.total.saturating_sub(self.used)
     }
 }
 
-/// Processes and threads of the whole machine.
+/// Returns the table of processes and threads of the whole machine.
 pub fn tasks() -> Table {
     let [pids, threads] = ["kernel/pid_max", "kernel/threads-max"].map(setting);
-    // The fourth word of the load average is `running/all`.
+    // The fourth word of `/proc/loadavg` is `running/all`, in tasks.
     let load = read(Path::new("/proc/loadavg"));
     let used = load.split_whitespace().nth(3).and_then(|word| word.split_once('/')?.1.parse().ok());
     Table { used: used.unwrap_or(0), total: pids.unwrap_or(u64::MAX).min(threads.unwrap_or(u64::MAX)) }
 }
 
-/// Open files of the whole machine.
+/// Returns the table of open files of the whole machine.
 pub fn files() -> Table {
     let text = read(Path::new("/proc/sys/fs/file-nr"));
     let used = text.split_whitespace().next().and_then(|word| word.parse().ok());
     Table { used: used.unwrap_or(0), total: setting("fs/file-max").unwrap_or(u64::MAX) }
 }
 
-/// File locks of the whole machine, if this kernel tells. There is no total: Linux does not limit them.
+/// Returns the number of file locks of the whole machine, if this kernel exposes it. There is no maximum:
+/// Linux does not limit them.
 pub fn locks() -> Option<u64> {
     let text = read(Path::new("/proc/slabinfo"));
     let line = text.lines().find_map(|line| line.strip_prefix("file_lock_cache "));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok())
 }
 
-/// Tasks of the host that one sandbox can have at most.
+/// Returns the maximum number of host tasks that one sandbox can have.
 pub fn tasks_of(limits: &Limits, tier: Tier) -> u64 {
     match tier {
         Tier::Container => limits.pids + GUEST_TASKS,
@@ -74,18 +77,18 @@ pub fn tasks_of(limits: &Limits, tier: Tier) -> u64 {
     }
 }
 
-/// Tasks that all sandboxes together can have.
+/// Returns the maximum number of host tasks that all sandboxes together can have.
 pub fn tasks_of_all() -> u64 {
     let total = tasks().total;
     total.saturating_sub(TASKS_RESERVE).max(total / 2)
 }
 
-/// Open files that one process of a sandbox can have.
+/// Returns the maximum number of open files per process of a sandbox.
 pub fn open_files(limits: &Limits) -> u64 {
     open_files_within(limits, files().total)
 }
 
-/// Open files that one sandbox can have at most.
+/// Returns the maximum number of open files of a whole sandbox.
 pub fn files_of(limits: &Limits) -> u64 {
     open_files(limits).saturating_mul(limits.pids)
 }
@@ -101,7 +104,7 @@ fn setting(name: &str) -> Option<u64> {
     read(&Path::new("/proc/sys").join(name)).trim().parse().ok()
 }
 
-/// A file of the kernel's; one that is not there has no words.
+/// Reads a file of the kernel; returns an empty string if it cannot be read.
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }

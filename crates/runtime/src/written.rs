@@ -1,7 +1,8 @@
-//! What is written down here of sandboxes that are elsewhere, at an engine or rented: a directory for each, with a lock, and where it
-//! is.
+//! Local records of sandboxes that run elsewhere (at an engine or in a rented workspace): for each sandbox a
+//! directory with a lock and the address of the backend.
 //!
-//! The directory is made first and removed last, so whatever there may be of a sandbox is found by listing directories.
+//! The directory is created first and removed last, so listing the directories finds every sandbox that may
+//! exist at the backend.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,28 +13,29 @@ use api::SandboxId;
 use crate::hand::{self, Lock};
 use crate::{Error, files};
 
-/// The file that says where there may be something of a sandbox.
+/// File with the address of the backend at which the sandbox may exist.
 const MADE: &str = "made";
 
-/// The sandboxes of one backend and one data directory, and those of them that this process has in hand.
+/// Records of the sandboxes of one backend and one data directory, with the locks that this process
+/// holds.
 pub(crate) struct Written {
     home: PathBuf,
     locks: Mutex<HashMap<SandboxId, Lock>>,
 }
 
 impl Written {
-    /// Opens, or makes, the list in this directory.
+    /// Opens the records in this directory, and creates the directory if needed.
     pub fn open(home: PathBuf) -> Result<Self, Error> {
         files::directory(&home, 0o700)?;
         Ok(Self { home, locks: Mutex::default() })
     }
 
-    /// Where it is kept.
+    /// Returns the directory of the records.
     pub fn home(&self) -> &Path {
         &self.home
     }
 
-    /// What is written down of a sandbox.
+    /// Returns the directory of a sandbox's record.
     pub fn directory(&self, id: &SandboxId) -> PathBuf {
         self.home.join(id.as_str())
     }
@@ -42,7 +44,7 @@ impl Written {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sandboxes of which something is written down.
+    /// Returns the sandboxes that have a record.
     pub fn all(&self) -> Result<Vec<SandboxId>, Error> {
         let entries =
             std::fs::read_dir(&self.home).map_err(|source| files::failed("list", &self.home, source))?;
@@ -53,17 +55,18 @@ impl Written {
         self.directory(id).exists()
     }
 
-    /// Writes down that from now on there may be something of a sandbox at this address.
+    /// Records that the sandbox may exist at this address from now on.
     pub fn make(&self, id: &SandboxId, address: &str) -> Result<(), Error> {
         files::write(&self.directory(id).join(MADE), address)
     }
 
-    /// Whether there may be something of a sandbox anywhere.
+    /// Returns true if the sandbox may exist at a backend.
     pub fn is_made(&self, id: &SandboxId) -> bool {
         self.directory(id).join(MADE).exists()
     }
 
-    /// Refuses to say anything of sandboxes that are elsewhere than here: it would be that they are gone.
+    /// Fails if any sandbox was created at an address other than `here`. Without this check, such a sandbox
+    /// would be reported as gone.
     pub fn check_place(&self, here: &str, (name, variable): (&str, &str)) -> Result<(), Error> {
         for id in self.all()? {
             let made = files::read_if_there(&self.directory(&id).join(MADE))?.unwrap_or_default();
@@ -83,7 +86,7 @@ impl Written {
         Ok(())
     }
 
-    /// Has what there may be of a sandbox removed where it is, and then removes what is written down of it.
+    /// Runs `remove`, which removes the sandbox at the backend, and then removes its record.
     pub async fn teardown(
         &self,
         id: &SandboxId,
@@ -92,7 +95,8 @@ impl Written {
         match (self.has(id), self.is_made(id)) {
             (true, false) => {}
             (true, true) => remove.await?,
-            // What is not written down was removed, or is a stranger's: a place that is away keeps nobody waiting for that.
+            // Without a record, the sandbox was removed already or belongs to another data directory. An
+            // unavailable backend must not block the stop of such a sandbox.
             (false, _) => match remove.await {
                 Ok(()) | Err(Error::Unavailable { .. }) => {}
                 Err(error) => return Err(error),
@@ -103,19 +107,19 @@ impl Written {
         Ok(())
     }
 
-    /// Whether a living process has a sandbox in hand.
+    /// Returns true if a living process owns the sandbox.
     pub fn is_taken(&self, id: &SandboxId) -> bool {
         hand::is_taken(&self.directory(id).join("lock"))
     }
 
-    /// Takes a sandbox in hand, where that was not done yet.
+    /// Acquires the ownership of a sandbox, unless this process already has it.
     pub fn take(&self, id: &SandboxId) -> Result<(), Error> {
         let mut locks = self.locks();
         if locks.contains_key(id) {
             return Ok(());
         }
         let directory = self.directory(id);
-        // One that is not there was removed meanwhile.
+        // If the directory does not exist, the sandbox was removed in the meantime.
         if !directory.exists() {
             return Err(Error::NotFound(id.clone()));
         }
@@ -127,7 +131,8 @@ impl Written {
         Ok(())
     }
 
-    /// Makes the sandbox's directory and takes it in hand. An id in use is [`Error::Exists`].
+    /// Creates the sandbox's directory and acquires its ownership. Returns [`Error::Exists`] if the id is in
+    /// use.
     pub fn reserve(&self, id: &SandboxId) -> Result<(), Error> {
         let directory = self.directory(id);
         match std::fs::create_dir(&directory) {
@@ -138,7 +143,7 @@ impl Written {
     }
 }
 
-/// The first address at which sandboxes are of which something is written down in a directory, if there are any.
+/// Returns an address at which recorded sandboxes of a directory may exist, or `None` if there are none.
 pub(crate) fn address_in(home: &Path) -> Option<String> {
     std::fs::read_dir(home).ok()?.flatten().find_map(|entry| {
         let address = std::fs::read_to_string(entry.path().join(MADE)).ok()?;
@@ -146,14 +151,15 @@ pub(crate) fn address_in(home: &Path) -> Option<String> {
     })
 }
 
-/// What tells the sandboxes of this data directory from others' at the same place: a random name, written down once.
+/// Returns the random name that distinguishes the sandboxes of this data directory from others at the same
+/// backend. It is created once and stored.
 pub(crate) fn owner(home: &Path) -> Result<String, Error> {
     let path = home.join("owner");
     if let Some(text) = files::read_if_there(&path)? {
         return Ok(text);
     }
     let text = random_name()?;
-    // Of two that write at once, one is first, and both use its name.
+    // Link instead of rename: if two processes race, the first one wins and both use its name.
     let fresh = home.join(format!("owner.{text}"));
     files::write(&fresh, &text)?;
     let linked = std::fs::hard_link(&fresh, &path);
@@ -165,7 +171,7 @@ pub(crate) fn owner(home: &Path) -> Result<String, Error> {
     }
 }
 
-/// Sixteen hexadecimal digits that nobody can guess.
+/// Returns an unpredictable random name of sixteen hexadecimal digits.
 pub(crate) fn random_name() -> Result<String, Error> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())

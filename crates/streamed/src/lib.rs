@@ -1,8 +1,9 @@
-//! A body that is made while it is sent: what was put in comes out, all of it, before its end does.
+//! A response body that is produced while it is sent. The reader receives every chunk before the end of the
+//! body.
 //!
-//! `http_body_util::channel` does not promise that where its two ends are on different threads. Its end comes by another way than its
-//! pieces, and a body that looks for a piece, finds none and then finds the end has passed over the piece that came in between. Here
-//! there is one queue, and the end is the end of it.
+//! `http_body_util::channel` does not guarantee this if its two ends are on different threads. It signals the
+//! end separately from the data: a reader that polls for data, finds none and then sees the end misses a
+//! chunk that arrived in between. This crate uses a single queue, and the body ends when the queue does.
 
 #![forbid(unsafe_code)]
 
@@ -15,29 +16,29 @@ use http::HeaderMap;
 use http_body::{Body, Frame};
 use tokio::sync::mpsc::{self, OwnedPermit};
 
-/// A piece, or why there will be no more.
+/// A chunk, or the error that ends the body early.
 type Piece = io::Result<Frame<Bytes>>;
 
-/// The end that is read.
+/// The reading end of a body.
 #[derive(Debug)]
 pub struct Streamed {
     pieces: mpsc::Receiver<Piece>,
 }
 
-/// The end that is written. Whoever drops it says that this was all; [`Feed::abort`] says that it was not.
+/// The writing end of a body. Dropping it ends the body normally; [`Feed::abort`] ends it with an error.
 #[derive(Debug)]
 pub struct Feed {
     pieces: mpsc::Sender<Piece>,
-    /// Room for the last word, however full it is.
+    /// Reserved queue slot for the final frame or error, available even if the queue is full.
     last: Option<OwnedPermit<Piece>>,
 }
 
-/// Nobody reads any more.
+/// Error: the reader of the body has disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the reader has disconnected")]
 pub struct Unread;
 
-/// A body in which so many pieces may wait.
+/// Creates a body with a queue of at most `waiting` chunks.
 #[must_use]
 pub fn body(waiting: usize) -> (Feed, Streamed) {
     let (sender, pieces) = mpsc::channel(waiting.saturating_add(1));
@@ -46,20 +47,20 @@ pub fn body(waiting: usize) -> (Feed, Streamed) {
 }
 
 impl Feed {
-    /// Puts a piece in; waits while too many wait.
+    /// Queues a chunk; waits while the queue is full.
     ///
     /// # Errors
-    /// Nobody reads any more.
+    /// The reader has disconnected.
     pub async fn send(&self, piece: Bytes) -> Result<(), Unread> {
         self.pieces.send(Ok(Frame::data(piece))).await.map_err(|_| Unread)
     }
 
-    /// Says that this was all, and what is known of it now.
+    /// Ends the body normally, with these trailers.
     pub fn end(self, trailers: HeaderMap) {
         self.say(Ok(Frame::trailers(trailers)));
     }
 
-    /// Says that what came is not the whole.
+    /// Ends the body with an error: the content is incomplete.
     pub fn abort(self, why: io::Error) {
         self.say(Err(why));
     }

@@ -1,9 +1,9 @@
-//! A Debian system from packages, made by `mmdebstrap` and handed on as one layer.
+//! A Debian system built from packages by `mmdebstrap` and unpacked as one layer.
 //!
-//! The packages are Debian's, signed, and their scripts run as root in a directory of this machine, as they do when
-//! anybody installs Debian. They run in namespaces of mounts and processes of their own: what `mmdebstrap` mounts is
-//! never in the host's table, and all of it ends with the command, however that ends. What comes out is unpacked like
-//! any other layer.
+//! The packages come from Debian and are signed. Their scripts run as root in a directory of this machine, as
+//! in any installation of Debian. They run in their own mount and PID namespaces: mounts of `mmdebstrap`
+//! never appear in the host's mount table, and all processes end with the command, however it ends. The
+//! result is unpacked like any other layer.
 
 mod sources;
 
@@ -30,19 +30,20 @@ use tokio::sync::mpsc;
 use crate::unpack::{Piece, Source, pass_on};
 use crate::{failed, layers, unsound};
 
-/// A fast mirror takes half a minute.
+/// Timeout for the build. With a fast mirror it takes half a minute.
 const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
-/// What is kept of standard error: the last screens of a package manager that failed.
+/// Maximum number of bytes from the end of standard error that are retained: the last screens of output if
+/// the package manager fails.
 const TAIL_BYTES: usize = 4096;
-/// Bytes of one line of it.
+/// Maximum length of one line of standard error in bytes.
 const LINE_BYTES_MAX: u64 = 4096;
-/// How often a program that has closed its output is asked whether it is gone.
+/// Interval between checks for the exit of a program that has closed its output.
 const WAIT_EVERY: Duration = Duration::from_millis(20);
-/// How often that is asked of one that was killed.
+/// Maximum number of such checks after the program was killed.
 const ENDING_TRIES: u32 = 100;
 const PIECES_WAITING: usize = 4;
 
-/// What every template `base` has beside Debian's own minimum (bash, coreutils, apt).
+/// Packages that every Debian base contains in addition to Debian's minimal system (bash, coreutils, apt).
 pub(super) const PACKAGES: [&str; 10] = [
     "ca-certificates",
     "curl",
@@ -55,7 +56,7 @@ pub(super) const PACKAGES: [&str; 10] = [
     "unzip",
     "xz-utils",
 ];
-/// What nobody reads in a sandbox; licences stay.
+/// Files that are of no use in a sandbox and are left out. Licences are kept.
 const LEFT_OUT: [&str; 6] = [
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
@@ -64,34 +65,35 @@ const LEFT_OUT: [&str; 6] = [
     "path-include=/usr/share/locale/locale.alias",
     "path-exclude=/usr/share/man/*",
 ];
-/// Where programs of the machine are. Not where a user's own may be: what is found here runs as root.
+/// Search path for the build programs. It contains no directories of users, because the programs run as root.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Mounts and processes of its own, which end with the first of them.
+/// Arguments of `unshare`: own mount and PID namespaces. All processes are killed with the first one.
 const ALONE: [&str; 7] =
     ["--mount", "--propagation=private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--"];
-/// Variables by which the operator says how packages are reached. Nothing else of the environment is passed on.
+/// Variables with which the operator configures proxies for package downloads. No other variables are passed
+/// on.
 const PROXIES: [&str; 5] = ["http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"];
 
-/// Which Debian, from where, with what.
+/// Definition of a Debian base: its release, package source and additional packages.
 #[derive(Clone, Debug)]
 pub struct Base {
     /// The release.
     pub suite: String,
-    /// Where packages come from: an URL or a whole `deb` line. None: as this machine's own apt says, if it knows the
-    /// release, or Debian's own servers.
+    /// The package source: a URL or a complete `deb` line. If `None`, the sources of this machine's own apt
+    /// are used if they contain the release, and Debian's servers otherwise.
     pub mirror: Option<String>,
-    /// Packages beside those that every base has.
+    /// Packages in addition to those of every base.
     pub packages: Vec<String>,
 }
 
-/// The programs that building takes.
+/// Paths of the programs that a build needs.
 struct Tools {
     setpriv: PathBuf,
     unshare: PathBuf,
     mmdebstrap: PathBuf,
 }
 
-/// The program that builds. Dropping this ends it.
+/// A running build program. Dropping it kills the program.
 pub(super) struct Building {
     child: Arc<Mutex<Child>>,
     watchdog: tokio::task::JoinHandle<()>,
@@ -105,7 +107,7 @@ impl Default for Base {
 }
 
 impl Base {
-    /// Starts building; the archive comes as the pieces of a source.
+    /// Starts the build. The archive arrives as the pieces of the source.
     pub(super) fn start(&self, scratch: PathBuf) -> Result<Source, Error> {
         let tools = Tools::find()?;
         let mut builder = fs::DirBuilder::new();
@@ -142,7 +144,7 @@ impl Base {
         Ok(Source { compression: Compression::None, pieces, _program: Some(Box::new(building)) })
     }
 
-    /// All that makes a difference to what is built, where packages come from excepted.
+    /// Returns everything that affects the content of the result, except the package source.
     pub(super) fn contents(&self) -> Vec<String> {
         let packages = PACKAGES.into_iter().map(str::to_owned).chain(self.packages.iter().cloned());
         packages.chain(LEFT_OUT.map(str::to_owned)).chain([settings(&self.suite)]).collect()
@@ -182,14 +184,15 @@ impl Base {
             }
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own, so that all of it can be ended.
+        // A process group of its own, so that all of its processes can be killed together.
         command.process_group(0);
         Ok(command)
     }
 }
 
-/// A script that makes programs of the system look for the outside where a sandbox has it, also those whose environment was taken away;
-/// and that takes the machine's own sources out of it, which may have passwords in them.
+/// Returns a script that configures programs in the system to use the proxy of a sandbox, including programs
+/// that run without their environment. It also removes the package sources of this machine, which may contain
+/// passwords.
 fn settings(suite: &str) -> String {
     let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
     let gate = format!("http://{HOST}");
@@ -210,7 +213,7 @@ fn settings(suite: &str) -> String {
     ];
     let mut script = "rm -rf \"$1\"/etc/apt/sources.list.d/*".to_owned();
     for (path, text) in files {
-        // Nothing in these has a quote of this kind.
+        // None of these texts contains a single quote.
         let _ = write!(script, "; printf '%s' '{text}' > \"$1\"/etc/{path}");
     }
     script
@@ -228,15 +231,15 @@ impl Drop for Building {
             }
             std::thread::sleep(WAIT_EVERY);
         }
-        // What cannot be removed now is removed by the next command.
+        // If the removal fails, the next command tries again.
         let _ = layers::remove(&self.scratch);
     }
 }
 
-/// Ends the program, if it still runs, and with it all that it has started and mounted.
+/// Kills the program if it still runs, with all processes that it has started. Its mounts end with them.
 fn end(child: &Mutex<Child>) {
     let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
-    // Only while it has not been waited for is its number its own.
+    // The process id is certain to belong to the child only until it was waited for.
     if let (Ok(None), Some(group)) =
         (child.try_wait(), i32::try_from(child.id()).ok().and_then(Pid::from_raw))
     {
@@ -244,7 +247,7 @@ fn end(child: &Mutex<Child>) {
     }
 }
 
-/// What to say last: the archive's digest if the program ended well, why not otherwise.
+/// Returns the last piece: the archive's digest if the program succeeded, an error otherwise.
 fn last(read: io::Result<String>, child: &Mutex<Child>, tail: JoinHandle<Vec<u8>>, argv: &str) -> Piece {
     let status = loop {
         let status = child.lock().unwrap_or_else(PoisonError::into_inner).try_wait();
@@ -269,7 +272,7 @@ fn last(read: io::Result<String>, child: &Mutex<Child>, tail: JoinHandle<Vec<u8>
     }
 }
 
-/// Passes on what the program says, line by line, and keeps the end of it.
+/// Forwards standard error line by line, and returns the end of it.
 fn listen(stderr: impl Read, says: &mpsc::Sender<Piece>) -> Vec<u8> {
     let mut reader = BufReader::new(stderr);
     let mut tail = Vec::new();

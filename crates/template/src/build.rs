@@ -1,4 +1,4 @@
-//! A template from a recipe, step by step. A step that was made before is not made again.
+//! Builds a template from a recipe, step by step. Steps whose result is cached are not run again.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,41 +16,42 @@ use crate::step::{Ears, Setting, Work, check_imported};
 use crate::unpack::Source;
 use crate::{Builder, Progress, Store, Template, Watch, copy, failed, store};
 
-/// What is said of a version of Python.
+/// Maximum number of characters of the Python version that are logged. The version comes from the sandbox.
 const VERSION_CHARS_MAX: usize = 64;
 
-/// What to build.
+/// A request to build a template.
 pub struct Order<'a> {
     /// The name of the template.
     pub name: &'a str,
-    /// How it is made.
+    /// The recipe of the template.
     pub recipe: &'a Recipe,
     /// The directory that `copy` copies from.
     pub home: &'a Path,
-    /// How many of its first steps nobody wrote: they are not counted where steps are.
+    /// Number of leading steps that the server added, not the recipe's author. Progress messages and errors
+    /// do not count them.
     pub unwritten: usize,
-    /// What may leave while a command runs, where that is not what may leave its sandboxes.
+    /// The egress policy of `run` steps, if it differs from the default policy of the template's sandboxes.
     pub reach: Option<&'a api::policy::Policy>,
-    /// Whether steps that were made before are made again.
+    /// True to run all steps again, ignoring cached results.
     pub fresh: bool,
-    /// A registry at a private address that may be asked: `http://HOST:PORT` or `https://HOST:PORT`.
+    /// A registry at a private address that the build may contact: `http://HOST:PORT` or `https://HOST:PORT`.
     pub registry: Option<&'a str>,
 }
 
 impl<'a> Order<'a> {
-    /// A template of that name by that recipe, which copies from there.
+    /// Creates a build of this recipe under this name, whose `copy` steps read from `home`.
     pub fn new(name: &'a str, recipe: &'a Recipe, home: &'a Path) -> Self {
         Self { name, recipe, home, unwritten: 0, reach: None, fresh: false, registry: None }
     }
 }
 
-/// Is told when a step begins, and whether it was made before.
+/// The callback for the start of a step; the flag is true if the step is cached.
 type Begins<'a> = &'a (dyn Fn(&Rising, bool) + Sync);
 
-/// A template in the making.
+/// A template that is being built.
 struct Rising {
     layers: Layers,
-    /// The layers so far, the lowest first, and the digests of their archives.
+    /// Keys of the layers so far, the lowest first, and the digests of their archives.
     keys: Vec<String>,
     digests: Vec<String>,
     setting: Setting,
@@ -58,10 +59,11 @@ struct Rising {
 }
 
 impl Builder {
-    /// Makes a template from a recipe.
+    /// Builds a template from a recipe.
     ///
     /// # Errors
-    /// A step failed, which is named; or what the recipe begins with cannot be had. Nothing named by a template is changed then.
+    /// A step failed, which the error names, or the base of the recipe is not available. Existing templates
+    /// and their layers stay unchanged.
     pub async fn build(&self, order: &Order<'_>, watch: Watch<'_>) -> Result<Template, Error> {
         store::check_name(order.name)?;
         let policy = order.recipe.policy()?;
@@ -109,7 +111,7 @@ impl Builder {
         Ok(template)
     }
 
-    /// What the recipe begins with.
+    /// Prepares the base of the recipe.
     async fn ground(&self, order: &Order<'_>, rising: &mut Rising, watch: Watch<'_>) -> Result<(), Error> {
         match &order.recipe.from {
             Ground::Debian(Debian { debian }) => {
@@ -128,7 +130,7 @@ impl Builder {
                 rising.say(&format!("# from {name}\n"));
                 let image = self.pull(name, order.registry, watch).await?;
                 rising.stand_on(image)?;
-                // A step that fails must not cost what was pulled.
+                // Keeps the pulled layers even if a step fails.
                 for (key, digest) in rising.keys.iter().zip(&rising.digests) {
                     cache::keep(&self.data, &StepKey::of("", &json!({ "layer": key }))?, key, digest)?;
                 }
@@ -141,7 +143,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Makes a step, unless it was made before.
+    /// Runs a step, unless its result is cached.
     async fn step(
         &self,
         order: &Order<'_>,
@@ -160,10 +162,12 @@ impl Builder {
             begins(rising, false);
             return Ok(());
         };
-        // All that can make a difference is in what is run: words, variables, directory, user and what may leave.
+        // The cache key covers everything that can affect the result: commands, variables, directory, user
+        // and egress policy.
         let mut done = json!({ "runs": work.commands, "policy": work.policy });
         if let (Some((name, digest)), Some(done)) = (&mut work.archive, done.as_object_mut()) {
-            // Whoever watches knows which step it is whose files are not there.
+            // On an error, reports the start of the step first, so that the caller can see which step's files
+            // are missing.
             *digest =
                 Archives::open(&self.data)?.digest(name).await.inspect_err(|_| begins(rising, false))?;
             done.insert("sent".into(), digest.as_str().into());
@@ -187,7 +191,7 @@ impl Builder {
         rising: &mut Rising,
         (watch, begins): (Watch<'_>, Begins<'_>),
     ) -> Result<(), Error> {
-        // Read twice: once to know what it is, and once to send it.
+        // The files are read twice: once to compute the digest, once to send them.
         let (home, asked) = (order.home.to_owned(), what.clone());
         let digest = tokio::task::spawn_blocking(move || {
             let mut hasher = layers::Hashing::default();
@@ -213,7 +217,8 @@ impl Builder {
         Ok(())
     }
 
-    /// What is to be imported ahead can be, by the interpreter of a sandbox as it will be.
+    /// Checks that the modules can be imported in advance, with the interpreter of a sandbox of the finished
+    /// template.
     async fn check_imports(&self, order: &Order<'_>, rising: &Rising, watch: Watch<'_>) -> Result<(), Error> {
         rising.say("# imports\n");
         let imports = &order.recipe.imports;
@@ -225,7 +230,7 @@ impl Builder {
         }
         let seen = self.interpreter(imports, &rising.setting, rising.trees(), &rising.log).await;
         let seen = seen.map_err(|error| at_step(error, "imports", order.name))?;
-        // Of a sandbox, so it is cut as all that it says is.
+        // The version comes from the sandbox, so control characters are removed and its length is limited.
         let python: String =
             seen.python.chars().filter(|c| !c.is_control()).take(VERSION_CHARS_MAX).collect();
         let said = format!("Python {python} imported the modules in {} ms", seen.import_ms);
@@ -237,7 +242,7 @@ impl Builder {
 }
 
 impl Rising {
-    /// Begins with a template.
+    /// Uses a template as the base.
     fn stand_on(&mut self, template: Template) -> Result<(), Error> {
         for key in &template.layers {
             self.digests.push(self.layers.digest(key)?);
@@ -247,7 +252,7 @@ impl Rising {
         Ok(())
     }
 
-    /// Takes the layer of a step that was made before, if it was.
+    /// Adds the cached layer of a step and returns true, if one exists and `fresh` is false.
     fn find(&mut self, data: &Path, fresh: bool, key: &StepKey) -> Result<bool, Error> {
         let found = if fresh { None } else { cache::find(data, &self.layers, key)? };
         let Some(layer) = found else { return Ok(false) };
@@ -256,7 +261,8 @@ impl Rising {
         Ok(true)
     }
 
-    /// Adds the layer that a step became. Its name is that of its content and of what lies below.
+    /// Adds the layer of a step and caches it. The layer's key is derived from its content and all layers
+    /// below it.
     fn add(
         &mut self,
         data: &Path,
@@ -276,12 +282,13 @@ impl Rising {
         Ok(())
     }
 
-    /// What the next step is made on: the name of a layer is that of its content and of all below it.
+    /// Returns the key of the topmost layer. It is derived from the content of that layer and all layers
+    /// below it.
     fn top(&self) -> &str {
         self.keys.last().map_or("", String::as_str)
     }
 
-    /// Refuses one more layer where there may be none.
+    /// Refuses one more layer if the limit is reached.
     fn check_room(&self) -> Result<(), Error> {
         if self.keys.len() < LAYERS_MAX {
             return Ok(());
@@ -299,7 +306,7 @@ impl Rising {
     }
 }
 
-/// An error with the step that it is of.
+/// Adds the step to an error, and the command that shows the full log.
 fn at_step(error: Error, place: &str, name: &str) -> Error {
     let said = error.to_api();
     let log = format!("See the full log with `bellglass template log {name}`.");

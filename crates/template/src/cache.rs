@@ -1,12 +1,13 @@
-//! What steps of recipes came to, so that a step that was made before is not made again; and what they said.
+//! The cached results of recipe steps, so that an unchanged step is not run again; and build logs.
 //!
 //! ```text
-//! <data>/builds/<key>.json     the layer that the step of this key became
-//! <data>/builds/<name>.log     what the last build of a template said
+//! <data>/builds/<key>.json     the layer that the step with this key became
+//! <data>/builds/<name>.log     the log of the last build of a template
 //! ```
 //!
-//! The key of a step is a digest of all that went into it: what lies below it, what it does, and with which variables, user and files. So
-//! nobody can make a layer that another recipe takes for its own, except by doing the same to the same.
+//! The key of a step is a digest of all its inputs: the layers below it, its commands, and their variables,
+//! user and files. So one recipe can only reuse a layer of another recipe if it performs the same step on the
+//! same layers.
 
 use std::fs;
 use std::io::{self, Write};
@@ -21,38 +22,39 @@ use sha2::{Digest, Sha256};
 use crate::layers::{self, Layers, hexadecimal, is_key};
 use crate::{failed, store};
 
-/// Another way to make steps gets another number.
+/// Version of the way in which steps run. Increase it when that changes, so that old results are not reused.
 const STEP_FORM: &str = "step 2";
-/// What was not used for so long is forgotten, and its layer with it unless a template names it.
+/// Retention of unused results. An expired result is removed, and so is its layer unless a template
+/// references it.
 const KEPT: Duration = Duration::from_secs(14 * 24 * 3600);
-/// What is kept of what a build said.
+/// Maximum size of a build log in bytes.
 const LOG_BYTES_MAX: u64 = 64 << 20;
 
-/// What stands before each line that a program prints.
+/// Prefix of each line that a program prints.
 const PRINTED: &[u8] = b"  ";
 
 /// The key of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StepKey(String);
 
-/// What a step became.
+/// The result of a step.
 #[derive(Serialize, Deserialize)]
 struct Became {
     layer: String,
     digest: String,
 }
 
-/// What a build says, kept. Lines of the build itself begin with `#` or a letter; what programs print stands behind [`PRINTED`], so that no
-/// program can write a line of the build.
+/// The log of a build. The build's own lines begin with `#` or a letter. Lines that programs print are
+/// prefixed with [`PRINTED`], so that no program can forge a line of the build.
 pub(super) struct Log {
     file: fs::File,
     left: u64,
-    /// Whether a line that a program prints has begun and not ended.
+    /// True if a program has started a line and not yet finished it.
     open: bool,
 }
 
 impl StepKey {
-    /// The key of something that was done to the layer `below`, whose name says all that lies below it.
+    /// Returns the key of an operation on the layer `below`, whose key covers everything below it.
     pub(super) fn of(below: &str, done: &impl Serialize) -> Result<Self, Error> {
         let done = serde_json::to_string(done)
             .map_err(|error| failed("compute the cache key of", "a step".as_ref())(io::Error::from(error)))?;
@@ -60,26 +62,26 @@ impl StepKey {
     }
 }
 
-/// The complete layer that a step became, if it is here.
+/// Returns the layer that a step became, if it is cached and complete.
 pub(super) fn find(data: &Path, layers: &Layers, key: &StepKey) -> Result<Option<String>, Error> {
     let path = directory(data).join(format!("{}.json", key.0));
     let text = match fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.map_err(failed("read", &path))?,
     };
-    // What cannot be read is made again.
+    // An unreadable entry counts as missing: the step runs again.
     let Ok(became) = serde_json::from_slice::<Became>(&text) else { return Ok(None) };
     if !is_key(&became.layer) || !layers.has(&became.layer, &became.digest)? {
         return Ok(None);
     }
     if let Ok(file) = fs::File::options().write(true).open(&path) {
-        // Only so that it is not forgotten.
+        // The time of modification is the time of last use.
         let _ = file.set_modified(SystemTime::now());
     }
     Ok(Some(became.layer))
 }
 
-/// Remembers what a step became.
+/// Records the layer that a step became.
 pub(super) fn keep(data: &Path, key: &StepKey, layer: &str, digest: &str) -> Result<(), Error> {
     let directory = directory(data);
     fs::create_dir_all(&directory).map_err(failed("create directory", &directory))?;
@@ -91,7 +93,8 @@ pub(super) fn keep(data: &Path, key: &StepKey, layer: &str, digest: &str) -> Res
     fs::rename(&fresh, &path).map_err(failed("write", &path))
 }
 
-/// The layers of steps that were used lately. What is older is forgotten. Nobody may be building.
+/// Returns the layers of recently used results, and removes expired results and unfinished files. No build
+/// may be running.
 pub(super) fn layers_kept(data: &Path) -> Result<Vec<String>, Error> {
     let directory = directory(data);
     let entries = match fs::read_dir(&directory) {
@@ -105,7 +108,7 @@ pub(super) fn layers_kept(data: &Path) -> Result<Vec<String>, Error> {
         let modified = path.metadata().and_then(|found| found.modified());
         let age = modified.ok().and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
         if path.extension().is_some_and(|ending| ending == "part") {
-            // Whoever was writing it is gone: nobody makes layers now.
+            // The process that wrote it is gone: no layers are being made now.
             fs::remove_file(&path).map_err(failed("remove", &path))?;
             continue;
         }
@@ -118,14 +121,14 @@ pub(super) fn layers_kept(data: &Path) -> Result<Vec<String>, Error> {
     Ok(kept)
 }
 
-/// Where it is kept what the last build of a template said.
+/// Returns the path of the log of a template's last build.
 pub(super) fn log_path(data: &Path, name: &str) -> Result<PathBuf, Error> {
     store::check_name(name)?;
     Ok(directory(data).join(format!("{name}.log")))
 }
 
 impl Log {
-    /// Begins a log, over the one of that name if there is one.
+    /// Starts the log of this name, replacing an existing one.
     pub(super) fn begin(data: &Path, name: &str) -> Result<Self, Error> {
         let path = log_path(data, name)?;
         let directory = directory(data);
@@ -135,18 +138,18 @@ impl Log {
         Ok(Self { file: file.map_err(failed("write", &path))?, left: LOG_BYTES_MAX, open: false })
     }
 
-    /// Keeps a line of the build itself.
+    /// Writes a line of the build itself.
     pub(super) fn say(&mut self, line: &str) {
         if std::mem::take(&mut self.open) {
             self.write(b"\n");
         }
-        // One line, whatever a recipe or a name in it holds.
+        // Always a single line, whatever characters a recipe or a name contains.
         let line: String = line.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         self.write(line.as_bytes());
         self.write(b"\n");
     }
 
-    /// Keeps what a program printed, in pieces as they come.
+    /// Writes output of a program, in the pieces in which it arrives.
     pub(super) fn print(&mut self, bytes: &[u8]) {
         if api::defence::is_off("U-21") {
             return self.write(bytes);
@@ -160,7 +163,8 @@ impl Log {
         }
     }
 
-    /// Writes as long as there is room. A build does not fail because its log cannot be written.
+    /// Writes until the size limit is reached. Write errors are ignored: a build does not fail because of its
+    /// log.
     fn write(&mut self, bytes: &[u8]) {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
         self.left -= most as u64;

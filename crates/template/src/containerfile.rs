@@ -1,7 +1,7 @@
-//! A recipe as a Containerfile, for engines and for people who build with their own tools.
+//! A recipe as a Containerfile, for engines and for other build tools.
 //!
-//! Every word of the recipe is a word of a list in JSON here, so that nothing of it means something else to a shell or to whoever reads
-//! the file; what a shell is to read, its author wrote for one.
+//! Every value of the recipe is written as an element of a JSON list, so that neither a shell nor the parser
+//! of the Containerfile can interpret it. Only scripts that the author wrote for a shell are passed to one.
 
 use std::fmt::Write as _;
 
@@ -13,23 +13,23 @@ use crate::recipe::{Ground, Recipe, Step};
 use crate::step::{ROOT_VARIABLES, programs};
 use crate::{Template, base, unsound};
 
-/// Gives an image the user of sandboxes, in the place of whoever has that name or number.
+/// Commands that add the sandbox's user to an image, replacing any user or group with that name or number.
 const USERS: &str = "for list in passwd group; do \\
  touch /etc/$list && sed -i -e '/^USER:/d' -e '/^[^:]*:[^:]*:UID:/d' /etc/$list; done; \\
  echo 'USER:x:UID:UID:USER:/home/USER:/bin/sh' >> /etc/passwd; echo 'USER:x:UID:' >> /etc/group; \\
  mkdir -p /workspace /home/USER; chown UID:UID /workspace /home/USER";
 
-/// The name that people and recipes have for the image of a template.
+/// Returns the name of a template's image, for people and for recipes.
 pub(super) fn named(template: &str) -> String {
     format!("localhost/bellglass/{template}:latest")
 }
 
 impl Recipe {
-    /// The recipe as a Containerfile whose image is this template's, from `ground` where that is given. Files are copied from beside
-    /// the recipe.
+    /// Returns the recipe as a Containerfile that builds this template's image. `ground` replaces the base
+    /// image if the recipe starts from a template or an image. Files are copied from the recipe's directory.
     ///
     /// # Errors
-    /// Something in the recipe cannot be said in a Containerfile.
+    /// The recipe contains something that a Containerfile cannot express.
     pub fn containerfile(&self, template: &Template, ground: Option<&str>) -> Result<String, Error> {
         let mut text = String::from("# Generated from a Bellglass recipe. Edit the recipe, not this file.\n");
         let ground = match &self.from {
@@ -57,7 +57,7 @@ impl Recipe {
         Ok(text)
     }
 
-    /// The template of this machine that it begins with, if it does.
+    /// Returns the name of the template on which the recipe is based, if it is based on one.
     pub(super) fn ground(&self) -> Option<&str> {
         match &self.from {
             Ground::Named(template) if !template.contains(['/', ':']) => Some(template),
@@ -65,7 +65,7 @@ impl Recipe {
         }
     }
 
-    /// Whether building it takes a network.
+    /// Returns true if the build needs network access.
     pub(super) fn reaches_out(&self) -> bool {
         let installs = |step: &Step| matches!(step, Step::Apt(_) | Step::Pip(_) | Step::Npm(_));
         !self.policy.is_empty() || matches!(self.from, Ground::Debian(_)) || self.steps.iter().any(installs)
@@ -97,7 +97,7 @@ fn write_step(text: &mut String, step: &Step, as_user: &mut bool) -> Result<(), 
             }
             for argv in programs(step).map(|(programs, _)| programs).unwrap_or_default() {
                 let own: &[(&str, &str)] = if as_user { &[] } else { &ROOT_VARIABLES };
-                // What the recipe sets stands before ours: `env` is asked only for what is not there.
+                // The recipe's variables take precedence: the script sets only variables that are unset.
                 let words = ["/bin/sh".to_owned(), "-c".to_owned(), defaults(own), "sh".to_owned()];
                 let _ = writeln!(text, "RUN {}", list(&words.into_iter().chain(argv).collect::<Vec<_>>()));
             }
@@ -109,9 +109,10 @@ fn write_step(text: &mut String, step: &Step, as_user: &mut bool) -> Result<(), 
     Ok(())
 }
 
-/// A script that sets these variables where they are not set, and becomes its arguments.
+/// Returns a script that sets each of these variables unless it is already set, and then executes its
+/// arguments.
 fn defaults(variables: &[(&str, &str)]) -> String {
-    // An engine sets HOME by the user, and nobody's recipe does.
+    // `HOME` needs no exception: the engine sets it according to the user, so the default does not apply.
     let set = variables.iter().fold(String::new(), |mut script, (name, value)| {
         let _ = write!(script, ": \"${{{name}:={value}}}\"; export {name}; ");
         script
@@ -119,12 +120,12 @@ fn defaults(variables: &[(&str, &str)]) -> String {
     format!("{set}exec \"$@\"")
 }
 
-/// Words as a list that no shell reads.
+/// Returns the words as a JSON list, which no shell interprets.
 fn list(words: &[String]) -> String {
     serde_json::to_string(words).unwrap_or_default()
 }
 
-/// One word, with nothing in it that a Containerfile would read as its own.
+/// Returns one word quoted, so that the Containerfile's parser does not interpret anything in it.
 fn quoted(value: &str) -> Result<String, Error> {
     if value.contains(['\n', '\r']) {
         return Err(unsound(
@@ -161,7 +162,7 @@ mod tests {
         assert!(text.contains(r#"COPY ["app","/opt/my app"]"#), "{text}");
         assert!(text.contains("USER 1000\nRUN"), "{text}");
         assert!(text.contains(r#""touch","/workspace/a b"]"#), "{text}");
-        // Packages are root's to install, whoever runs what comes before and after.
+        // Packages are always installed by root, whatever user runs the steps before and after.
         let (before, _) = text.split_at(text.rfind("apt-get").unwrap());
         assert!(before.contains("/workspace/a b\"]\nUSER root\nRUN"), "{text}");
         assert!(recipe.reaches_out());

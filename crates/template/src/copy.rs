@@ -1,6 +1,7 @@
-//! Files from beside a recipe, as an archive: names in order, owned by root, without times, so that the same files are the same bytes.
+//! Archives of files that a recipe copies. Names are sorted, owners are root and times are zero, so that the
+//! same files always give the same bytes.
 //!
-//! The paths are walked by descriptors below the recipe's directory, and a symlink is copied, not followed.
+//! Paths are resolved through descriptors below the recipe's directory. A symlink is copied, not followed.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -15,7 +16,7 @@ use tar::{Builder, EntryType, Header};
 use crate::recipe::Copy;
 use crate::{failed, unsound};
 
-/// Files and directories of one copy, and bytes of all.
+/// Maximum number of files and directories in one copy, and maximum number of bytes in total.
 const ENTRIES_MAX: usize = 100_000;
 const BYTES_MAX: u64 = 4 << 30;
 const DEPTH_MAX: usize = 128;
@@ -27,14 +28,14 @@ struct Packer<'a, W: Write> {
     bytes: u64,
 }
 
-/// Writes the archive of what is to be copied.
+/// Writes an archive of the files to copy.
 pub(super) fn pack(directory: &Path, copy: &Copy, to: impl Write) -> Result<(), Error> {
     let mut builder = Builder::new(to);
     add(directory, copy, &mut builder)?;
     builder.into_inner().and_then(|mut to| to.flush()).map_err(failed("copy", directory))
 }
 
-/// Adds what is to be copied to an archive.
+/// Adds the files to copy to an archive.
 pub(super) fn add(directory: &Path, copy: &Copy, builder: &mut Builder<impl Write>) -> Result<(), Error> {
     let path = directory.join(&copy.from);
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -63,7 +64,8 @@ impl<W: Write> Packer<'_, W> {
         if self.entries > ENTRIES_MAX || depth > DEPTH_MAX {
             return Err(io::Error::other("there are too many files or too deeply nested directories"));
         }
-        // Of the name a recipe gives, what is on its way may be a link that stays below; what it names is looked at itself.
+        // The parent directories of the recipe's path may be symlinks, provided they stay below the recipe's
+        // directory. The last component is examined itself, without following symlinks.
         let (parent, last) = match (name.parent(), name.file_name()) {
             (Some(above), Some(last)) if !above.as_os_str().is_empty() => {
                 let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -128,7 +130,7 @@ impl<W: Write> Packer<'_, W> {
     }
 }
 
-/// As many bytes as were promised, or an error.
+/// A reader that returns exactly the announced number of bytes, or an error.
 struct Exactly {
     file: File,
     left: u64,
@@ -148,7 +150,7 @@ impl Read for Exactly {
 
 fn header(stat: &Stat) -> Header {
     let mut header = Header::new_gnu();
-    // Whether it can be run is all of a mode that means the same everywhere.
+    // The executable bit is the only part of a mode that means the same on every machine.
     let runs = FileType::from_raw_mode(stat.st_mode) == FileType::Directory || stat.st_mode & 0o100 != 0;
     header.set_mode(if runs { 0o755 } else { 0o644 });
     header.set_uid(0);

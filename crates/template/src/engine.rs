@@ -1,6 +1,7 @@
-//! Templates that an engine makes, for machines on which nothing else can: an image that it is given, or a recipe that it builds.
+//! Templates that a container engine builds or imports, for machines without another backend.
 //!
-//! Their one layer is named by the image's own digest, so that they are templates like others, which only an engine has.
+//! The digest of the image serves as the key of the template's only layer. So these templates have the same
+//! form as others, but exist only in the engine.
 
 use std::fs::File;
 use std::io;
@@ -16,10 +17,10 @@ use crate::package::Package;
 use crate::recipe::{Copy, Recipe, Step};
 use crate::{Progress, Store, Template, Watch, copy, failed, loadable, store, unsound};
 
-/// Makes a template of an image file, which the engine keeps.
+/// Imports a template from an image file into the engine.
 ///
 /// # Errors
-/// The image is not sound, is for another machine, or the engine does not take it.
+/// The image is invalid or is for another architecture, or the engine rejects it.
 pub async fn import(data: &Path, engine: &Engine, name: &str, file: &Path) -> Result<Template, Error> {
     store::check_name(name)?;
     let package = Package::open(file)?;
@@ -34,10 +35,10 @@ pub async fn import(data: &Path, engine: &Engine, name: &str, file: &Path) -> Re
     keep(data, engine, template, &loaded).await
 }
 
-/// Makes a template of a recipe, which the engine builds.
+/// Builds a template from a recipe with the engine.
 ///
 /// # Errors
-/// A step failed, or the recipe begins with what the engine cannot have.
+/// A step failed, or the base of the recipe is not available in the engine.
 pub async fn build(
     data: &Path,
     engine: &Engine,
@@ -55,10 +56,11 @@ pub async fn build(
     let ground = GroundImage::of(data, engine, order.recipe).await?;
     let text = order.recipe.containerfile(&template, ground.as_ref().map(|ground| ground.tag.as_str()));
     let text = text?;
-    // A name that nothing has that the recipe copies.
+    // The name is unique, so that no file that the recipe copies has the same name.
     let file = format!("Containerfile-{}", host::machine::fresh_id()?);
     let archive = context(data, order, (&file, &text))?;
-    // Names of an engine's can be moved by others: what is found by this one is what was built.
+    // Other users of the engine can move tags. This tag cannot be guessed, so it refers to the image that was
+    // built.
     let tag = passing()?;
     let says = |line: &str| watch(Progress::Says(line));
     let built = engine.build(archive, (&file, &tag), (order.recipe.reaches_out(), order.fresh), &says).await;
@@ -73,10 +75,10 @@ pub async fn build(
     Ok(kept)
 }
 
-/// Removes from every engine of this machine what no template needs any more.
+/// Removes images that no template needs any more from every engine of this machine.
 ///
 /// # Errors
-/// An engine that has such images does not answer.
+/// An engine that has such images does not respond, or a template cannot be read.
 pub async fn tidy(data: &Path) -> Result<(), Error> {
     let mut keep: Vec<String> = Store::new(data).list()?.iter().map(Template::image).collect();
     keep.push(EMPTY.to_owned());
@@ -88,14 +90,14 @@ pub async fn tidy(data: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The image that a build begins with, by a tag for this build alone.
+/// The base image of a build, with a tag that only this build uses.
 struct GroundImage {
     id: String,
     tag: String,
 }
 
 impl GroundImage {
-    /// The image of the template that a recipe begins with, if it begins with one.
+    /// Tags the image of the template on which a recipe is based, if it is based on one.
     async fn of(data: &Path, engine: &Engine, recipe: &Recipe) -> Result<Option<Self>, Error> {
         let Some(template) = recipe.ground() else { return Ok(None) };
         let template = Store::new(data).load(template)?;
@@ -111,12 +113,12 @@ impl GroundImage {
     }
 }
 
-/// A tag that nobody can guess, for as long as something is made.
+/// Returns a temporary tag that cannot be guessed.
 fn passing() -> Result<String, Error> {
     Ok(format!("localhost/bellglass/making:{}", host::machine::fresh_id()?))
 }
 
-/// What sandboxes of a recipe start with.
+/// Returns the settings of a recipe's sandboxes, as a template without layers.
 pub fn described(name: &str, recipe: &Recipe) -> Result<Template, Error> {
     let mut template = Template {
         policy: recipe.policy()?,
@@ -144,7 +146,7 @@ pub fn described(name: &str, recipe: &Recipe) -> Result<Template, Error> {
     Ok(template)
 }
 
-/// Gives the image its names, and writes the template down.
+/// Tags the image and saves the template.
 async fn keep(data: &Path, engine: &Engine, template: Template, loaded: &str) -> Result<Template, Error> {
     let digest = engine.digest(loaded).await?;
     let id = format!("sha256:{digest}");
@@ -154,7 +156,8 @@ async fn keep(data: &Path, engine: &Engine, template: Template, loaded: &str) ->
     Ok(template)
 }
 
-/// What a build is given: the Containerfile, and what it copies. In a file without a name, so that nothing of it is left.
+/// Writes the build context: the Containerfile and the files that it copies. The file is unlinked at once, so
+/// that it cannot be left behind.
 fn context(data: &Path, order: &Order<'_>, (name, text): (&str, &str)) -> Result<File, Error> {
     let directory = data.join("engine");
     let path = directory.join(format!("context-{}", host::machine::fresh_id()?));

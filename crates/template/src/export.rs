@@ -1,6 +1,6 @@
-//! A template as one file: an OCI layout in an archive, which Bellglass imports and other tools read too.
+//! Export of a template as one file: an OCI layout in an archive, which Bellglass and other tools can import.
 //!
-//! Each layer is packed by a guest that was given it to read, as nothing of a layer is ever opened by the host.
+//! A guest in a dedicated sandbox archives each layer, because the host never opens anything inside a layer.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -23,24 +23,25 @@ use crate::note::{LABEL, Note};
 use crate::unpack::{LIMITS, Piece, Source};
 use crate::{Builder, Progress, Store, Template, Watch, failed, unsound};
 
-/// How often it is looked whether there is room for more.
+/// Number of bytes written between two checks of the free disk space.
 const ROOM_EVERY_BYTES: u64 = 64 << 20;
 const PACK_WITHIN: Duration = Duration::from_secs(60);
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// A blob, by its digest.
+/// A blob with its digest and size.
 struct Part {
     digest: String,
     size: u64,
 }
 
 impl Builder {
-    /// Writes a template to a file, which must not be there yet. Until it is whole, its name ends with `.part`.
+    /// Exports a template to a file, which must not exist yet. Until it is complete, its name ends with
+    /// `.part`.
     ///
     /// # Errors
-    /// There is no such template, or no room for it, or the file is there.
+    /// The template does not exist, the file exists already, or there is too little free disk space.
     pub async fn export(&self, name: &str, file: &Path, watch: Watch<'_>) -> Result<(), Error> {
         let layers = Layers::open(&self.data).await?;
         let template = Store::new(&self.data).load(name)?;
@@ -54,30 +55,30 @@ impl Builder {
         let made = File::create(&part).map_err(failed("create", &part))?;
         let written = self.write_image(&template, &layers, (made, &part), watch).await;
         if written.is_err() {
-            // The error that there is says more than that what was begun cannot be removed.
+            // An error of this removal is ignored: the original error is more useful.
             let _ = std::fs::remove_file(&part);
         }
         written.and_then(|()| std::fs::rename(&part, file).map_err(failed("create", file)))
     }
 
-    /// Gives a template to an engine, unless it has it.
+    /// Loads a template into an engine, unless the engine already has it.
     ///
     /// # Errors
-    /// There is no such template, no room for it, or the engine does not take it.
+    /// The template does not exist, there is too little free disk space, or the engine rejects the image.
     pub async fn load(&self, name: &str, engine: &Engine, watch: Watch<'_>) -> Result<Template, Error> {
         let layers = Layers::open(&self.data).await?;
         let template = Store::new(&self.data).load(name)?;
         if engine.has_image(&template.image()).await? {
             return Ok(template);
         }
-        // A file without a name: whatever happens, nothing of it is left.
+        // The file is unlinked at once, so that it cannot be left behind.
         let path = self.data.join(format!("engine/loading-{}", self.fresh_id()?));
         let mut options = File::options();
         let made =
             options.read(true).write(true).create_new(true).open(&path).map_err(failed("create", &path))?;
         std::fs::remove_file(&path).map_err(failed("remove", &path))?;
         let mut archive = made.try_clone().map_err(failed("create", &path))?;
-        // What an engine is given has no name: it would take it over from whatever has it there.
+        // The archive contains no image name: the engine would move that name from the image that has it now.
         let nameless = Template { name: String::new(), ..template.clone() };
         self.write_image(&nameless, &layers, (made, &path), watch).await?;
         io::Seek::rewind(&mut archive).map_err(failed("read", &path))?;
@@ -124,7 +125,7 @@ impl Builder {
             "annotations": annotations,
         });
         let index = json!({ "schemaVersion": 2, "manifests": [described] }).to_string();
-        // The same in the words of `docker save`: engines of some years ago read no other.
+        // The same manifest in the format of `docker save`: older engines read only that one.
         let layer_names: Vec<String> = parts.iter().map(|part| blob(&part.digest)).collect();
         let saved = json!([{ "Config": blob(&config.digest), "RepoTags": null, "Layers": layer_names }]);
         let written = named(&mut archive, "index.json", index.as_bytes())
@@ -135,7 +136,7 @@ impl Builder {
         written.map_err(failed("write", path))
     }
 
-    /// A layer as an archive, in a file that is nobody's but ours, and its digest.
+    /// Writes a layer as an archive to an unlinked file, and returns the file with its digest.
     async fn pack(&self, layers: &Layers, key: &str, watch: Watch<'_>) -> Result<(File, String), Error> {
         let id = self.fresh_id()?;
         let making = layers.making(&id)?;
@@ -150,12 +151,12 @@ impl Builder {
         let packed = async {
             let ask = Ask { method: Method::GET, path: "/layer?of=0".into(), body: Bytes::new() };
             let body = sandbox.link().ask_once(&ask, None, PACK_WITHIN).await?.into_body();
-            // A layer that is kept was measured when it was made.
+            // No limit is needed: the size of a stored layer was limited when it was made.
             collect(Source::of_guest(body, u64::MAX), &making.path().join("layer.tar"), watch).await
         }
         .await;
         sandbox.stop(Duration::ZERO).await?;
-        // The file lives as long as it is open.
+        // The open descriptor keeps the file after it is unlinked.
         making.discard()?;
         packed
     }

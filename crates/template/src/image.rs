@@ -1,6 +1,7 @@
-//! What an image says of itself, checked: its layers with their digests, its variables, its directory.
+//! The metadata of an image, validated: layers with their digests, variables and working directory.
 //!
-//! What it says of a user or a command to start is not heeded: every sandbox runs what it is asked to, as its own user.
+//! The image's user and start command are ignored: every sandbox runs the commands that it is given, as its
+//! own user.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,14 +14,16 @@ use crate::note::{LABEL, Note};
 use crate::package::{self, Package, shown};
 use crate::{keys, layers, unsound};
 
-/// Indexes inside indexes. Images for several machines have one inside the outermost.
+/// Maximum nesting depth of indexes. A multi-platform image has one index inside the outermost one.
 const DEPTH_MAX: usize = 4;
-/// Variables of an image, and bytes of all with their names: half of what an exec may have in arguments and variables.
+/// Maximum number of an image's variables, and their maximum total size with their names in bytes: half of
+/// the limit for the arguments and variables of an exec.
 const VARIABLES_MAX: usize = 1024;
 const VARIABLES_BYTES_MAX: usize = api::limits::ARGV_ENV_BYTES_MAX / 2;
 /// `PATH_MAX` of Linux.
 const PATH_BYTES_MAX: usize = 4096;
-/// Where no exec may start: an image could mean an open descriptor of a process.
+/// Top-level directories in which no exec may start: such a path could refer to an open descriptor of a
+/// process.
 const NO_PLACES: [&str; 4] = ["proc", "sys", "dev", ".bellglass"];
 
 /// An image.
@@ -28,13 +31,13 @@ const NO_PLACES: [&str; 4] = ["proc", "sys", "dev", ".bellglass"];
 pub(super) struct Image {
     /// Its layers, the lowest first.
     pub(super) layers: Vec<Layer>,
-    /// Its variables.
+    /// Its environment variables.
     pub(super) env: BTreeMap<String, String>,
-    /// The directory it wants its programs to start in.
+    /// The working directory that it sets.
     pub(super) cwd: Option<String>,
-    /// What only a template has, where it was one.
+    /// The fields that only a template has, if the image was exported from one.
     pub(super) note: Option<Note>,
-    /// Its configuration, as it was read.
+    /// Its configuration, unmodified.
     pub(super) configuration: Vec<u8>,
 }
 
@@ -43,9 +46,9 @@ pub(super) struct Image {
 pub(super) struct Layer {
     /// The name of its archive in the package.
     pub(super) blob: String,
-    /// The digest of the archive as it lies there, where the image says.
+    /// The digest of the archive as stored, if the image states it.
     pub(super) digest: Option<String>,
-    /// The digest of the archive without its compression.
+    /// The digest of the uncompressed archive.
     pub(super) diff_id: String,
 }
 
@@ -109,9 +112,10 @@ struct RootFs {
 }
 
 impl Image {
-    /// Reads the one image for this machine.
+    /// Reads the metadata of the one image for this machine.
     pub(super) fn read(package: &Package) -> Result<Self, Error> {
-        // Newer `docker save` archives are both; the layout has digests for everything.
+        // Newer `docker save` archives contain both formats. The layout is preferred, because it has digests
+        // for all parts.
         if package.has("index.json") {
             let index: Index = strict("index.json", &package.document("index.json", None)?, &keys::INDEX)?;
             return Self::pick(package, &index.manifests, 0);
@@ -217,7 +221,7 @@ impl Image {
     }
 }
 
-/// What only a template has: as checked as if somebody had asked for it.
+/// Returns the fields that only a template has, validated like those of a request.
 fn note(wishes: &Wishes) -> Result<Option<Note>, Error> {
     let Some(text) = wishes.labels.as_ref().and_then(|labels| labels.get(LABEL)) else { return Ok(None) };
     let note: Note = parse("the label of the template", text.as_bytes())?;
@@ -272,7 +276,7 @@ fn directory(wishes: &Wishes) -> Result<Option<String>, Error> {
             "Rebuild the image with an absolute WORKDIR that has no `..` and is not in /proc, /sys, /dev or /.bellglass.",
         ));
     }
-    // Docker's own default says nothing: then the sandbox's does.
+    // `/` is Docker's default and counts as unset, so that the sandbox's default applies.
     Ok((!parts.is_empty()).then(|| format!("/{}", parts.join("/"))))
 }
 
@@ -305,7 +309,7 @@ fn is_ours(os: &str, named: &str) -> bool {
     os == "linux" && named == architecture()
 }
 
-/// This machine, as images name it.
+/// Returns this machine's architecture, as images name it.
 pub(super) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -314,7 +318,7 @@ pub(super) fn architecture() -> &'static str {
     }
 }
 
-/// The name of the blob with this digest.
+/// Returns the name of the blob with this digest.
 fn blob(digest: &str) -> Result<String, Error> {
     check_digest(digest)?;
     Ok(format!("blobs/{}", digest.replacen(':', "/", 1)))
@@ -330,14 +334,14 @@ fn check_digest(digest: &str) -> Result<(), Error> {
     }
 }
 
-/// The digest that a file's name says, where it says one.
+/// Returns the digest that is part of a file name, if there is one.
 fn named(name: &str) -> Option<String> {
     let last = name.rsplit('/').next()?;
     let bare = last.strip_suffix(".json").unwrap_or(last);
     layers::is_key(bare).then(|| format!("sha256:{bare}"))
 }
 
-/// Reads a document that programs other than this one read too.
+/// Parses a document that other programs also read, and refuses it if they could read it differently.
 fn strict<T: DeserializeOwned>(name: &str, text: &[u8], shape: &'static keys::Shape) -> Result<T, Error> {
     match keys::check(text, shape) {
         Err(error) if !api::defence::is_off("I-10") => Err(unsound(

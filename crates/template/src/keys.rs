@@ -1,15 +1,17 @@
-//! The keys of an image's documents, read as strictly as every reader of them together.
+//! Checks of the keys in an image's documents, as strict as all readers of the documents together.
 //!
-//! Engines are written in Go. Its JSON reader ignores the case of keys and takes the last of several; ours wants a key exactly. A key
-//! `repoTags` beside `RepoTags` would be one thing to us and another to the engine. So a document is refused whose keys are there
-//! twice, or differ from one that we read by case only.
+//! Engines are written in Go, whose JSON reader ignores the case of keys and uses the last of several. Our
+//! reader requires exact keys. So a key `repoTags` next to `RepoTags` would mean one thing to us and another
+//! to the engine. A document is therefore refused if it contains a key twice, or a key that differs only in
+//! case from a known key.
 
 use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// The keys of an object that somebody acts on, and the shape of what they lead to; of a list, that of each element.
+/// The keys of an object that a reader interprets, each with the shape of its value. For a list, the shape is
+/// that of its elements.
 pub(super) struct Shape(&'static [(&'static str, Option<&'static Shape>)]);
 
 /// `manifest.json` of a `docker save` archive.
@@ -45,14 +47,14 @@ const WISHES: Shape =
     Shape(&[("Env", None), ("WorkingDir", None), ("Labels", None), ("Volumes", None), ("User", None)]);
 const ROOT: Shape = Shape(&[("type", None), ("diff_ids", None)]);
 
-/// Refuses a document that two readers could read differently. The text says which key.
+/// Refuses a document that two readers could interpret differently. The error names the key.
 pub(super) fn check(text: &[u8], shape: &'static Shape) -> Result<(), serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     Check(Some(shape)).deserialize(&mut reader)?;
     reader.end()
 }
 
-/// A key as Go compares it: `K` (the Kelvin sign) is `k`, and `ſ` is `s`.
+/// Returns a key in the form in which Go compares keys: `K` (the Kelvin sign) equals `k`, and `ſ` equals `s`.
 fn folded(key: &str) -> String {
     key.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect()
 }

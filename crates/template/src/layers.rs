@@ -1,13 +1,14 @@
-//! The layers of this machine, by content, and what was left half-made.
+//! The layers of this machine, by content, and the removal of incomplete ones.
 //!
 //! ```text
 //! <data>/layers/making-<pid>-<sandbox>/fs     being filled by that sandbox
-//! <data>/layers/<key>/fs                      complete; <key>/layer.json says what it was made of
+//! <data>/layers/<key>/fs                      complete; <key>/layer.json records its source archive
 //! <data>/layers/empty/fs                      the root of sandboxes that unpack
 //! ```
 //!
-//! Whoever makes layers holds a shared lock on `<data>/layers` meanwhile. [`tidy`] takes it alone: then everything
-//! half-made is nobody's, and a layer that no template names will not be named by one that is about to be saved.
+//! A process that makes layers holds a shared lock on `<data>/layers` while it does so. [`tidy`] takes the
+//! exclusive lock. While it holds that lock, every incomplete layer is orphaned, and no process is about to
+//! save a template that references an unused layer.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
@@ -25,40 +26,41 @@ use sha2::{Digest, Sha256};
 
 use crate::{Store, Template, cache, failed, mounts};
 
-/// How a key is made. Another way to unpack gets another number, so that what the old way made is not taken for it.
+/// Version prefixes of layer keys. Increase the number when unpacking changes, so that layers that were
+/// unpacked differently are not reused.
 const LAYER_FORM: &str = "layer 1";
 const TOP_FORM: &str = "top 1";
-/// The root of sandboxes that unpack, and the number of its form.
+/// Name of the root directory of sandboxes that unpack.
 const EMPTY: &str = "empty";
-/// Mode of directories that builders' processes walk through and must not list.
+/// Mode of directories that builders' processes must traverse but must not list.
 const WALKED: u32 = 0o711;
-/// Mode of complete layers: the files in them belong to users that mean nothing on this machine.
+/// Mode of complete layers. Their files belong to user ids that have no meaning on this machine.
 const CLOSED: u32 = 0o700;
-/// A tidy that removes large trees takes seconds.
+/// Timeout for the lock. A tidy that removes large trees takes seconds.
 const LOCK_WITHIN: Duration = Duration::from_secs(120);
 const LOCK_EVERY: Duration = Duration::from_millis(50);
 
-/// The layers of one data directory, with the right to make some.
+/// The layers of one data directory, with the right to create layers.
 pub(super) struct Layers {
     data: PathBuf,
     _lock: File,
 }
 
-/// What servers on this machine have in use, by their journals.
+/// The sandboxes and layers that servers on this machine use, according to their journals.
 pub struct InUse {
-    /// The sandboxes with a record.
+    /// The sandboxes that have a record.
     pub sandboxes: Vec<SandboxId>,
     /// The layers of these sandboxes; `None` if a record cannot be read.
     pub layers: Option<Vec<String>>,
 }
 
-/// A layer that is being made. Dropping it leaves it to [`tidy`].
+/// A layer that is being made. If it is dropped, [`tidy`] removes it.
 pub(super) struct Making {
     path: PathBuf,
     layers: PathBuf,
 }
 
-/// What is written down of a complete layer.
+/// The stored metadata of a complete layer.
 #[derive(Serialize, Deserialize)]
 struct Record {
     digest: String,
@@ -67,13 +69,13 @@ struct Record {
 }
 
 impl Layers {
-    /// Opens the layers for making some.
+    /// Opens the layers and takes the lock for creating some.
     pub(super) async fn open(data: &Path) -> Result<Self, Error> {
         let lock = using(data).await?;
         Ok(Self { data: data.to_owned(), _lock: lock })
     }
 
-    /// Whether the layer of this key, made of the archive with this digest, is complete.
+    /// Returns true if the layer with this key is complete and was made from the archive with this digest.
     pub(super) fn has(&self, key: &str, digest: &str) -> Result<bool, Error> {
         let path = self.path().join(key).join("layer.json");
         match fs::read(&path) {
@@ -85,7 +87,7 @@ impl Layers {
         }
     }
 
-    /// The digest of the archive that a complete layer was made of.
+    /// Returns the digest of the archive from which a complete layer was made.
     pub(super) fn digest(&self, key: &str) -> Result<String, Error> {
         let path = self.path().join(key).join("layer.json");
         let text = fs::read(&path).map_err(failed("read", &path))?;
@@ -94,17 +96,17 @@ impl Layers {
         Ok(record.digest)
     }
 
-    /// The directory of a layer's files.
+    /// Returns the directory of a layer's files.
     pub(super) fn tree(&self, key: &str) -> PathBuf {
         tree(&self.data, key)
     }
 
-    /// A place for what programs that build write meanwhile.
+    /// Returns a directory for temporary files of build programs.
     pub(super) fn scratch(&self) -> PathBuf {
         self.path().join(format!("making-{}-scratch", std::process::id()))
     }
 
-    /// Begins a layer that the sandbox of this id will fill.
+    /// Creates a directory for a new layer, which the sandbox with this id will fill.
     pub(super) fn making(&self, id: &SandboxId) -> Result<Making, Error> {
         let path = self.path().join(format!("making-{}-{id}", std::process::id()));
         directory(&path, WALKED)?;
@@ -112,7 +114,8 @@ impl Layers {
         Ok(Making { path, layers: self.path() })
     }
 
-    /// The root of sandboxes that unpack, made on first use: directories to mount on, and nothing else.
+    /// Returns the root of sandboxes that unpack: only directories and files to mount on. It is created on
+    /// first use.
     pub(super) fn empty(&self) -> Result<PathBuf, Error> {
         let path = self.path().join(EMPTY);
         if !path.exists() {
@@ -151,17 +154,17 @@ impl Layers {
 }
 
 impl Making {
-    /// The directory to fill.
+    /// Returns the directory to fill.
     pub(super) fn tree(&self) -> PathBuf {
         self.path.join("fs")
     }
 
-    /// The directory of everything that is needed meanwhile; it goes with it.
+    /// Returns the directory of the layer's files and temporary files. It is removed with the layer.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The layer is complete: from now on it has its own name.
+    /// Marks the layer as complete and renames it to its key.
     pub(super) fn keep(self, key: &str, report: &LayerReport) -> Result<(), Error> {
         let path = self.path.join("layer.json");
         let record = Record { digest: report.digest.clone(), bytes: report.bytes, entries: report.entries };
@@ -171,20 +174,20 @@ impl Making {
         self.rename(key)
     }
 
-    /// Removes it. No sandbox may be writing to it.
+    /// Removes the incomplete layer. No sandbox may be writing to it.
     pub(super) fn discard(self) -> Result<(), Error> {
         remove(&self.path)
     }
 
     fn rename(self, name: &str) -> Result<(), Error> {
         let opened = File::open(&self.path).map_err(failed("open", &self.path))?;
-        // A name says that all of it is there, also after the power went.
+        // A key promises a complete layer, even after a power failure: flush before renaming.
         rustix::fs::syncfs(&opened).map_err(|errno| failed("flush", &self.path)(errno.into()))?;
         fs::set_permissions(&self.path, fs::Permissions::from_mode(CLOSED))
             .map_err(failed("close", &self.path))?;
         let path = self.layers.join(name);
         match fs::rename(&self.path, &path) {
-            // Another command was faster with the same content.
+            // Another process stored the same layer first.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -198,10 +201,10 @@ impl Making {
     }
 }
 
-/// Keeps all layers from being removed as long as it is held.
+/// Takes the shared lock: while it is held, no layer is removed.
 ///
 /// # Errors
-/// Layers are being removed for longer than anybody waits, or the directory cannot be opened.
+/// Another process held the exclusive lock for longer than `LOCK_WITHIN`, or the directory cannot be opened.
 pub async fn using(data: &Path) -> Result<File, Error> {
     let path = data.join("layers");
     directory(&path, WALKED)?;
@@ -219,12 +222,13 @@ pub async fn using(data: &Path) -> Result<File, Error> {
     Ok(lock)
 }
 
-/// Removes what dead commands left half-made, and layers that no template names, no recent step became and no sandbox uses. Which layers a
-/// server's sandboxes use is written down; a sandbox of a command may use any, so while there is one they all stay.
-/// Call it after the sandboxes of dead commands were removed.
+/// Removes incomplete layers that dead commands left behind, and layers that no template, no recently used
+/// step and no sandbox uses. Journals record the layers that a server's sandboxes use. A sandbox without a
+/// record, which a command started, may use any layer, so while one exists no complete layer is removed. Call
+/// it after the sandboxes of dead commands were removed.
 ///
 /// # Errors
-/// What could not be removed.
+/// A layer could not be removed, or the state of this machine could not be read.
 pub fn tidy(data: &Path, in_use: impl FnOnce() -> Result<InUse, Error>) -> Result<(), Error> {
     let path = data.join("layers");
     let lock = match File::open(&path) {
@@ -238,7 +242,7 @@ pub fn tidy(data: &Path, in_use: impl FnOnce() -> Result<InUse, Error>) -> Resul
     let InUse { sandboxes: journalled, layers } = in_use()?;
     let accounted = sandboxes.iter().all(|name| journalled.iter().any(|id| id.as_str() == name));
     let in_use = layers.filter(|_| accounted);
-    // While one template cannot be read, nobody knows what it names.
+    // If a template cannot be read, its layers are unknown, so no complete layer is removed.
     let templates = Store::new(data).list().ok();
     let of_steps = cache::layers_kept(data)?;
     let names_it = |key: &String, templates: &[Template]| {
@@ -259,24 +263,25 @@ pub fn tidy(data: &Path, in_use: impl FnOnce() -> Result<InUse, Error>) -> Resul
     Ok(())
 }
 
-/// The key of the layer whose archive is the last of these, on top of the others. What is unpacked depends on what
-/// lies below (whiteouts, hard links and symlinks lead there), so all of it is in the key.
+/// Returns the key of the layer whose archive is the last of these, on top of the others. All of them are
+/// part of the key, because the result of unpacking depends on the layers below: whiteouts, hard links and
+/// symlinks refer to them.
 pub(super) fn key(diff_ids: &[String], top: bool) -> String {
     let form = if top { TOP_FORM } else { LAYER_FORM };
     hexadecimal(&Sha256::digest(format!("{form}\n{}", diff_ids.join("\n"))))
 }
 
-/// Whether a text can be a key.
+/// Returns true if a string has the form of a key.
 pub(super) fn is_key(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
-/// The directory of a layer's files.
+/// Returns the directory of a layer's files.
 pub fn tree(data: &Path, key: &str) -> PathBuf {
     data.join("layers").join(key).join("fs")
 }
 
-/// Writes a file and waits until it is on disk.
+/// Writes a file and flushes it to disk.
 pub(super) fn write(path: &Path, text: &[u8]) -> Result<(), Error> {
     let mut options = fs::OpenOptions::new();
     let mut file = options
@@ -289,17 +294,17 @@ pub(super) fn write(path: &Path, text: &[u8]) -> Result<(), Error> {
     file.write_all(text).and_then(|()| file.sync_all()).map_err(failed("write", path))
 }
 
-/// Makes a digest of what is written to it.
+/// Writer that computes the digest of the bytes written to it.
 #[derive(Default)]
 pub(super) struct Hashing(Sha256);
 
 impl Hashing {
-    /// Takes some bytes.
+    /// Adds bytes to the digest.
     pub(super) fn take(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The digest of all.
+    /// Returns the digest of all bytes.
     pub(super) fn finish(self) -> String {
         format!("sha256:{}", hexadecimal(&self.0.finalize()))
     }
@@ -320,8 +325,8 @@ pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Removes a tree. The standard library's way goes by descriptors and follows no symlink; it would go into mounts, so
-/// a tree with one in it stays.
+/// Removes a tree. The standard library's implementation works on descriptors and follows no symlinks, but it
+/// would descend into mounts. A tree that contains a mount is therefore refused.
 pub(super) fn remove(path: &Path) -> Result<(), Error> {
     if mounts::any_below(path).map_err(failed("look for mounts below", path))? {
         return Err(failed("remove", path)(io::Error::other(
@@ -339,7 +344,7 @@ fn directory(path: &Path, mode: u32) -> Result<(), Error> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             Err(failed("create directory", path)(error))
         }
-        // The mode that was asked for, whatever the mask of this process is.
+        // Set explicitly, because the process's umask applies to the mode at creation.
         _ => fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed("open", path)),
     }
 }
@@ -398,7 +403,7 @@ mod tests {
         assert!(!layers.has(&name, "sha256:x").unwrap());
         making.keep(&name, &report()).unwrap();
         assert!(layers.has(&name, "sha256:x").unwrap() && !layers.has(&name, "sha256:y").unwrap());
-        // The second one with the same content gives way.
+        // The second layer with the same content is discarded.
         layers.making(&"s2".parse().unwrap()).unwrap().keep(&name, &report()).unwrap();
         assert_eq!(names(&data.path().join("layers")).unwrap(), [name]);
     }

@@ -1,37 +1,37 @@
-//! What sandboxes are made from: imported, built, kept, tidied.
+//! Templates: importing, building, storing and cleaning them up.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `store` | the templates of this machine, by name |
-//! | `layers` | their layers, by content; what was left half-made |
-//! | `unpack` | one layer, streamed into a sandbox made for nothing else |
-//! | `package` | an image as it lies on disk: an archive or a directory, read by name |
-//! | `image` | what an image says of itself, checked |
-//! | `keys` | the keys of its documents, which all readers must read alike |
-//! | `loadable` | an image as an engine is given it, without names |
-//! | `mounts` | whether a tree can be removed without leaving it |
-//! | `note` | what only a template has, as a label of an image |
-//! | `base` | a Debian system from packages |
-//! | `recipe` | what a template is made from, in steps, checked |
-//! | `build` | a recipe, step by step |
-//! | `step` | one step, run in a sandbox, and what it changed |
-//! | `copy` | files from beside a recipe |
-//! | [`sent`] | files that somebody sent for a build |
-//! | [`shipped`] | the recipes that come with Bellglass |
-//! | `cache` | what steps became, and what they said |
-//! | `registry` | an image from a registry |
-//! | `containerfile` | a recipe for engines, and for people who build with their own tools |
-//! | [`engine`] | templates that only an engine has |
-//! | `export` | a template as one file, which is an image too |
+//! | `layers` | their layers, by content, and the removal of incomplete ones |
+//! | `unpack` | unpacking of one layer, streamed into a dedicated sandbox |
+//! | `package` | an image on disk, an archive or a directory, whose members are read by name |
+//! | `image` | the metadata of an image, validated |
+//! | `keys` | the keys of its JSON documents, which all readers must interpret alike |
+//! | `loadable` | an image rewritten without names, to be loaded into an engine |
+//! | `mounts` | detection of mounts in a tree, so that a removal does not cross into them |
+//! | `note` | the fields of a template that an image lacks, stored in a label of the image |
+//! | `base` | a Debian system built from packages |
+//! | `recipe` | the definition of a template, in steps, validated |
+//! | `build` | the build of a recipe, step by step |
+//! | `step` | one step, run in a sandbox, and its changes |
+//! | `copy` | the files that a recipe copies |
+//! | [`sent`] | files that a client uploaded for a build |
+//! | [`shipped`] | the recipes that ship with Bellglass |
+//! | `cache` | the cached layers of steps, and build logs |
+//! | `registry` | pulling of an image from a registry |
+//! | `containerfile` | a recipe as a Containerfile, for engines and for other build tools |
+//! | [`engine`] | templates that exist only in an engine |
+//! | `export` | a template as one file, which is also an OCI image |
 //!
 //! ```text
-//! FILE ─▶ package ─▶ image ─▶ for each layer, lowest first: blob ──stream──▶ guest unpacks ─▶ kept by its key
-//! step: commands in a sandbox ─▶ what they changed ──── archive ──stream──▶ guest unpacks ─▶ kept by its key
-//! mmdebstrap ───────────────────────────────── archive ──stream──▶ guest unpacks ─▶ kept by its key ─▶ template
+//! FILE ─▶ package ─▶ image ─▶ for each layer, lowest first: blob ──stream──▶ guest unpacks ─▶ stored under its key
+//! step: commands in a sandbox ─▶ its changes ────────── archive ──stream──▶ guest unpacks ─▶ stored under its key
+//! mmdebstrap ───────────────────────────────── archive ──stream──▶ guest unpacks ─▶ stored under its key ─▶ template
 //! ```
 //!
-//! Invariants: the host never opens anything inside a layer; a layer is complete or it has another name; a template
-//! names only layers that are complete.
+//! Invariants: the host never opens anything inside a layer; only a complete layer is stored under its key; a
+//! template references only complete layers.
 
 mod base;
 mod build;
@@ -75,59 +75,60 @@ use layers::Layers;
 use package::Package;
 use unpack::{Source, Unpack};
 
-/// What happens while a template is made.
+/// Progress of an import, a build or an export.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
     /// A layer is being unpacked.
     Layer {
-        /// Which, from 1.
+        /// Its number, counted from 1.
         number: usize,
-        /// Of how many.
+        /// The total number of layers.
         count: usize,
-        /// Its size as it lies on disk, where that is known.
+        /// Its size on disk, if known.
         bytes: Option<u64>,
     },
-    /// A layer is here already.
+    /// A layer already exists on this machine.
     Kept {
-        /// Which, from 1.
+        /// Its number, counted from 1.
         number: usize,
-        /// Of how many.
+        /// The total number of layers.
         count: usize,
     },
-    /// A step of a recipe begins.
+    /// A step of a recipe starts.
     Step {
-        /// Which, from 1.
+        /// Its number, counted from 1.
         number: usize,
-        /// Of how many.
+        /// The total number of steps.
         count: usize,
-        /// What it is, in a few words.
+        /// A short description of the step.
         what: &'a str,
-        /// Whether it was made before.
+        /// True if its layer is taken from the cache.
         kept: bool,
     },
-    /// So many bytes of the layer have been sent.
+    /// The number of bytes of the current layer transferred so far.
     Bytes(u64),
-    /// The program that builds says something.
+    /// A message for people, for example a line that the build program printed.
     Says(&'a str),
-    /// What a step writes, as it comes.
+    /// Output of a step's commands, as it arrives.
     Output(&'a [u8]),
 }
 
-/// Takes what happens.
+/// The callback that receives the progress.
 pub type Watch<'a> = &'a (dyn Fn(Progress<'_>) + Sync);
 
-/// Makes templates on one machine, with one runtime.
+/// Builder of templates on one machine, with one runtime.
 pub struct Builder {
     runtime: Arc<dyn Runtime>,
     data: PathBuf,
     guest: PathBuf,
     broker: Arc<Broker>,
-    /// The sandboxes that were made, to be ended should nobody wait for the end.
+    /// Ids of the sandboxes created so far, so that `abandon` can stop them if a caller drops a build.
     made: Mutex<Vec<SandboxId>>,
 }
 
 impl Builder {
-    /// Makes templates in the machine's data directory, with sandboxes of this runtime, and packages from where this machine has them.
+    /// Creates a builder that stores templates in the machine's data directory, runs steps in sandboxes of
+    /// this runtime, and downloads packages from the machine's package sources.
     pub fn new(machine: &Machine, runtime: Arc<dyn Runtime>) -> Self {
         let data = machine.data().to_owned();
         let reserve = host::admission::Bounds::default().disk_reserve_bytes;
@@ -136,19 +137,20 @@ impl Builder {
         Self { runtime, data, guest: machine.guest().to_owned(), broker, made: Mutex::default() }
     }
 
-    /// Makes templates in this data directory, with the containers of this machine.
+    /// Creates a builder for this data directory, with the container runtime of this machine.
     ///
     /// # Errors
-    /// It has none.
+    /// The data directory cannot be opened, or the machine has no such runtime.
     pub fn below(data: &Path) -> Result<Self, Error> {
         let machine = Machine::open(data)?;
         Ok(Self::new(&machine, machine.at_least(Tier::Container)?))
     }
 
-    /// Ends what is left when something that was being made is given up: call it after the future of that was dropped.
+    /// Stops the sandboxes that an abandoned import, build or export left behind. Call it after its future
+    /// was dropped.
     ///
     /// # Errors
-    /// A sandbox could not be ended. The next command tries again.
+    /// A sandbox could not be stopped. The next command tries again.
     pub async fn abandon(&self) -> Result<(), Error> {
         let made = std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner));
         for id in made {
@@ -157,18 +159,19 @@ impl Builder {
         Ok(())
     }
 
-    /// A name for a sandbox of this builder.
+    /// Returns a new sandbox id and records it for `abandon`.
     fn fresh_id(&self) -> Result<SandboxId, Error> {
         let id = host::machine::fresh_id()?;
         self.made.lock().unwrap_or_else(PoisonError::into_inner).push(id.clone());
         Ok(id)
     }
 
-    /// Makes a template of an image: a `docker save` archive, or an OCI layout as an archive or a directory.
+    /// Imports a template from an image: a `docker save` archive, or an OCI layout as an archive or a
+    /// directory.
     ///
     /// # Errors
-    /// The image is not sound, is for another machine, goes over a limit, or the machine failed. Nothing named by a
-    /// template is changed then.
+    /// The image is invalid, is for another architecture, or exceeds a limit, or an operation on this machine
+    /// failed. Existing templates and their layers stay unchanged.
     pub async fn import(&self, name: &str, file: &Path, watch: Watch<'_>) -> Result<Template, Error> {
         store::check_name(name)?;
         let package = Package::open(file)?;
@@ -178,7 +181,7 @@ impl Builder {
         Ok(template)
     }
 
-    /// Makes the layers of an image. The template is not kept.
+    /// Unpacks the layers of an image. The template is returned but not saved.
     async fn import_package(
         &self,
         name: &str,
@@ -214,7 +217,7 @@ impl Builder {
         Ok(image.note.map_or(template.clone(), |note| note.written_on(template)))
     }
 
-    /// Unpacks one layer; if that fails nothing of it is left.
+    /// Unpacks one layer. On failure, the incomplete layer is removed.
     async fn unpack(
         &self,
         layers: &Layers,
@@ -236,7 +239,8 @@ impl Builder {
         match unpack.run(source, watch).await {
             Ok(unpacked) => Ok((making, unpacked)),
             Err(error) => {
-                // What a sandbox that could not be stopped may still write is left to the next command.
+                // If the sandbox could not be stopped, it may still write to the layer: the next command
+                // removes it.
                 if error.stopped {
                     making.discard()?;
                 }
@@ -246,7 +250,7 @@ impl Builder {
     }
 }
 
-/// A layer with nothing in it but the places that a sandbox mounts things on.
+/// Returns the directory of a layer that contains only the mount points of a sandbox.
 ///
 /// # Errors
 /// The data directory cannot be written.
@@ -254,15 +258,16 @@ pub async fn empty(data: &Path) -> Result<PathBuf, Error> {
     Layers::open(data).await?.empty()
 }
 
-/// What came of unpacking a layer.
+/// Result of unpacking a layer.
 struct Unpacked {
-    /// What the guest says.
+    /// The guest's report.
     report: LayerReport,
-    /// The digest of what was sent, computed here.
+    /// The digest of the bytes sent to the guest, computed on the host.
     digest: String,
 }
 
-/// Refuses what would leave the machine without the room that it needs for itself.
+/// Refuses to write `bytes` bytes next to `path` if that would leave less free disk space than the machine's
+/// reserve.
 fn check_room(path: &Path, bytes: u64) -> Result<(), Error> {
     let reserve = host::admission::Bounds::default().disk_reserve_bytes;
     let free = host::admission::disk_free_bytes(path.parent().unwrap_or(path));
@@ -275,7 +280,7 @@ fn check_room(path: &Path, bytes: u64) -> Result<(), Error> {
     }))
 }
 
-/// The error for something about an image that is not as it should be.
+/// Returns the error for an invalid image, recipe or name, with the suggested fix.
 fn unsound(message: impl Into<String>, fix: &str) -> Error {
     Error::Request(api::Error::invalid(message, fix))
 }

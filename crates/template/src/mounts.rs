@@ -1,11 +1,12 @@
-//! Whether something is mounted below a path: a removal that went on into a mount would remove what is not ours.
+//! Detection of mounts below a path: a removal that crossed into a mount would delete files that are not
+//! ours.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// Whether a file system is mounted at or below this path.
+/// Returns true if a file system is mounted at or below this path.
 pub(super) fn any_below(path: &Path) -> io::Result<bool> {
     let path = match path.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -15,7 +16,8 @@ pub(super) fn any_below(path: &Path) -> io::Result<bool> {
     Ok(points(&table).iter().any(|point| point.starts_with(&path)))
 }
 
-/// The places of all mounts: the fifth field of each line, in which some bytes are written as `\` and three digits.
+/// Returns all mount points: the fifth field of each line, in which some bytes are escaped as `\` and three
+/// octal digits.
 fn points(table: &[u8]) -> Vec<PathBuf> {
     let lines = table.split(|byte| *byte == b'\n');
     let fields = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4));

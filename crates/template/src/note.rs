@@ -1,4 +1,4 @@
-//! What only a template has and an image has not, written on an image as a label.
+//! The fields of a template that an image lacks, stored in a label of the image.
 
 use api::limits::WantedLimits;
 use api::policy::Policy;
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Posture, Template};
 
-/// Where an image says what only a template has.
+/// The label of an image that holds the note.
 pub(super) const LABEL: &str = "dev.bellglass.template";
 
-/// What only a template has.
+/// The fields that only a template has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Note {
@@ -36,7 +36,7 @@ impl Note {
         }
     }
 
-    /// Refuses what no recipe could have said.
+    /// Refuses values that a recipe could not contain.
     pub(super) fn check(&self) -> Result<(), Error> {
         crate::recipe::check_policy(&self.policy)?;
         self.limits.over(api::limits::Limits::default()).check().map_err(Error::Request)?;
@@ -47,7 +47,7 @@ impl Note {
         crate::recipe::check_imports(&self.imports)
     }
 
-    /// The template with what is said here.
+    /// Returns the template with the fields of this note.
     pub(super) fn written_on(self, template: Template) -> Template {
         let Self { cwd, policy, start, ready, imports, limits, posture } = self;
         Template { cwd, policy, start, ready, imports, limits, posture, ..template }

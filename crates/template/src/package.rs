@@ -1,7 +1,7 @@
-//! An image as it lies on disk: an archive or a directory, whose members are read by name.
+//! An image on disk: an archive or a directory, whose members are read by name.
 //!
-//! Of an archive only an index is made: which member lies where. Its members are documents, which are read whole and
-//! are small, and layers, which are passed on as they are. Nothing is unpacked here.
+//! For an archive, only an index of the members' positions is built. Documents are small and are read whole;
+//! layers are passed on unmodified. Nothing is unpacked here.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,13 +16,15 @@ use sha2::{Digest, Sha256};
 
 use crate::{failed, layers, unsound};
 
-/// Members of an archive. An image with all its layers, documents and directories has a few hundred.
+/// Maximum number of members of an archive. An image with all its layers, documents and directories has a few
+/// hundred.
 const MEMBERS_MAX: usize = 10_000;
-/// Bytes of one document. The largest configurations, with the history of a long build, have some tens of thousands.
+/// Maximum size of a document in bytes. The largest configurations, with the history of a long build, have
+/// some tens of thousands of bytes.
 const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
-/// Bytes of a header that describes the next member: a name and a few numbers.
+/// Maximum size in bytes of an extended header, which holds a name and a few numbers for the next member.
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
-/// Members of old archives that stand for others: one step is what there is.
+/// Maximum length of a chain of links between members. Old archives link duplicate layers; one link is usual.
 const LINKS_MAX: usize = 4;
 
 const REGULAR: u8 = b'0';
@@ -42,27 +44,27 @@ pub(super) enum Package {
     Directory(PathBuf),
 }
 
-/// Where a member of an archive is.
+/// The position of a member in an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Member {
     Content {
         offset: u64,
         size: u64,
     },
-    /// At another name.
+    /// The content of another member.
     Same(String),
 }
 
-/// A member that is read from its beginning to its end.
+/// A reader of one member.
 pub(super) struct Blob {
     file: Arc<File>,
     offset: u64,
     left: u64,
-    /// How many bytes there are in all.
+    /// Total size in bytes.
     pub(super) size: u64,
 }
 
-/// What describing headers have said of the next member.
+/// Attributes of the next member, collected from extended headers.
 #[derive(Default)]
 struct Ahead {
     name: Option<String>,
@@ -88,7 +90,7 @@ impl Package {
         Ok(Self::Archive { file: Arc::new(file), members })
     }
 
-    /// Whether there is a member of this name.
+    /// Returns true if a member of this name exists.
     pub(super) fn has(&self, name: &str) -> bool {
         match self {
             Self::Archive { members, .. } => members.contains_key(name),
@@ -96,7 +98,7 @@ impl Package {
         }
     }
 
-    /// A whole document. With a digest, it is what the digest says or an error.
+    /// Reads a whole document. If a digest is given, the document must match it.
     pub(super) fn document(&self, name: &str, digest: Option<&str>) -> Result<Vec<u8>, Error> {
         let mut blob = self.blob(name)?;
         if blob.size > DOCUMENT_BYTES_MAX {
@@ -115,7 +117,7 @@ impl Package {
         }
     }
 
-    /// A member of any size.
+    /// Opens a member of any size.
     pub(super) fn blob(&self, name: &str) -> Result<Blob, Error> {
         let missing = || unsound(format!("the image has no part {name:?}"), "Export the image again.");
         match self {
@@ -137,7 +139,7 @@ impl Package {
                 Err(missing())
             }
             Self::Directory(path) => {
-                // Names come from the image: they lead nowhere but below its own directory.
+                // Names come from the image, so they are resolved only below its directory.
                 let (directory, _) = open(path)?;
                 let flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
                 let below = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -156,7 +158,7 @@ impl Package {
 }
 
 impl Blob {
-    /// The first bytes, without taking them.
+    /// Returns the first bytes without consuming them.
     pub(super) fn first(&self) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
         let start = Self { file: Arc::clone(&self.file), ..*self };
@@ -178,7 +180,7 @@ impl Read for Blob {
     }
 }
 
-/// Opens a regular file or a directory, and waits for neither a FIFO nor a device.
+/// Opens a regular file or a directory, without blocking on a FIFO or a device.
 fn open(path: &Path) -> Result<(File, bool), Error> {
     let flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty())
@@ -187,7 +189,7 @@ fn open(path: &Path) -> Result<(File, bool), Error> {
     plain(file, path)
 }
 
-/// Whether it is a directory; what is neither that nor a regular file is refused.
+/// Returns the file, with true for a directory and false for a regular file. Refuses other file types.
 fn plain(file: File, path: &Path) -> Result<(File, bool), Error> {
     let kind = file.metadata().map_err(failed("read", path))?.file_type();
     if kind.is_file() || kind.is_dir() {
@@ -205,9 +207,9 @@ fn packed(first: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Which member lies where.
+/// Returns the positions of all members, by name.
 fn index(file: &File) -> Result<HashMap<String, Member>, Error> {
-    // The reason may hold bytes of the archive; nothing of them is for a terminal.
+    // The message may contain bytes of the archive, so control characters must not reach a terminal.
     let not_sound = |why: String| {
         let why: String = why.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect();
         unsound(
@@ -237,7 +239,8 @@ fn index(file: &File) -> Result<HashMap<String, Member>, Error> {
 }
 
 impl Ahead {
-    /// Takes one bare header. Gives a member when it was one that can be read.
+    /// Processes one raw header. Returns the member, unless the header only describes the next one or its
+    /// type is not used.
     fn take<R: Read>(&mut self, raw: &mut tar::Entry<'_, R>) -> Result<Option<(String, Member)>, String> {
         let header = raw.header().clone();
         let size = header.entry_size().map_err(|error| error.to_string())?;
@@ -265,7 +268,7 @@ impl Ahead {
             }
             LINK => target.map(|target| (name, Member::Same(target.trim_start_matches("./").to_owned()))),
             DIRECTORY => None,
-            // Nothing else can be a part of an image.
+            // Images contain no members of other types.
             _ => None,
         })
     }
@@ -282,7 +285,8 @@ impl Ahead {
                     match record.key_bytes() {
                         b"path" => self.name = Some(value()),
                         b"linkpath" => self.target = Some(value()),
-                        // A member of 8 GiB or more; or an archive that readers disagree on.
+                        // Used for a member of 8 GiB or more, or in an archive that readers interpret
+                        // differently.
                         b"size" => {
                             return Err(
                                 "the size of a member is in an extended header, which is not supported"
@@ -299,7 +303,7 @@ impl Ahead {
     }
 }
 
-/// The member that a symlink beside `name` means; none that is outside.
+/// Returns the member to which a symlink at `name` points, or `None` if it points outside the archive.
 fn beside(name: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = name.split('/').collect();
     parts.pop();
@@ -313,7 +317,7 @@ fn beside(name: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// The error for a part that is not what the image says it is.
+/// Returns the error for a part that does not match its digest or size.
 pub(super) fn mismatch(name: &str, expected: &str, found: &str) -> Error {
     unsound(
         format!("part {:?} of the image does not match: expected {expected}, found {found}", shown(name)),

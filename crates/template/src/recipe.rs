@@ -1,4 +1,4 @@
-//! A recipe: what a template is made from, in steps. Read and checked here; nothing is run.
+//! The definition of a template, in steps. This module parses and validates recipes; it runs nothing.
 //!
 //! ```toml
 //! from = "base"                                   # a template, an image reference, or { debian = "trixie" }
@@ -14,8 +14,9 @@
 //! policy = ["python-packages"]
 //! ```
 //!
-//! Names of packages, paths and variables are checked words of an argument list; no shell ever sees them. Only `run` with a text is
-//! for a shell, because its author wrote it for one.
+//! Package names, paths and variables are validated and passed as separate words of an argument list; no
+//! shell ever interprets them. Only a `run` step given as a string is passed to a shell, because its author
+//! wrote it for one.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -30,58 +31,58 @@ use crate::sent::Sent;
 use crate::store::Posture;
 use crate::{store, unsound};
 
-/// A recipe is written by hand.
+/// Maximum size of a recipe in bytes. Recipes are written by hand.
 const RECIPE_BYTES_MAX: usize = 256 * 1024;
-/// Steps of one: each may be a layer, and the lowest layers are what it is from.
+/// Maximum number of steps: each may add a layer, and at least one layer is needed for the base below them.
 const STEPS_MAX: usize = LAYERS_MAX - 1;
-/// Packages of one step, and bytes of the name of one.
+/// Maximum number of packages in one step, and maximum length of a package name in bytes.
 const PACKAGES_MAX: usize = 1000;
 const PACKAGE_BYTES_MAX: usize = 256;
-/// Modules that are imported ahead.
+/// Maximum number of modules that are imported in advance.
 const IMPORTS_MAX: usize = 256;
-/// What lies at such a place would be covered by what a sandbox mounts there.
+/// Paths that every sandbox hides with its own mounts, so that files of a template there would be invisible.
 const COVERED: [&str; 7] = ["/proc", "/sys", "/dev", "/tmp", "/workspace", "/home/sandbox", "/.bellglass"];
 
-/// A recipe, checked.
+/// A validated recipe.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// What the first step begins with.
+    /// The base that the first step builds on.
     pub from: Ground,
-    /// One after the other.
+    /// The steps, in order.
     #[serde(default)]
     pub steps: Vec<Step>,
-    /// What runs in every sandbox from its beginning.
+    /// The command that runs in every sandbox from its start.
     #[serde(default)]
     pub start: Option<Command>,
-    /// What has to succeed before a sandbox counts as started.
+    /// The command that must succeed before a sandbox counts as started.
     #[serde(default)]
     pub ready: Option<Command>,
-    /// Modules that Python imports ahead. They are imported once when the template is built.
+    /// Modules that Python imports in advance. The build imports them once, to check that it works.
     #[serde(default)]
     pub imports: Vec<String>,
-    /// What sandboxes may use, unless they say otherwise.
+    /// Default limits of sandboxes.
     #[serde(default)]
     pub limits: WantedLimits,
-    /// What may leave sandboxes, unless they say otherwise, and what may leave while a `run` runs.
+    /// Default egress policy of sandboxes, which also applies while a `run` step runs.
     #[serde(default)]
     pub policy: Vec<String>,
-    /// How much of its own file system a sandbox may change: `run` or `workstation`.
+    /// The part of its own file system that a sandbox may change: `run` or `workstation`.
     #[serde(default)]
     pub posture: Posture,
 }
 
-/// What a recipe begins with.
+/// The base of a recipe.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Ground {
-    /// A template by its name, or an image by its reference: only that has a `/` or a `:`.
+    /// A template by its name, or an image by its reference. Only references contain a `/` or a `:`.
     Named(String),
-    /// Debian, from its packages.
+    /// Debian, installed from its packages.
     Debian(Debian),
 }
 
-/// Debian, from its packages.
+/// Debian, installed from its packages.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Debian {
@@ -89,7 +90,7 @@ pub struct Debian {
     pub debian: String,
 }
 
-/// One step.
+/// One step of a recipe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Step {
@@ -97,51 +98,52 @@ pub enum Step {
     Apt(Vec<String>),
     /// Installs Python packages.
     Pip(Vec<String>),
-    /// Installs Node packages for everybody.
+    /// Installs Node packages globally.
     Npm(Vec<String>),
-    /// Copies a file or a directory from beside the recipe.
+    /// Copies a file or a directory from the recipe's directory.
     Copy(Copy),
     /// Runs a command.
     Run(Command),
-    /// Sets variables, for the steps after it and for every exec.
+    /// Sets variables for the following steps and for every exec.
     Env(BTreeMap<String, String>),
-    /// Who runs the `run`s after it: `root` or `sandbox`.
+    /// The number of bytes of the current layer transferred so far.
     User(String),
-    /// Where the `run`s after it begin, and every exec. It is made if it is not there.
+    /// Sets the working directory of the following `run` steps and of every exec. It is created if it is
+    /// missing.
     Workdir(String),
-    /// Runs a command as somebody, whoever runs the others. No file says it.
+    /// Runs a command as this user, regardless of `user` steps. Cannot be written in a recipe file.
     #[serde(skip)]
     RunAs(String, Command),
-    /// Copies from an archive that somebody sent. No file says it.
+    /// Copies files from an archive that a client uploaded. Cannot be written in a recipe file.
     #[serde(skip)]
     Sent(Sent),
 }
 
-/// What is copied where.
+/// The source and the target of a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Copy {
     /// A path below the recipe's directory.
     pub from: String,
-    /// The path it has in the template; what is copied is there, not in it.
+    /// The path of the copy in the template: its own path, not that of a directory to put it in.
     pub to: String,
 }
 
-/// A command: a text for `/bin/sh`, or the words of a program.
+/// A command: a script for `/bin/sh`, or a program with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Command {
-    /// For `/bin/sh -c`.
+    /// A script for `/bin/sh -c`.
     Shell(String),
     /// A program and its arguments.
     Argv(Vec<String>),
 }
 
 impl Recipe {
-    /// Reads a recipe.
+    /// Parses and validates a recipe.
     ///
     /// # Errors
-    /// It is not one, or one of its words is not what it should be.
+    /// The text is not a recipe, or one of its values is invalid.
     pub fn parse(text: &str) -> Result<Self, Error> {
         if text.len() > RECIPE_BYTES_MAX {
             return Err(over("the size of the recipe in bytes", text.len(), RECIPE_BYTES_MAX));
@@ -156,20 +158,20 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// What may leave sandboxes.
+    /// Returns the egress policy of sandboxes.
     ///
     /// # Errors
-    /// One of its words means nothing.
+    /// An entry of the policy is invalid.
     pub fn policy(&self) -> Result<Policy, Error> {
         let policy = Policy::of_words(&self.policy).map_err(Error::Request)?;
         check_policy(&policy)?;
         Ok(policy)
     }
 
-    /// Refuses what cannot be built.
+    /// Validates the whole recipe.
     ///
     /// # Errors
-    /// One of its words is not what it should be.
+    /// One of its values is invalid, or a limit is exceeded.
     pub fn check(&self) -> Result<(), Error> {
         match &self.from {
             Ground::Named(name) if !name.contains(['/', ':']) => store::check_name(name)?,
@@ -200,7 +202,7 @@ impl Recipe {
 }
 
 impl Step {
-    /// What it is, in a few words.
+    /// Returns a short description of the step.
     pub fn what(&self) -> String {
         let (kind, words) = match self {
             Self::Apt(names) => ("apt", names.join(" ")),
@@ -208,7 +210,8 @@ impl Step {
             Self::Npm(names) => ("npm", names.join(" ")),
             Self::Copy(copy) => ("copy", format!("{} to {}", copy.from, copy.to)),
             Self::Run(command) => ("run", command.shown()),
-            // Whoever asked for it wrote the last word.
+            // The last argument is the text that the user wrote; the arguments before it are a fixed wrapper
+            // around it.
             Self::RunAs(_, command) => ("run", command.argv().pop().unwrap_or_default()),
             Self::Sent(sent) => ("copy", format!("{} to {}", sent.from, sent.to)),
             Self::Env(variables) => ("env", variables.keys().cloned().collect::<Vec<_>>().join(" ")),
@@ -219,7 +222,8 @@ impl Step {
         format!("{kind} {line}")
     }
 
-    /// Whether the sandbox's user does it, where the steps before say whether that one does the `run`s.
+    /// Returns true if the sandbox's user, not root, runs this step. `runs` is true if earlier `user` steps
+    /// selected the sandbox's user for `run` steps.
     pub(super) fn by_user(&self, runs: bool) -> bool {
         match self {
             Self::Run(_) => runs,
@@ -235,10 +239,10 @@ impl Step {
         }
     }
 
-    /// Refuses what cannot be done.
+    /// Validates the step.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why the step is invalid.
     pub fn check(&self) -> Result<(), String> {
         match self {
             Self::Apt(names) => packages(names, debian_word),
@@ -278,7 +282,7 @@ impl Step {
 }
 
 impl Command {
-    /// The words of the program.
+    /// Returns the program and its arguments.
     pub fn argv(&self) -> Vec<String> {
         match self {
             Self::Shell(text) => vec!["/bin/sh".into(), "-c".into(), text.clone()],
@@ -301,27 +305,28 @@ impl Command {
     }
 }
 
-/// Whether a word can be the name of a Debian package or release, and not an option or a path.
+/// Returns true if the word can be the name of a Debian package or release, and is neither an option nor a
+/// path.
 pub(super) fn debian_word(word: &str) -> bool {
     !word.is_empty()
         && !word.starts_with('-')
         && word.chars().all(|c| c.is_ascii_alphanumeric() || "+-._:=~".contains(c))
 }
 
-/// Refuses what cannot be started.
+/// Validates a command of `start` or `ready`.
 pub(super) fn check_command(words: &[String]) -> Result<(), Error> {
     let checked = Command::Argv(words.to_vec()).check();
     checked.map_err(|why| unsound(format!("`start` or `ready` {why}"), "Specify the command to run."))
 }
 
-/// Refuses what is not a directory that execs could start in.
+/// Validates a directory in which execs are to start.
 pub(super) fn check_directory(path: &str) -> Result<(), Error> {
     Step::Workdir(path.to_owned())
         .check()
         .map_err(|why| unsound(format!("the template {why}"), "Choose another directory."))
 }
 
-/// Refuses a policy that no template can have.
+/// Refuses a policy that a template cannot have.
 pub(super) fn check_policy(policy: &Policy) -> Result<(), Error> {
     policy.check().map_err(Error::Request)?;
     match policy.secrets.first() {
@@ -333,7 +338,7 @@ pub(super) fn check_policy(policy: &Policy) -> Result<(), Error> {
     }
 }
 
-/// Refuses what is not the name of a module.
+/// Validates the names of modules to import, and their number.
 pub(super) fn check_imports(imports: &[String]) -> Result<(), Error> {
     if imports.len() > IMPORTS_MAX {
         return Err(over("the number of imports", imports.len(), IMPORTS_MAX));
@@ -347,7 +352,8 @@ pub(super) fn check_imports(imports: &[String]) -> Result<(), Error> {
     }
 }
 
-/// Whether sandboxes mount something of their own at this path, so that nothing of a template can be there.
+/// Returns true if every sandbox has a mount of its own at or above this path, which would hide files of a
+/// template there.
 pub(super) fn is_covered(path: &str) -> bool {
     COVERED.iter().any(|covered| Path::new(path).starts_with(covered))
 }
@@ -365,7 +371,7 @@ fn packages(names: &[String], fine: impl Fn(&str) -> bool) -> Result<(), String>
     }
 }
 
-/// Refuses a place where no sandbox would find what is put there.
+/// Refuses a target path whose files would be invisible in sandboxes.
 pub(super) fn place(path: &str) -> Result<(), String> {
     let parts = absolute(path)?;
     if parts == Path::new("/") || parts == Path::new("/home") || is_covered(path) {
@@ -383,7 +389,7 @@ fn absolute(path: &str) -> Result<PathBuf, String> {
     Err(format!("names {path:?}, which is not an absolute path without `..`"))
 }
 
-/// Whether a program could have this variable.
+/// Returns true if this is a valid environment variable.
 pub(super) fn is_variable(name: &str, value: &str) -> bool {
     let starts = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
     starts

@@ -1,8 +1,10 @@
-//! An image from a registry, laid out in a directory like one that was exported, and then imported like it.
+//! Pulling of an image from a registry: it is stored in a directory as an OCI layout, and then imported like
+//! an exported image.
 //!
-//! Nothing is asked of a registry but through the broker that serves sandboxes, under a policy that opens the internet and nothing else:
-//! a reference, a redirection or a place to log in that leads to a private address is refused after its name was resolved. A
-//! registry at such an address is asked only if the operator names it, and then only its host is.
+//! All requests to registries go through the broker that serves sandboxes, under a policy that allows only
+//! the internet. A reference, a redirect or an authentication server at a private address is refused after
+//! its name was resolved. A registry at such an address is contacted only if the operator names it, and then
+//! only its host is exempt.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -27,23 +29,24 @@ use crate::layers::{self, Layers, hexadecimal};
 use crate::package::Package;
 use crate::{Builder, Progress, Template, Watch, failed, unsound};
 
-/// What may be said before layers come: indexes, a manifest, a configuration, and what it takes to log in.
+/// Maximum number of bytes to transfer before the layers: indexes, the manifest, the configuration and
+/// authentication.
 const WORDS_BYTES_MAX: u64 = 16 << 20;
 const CONFIG_BYTES_MAX: i64 = 4 << 20;
-/// All layers of an image, as they are sent.
+/// Maximum total size of an image's layers in bytes, as transferred.
 const IMAGE_BYTES_MAX: u64 = 16 << 30;
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);
-/// Between two pieces of an answer.
+/// Timeout between two reads of a response.
 const READ_WITHIN: Duration = Duration::from_secs(60);
-/// The whole image.
+/// Timeout for the whole image.
 const PULL_WITHIN: Duration = Duration::from_secs(40 * 60);
 
-/// The way to a registry.
+/// A connection to a registry.
 struct Way {
     client: Client,
     reference: Reference,
     policy: watch::Sender<Policy>,
-    /// The last thing that was not let out.
+    /// The reason of the broker's last refusal.
     refused: Arc<Mutex<Option<String>>>,
     door: tokio::task::JoinHandle<()>,
 }
@@ -55,7 +58,7 @@ impl Drop for Way {
 }
 
 impl Builder {
-    /// Makes the layers of an image that a registry has. The template has no name of its own and is not kept.
+    /// Pulls an image and unpacks its layers. The returned template has a placeholder name and is not saved.
     pub(super) async fn pull(
         &self,
         text: &str,
@@ -64,7 +67,7 @@ impl Builder {
     ) -> Result<Template, Error> {
         let layers = Layers::open(&self.data).await?;
         let way = Way::open(text, own, &self.broker).await?;
-        // Removed with everything half-made, whatever becomes of this.
+        // The directory is named like an incomplete layer, so it is removed even if this process dies.
         let id = host::machine::fresh_id()?;
         let making = layers.making(&id)?;
         let directory = making.tree();
@@ -125,7 +128,7 @@ impl Way {
         Ok(Self { client, reference, policy, refused, door })
     }
 
-    /// Lays the image out in a directory. A layer that is here already is not asked for again.
+    /// Downloads the image into a directory. Layers that already exist on this machine are not downloaded.
     async fn fetch(&self, layers: &Layers, directory: &Path, watch: Watch<'_>) -> Result<(), Error> {
         watch(Progress::Says(&format!("contacting {}", self.reference.resolve_registry())));
         let auth = RegistryAuth::Anonymous;
@@ -148,7 +151,7 @@ impl Way {
         let count = manifest.layers.len();
         for (index, layer) in manifest.layers.iter().enumerate() {
             if known.get(index).copied().unwrap_or(false) {
-                // It is not read, only its size is looked at.
+                // The import does not read a known layer and checks only its size.
                 let path = blobs.join(hash(layer)?);
                 let file = std::fs::File::create(&path).map_err(failed("write", &path))?;
                 file.set_len(size(layer)).map_err(failed("write", &path))?;
@@ -159,7 +162,7 @@ impl Way {
         lay_out(directory, &manifest)
     }
 
-    /// Fetches a blob, and not a byte more than was announced. What it is is compared when it is imported.
+    /// Downloads a blob, and refuses more bytes than were announced. The import verifies its digest.
     async fn blob(
         &self,
         blob: &OciDescriptor,
@@ -197,14 +200,15 @@ impl Way {
     }
 }
 
-/// Serves the client that pulls.
+/// Serves the registry client as its local proxy.
 async fn serve(listener: TcpListener, broker: Arc<Broker>, party: Arc<Party>) {
     while let Ok((stream, _)) = listener.accept().await {
         tokio::spawn(Arc::clone(&broker).serve(stream, Arc::clone(&party)));
     }
 }
 
-/// How the operator's own registry is asked: whether without TLS, and that its host is asked directly, if it is the one that is wanted.
+/// Returns the protocol for the operator's own registry, and its host, to which connections bypass the
+/// broker. Fails if the image is in another registry.
 fn own_registry(own: Option<&str>, wanted: &str) -> Result<(ClientProtocol, Option<String>), Error> {
     let Some(own) = own else { return Ok((ClientProtocol::Https, None)) };
     let (plain, host) = match own.split_once("://") {
@@ -231,7 +235,7 @@ fn own_registry(own: Option<&str>, wanted: &str) -> Result<(ClientProtocol, Opti
     Ok((protocol, Some(name)))
 }
 
-/// Refuses an image that could not be imported, before any of it comes; says how many bytes it has.
+/// Refuses an image that could not be imported before it is downloaded. Returns its size in bytes.
 fn check(manifest: &OciImageManifest) -> Result<u64, Error> {
     if manifest.layers.is_empty() || manifest.layers.len() > LAYERS_MAX {
         let found = manifest.layers.len() as u64;
@@ -255,7 +259,8 @@ fn check(manifest: &OciImageManifest) -> Result<u64, Error> {
     Ok(bytes)
 }
 
-/// Which layers are here already, as far as the configuration can be understood.
+/// Returns, for each layer, true if it already exists. Layers that the configuration does not describe count
+/// as missing.
 fn known(layers: &Layers, blobs: &Path, manifest: &OciImageManifest) -> Result<Vec<bool>, Error> {
     let path = blobs.join(hash(&manifest.config)?);
     let text = std::fs::read(&path).map_err(failed("read", &path))?;
@@ -272,7 +277,7 @@ fn known(layers: &Layers, blobs: &Path, manifest: &OciImageManifest) -> Result<V
         .collect()
 }
 
-/// Writes what makes a layout of a directory with blobs.
+/// Writes the index and the manifest, which turn a directory of blobs into an OCI layout.
 fn lay_out(directory: &Path, manifest: &OciImageManifest) -> Result<(), Error> {
     let wrong = |error: serde_json::Error| failed("write", directory)(error.into());
     let text = serde_json::to_vec(manifest).map_err(wrong)?;
@@ -289,7 +294,7 @@ fn lay_out(directory: &Path, manifest: &OciImageManifest) -> Result<(), Error> {
     layers::write(&directory.join("index.json"), &serde_json::to_vec(&index).map_err(wrong)?)
 }
 
-/// The name of a blob's file.
+/// Returns the file name of a blob.
 fn hash(blob: &OciDescriptor) -> Result<&str, Error> {
     let hash = blob.digest.strip_prefix("sha256:").filter(|hash| layers::is_key(hash));
     hash.ok_or_else(|| {

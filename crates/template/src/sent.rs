@@ -1,10 +1,11 @@
-//! Files that somebody sent for a build, as an archive, and the step that puts them where they are to be.
+//! Files that a client uploaded for a build, as an archive, and the step that puts them in place.
 //!
 //! ```text
 //! client ──bytes──▶ <data>/sent/<name> ──bytes──▶ sandbox of the step: its guest unpacks ──▶ a script puts files in place
 //! ```
 //!
-//! Here the archive is bytes: nobody outside a sandbox looks into it. Its name is what the client calls its content.
+//! The host treats the archive as opaque bytes: it is opened only in a sandbox. The client names it, by a
+//! digest of its content.
 
 use std::path::Path;
 use std::time::Duration;
@@ -21,20 +22,22 @@ use object_store::path::Path as Key;
 
 use crate::{layers, unsound};
 
-/// Bytes of one archive.
+/// Maximum size of one archive in bytes.
 const BYTES_MAX: u64 = 4 << 30;
-/// What was not sent again for so long is removed: whoever builds with it sends it once more.
+/// Retention of an archive after its last upload. A client that builds with it later uploads it again.
 const KEPT: Duration = Duration::from_secs(14 * 24 * 3600);
-/// And before that it is not said to be here: it has to last until it is used.
+/// Remaining retention below which an archive is reported as missing, so that a reported archive is not
+/// removed before it is used.
 const LASTS: Duration = Duration::from_secs(24 * 3600);
-/// How much may come between two looks whether there is room.
+/// Number of bytes received between two checks of the free disk space.
 const LOOK_EVERY_BYTES: u64 = 64 << 20;
-/// Where the guest unpacks.
+/// Directory in the sandbox into which the guest unpacks an archive.
 const UNPACKED: &str = "/var/tmp/.sent";
 
-/// Puts what was unpacked where it is to be, as Docker's COPY does: a directory's content goes into a directory, a file takes a name or
-/// goes into a directory. Of a pattern everything goes into a directory: only what it matches was sent. `$1` what, `$2` where to, `$3`
-/// whose, `$4` the mode.
+/// Script that moves the unpacked files to their target, with the rules of Docker's `COPY`: the content of a
+/// directory goes into the target directory; a file takes the target's name, or goes into the target if that
+/// is a directory. Matches of a pattern go into the target directory; all unpacked files are matches, because
+/// only those were uploaded. Arguments: `$1` source, `$2` target, `$3` owner, `$4` mode.
 const PUT: &str = r#"set -eu
 cd /var/tmp/.sent
 set -- "./$1" "$2" "$3" "$4"
@@ -70,56 +73,57 @@ fi
 rm -rf /var/tmp/.sent
 "#;
 
-/// The archives that were sent to this machine.
+/// The archives that were uploaded to this machine.
 pub struct Archives {
     objects: Objects,
 }
 
-/// An archive that is being sent. Dropping it leaves nothing.
+/// An archive that is being uploaded. Dropping it discards the received bytes.
 pub struct Receiving<'a> {
     objects: &'a Objects,
     incoming: Incoming,
     looked_bytes: u64,
 }
 
-/// Files of an archive, and where they go.
+/// Files of an uploaded archive, and their target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
     /// The name of the archive.
     pub archive: String,
-    /// What of it: a path in it, or a pattern.
+    /// The source: a path in the archive, or a pattern.
     pub from: String,
-    /// Where to. With a `/` at its end it is a directory.
+    /// The target path. A trailing `/` means a directory.
     pub to: String,
-    /// Whether they belong to the sandbox's user, and not to root.
+    /// True if the files belong to the sandbox's user, false if they belong to root.
     pub by_user: bool,
-    /// The mode of them all, if not their own: digits of an octal number.
+    /// The mode of all files, as octal digits. Empty to keep their own modes.
     pub mode: String,
 }
 
 impl Archives {
-    /// Those of this data directory.
+    /// Opens the archives of this data directory.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The data directory cannot be written.
     pub fn open(data: &Path) -> Result<Self, Error> {
         let reserve = host::admission::Bounds::default().disk_reserve_bytes;
         Ok(Self { objects: Objects::open(data.join("sent"), reserve, None)? })
     }
 
-    /// Whether one of this name is here.
+    /// Returns true if an archive of this name exists and will be retained long enough to be used.
     ///
     /// # Errors
-    /// It is no name, or what the file system said.
+    /// The name is invalid, or a file system operation failed.
     pub async fn has(&self, name: &str) -> Result<bool, Error> {
         let oldest = clock::wall_ms().saturating_sub(clock::millis(KEPT.saturating_sub(LASTS)));
         Ok(self.objects.written(&key(name)?).await?.is_some_and(|at| at > oldest))
     }
 
-    /// Takes one, over that of the same name if there is one.
+    /// Starts an upload of this size, which replaces an existing archive of the same name.
     ///
     /// # Errors
-    /// It is no name, there is no room for so many bytes, or what the file system said.
+    /// The name is invalid, the archive is too large, there is too little free disk space, or a file system
+    /// operation failed.
     pub async fn receive(&self, name: &str, bytes: u64) -> Result<Receiving<'_>, Error> {
         if bytes > BYTES_MAX {
             return Err(over(bytes));
@@ -130,10 +134,10 @@ impl Archives {
         Ok(receiving)
     }
 
-    /// Removes what nobody has sent for long, and what broke off.
+    /// Removes expired archives and interrupted uploads.
     ///
     /// # Errors
-    /// What the file system said.
+    /// A file system operation failed.
     pub async fn tidy(&self) -> Result<(), Error> {
         self.objects.sweep().await?;
         let oldest = clock::wall_ms().saturating_sub(clock::millis(KEPT));
@@ -154,7 +158,7 @@ impl Archives {
         })
     }
 
-    /// The digest of what an archive is.
+    /// Returns the digest of an archive's content.
     pub(super) async fn digest(&self, name: &str) -> Result<String, Error> {
         let mut reading = self.read(name).await?;
         let mut hasher = layers::Hashing::default();
@@ -164,7 +168,8 @@ impl Archives {
         Ok(hasher.finish())
     }
 
-    /// Has a sandbox unpack an archive, where the step's own command finds it.
+    /// Sends an archive to a sandbox, whose guest unpacks it into the directory that the step's command
+    /// reads.
     pub(super) async fn unpack(
         &self,
         (name, digest): (&str, &str),
@@ -192,10 +197,10 @@ impl Archives {
 }
 
 impl Receiving<'_> {
-    /// Takes bytes.
+    /// Appends bytes.
     ///
     /// # Errors
-    /// There are too many, or what the file system said.
+    /// The archive is too large, there is too little free disk space, or a file system operation failed.
     pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
         self.incoming.push(bytes).await?;
         let size = self.incoming.size_bytes();
@@ -217,17 +222,17 @@ impl Receiving<'_> {
         Err(Error::Runtime(runtime::Error::Capacity { what: "the uploaded files", why }))
     }
 
-    /// Has it there, whole.
+    /// Completes the upload: the archive becomes available under its name.
     ///
     /// # Errors
-    /// What the file system said.
+    /// A file system operation failed.
     pub async fn finish(self) -> Result<(), Error> {
         self.incoming.finish().await
     }
 }
 
 impl Sent {
-    /// What is run once the archive is unpacked.
+    /// Returns the command to run after the archive is unpacked.
     pub(super) fn program(&self) -> Vec<String> {
         let owner = if self.by_user { "1000:1000" } else { "0:0" };
         ["/bin/sh", "-c", PUT, "copy", &self.from, &self.to, owner, &self.mode].map(str::to_owned).to_vec()
@@ -253,7 +258,7 @@ impl Sent {
     }
 }
 
-/// The key of the archive that a client calls by this name.
+/// Returns the storage key of an archive, after validating the name.
 fn key(name: &str) -> Result<Key, Error> {
     if layers::is_key(name) {
         return Ok(Key::from(name));

@@ -1,4 +1,4 @@
-//! The recipes that come with Bellglass, and the files that they copy.
+//! The recipes that ship with Bellglass, and the files that they copy.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use host::error::Error;
 use crate::failed;
 use crate::recipe::Recipe;
 
-/// By name.
+/// The recipes, by name.
 const RECIPES: [(&str, &str); 7] = [
     ("base", include_str!("../../../images/base.toml")),
     ("python", include_str!("../../../images/python.toml")),
@@ -18,7 +18,7 @@ const RECIPES: [(&str, &str); 7] = [
     ("code-interpreter-v1", include_str!("../../../images/code-interpreter-v1.toml")),
 ];
 
-/// What they copy.
+/// The files that the recipes copy.
 const FILES: [(&str, &str); 4] = [
     ("fonts/matplotlibrc", include_str!("../../../images/fonts/matplotlibrc")),
     ("interpreter/entrypoint.py", include_str!("../../../images/interpreter/entrypoint.py")),
@@ -26,21 +26,21 @@ const FILES: [(&str, &str); 4] = [
     ("workstation/sudo", include_str!("../../../images/workstation/sudo")),
 ];
 
-/// Their names.
+/// Returns the names of the recipes.
 pub fn names() -> [&'static str; RECIPES.len()] {
     RECIPES.map(|(name, _)| name)
 }
 
-/// The recipe of that name, if there is one.
+/// Returns the recipe with this name, if it exists.
 ///
 /// # Errors
-/// It cannot be read.
+/// The recipe is invalid.
 pub fn find(name: &str) -> Result<Option<Recipe>, Error> {
     let found = RECIPES.iter().find(|(known, _)| *known == name);
     found.map(|(_, text)| Recipe::parse(text)).transpose()
 }
 
-/// Writes down what they copy, and says where.
+/// Writes the files that the recipes copy below the data directory, and returns the directory to copy from.
 ///
 /// # Errors
 /// The data directory cannot be written.
@@ -48,7 +48,7 @@ pub fn lay_out(data: &Path) -> Result<PathBuf, Error> {
     let home = data.join("images");
     for (name, text) in FILES {
         let path = home.join(name);
-        // Somebody else may be reading it.
+        // An unchanged file is not rewritten: another process may be reading it.
         if std::fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
             continue;
         }

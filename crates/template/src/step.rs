@@ -1,12 +1,12 @@
-//! One step of a recipe: commands in a sandbox made for nothing else, and what they changed as a layer.
+//! One step of a recipe: commands in a dedicated sandbox, whose changes become a layer.
 //!
 //! ```text
-//! layers below ──overlay──▶ sandbox of posture `build` ──commands──▶ what they changed ──archive──▶ unpacked like any other layer
-//!                                      └──broker, gate: only what this step is for
+//! layers below ──overlay──▶ sandbox of posture `build` ──commands──▶ changes ──archive──▶ unpacked like any other layer
+//!                                      └──broker, gate: only the egress that this step needs
 //! ```
 //!
-//! What the step changed is a stranger's until it was unpacked: whatever ran in the sandbox, its guest included, can only have a say in
-//! its own layer.
+//! The changes are untrusted until they are unpacked: code in the sandbox, even a compromised guest, can
+//! affect only the layer of its own step.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -33,11 +33,13 @@ use crate::recipe::Step;
 use crate::unpack::Source;
 use crate::{Builder, Progress, Watch, layers};
 
-/// One command of a step.
+/// Timeout for one command of a step.
 const STEP_WITHIN: Duration = Duration::from_secs(60 * 60);
-/// Everybody in the sandbox is ended before the first byte comes.
+/// Timeout for the first byte of the changes. The guest stops all other processes of the sandbox before it
+/// sends them.
 const PACK_WITHIN: Duration = Duration::from_secs(60);
-/// What a step may use: compilers and package managers. The disk holds what it changes. On a small machine, less memory.
+/// Limits of a step's sandbox, with room for compilers and package managers. The disk holds the step's
+/// changes. On a machine with less memory, the memory limit is lower.
 const LIMITS: Limits = Limits {
     memory_bytes: 3 << 30,
     cpu_millis: 4000,
@@ -47,10 +49,10 @@ const LIMITS: Limits = Limits {
     tmp_bytes: 1 << 30,
     ttl_ms: 4 * 3600 * 1000,
 };
-/// What is shown of the end of what a step said that failed.
+/// Maximum number of bytes from the end of a failed step's output that an error message contains.
 const TAIL_BYTES: usize = 1500;
 
-/// What the steps before have set.
+/// Settings that earlier steps have made.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Setting {
     pub(super) env: BTreeMap<String, String>,
@@ -58,7 +60,7 @@ pub(super) struct Setting {
     pub(super) as_user: bool,
 }
 
-/// What programs that root runs in a step have, unless the recipe says otherwise.
+/// Default variables of programs that root runs in a step; variables of the recipe take precedence.
 pub(super) const ROOT_VARIABLES: [(&str, &str); 10] = [
     ("DEBIAN_FRONTEND", "noninteractive"),
     ("HOME", "/root"),
@@ -68,29 +70,30 @@ pub(super) const ROOT_VARIABLES: [(&str, &str); 10] = [
     ("PIP_NO_INPUT", "1"),
     ("PIP_PROGRESS_BAR", "off"),
     ("PIP_ROOT_USER_ACTION", "ignore"),
-    // `/tmp` is memory.
+    // `/tmp` is held in memory.
     ("TMPDIR", "/var/tmp"),
     ("USER", "root"),
 ];
 
-/// Makes a directory of the sandbox's user, unless it is there.
+/// Script that creates a directory owned by the sandbox's user, unless it exists.
 const OWN: &str = r#"[ -d "$1" ] || { mkdir -p -- "$1" && chown 1000:1000 -- "$1"; }"#;
 
-/// What is run in one sandbox, and what may leave it meanwhile.
+/// The commands to run in one sandbox, and its egress policy.
 pub(super) struct Work {
     pub(super) commands: Vec<ExecSpec>,
     pub(super) policy: Policy,
-    /// The archive that is unpacked before, if one is, and its digest once that is known.
+    /// The name of the archive to unpack first, if any, and its digest, which is filled in later.
     pub(super) archive: Option<(String, String)>,
 }
 
-/// Where what happens is told.
+/// Receivers of a step's output and messages.
 pub(super) struct Ears<'a> {
     pub(super) log: &'a Arc<Mutex<Log>>,
     pub(super) watch: Watch<'a>,
 }
 
-/// The programs that a step runs, and who may be reached meanwhile if they install packages; nothing for those that run nothing.
+/// Returns the programs that a step runs, and the preset that lets them download packages, if they do.
+/// Returns `None` if the step runs nothing.
 pub(super) fn programs(step: &Step) -> Option<(Vec<Vec<String>>, Option<Preset>)> {
     let words = |words: &[&str], more: &[String]| -> Vec<String> {
         words.iter().map(|word| (*word).to_owned()).chain(more.iter().cloned()).collect()
@@ -124,7 +127,7 @@ pub(super) fn programs(step: &Step) -> Option<(Vec<Vec<String>>, Option<Preset>)
 }
 
 impl Work {
-    /// What a step runs; nothing for those that run nothing.
+    /// Returns the work of a step, or `None` if the step runs nothing.
     pub(super) fn of(step: &Step, setting: &Setting, policy: &Policy) -> Option<Self> {
         let (mut programs, packages) = programs(step)?;
         let policy = match (packages, step) {
@@ -134,13 +137,13 @@ impl Work {
         };
         let as_user = step.by_user(setting.as_user);
         if let (Step::Workdir(path), true) = (step, setting.as_user) {
-            // Whoever works there may write there.
+            // The user who works in the directory must be able to write to it.
             programs = vec![["/bin/sh", "-c", OWN, "sh", path].map(str::to_owned).to_vec()];
         }
         let mut commands: Vec<ExecSpec> =
             programs.into_iter().map(|argv| setting.spec(argv, as_user, &policy)).collect();
         if matches!(step, Step::Workdir(_)) {
-            // It is not there yet.
+            // The directory does not exist yet, so the command cannot start in it.
             commands.iter_mut().for_each(|spec| spec.cwd = Some("/".into()));
         }
         let archive =
@@ -168,7 +171,7 @@ impl Setting {
 }
 
 impl Builder {
-    /// Runs work on top of these layers; what it changed is made a layer on top of them.
+    /// Runs the work on top of these layers and unpacks its changes into a new layer above them.
     pub(super) async fn work(
         &self,
         work: Work,
@@ -211,7 +214,8 @@ impl Builder {
 }
 
 impl Builder {
-    /// How the interpreter of a sandbox of these layers is doing once it has imported these modules. Nothing leaves meanwhile.
+    /// Imports these modules with the interpreter of a sandbox that has these layers, and returns the
+    /// interpreter's report. The sandbox has no network access.
     pub(super) async fn interpreter(
         &self,
         imports: &[String],
@@ -243,7 +247,7 @@ impl Builder {
     }
 }
 
-/// Refuses modules that cannot be imported ahead, by name.
+/// Refuses modules that cannot be imported in advance, and names them.
 pub(super) fn check_imported(seen: &InterpreterInfo) -> Result<(), Error> {
     let (message, fix) = if !seen.failed.is_empty() {
         let failed: Vec<_> =
@@ -265,7 +269,7 @@ pub(super) fn check_imported(seen: &InterpreterInfo) -> Result<(), Error> {
     Err(Error::Request(api::Error { code, message, layer, ran, retry, fix }))
 }
 
-/// Runs one command to its end, which must be a good one.
+/// Runs one command to its end. Returns an error unless it exits with status 0.
 async fn run(sandbox: &Sandbox, index: usize, spec: &ExecSpec, ears: &Ears<'_>) -> Result<(), Error> {
     let number = u8::try_from(index).unwrap_or(u8::MAX).saturating_add(1);
     let mut exec = sandbox.exec(ExecId::from_random([number; 16]), spec).await?;
@@ -282,7 +286,7 @@ async fn run(sandbox: &Sandbox, index: usize, spec: &ExecSpec, ears: &Ears<'_>) 
                 let line = format!("# {} bytes of output were dropped\n", to - from);
                 ears.log.lock().unwrap_or_else(PoisonError::into_inner).say(&line);
             }
-            // Only code shows any.
+            // Only code produces results; a step runs commands.
             Some(Event::Result { .. }) => {}
             Some(Event::End(ExecEnd { outcome: Outcome::Exited { code: 0 }, .. })) => return Ok(()),
             Some(Event::End(end)) => return Err(not_well(spec, &end, &tail)),
@@ -291,15 +295,17 @@ async fn run(sandbox: &Sandbox, index: usize, spec: &ExecSpec, ears: &Ears<'_>) 
     }
 }
 
-/// What the commands changed, as the pieces of an archive, which is no larger than the disk of the step: a file with holes costs that disk
-/// nothing, and its archive has all of it.
+/// Returns the changes of the commands as a source of archive pieces, limited to the size of the step's disk.
+/// The limit is needed because a sparse file takes almost no disk space, but its archive contains its full
+/// size.
 async fn changes(sandbox: &Sandbox, disk_bytes: u64) -> Result<Source, Error> {
     let ask = Ask { method: Method::GET, path: "/layer?of=upper".into(), body: Bytes::new() };
     let body = sandbox.link().ask_once(&ask, None, PACK_WITHIN).await?.into_body();
     Ok(Source::of_guest(body, disk_bytes))
 }
 
-/// Lets out what the step is for; what was not let out, and which packages came, is in the log.
+/// Serves the egress of a step under its policy. Refused connections and installed packages are recorded in
+/// the log.
 async fn let_out(sandbox: Arc<Sandbox>, broker: Arc<Broker>, policy: Policy, log: Arc<Mutex<Log>>) {
     let tell = move |told: Told| {
         let line = match told {

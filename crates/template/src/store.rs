@@ -15,15 +15,16 @@ use sha2::{Digest, Sha256};
 
 use crate::{failed, layers, unsound};
 
-/// What a name may have: it is a file's name, and a label people type.
+/// Maximum length of a template name in bytes. It is used in file names, and people type it.
 const NAME_BYTES_MAX: usize = 63;
 
-/// Where engines keep images of templates. With a host, or Podman takes them for Docker Hub's; this one is nobody's.
+/// Name under which engines store the images of templates. It contains a host, because Podman would otherwise
+/// add that of Docker Hub; no registry serves this one.
 const IMAGES: &str = "localhost/bellglass/template";
-/// How much of a digest names one.
+/// Number of hexadecimal digits of a digest in the tag of an image.
 const IMAGE_DIGITS: usize = 32;
 
-/// What sandboxes are made from.
+/// The basis from which sandboxes are created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Template {
@@ -31,50 +32,51 @@ pub struct Template {
     pub name: String,
     /// The keys of its layers, the lowest first.
     pub layers: Vec<String>,
-    /// Variables that every exec gets, unless it says otherwise.
+    /// Default variables of every exec.
     pub env: BTreeMap<String, String>,
-    /// Where execs start, unless they say otherwise.
+    /// Default working directory of execs.
     pub cwd: Option<String>,
-    /// What may leave its sandboxes, unless they say otherwise.
+    /// Default egress policy of its sandboxes.
     #[serde(default)]
     pub policy: Policy,
-    /// What runs in every sandbox from its beginning.
+    /// The command that runs in every sandbox from its start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Vec<String>>,
-    /// What has to succeed before a sandbox counts as started.
+    /// The command that must succeed before a sandbox counts as started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<Vec<String>>,
-    /// Modules that Python imports ahead.
+    /// Modules that Python imports in advance.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub imports: Vec<String>,
-    /// What sandboxes may use, unless they say otherwise.
+    /// Default limits of sandboxes.
     #[serde(default, skip_serializing_if = "WantedLimits::is_default")]
     pub limits: WantedLimits,
-    /// How much of its own file system a sandbox may change.
+    /// The part of its own file system that a sandbox may change.
     #[serde(default, skip_serializing_if = "Posture::is_default")]
     pub posture: Posture,
-    /// When it was made, in seconds since 1970.
+    /// Time of creation, in seconds since 1970.
     pub built_at: u64,
 }
 
-/// How much of its own file system a sandbox may change.
+/// The part of its own file system that a sandbox may change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Posture {
-    /// `/workspace`, its home and `/tmp`.
+    /// `/workspace`, its home directory and `/tmp`.
     #[default]
     Run,
-    /// Everything that its user may write, on the sandbox's disk: for people and agents who install things.
+    /// Every path that its user has permission to write; changes are stored on the sandbox's disk. For people
+    /// and agents who install software.
     Workstation,
 }
 
 impl Posture {
-    /// Whether it is the usual one.
+    /// Returns true for the default posture.
     pub fn is_default(&self) -> bool {
         *self == Self::Run
     }
 
-    /// What a runtime is asked for.
+    /// Returns the runtime profile of sandboxes with this posture.
     pub fn profile(self) -> runtime::Profile {
         match self {
             Self::Run => runtime::Profile::Run,
@@ -90,7 +92,7 @@ pub struct Store {
 }
 
 impl Template {
-    /// A template of this name, made now, with nothing in it yet.
+    /// Creates an empty template with this name and the current time.
     pub fn of(name: &str) -> Self {
         let built_at = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Self {
@@ -108,43 +110,45 @@ impl Template {
         }
     }
 
-    /// Refuses what cannot be the name of one.
+    /// Checks that this is a valid template name.
     ///
     /// # Errors
-    /// It has other letters than names have, or too many.
+    /// The name is too long, or contains characters that names must not contain.
     pub fn check_name(name: &str) -> Result<(), Error> {
         check_name(name)
     }
 
-    /// The directories of its layers, the lowest first.
+    /// Returns the directories of its layers, the lowest first.
     pub fn layer_directories(&self, data: &Path) -> Vec<PathBuf> {
         root(data, &self.layers).0
     }
 
-    /// The name by which engines know it.
+    /// Returns the name of its image in engines.
     pub fn image(&self) -> String {
         image(&self.layers)
     }
 
-    /// What an exec is asked to do, with the template's variables and directory where it has none of its own.
+    /// Adds the template's variables and working directory to an exec where the exec does not set its own.
     #[must_use]
     pub fn apply(&self, spec: ExecSpec) -> ExecSpec {
         apply(&self.env, self.cwd.as_ref(), spec)
     }
 }
 
-/// The root file system that these layers are, the lowest first: their directories, and the name by which engines know them.
+/// Returns the root file system that consists of these layers, the lowest first: their directories, and the
+/// name of their image in engines.
 pub fn root(data: &Path, layers: &[String]) -> (Vec<PathBuf>, String) {
     (layers.iter().map(|key| layers::tree(data, key)).collect(), image(layers))
 }
 
-/// A name that is made of all keys: other layers have another one, whatever their template is called.
+/// Derives the image name from the keys of all layers: different layers have different image names, whatever
+/// their template is called.
 fn image(layers: &[String]) -> String {
     let digest = layers::hexadecimal(&Sha256::digest(layers.join("\n")));
     format!("{IMAGES}:{}", digest.get(..IMAGE_DIGITS).unwrap_or_default())
 }
 
-/// What an exec is asked to do, with these variables and this directory where it has none of its own.
+/// Adds these variables and this working directory to an exec where the exec does not set its own.
 #[must_use]
 pub fn apply(env: &BTreeMap<String, String>, cwd: Option<&String>, mut spec: ExecSpec) -> ExecSpec {
     for (name, value) in env {
@@ -155,15 +159,15 @@ pub fn apply(env: &BTreeMap<String, String>, cwd: Option<&String>, mut spec: Exe
 }
 
 impl Store {
-    /// The templates below this data directory.
+    /// Creates the store below this data directory.
     pub fn new(data: &Path) -> Self {
         Self { data: data.to_owned() }
     }
 
-    /// All templates, by name.
+    /// Returns all templates, sorted by name.
     ///
     /// # Errors
-    /// One of them cannot be read.
+    /// A template cannot be read.
     pub fn list(&self) -> Result<Vec<Template>, Error> {
         let directory = self.directory();
         let entries = match fs::read_dir(&directory) {
@@ -179,10 +183,10 @@ impl Store {
         names.iter().map(|name| self.load(name)).collect()
     }
 
-    /// The template of that name.
+    /// Returns the template with this name.
     ///
     /// # Errors
-    /// There is none, or its record is damaged.
+    /// The template does not exist, or its record is damaged.
     pub fn load(&self, name: &str) -> Result<Template, Error> {
         check_name(name)?;
         let path = self.path(name);
@@ -198,15 +202,15 @@ impl Store {
         if sound { Ok(template) } else { Err(failed("use", &path)(io::ErrorKind::InvalidData.into())) }
     }
 
-    /// Whether there is one of that name.
+    /// Returns true if a template with this name exists.
     pub fn has(&self, name: &str) -> bool {
         check_name(name).is_ok() && self.path(name).exists()
     }
 
-    /// What the last build of a template said.
+    /// Returns the log of the last build of a template.
     ///
     /// # Errors
-    /// None was built here.
+    /// No build log exists on this machine, or it cannot be read.
     pub fn build_log(&self, name: &str) -> Result<Vec<u8>, Error> {
         let path = crate::cache::log_path(&self.data, name)?;
         match fs::read(&path) {
@@ -218,10 +222,10 @@ impl Store {
         }
     }
 
-    /// Writes a template, in one step, over the one of that name if there is one.
+    /// Saves a template atomically, replacing an existing one of the same name.
     ///
     /// # Errors
-    /// What the file system said.
+    /// The name is invalid, or a file system operation failed.
     pub fn save(&self, template: &Template) -> Result<(), Error> {
         check_name(&template.name)?;
         let directory = self.directory();
@@ -234,10 +238,10 @@ impl Store {
         fs::rename(&fresh, &path).map_err(failed("write", &path))
     }
 
-    /// Removes a template. Its layers go with the next [`crate::tidy`], when nothing can be using them.
+    /// Removes a template. The next [`crate::tidy`] removes its layers, once they cannot be in use.
     ///
     /// # Errors
-    /// There is none of that name, or what the file system said.
+    /// The template does not exist, or a file system operation failed.
     pub fn remove(&self, name: &str) -> Result<(), Error> {
         check_name(name)?;
         let path = self.path(name);
@@ -261,7 +265,7 @@ impl Store {
     }
 }
 
-/// Refuses what cannot be the name of a template.
+/// Checks that this is a valid template name.
 pub(super) fn check_name(name: &str) -> Result<(), Error> {
     let starts = name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
     let letters = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c));

@@ -1,11 +1,12 @@
-//! One layer, streamed into a sandbox made for nothing else.
+//! Unpacking of one layer, streamed into a dedicated sandbox.
 //!
 //! ```text
 //! thread: read, hash ──pieces──▶ body of PUT /layer ──▶ guest unpacks ──▶ report
 //! ```
 //!
-//! The thread's last piece says that all was read and is what it should be. Without it the body is aborted, and
-//! what the guest has unpacked so far goes with its sandbox.
+//! The last piece confirms that the source was read completely and that its digest is correct. Without it,
+//! the request body is aborted, and the sandbox is removed with everything that the guest has unpacked so
+//! far.
 
 use std::fmt::Display;
 use std::io::{self, Read, Write as _};
@@ -30,19 +31,21 @@ use tokio::sync::mpsc;
 use crate::package::{self, Blob};
 use crate::{Progress, Unpacked, Watch, failed, layers};
 
-/// Pieces that wait to be sent, and bytes of one.
+/// Maximum number of pieces waiting to be sent, and maximum size of a piece in bytes.
 const PIECES_WAITING: usize = 4;
 const PIECE_BYTES: usize = 256 * 1024;
-/// Pieces that wait inside the connection.
+/// Maximum number of pieces queued in the connection.
 const FRAMES_WAITING: usize = 2;
-/// One layer, from its first byte to its report: a slow disk and a build from packages need some of it.
+/// Timeout for one layer, from its first byte to the guest's report. A slow disk, or a build from packages,
+/// needs much of it.
 const LAYER_WITHIN: Duration = Duration::from_secs(40 * 60);
-/// What the sandbox may use. Only the guest runs in it, with two threads; memory is for what is written and not yet on
-/// disk. It ends by itself a little after the layer's own time, should nobody be left to end it.
+/// Limits of the sandbox. Only the guest runs in it, with two threads. The memory is mostly for data that is
+/// not yet written to disk. The sandbox expires soon after `LAYER_WITHIN`, even if no process is left to stop
+/// it.
 pub(super) const LIMITS: Limits =
     Limits { memory_bytes: 256 << 20, cpu_millis: 2000, ttl_ms: 45 * 60 * 1000, ..Limits::MIN };
 
-/// What is needed to unpack one layer.
+/// A request to unpack one layer.
 pub(super) struct Unpack {
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) id: SandboxId,
@@ -51,40 +54,40 @@ pub(super) struct Unpack {
     pub(super) guest: PathBuf,
     /// The directory to fill.
     pub(super) target: PathBuf,
-    /// Layers below, the lowest first.
+    /// The layers below, the lowest first.
     pub(super) done: Vec<PathBuf>,
-    /// Whether it is the last of its image.
+    /// True if it is the topmost layer of its image.
     pub(super) top: bool,
 }
 
-/// Why a layer was not unpacked, and whether its sandbox is gone.
+/// The cause of a failed unpacking. `stopped` is true if the sandbox is gone.
 pub(super) struct Failure {
     pub(super) cause: Error,
     pub(super) stopped: bool,
 }
 
-/// Where a layer's bytes come from.
+/// The source of a layer's bytes.
 pub(super) struct Source {
     pub(super) compression: Compression,
     pub(super) pieces: mpsc::Receiver<Piece>,
-    /// The program whose output it is, which ends with this.
+    /// The program that produces the bytes. Dropping it stops the program.
     pub(super) _program: Option<Box<dyn Send>>,
 }
 
-/// What the thread that reads has to say.
+/// Message of the thread that reads a source.
 pub(super) enum Piece {
     /// Some bytes.
     Bytes(Bytes),
-    /// Something for people.
+    /// A message for people.
     Says(String),
-    /// All was read; the digest of it.
+    /// The end of the source, with the digest of all bytes.
     End(String),
-    /// It cannot go on.
+    /// The source failed; nothing follows.
     Failed(Error),
 }
 
 impl Source {
-    /// A blob of an image, which must have this digest if one is given.
+    /// Reads a blob of an image. If a digest is given, the blob must match it.
     pub(super) fn blob(blob: Blob, digest: Option<String>) -> Result<Self, Error> {
         let compression = Compression::sniff(&blob.first()?);
         let (sender, pieces) = mpsc::channel(PIECES_WAITING);
@@ -103,7 +106,7 @@ impl Source {
         Ok(Self { compression, pieces, _program: None })
     }
 
-    /// An archive that a guest makes while it is read, of at most so many bytes.
+    /// Reads an archive of at most `bytes_max` bytes that a guest produces while it is read.
     pub(super) fn of_guest<B>(body: B, bytes_max: u64) -> Self
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -137,7 +140,7 @@ impl Source {
         Self { compression: Compression::None, pieces, _program: None }
     }
 
-    /// An archive that is written by a thread of its own.
+    /// Reads an archive that `make` writes in a thread of its own.
     pub(super) fn made(make: impl FnOnce(&mut dyn io::Write) -> Result<(), Error> + Send + 'static) -> Self {
         let (sender, pieces) = mpsc::channel(PIECES_WAITING);
         tokio::task::spawn_blocking(move || {
@@ -154,7 +157,7 @@ impl Source {
     }
 }
 
-/// Hands on what is written to it, and hashes it.
+/// Writer that hashes the written bytes and forwards them as pieces.
 struct Outlet {
     sender: mpsc::Sender<Piece>,
     now: Vec<u8>,
@@ -178,7 +181,7 @@ impl io::Write for Outlet {
 }
 
 impl Unpack {
-    /// Unpacks, and ends the sandbox whatever came of it.
+    /// Unpacks the layer, and stops the sandbox in every case.
     pub(super) async fn run(self, source: Source, watch: Watch<'_>) -> Result<Unpacked, Failure> {
         let spec = Spec {
             layers: vec![self.empty.clone()],
@@ -216,7 +219,7 @@ impl Unpack {
         let asking = sandbox.link().stream::<LayerReport>(&ask, body, LAYER_WITHIN);
         let feeding = feed(source.pieces, sender, watch);
         tokio::pin!(asking, feeding);
-        // A guest that refuses the layer answers before it has read all of it.
+        // A guest that rejects the layer responds before it has read all of it.
         let digest = tokio::select! {
             biased;
             fed = &mut feeding => fed?,
@@ -235,7 +238,7 @@ impl Unpack {
     }
 }
 
-/// The refusal of a layer that is larger than the disk it was made on.
+/// Returns the error for a step's output that is larger than the step's disk.
 fn too_large(bytes_max: u64) -> Error {
     Error::Request(api::Error {
         fix: "Write less data in one step. Sparse files count with their full size.".into(),
@@ -247,7 +250,7 @@ fn too_large(bytes_max: u64) -> Error {
     })
 }
 
-/// Reads to the end, hashing, and hands on what it reads. Stops early when nobody takes it.
+/// Reads to the end, and hashes and forwards the bytes. Fails if the receiver is gone.
 pub(super) fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<Piece>) -> io::Result<String> {
     let mut hasher = layers::Hashing::default();
     loop {
@@ -263,7 +266,8 @@ pub(super) fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<Piece>) -> io
     }
 }
 
-/// Hands pieces on to the connection. Gives the digest of all, or none when the guest stopped reading.
+/// Forwards pieces to the connection. Returns the digest of all bytes, or `None` if the guest stopped
+/// reading.
 async fn feed(
     mut pieces: mpsc::Receiver<Piece>,
     sender: Feed,

@@ -10,47 +10,47 @@ use crate::call::{Call, missing, wrong};
 use crate::publish::{Category, Definition};
 use crate::ran::Ran;
 
-/// Where code puts what it makes.
+/// Directory in which code saves its output files.
 pub const OUTPUT: &str = "/tmp/output";
-/// Files that one answer names (requirement A5.04).
+/// Maximum number of files that one answer lists (requirement A5.04).
 pub const FILES_MAX: usize = 20;
-/// `content` must be smaller (requirement A6.11).
+/// Limit for `content`, which must be smaller (requirement A6.11).
 pub const CONTENT_BYTES_MAX: usize = 5 << 20;
-/// What can be said of a path that is not for files (requirement A6.10).
+/// Error for a path outside the two permitted directories (requirement A6.10).
 const INVALID_PATH: &str = "Invalid path: must be /tmp/* or /workspace/*";
 
 /// The instructions for a model (requirement A6.17).
 pub const PROMPT: &str = include_str!("analysis.md");
 
-/// A call of one of the tools, checked.
+/// A validated call of one of the tools.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Asked {
     /// `sandbox_exec`.
     Exec(Exec),
     /// `sandbox_write_file`.
     Write {
-        /// Which file.
+        /// File to write.
         file: File,
-        /// What it will hold.
+        /// New content of the file.
         content: String,
     },
     /// `sandbox_edit_file`.
     Edit {
-        /// Which file.
+        /// File to edit.
         file: File,
-        /// What stands there once.
+        /// Text to replace, which must occur exactly once.
         old_string: String,
-        /// What stands there afterwards.
+        /// Replacement text.
         new_string: String,
     },
 }
 
-/// A file below one of the two places for files.
+/// A file below one of the two permitted directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// As the call names it.
+    /// Path as the call states it.
     pub given: String,
-    /// The same without dots.
+    /// Normalized path, without `.` and `..`.
     pub place: String,
 }
 
@@ -59,11 +59,11 @@ pub struct File {
 pub struct Exec {
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// How long it may run, where the call says so.
+    /// Timeout in seconds, if the call states one.
     pub timeout: Option<f64>,
 }
 
-/// Why a file tool did nothing.
+/// Refusal of a file tool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refused {
     success: bool,
@@ -72,7 +72,7 @@ pub struct Refused {
     hint: String,
 }
 
-/// What `sandbox_exec` answers (requirements A6.04, A6.15).
+/// Answer of `sandbox_exec` (requirements A6.04, A6.15).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Executed {
     exit_code: i32,
@@ -86,7 +86,7 @@ pub struct Executed {
     hint: String,
 }
 
-/// What `sandbox_write_file` answers (requirement A6.09).
+/// Answer of `sandbox_write_file` (requirement A6.09).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Written {
     success: bool,
@@ -95,7 +95,7 @@ pub struct Written {
     hint: &'static str,
 }
 
-/// What `sandbox_edit_file` answers (requirement A6.12).
+/// Answer of `sandbox_edit_file` (requirement A6.12).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Edited {
     success: bool,
@@ -103,7 +103,7 @@ pub struct Edited {
     hint: &'static str,
 }
 
-/// The tools.
+/// Returns the tools of the set.
 pub fn definitions() -> Vec<Definition> {
     let path = "Path of the file, below /tmp/ or /workspace/";
     vec![
@@ -170,10 +170,10 @@ pub fn definitions() -> Vec<Definition> {
     ]
 }
 
-/// Checks a call. A file tool may be refused in its own words before any sandbox is touched.
+/// Validates a call. A file tool can be refused with an answer of its own, before any sandbox is involved.
 ///
 /// # Errors
-/// There is no such tool, or an argument is missing or wrong; the error names it.
+/// The tool does not exist, or an argument is missing or invalid; the error names it.
 pub fn asked(tool: &str, call: &Call) -> Result<Result<Asked, Refused>, Error> {
     match tool {
         "sandbox_exec" => {
@@ -219,24 +219,25 @@ pub fn asked(tool: &str, call: &Call) -> Result<Result<Asked, Refused>, Error> {
 }
 
 impl Refused {
-    /// The path is not one for files (requirement A6.10).
+    /// Refuses a path outside the permitted directories (requirement A6.10).
     pub fn path(file_path: &str) -> Self {
         Self::new(INVALID_PATH.into(), file_path, "Invalid path. Use /tmp/ or /workspace/ only.")
     }
 
-    /// There is too much to write (requirement A6.11).
+    /// Refuses content that is too large (requirement A6.11).
     fn too_large(file_path: &str, bytes: usize) -> Self {
         let error = format!("Content too large: {bytes} bytes (limit 5MB)");
         Self::new(error, file_path, "Content too large. Write less, or create the data with a script.")
     }
 
-    /// There is no text to look for (requirement A6.14).
+    /// Refuses an empty text to replace (requirement A6.14).
     fn empty(file_path: &str) -> Self {
         let hint = "Edit failed - old_string is empty. Give the text to replace.";
         Self::new("old_string is empty".into(), file_path, hint)
     }
 
-    /// The text is there more than once (requirement A6.13), or not at all (requirement A6.14).
+    /// Refuses an edit whose text occurs more than once (requirement A6.13) or not at all (requirement
+    /// A6.14).
     pub fn occurrences(file_path: &str, count: usize) -> Self {
         match count {
             0 => Self::new(
@@ -252,19 +253,19 @@ impl Refused {
         }
     }
 
-    /// The file is no text (requirement A6.14).
+    /// Refuses to edit a file that is not text (requirement A6.14).
     pub fn not_text(file_path: &str) -> Self {
         let hint = "Edit failed - the file is not text. Rewrite it with sandbox_write_file or with a script.";
         Self::new("File is not UTF-8 text".into(), file_path, hint)
     }
 
-    /// There is no such file (requirement A6.14).
+    /// Refuses to edit a file that does not exist (requirement A6.14).
     pub fn no_file(file_path: &str) -> Self {
         let hint = "Edit failed - file not found. Create it with sandbox_write_file.";
         Self::new("File not found".into(), file_path, hint)
     }
 
-    /// The sandbox said something else.
+    /// Passes on another error of the sandbox.
     pub fn said(file_path: &str, error: &Error) -> Self {
         Self::new(error.message.clone(), file_path, &error.fix)
     }
@@ -275,7 +276,7 @@ impl Refused {
 }
 
 impl Executed {
-    /// What came of a command. `files` are all names below the output folder, in order.
+    /// Creates the answer for a command. `files` are all names below the output directory, in order.
     pub fn new(ran: &Ran, files: &[String]) -> Self {
         let said = ran.said();
         let total = files.len() as u64;
@@ -297,7 +298,7 @@ impl Executed {
             stderr_truncated: said.stderr_truncated,
             output_files: files.iter().take(FILES_MAX).cloned().collect(),
             total_output_files: total,
-            // Milliseconds are enough for anybody.
+            // Milliseconds are precise enough.
             execution_time: (ran.duration.as_secs_f64() * 1000.0).round() / 1000.0,
             hint,
         }
@@ -305,7 +306,7 @@ impl Executed {
 }
 
 impl Written {
-    /// A file was written.
+    /// Creates the answer for a file that was written.
     pub fn new(file_path: &str, bytes_written: u64) -> Self {
         let hint = "File written successfully. Use sandbox_exec to run it.";
         Self { success: true, file_path: file_path.into(), bytes_written, hint }
@@ -313,14 +314,15 @@ impl Written {
 }
 
 impl Edited {
-    /// A file was edited.
+    /// Creates the answer for a file that was edited.
     pub fn new(file_path: &str) -> Self {
         let hint = "File edited successfully. Re-run with sandbox_exec.";
         Self { success: true, file_path: file_path.into(), hint }
     }
 }
 
-/// A path below one of the two places for files, without its dots; none for any other (requirement A2.12).
+/// Normalizes a path below one of the two permitted directories; returns none for any other path (requirement
+/// A2.12).
 fn placed(path: &str) -> Option<String> {
     if !path.starts_with('/') || path.contains('\0') || path.ends_with('/') {
         return None;
@@ -339,19 +341,20 @@ fn placed(path: &str) -> Option<String> {
     is_placed(&plain).then_some(plain)
 }
 
-/// Whether a path without dots is below one of the two places for files.
+/// Returns true if a normalized path is below one of the two permitted directories.
 pub fn is_placed(plain: &str) -> bool {
     ["/tmp/", "/workspace/"].iter().any(|place| plain.len() > place.len() && plain.starts_with(place))
 }
 
-/// Whether a file of this name is kept: texts and pictures are, whatever else is there stays in the sandbox (requirement A5.05).
+/// Returns true if a file of this name is retained as an artifact: text and images are, all other files stay
+/// in the sandbox (requirement A5.05).
 pub fn is_kept(name: &str) -> bool {
     const TEXTS: [&str; 12] =
         ["csv", "tsv", "json", "jsonl", "ndjson", "txt", "log", "md", "html", "xml", "yaml", "yml"];
     is_picture(name) || ending(name).is_some_and(|ending| TEXTS.contains(&ending.as_str()))
 }
 
-/// Whether a file of this name is a picture that is shown (requirement A5.06).
+/// Returns true if a file of this name is an image that is displayed (requirement A5.06).
 pub fn is_picture(name: &str) -> bool {
     ending(name).is_some_and(|ending| ["png", "jpg", "jpeg", "svg"].contains(&ending.as_str()))
 }

@@ -1,25 +1,26 @@
-//! A call as it comes from a model, and what is wrong with its arguments, said so that the model can mend them.
+//! A call from a model, and errors in its arguments, worded so that the model can correct them.
 
 use api::Error;
 use serde_json::{Map, Value};
 
-/// A reason that is longer is no reason.
+/// Maximum size of a reasoning trace. A longer one is no longer an explanation.
 const REASONING_BYTES_MAX: usize = 64 << 10;
 
-/// The arguments of one call, and why it was made.
+/// The arguments of one call, and the model's reason for it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Call {
     /// The arguments.
     pub arguments: Map<String, Value>,
-    /// Why the model calls, for people to read (requirement A6.02).
+    /// The model's reason for the call, for people to read (requirement A6.02).
     pub reasoning_trace: Option<String>,
 }
 
 impl Call {
-    /// Reads a call of this tool: its arguments alone, or in the form `{"tool", "parameters", "reasoning_trace"}` (requirement A6.02).
+    /// Parses a call of this tool: either its arguments alone, or the form
+    /// `{"tool", "parameters", "reasoning_trace"}` (requirement A6.02).
     ///
     /// # Errors
-    /// It is neither.
+    /// The body has neither form.
     pub fn read(tool: &str, body: Value) -> Result<Self, Error> {
         let Value::Object(mut body) = body else {
             return Err(wrong("the arguments are not an object", "Send the arguments as a JSON object."));
@@ -54,18 +55,18 @@ impl Call {
         Ok(Self { arguments, reasoning_trace })
     }
 
-    /// Refuses arguments that the tool does not have.
+    /// Rejects arguments that the tool does not have.
     ///
     /// # Errors
-    /// The first of them.
+    /// The first unknown argument.
     pub fn only(&self, known: &[&str]) -> Result<(), Error> {
         only(&self.arguments, known)
     }
 
-    /// An argument that is a text and must be there.
+    /// Returns a required string argument.
     ///
     /// # Errors
-    /// It is not there, or no text.
+    /// The argument is missing or not a string.
     pub fn text(&self, name: &str) -> Result<&str, Error> {
         match self.arguments.get(name) {
             Some(Value::String(text)) => Ok(text),
@@ -74,10 +75,10 @@ impl Call {
         }
     }
 
-    /// An argument that is an array of texts, if it is there.
+    /// Returns an optional argument that is an array of strings.
     ///
     /// # Errors
-    /// It is something else.
+    /// The argument is not an array of strings.
     pub fn texts(&self, name: &str) -> Result<Option<Vec<String>>, Error> {
         let refused = || {
             wrong(
@@ -95,10 +96,10 @@ impl Call {
         }
     }
 
-    /// An argument that is a number of seconds, if it is there.
+    /// Returns an optional argument that is a number of seconds.
     ///
     /// # Errors
-    /// It is something else, or more than there may be.
+    /// The argument is not a number, or is outside the range from 1 to `most`.
     pub fn seconds(&self, name: &str, most: u64) -> Result<Option<f64>, Error> {
         let refused =
             |what: String| wrong(what, format!("Give `{name}` as a number of seconds from 1 to {most}."));
@@ -117,12 +118,12 @@ impl Call {
     }
 }
 
-/// The error for an argument that is not there.
+/// Returns the error for a missing argument.
 pub fn missing(name: &str) -> Error {
     wrong(format!("`{name}` is missing"), format!("Give `{name}`."))
 }
 
-/// The error for a call that cannot be made as it is.
+/// Returns the error for an invalid call.
 pub fn wrong(what: impl Into<String>, fix: impl Into<String>) -> Error {
     Error::invalid(what, fix)
 }

@@ -1,10 +1,10 @@
-//! What is kept of a stream for an answer: its beginning, its end and its length.
+//! The retained part of a stream for an answer: its beginning, its end and its length.
 
 use std::collections::VecDeque;
 
-/// What an answer carries of one stream (requirement A3.02).
+/// Maximum size of one stream in an answer (requirement A3.02).
 pub const TEXT_BYTES_MAX: usize = 10_240;
-/// A character that was cut in two is left out, and may have so many bytes.
+/// Maximum size of a UTF-8 character. A character that truncation would split is left out.
 const CHARACTER_BYTES_MAX: usize = 4;
 const KEPT: usize = TEXT_BYTES_MAX + CHARACTER_BYTES_MAX;
 
@@ -17,7 +17,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Takes what comes next.
+    /// Adds the next bytes of the stream.
     pub fn push(&mut self, bytes: &[u8]) {
         self.total += bytes.len() as u64;
         let room = KEPT - self.head.len();
@@ -28,17 +28,17 @@ impl Capture {
         self.tail.drain(..over);
     }
 
-    /// Counts bytes that were written and not kept.
+    /// Counts bytes that were written but not retained.
     pub fn skip(&mut self, bytes: u64) {
         self.total += bytes;
     }
 
-    /// How long the stream was.
+    /// Returns the length of the stream.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// The first bytes as text of at most [`TEXT_BYTES_MAX`], and whether that is not all.
+    /// Returns the beginning as text of at most [`TEXT_BYTES_MAX`], and true if it was truncated.
     pub fn beginning(&self) -> (String, bool) {
         let is_all = self.total <= TEXT_BYTES_MAX as u64;
         let bytes = if is_all { self.head.as_slice() } else { whole_end(&self.head) };
@@ -47,7 +47,8 @@ impl Capture {
         (text.get(..cut).unwrap_or_default().to_owned(), !is_all || cut < text.len())
     }
 
-    /// The last bytes as text, with a line of ours after them, together at most [`TEXT_BYTES_MAX`]; and whether that is not all.
+    /// Returns the end as text, followed by a line of ours, together at most [`TEXT_BYTES_MAX`]; and true if
+    /// it was truncated.
     pub fn ending(&self, line: Option<&str>) -> (String, bool) {
         let is_all = self.total <= TEXT_BYTES_MAX as u64;
         let (front, back) = self.tail.as_slices();
@@ -67,11 +68,11 @@ impl Capture {
     }
 }
 
-/// Without the part of a character at the end.
+/// Removes an incomplete character from the end.
 fn whole_end(bytes: &[u8]) -> &[u8] {
     let bytes = bytes.get(..TEXT_BYTES_MAX.min(bytes.len())).unwrap_or(bytes);
     match bytes.utf8_chunks().last() {
-        // A part of a character is shorter than what cannot be one: whatever else is there is shown as what it is.
+        // Only an incomplete character is removed. Other invalid bytes stay and are shown as such.
         Some(chunk) if is_begun(chunk.invalid()) => {
             bytes.get(..bytes.len() - chunk.invalid().len()).unwrap_or(bytes)
         }
@@ -79,12 +80,12 @@ fn whole_end(bytes: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether these bytes are the beginning of a character that goes on.
+/// Returns true if these bytes are an incomplete character.
 fn is_begun(bytes: &[u8]) -> bool {
     !bytes.is_empty() && std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
-/// Without the part of a character at the beginning.
+/// Removes an incomplete character from the beginning.
 fn whole_beginning(bytes: &[u8]) -> &[u8] {
     let from = bytes.len().saturating_sub(TEXT_BYTES_MAX);
     let rest = bytes.get(from..).unwrap_or(bytes);
@@ -92,7 +93,7 @@ fn whole_beginning(bytes: &[u8]) -> &[u8] {
     rest.get(parts..).unwrap_or(rest)
 }
 
-/// The last place at or before this one where a character begins.
+/// Returns the last character boundary at or before this offset.
 fn floor(text: &str, at: usize) -> usize {
     let at = at.min(text.len());
     (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)

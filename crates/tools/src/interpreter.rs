@@ -1,4 +1,4 @@
-//! The tool set `interpreter`: Python code, each run in a sandbox of its own (A8).
+//! The tool set `interpreter`: Python code, with a separate sandbox for each run (A8).
 
 use api::session::{SessionArtifact, ToolSet};
 use api::{Error, ErrorCode, SessionId};
@@ -10,27 +10,27 @@ use crate::publish::{Category, Definition, Facts};
 use crate::python::checked_code;
 use crate::ran::{Ran, megabytes};
 
-/// Where code runs and puts what it makes.
+/// Directory in which code runs and saves its files.
 pub const WORKSPACE: &str = "/workspace";
-/// What the code is called there (requirement A5.07).
+/// File name of the code (requirement A5.07).
 pub const SCRIPT: &str = "script.py";
-/// What its standard output is called (requirement A5.07).
+/// File name of its standard output (requirement A5.07).
 pub const STDOUT: &str = "stdout.txt";
-/// Files that one answer tells of (requirement A5.09).
+/// Maximum number of files that one answer lists (requirement A5.09).
 pub const FILES_MAX: usize = 10;
-/// A file that is larger stays in the folder and is not told of (requirement A5.09).
+/// Maximum size of a file that an answer lists. A larger file only stays in the folder (requirement A5.09).
 pub const FILE_BYTES_MAX: u64 = 10 << 20;
-/// A picture that is larger is not shown in the answer itself (requirement A5.11).
+/// Maximum size of an image that an answer contains (requirement A5.11).
 pub const PICTURE_BYTES_MAX: u64 = 5 << 20;
-/// Where [`HOOK`] is put: a directory that Python looks into when it starts.
+/// Directory of [`HOOK`], from which Python imports modules when it starts.
 pub const HOOK_DIRECTORY: &str = "/tmp/.bellglass";
-/// Saves the figures that are open when code ends (requirement A5.12).
+/// Hook that saves open figures when code ends (requirement A5.12).
 pub const HOOK: &str = include_str!("sitecustomize.py");
 
 /// The instructions for a model.
 pub const PROMPT: &str = include_str!("interpreter.md");
 
-/// What `execute_python_code` answers (requirement A8.03).
+/// Answer of `execute_python_code` (requirement A8.03).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Executed {
     success: bool,
@@ -47,7 +47,7 @@ pub struct Executed {
     stderr_truncated: bool,
 }
 
-/// A file that a run has made or changed (requirement A8.04).
+/// A file that a run created or changed (requirement A8.04).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct File {
     name: String,
@@ -59,7 +59,7 @@ pub struct File {
     base64: Option<String>,
 }
 
-/// The tool (requirements A8.01, A8.02).
+/// Returns the tool of the set (requirements A8.01, A8.02).
 pub fn definitions(facts: &Facts) -> Vec<Definition> {
     let description = format!(
         "Execute Python code in a secure sandbox environment.\n\n\
@@ -92,10 +92,10 @@ pub fn definitions(facts: &Facts) -> Vec<Definition> {
     }]
 }
 
-/// Checks a call and gives the code.
+/// Validates a call and returns the code.
 ///
 /// # Errors
-/// There is no such tool, or an argument is missing or wrong.
+/// The tool does not exist, or an argument is missing or invalid.
 pub fn asked(tool: &str, call: &Call) -> Result<String, Error> {
     if tool != "execute_python_code" {
         return Err(crate::publish::no_tool(ToolSet::Interpreter, tool));
@@ -105,12 +105,12 @@ pub fn asked(tool: &str, call: &Call) -> Result<String, Error> {
     Ok(code)
 }
 
-/// The folder of a session's files, as answers name it (requirement A8.05).
+/// Returns the folder of a session's files, as answers name it (requirement A8.05).
 pub fn output_dir(session: &SessionId) -> String {
     format!("data/files/{session}/output/code")
 }
 
-/// Whether a file of this name is told of (requirement A5.08).
+/// Returns true if answers list a file of this name (requirement A5.08).
 pub fn is_collected(name: &str) -> bool {
     const ENDINGS: [&str; 9] = ["png", "jpg", "jpeg", "svg", "csv", "json", "txt", "html", "pdf"];
     let own = [SCRIPT, STDOUT].contains(&name);
@@ -120,7 +120,7 @@ pub fn is_collected(name: &str) -> bool {
 }
 
 impl File {
-    /// A kept file, and the bytes of a picture in base64.
+    /// Creates the entry of a retained file, with the bytes of an image in base64.
     pub fn new(artifact: &SessionArtifact, base64: Option<String>) -> Self {
         Self {
             name: artifact.name.clone(),
@@ -133,7 +133,7 @@ impl File {
 }
 
 impl Executed {
-    /// What came of code, and what it made.
+    /// Creates the answer for code that ran, with the files that it created or changed.
     pub fn new(session: &SessionId, runtime: &str, ran: &Ran, files: Vec<File>) -> Self {
         let said = ran.said();
         Self {
@@ -150,7 +150,7 @@ impl Executed {
         }
     }
 
-    /// Nothing ran, and why (requirement A8.07).
+    /// Creates the answer for code that did not run, with the reason (requirement A8.07).
     pub fn failed(session: &SessionId, error: &Error) -> Self {
         let known = [
             (ErrorCode::TierUnavailable, "No container runtime available"),
@@ -158,7 +158,7 @@ impl Executed {
             (ErrorCode::SandboxLost, "Sandbox died"),
             (ErrorCode::InvalidRequest, "Invalid code"),
             (ErrorCode::LimitExceeded, "Invalid code"),
-            // It was called off, or the session was ended.
+            // The call was cancelled, or the session was ended.
             (ErrorCode::Conflict, "Not executed"),
         ];
         let named = known.into_iter().find(|(code, _)| *code == error.code);
@@ -177,7 +177,7 @@ impl Executed {
         }
     }
 
-    /// Whether it ended well.
+    /// Returns true if the code succeeded.
     pub fn is_well(&self) -> bool {
         self.success
     }

@@ -1,18 +1,20 @@
-//! The tool sets that LLMs call: their names, texts and schemas, what a call must look like, and what is answered.
+//! The tool sets that LLMs call: names, descriptions and schemas of the tools, validation of calls, and
+//! answers.
 //!
-//! Nothing here runs anything: whoever does ([`control`](../control/index.html) in a session) checks a call here first, and has what came
-//! of it put into words here. So every text that a model reads is in this crate, and is compared byte for byte by its tests.
+//! This crate runs nothing. The component that runs a call ([`control`](../control/index.html), in a session)
+//! first validates the call here, and then formats the result here. All texts that a model reads are
+//! therefore in this crate, and its tests compare them byte by byte.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`analysis`] | `sandbox_exec`, `sandbox_write_file`, `sandbox_edit_file` |
 //! | [`python`] | `execute_python`, `cleanup_sandbox` |
 //! | [`interpreter`] | `execute_python_code` |
-//! | [`call`] | a call as it comes, and what is wrong with its arguments |
-//! | [`capture`] | what is kept of a stream for an answer |
-//! | [`ran`] | how an exec ended, in the words that all sets share |
-//! | [`mcp`] | the same over the Model Context Protocol, for whoever runs them |
-//! | [`publish`] | the definitions in the forms that LLM interfaces take, and the instructions of each set |
+//! | [`call`] | a call from a model, and errors in its arguments |
+//! | [`capture`] | the retained part of a stream for an answer |
+//! | [`ran`] | the end of an exec, in the wording that all sets share |
+//! | [`mcp`] | the tools over the Model Context Protocol, for any component that runs them |
+//! | [`publish`] | the definitions in the formats of LLM APIs, and the instructions of each set |
 
 #![forbid(unsafe_code)]
 

@@ -1,21 +1,23 @@
 //! Tools over the Model Context Protocol (MCP), on standard input and output or over streamable HTTP.
 //!
-//! What is said on the wire is `rmcp`'s business. What a tool does is the business of a [`Host`]: a session of the server in this
-//! process, or one on another machine. This module stands between the two, and owns what neither does: when a session begins and
-//! ends, whose it is, what a call may hold, and how an answer, an error, an image or a file looks to a model.
+//! `rmcp` implements the protocol. A [`Host`] runs the tools: a session of the server in this process, or of
+//! a server on another machine. This module connects the two and handles everything else: lifetime and
+//! ownership of sessions, limits of calls, and the form in which a model gets answers, errors, images and
+//! files.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `server` | what a client may ask: tools, calls, resources |
-//! | `answer` | how an answer or an error looks to a model |
+//! | `server` | the requests of a client: tools, calls, resources |
+//! | `answer` | the form of answers and errors for a model |
 //! | `progress` | the output of a call while it runs |
 //! | `resource` | artifacts as resources |
-//! | `session` | one client with its host, from its first word to its last |
-//! | `table` | the sessions over HTTP: whose they are, and how many |
+//! | `session` | one client with its host, from its first message to its last |
+//! | `table` | the sessions over HTTP: their owners and their limits |
 //! | `service` | streamable HTTP |
 //!
-//! Versions of the protocol from 2026-07-28 on know no sessions, so that two calls of one conversation have nothing in common.
-//! They are not offered: every client of that version also speaks the one before, and falls back to it.
+//! Protocol versions from 2026-07-28 on have no sessions, so two calls of one conversation would have nothing
+//! in common. These versions are not offered: every client of that version also supports the previous one and
+//! falls back to it.
 
 mod answer;
 mod progress;
@@ -47,29 +49,32 @@ use self::server::Server;
 use self::session::Session;
 use crate::publish::{self, Facts};
 
-/// The size of an artifact that is read as a resource at most: as base64 it is less than the 16 MiB that clients take at once.
+/// Maximum size of an artifact that is read as a resource. Encoded in base64, it is below the message limit
+/// of clients, 16 MiB.
 pub const ARTIFACT_BYTES_MAX: u64 = 10_000_000;
 
-/// Pictures of one answer, in base64: the official Python client takes no message of more than a mebibyte.
+/// Maximum size of all images in one answer, in base64. The official Python client limits a message to 1 MiB.
 const IMAGES_BYTES_MAX: usize = 700_000;
 
-/// Whoever runs the tools of one client.
+/// Component that runs the tools of one client.
 ///
-/// A host that was made and never called holds nothing: a client may look at the tools and go.
+/// A host holds no resources before its first call: a client may list the tools and disconnect.
 #[async_trait]
 pub trait Host: Send + Sync + 'static {
-    /// The tools, in the order in which they are shown.
+    /// Returns the tools, in the order in which they are listed.
     fn tools(&self) -> Vec<Tool>;
 
-    /// What a model is told about all of them together.
+    /// Returns the instructions for a model on how to use the tools.
     fn instructions(&self) -> String;
 
-    /// Runs a tool in the session of this host, which the first call makes. Dropping the future cancels the run.
+    /// Runs a tool in the session of this host, which the first call creates. Dropping the future cancels the
+    /// run.
     ///
-    /// Calls may overlap. What is sent to `progress` is taken at once for as long as the call runs, and never later.
+    /// Calls may overlap. Messages sent to `progress` are consumed immediately while the call runs, and never
+    /// after it.
     ///
     /// # Errors
-    /// Whatever a model should hear of. A run that failed is an [`Answer`].
+    /// Any error that the model should see. A run that failed is an [`Answer`].
     async fn call(
         &self,
         tool: &str,
@@ -77,55 +82,56 @@ pub trait Host: Send + Sync + 'static {
         progress: mpsc::Sender<Progress>,
     ) -> Result<Answer, api::Error>;
 
-    /// The artifacts of the session: none before the first call.
+    /// Lists the artifacts of the session: none before the first call.
     ///
     /// # Errors
-    /// The session cannot be asked.
+    /// The session is not available.
     async fn artifacts(&self) -> Result<Vec<Artifact>, api::Error>;
 
-    /// One artifact, whole.
+    /// Returns one artifact with its content.
     ///
     /// # Errors
     /// `not_found`; `too_large` if it is larger than [`ARTIFACT_BYTES_MAX`], before it is read.
     async fn artifact(&self, name: &str) -> Result<Content, api::Error>;
 
-    /// The client has gone: ends the session, if there is one. Called once, when every call has ended or was dropped.
+    /// Ends the session, if one exists, after the client has disconnected. Called once, after every call has
+    /// ended or was dropped.
     async fn end(&self);
 }
 
 /// A tool as a model sees it.
 #[derive(Clone, Debug)]
 pub struct Tool {
-    /// What it is called by.
+    /// Name of the tool.
     pub name: String,
-    /// What it does and when to use it.
+    /// Description of the tool and of its use.
     pub description: String,
     /// The JSON Schema of its arguments: an object.
     pub schema: Map<String, Value>,
 }
 
-/// What a call says while it runs.
+/// Progress of a running call.
 #[derive(Clone, Debug)]
 pub enum Progress {
-    /// Something was written.
+    /// Output of the call.
     Output {
-        /// To the standard error rather than to the standard output.
+        /// True for standard error, false for standard output.
         stderr: bool,
-        /// What.
+        /// Text of the output.
         text: String,
     },
 }
 
-/// What a call gave.
+/// Answer to a call.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     /// The result, for a program and for a model.
     pub result: Map<String, Value>,
-    /// Whether what was run failed.
+    /// True if the run failed.
     pub failed: bool,
-    /// The images that it showed.
+    /// Images that the run displayed.
     pub images: Vec<Image>,
-    /// The artifacts that it made or changed.
+    /// Artifacts that the run created or changed.
     pub artifacts: Vec<Artifact>,
 }
 
@@ -138,10 +144,10 @@ pub struct Image {
     pub base64: String,
 }
 
-/// A file that a call made or changed.
+/// A file that a call created or changed.
 #[derive(Clone, Debug)]
 pub struct Artifact {
-    /// What to ask for it by; unlike every other of the session.
+    /// Name, unique within the session.
     pub name: String,
     /// Its type.
     pub mime: String,
@@ -158,7 +164,7 @@ pub struct Content {
     pub bytes: Bytes,
 }
 
-/// The tools of a set.
+/// Returns the tools of a set.
 pub fn of_set(set: ToolSet, facts: &Facts) -> Vec<Tool> {
     let tool = |one: publish::Definition| {
         let schema = match one.parameters {
@@ -173,8 +179,8 @@ pub fn of_set(set: ToolSet, facts: &Facts) -> Vec<Tool> {
 }
 
 impl Answer {
-    /// An answer of a tool. Pictures are taken out of its text, in which no model could read them; those that are too large are
-    /// resources only.
+    /// Creates the answer of a tool. Images are removed from its text, in which a model could not read them,
+    /// and added as images. Those beyond the size limit are available as resources only.
     pub fn of(text: &str, failed: bool) -> Self {
         let mut result: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
         let (mut images, mut left) = (Vec::new(), IMAGES_BYTES_MAX);
@@ -192,26 +198,28 @@ impl Answer {
     }
 }
 
-/// Why a client on standard input and output was not served.
+/// Failure to serve a client on standard input and output.
 #[derive(Debug, thiserror::Error)]
 pub enum StdioError {
-    /// It never said the first word of the protocol, or said it wrongly.
+    /// The client sent no handshake, or an invalid one.
     #[error(
         "cannot start MCP on standard input and output; this command is for MCP clients, not for use in a terminal"
     )]
     Handshake(#[source] Box<ServerInitializeError>),
-    /// The task that served it ended by itself.
+    /// The task that served the client failed.
     #[error("cannot continue to serve MCP on standard input and output")]
     Task(#[source] tokio::task::JoinError),
 }
 
-/// Serves one client on standard input and output until it goes or `stop` is cancelled, then ends the session of the host.
+/// Serves one client on standard input and output until it disconnects or `stop` is cancelled, then ends the
+/// session of the host.
 ///
-/// A client that closes its end while calls run is given five seconds for their answers, which is what a script that pipes its
-/// requests needs. Clients that mean to stop a server send SIGTERM about two seconds after that: it should cancel `stop`.
+/// If a client closes its end while calls run, it has five seconds to receive their answers; a script that
+/// pipes its requests relies on this. Clients that want to stop a server send SIGTERM about two seconds after
+/// closing. The handler of that signal should cancel `stop`.
 ///
 /// # Errors
-/// The client never spoke MCP, or the task that serves it failed.
+/// The client does not speak MCP, or the task that served it failed.
 pub async fn stdio(host: Arc<dyn Host>, stop: CancellationToken) -> Result<(), StdioError> {
     serve(host, stdio_pipes(), stop).await
 }

@@ -1,4 +1,4 @@
-//! The definitions of tools in the forms that LLM interfaces take, and the instructions of each set.
+//! The definitions of tools in the formats of LLM APIs, and the instructions of each set.
 
 use api::Error;
 use api::limits::Limits;
@@ -8,50 +8,50 @@ use serde_json::{Value, json};
 
 use crate::{analysis, interpreter, python};
 
-/// One tool.
+/// Definition of a tool.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Definition {
-    /// Its name.
+    /// Name of the tool.
     pub name: &'static str,
-    /// What it does, for a model.
+    /// Description of the tool, for a model.
     pub description: String,
-    /// The JSON schema of its arguments.
+    /// JSON Schema of its arguments.
     pub parameters: Value,
-    /// What it is for.
+    /// Category of the tool.
     pub category: Category,
 }
 
-/// What a tool is for (requirement A6.18).
+/// Category of a tool (requirement A6.18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
-    /// Runs something.
+    /// Execution of code or commands.
     CodeExecution,
-    /// Changes files.
+    /// Changes to files.
     FileManagement,
 }
 
-/// What descriptions say of limits.
+/// Limits that descriptions of tools state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// How long a run may take.
+    /// Timeout of a run.
     pub timeout_seconds: u64,
-    /// How much memory it has.
+    /// Memory limit of a run.
     pub memory_bytes: u64,
 }
 
-/// The form in which tools are published.
+/// Format in which tools are published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
-    /// Our own, with categories.
+    /// Bellglass's own format, with categories.
     #[default]
     Bellglass,
-    /// The `tools` of OpenAI's chat completions.
+    /// `tools` of OpenAI's chat completions.
     Openai,
-    /// The `tools` of Anthropic's messages.
+    /// `tools` of Anthropic's messages.
     Anthropic,
-    /// The tools of the Model Context Protocol.
+    /// Tools of the Model Context Protocol.
     Mcp,
 }
 
@@ -61,7 +61,7 @@ impl Default for Facts {
     }
 }
 
-/// The tools of a set.
+/// Returns the tools of a set.
 pub fn definitions(set: ToolSet, facts: &Facts) -> Vec<Definition> {
     match set {
         ToolSet::Analysis => analysis::definitions(),
@@ -70,7 +70,7 @@ pub fn definitions(set: ToolSet, facts: &Facts) -> Vec<Definition> {
     }
 }
 
-/// The tools of a set in this form.
+/// Returns the tools of a set in a format.
 pub fn published(set: ToolSet, facts: &Facts, format: Format) -> Vec<Value> {
     let in_form = |tool: Definition| match format {
         Format::Bellglass => json!(tool),
@@ -88,7 +88,7 @@ pub fn published(set: ToolSet, facts: &Facts, format: Format) -> Vec<Value> {
     definitions(set, facts).into_iter().map(in_form).collect()
 }
 
-/// The instructions of a set, for the system prompt of a model.
+/// Returns the instructions of a set, for the system prompt of a model.
 pub fn prompt(set: ToolSet) -> &'static str {
     match set {
         ToolSet::Analysis => analysis::PROMPT,
@@ -97,7 +97,7 @@ pub fn prompt(set: ToolSet) -> &'static str {
     }
 }
 
-/// The error for a tool that a set does not have.
+/// Returns the error for a tool that a set does not contain.
 pub fn no_tool(set: ToolSet, name: &str) -> Error {
     let shown: String = name.chars().take(100).collect();
     let names: Vec<_> = definitions(set, &Facts::default()).iter().map(|tool| tool.name).collect();

@@ -1,4 +1,4 @@
-//! The tool set `python`: scripts with their requirements, in a workspace that stays (A7).
+//! The tool set `python`: scripts with their requirements, in a workspace that persists between calls (A7).
 
 use api::session::ToolSet;
 use api::{Error, ErrorCode, Ran as DidRun, limits};
@@ -10,36 +10,37 @@ use crate::capture::TEXT_BYTES_MAX;
 use crate::publish::{Category, Definition};
 use crate::ran::Ran;
 
-/// Where a script is written before it is run (requirement A7.04).
+/// Path to which a script is written before it is run (requirement A7.04).
 pub const SCRIPT: &str = "/workspace/task.py";
 
-/// How a failed installation begins (requirement A4.05).
+/// Prefix of the error for a failed installation (requirement A4.05).
 const NOT_INSTALLED: &str = "Failed to install requirements: ";
 
-/// What is said where nothing isolates (requirement A7.05).
+/// Error if no isolation backend is available (requirement A7.05).
 const NO_BACKEND: &str =
     "Failed to initialize sandbox engine: Failed to initialize any sandbox backend (Daytona or Docker)";
-/// The codes of errors that whoever called can mend in the call.
+/// Error codes for mistakes that the caller can correct in the call.
 const WRONG: [ErrorCode; 2] = [ErrorCode::InvalidRequest, ErrorCode::LimitExceeded];
 
 /// The instructions for a model.
 pub const PROMPT: &str = include_str!("python.md");
 
-/// A call of one of the tools, checked.
+/// A validated call of one of the tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// `execute_python`.
     Execute {
         /// The script.
         script: String,
-        /// What is installed first.
+        /// Packages to install first.
         requirements: Vec<String>,
     },
     /// `cleanup_sandbox`.
     Cleanup,
 }
 
-/// What `execute_python` answers: always these three, and flags where a stream was cut (requirements A7.03, A3.02).
+/// Answer of `execute_python`: always these three fields, and a flag for each truncated stream (requirements
+/// A7.03, A3.02).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Executed {
     exit_code: i32,
@@ -51,14 +52,14 @@ pub struct Executed {
     stderr_truncated: bool,
 }
 
-/// What `cleanup_sandbox` answers (requirement A7.08).
+/// Answer of `cleanup_sandbox` (requirement A7.08).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CleanedUp {
-    /// Whether nothing of it is left.
+    /// True if the sandbox was removed completely.
     pub success: bool,
 }
 
-/// The tools.
+/// Returns the tools of the set.
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition {
@@ -92,10 +93,10 @@ pub fn definitions() -> Vec<Definition> {
     ]
 }
 
-/// Checks a call.
+/// Validates a call.
 ///
 /// # Errors
-/// There is no such tool, or an argument is missing or wrong.
+/// The tool does not exist, or an argument is missing or invalid.
 pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
     match tool {
         "execute_python" => {
@@ -113,7 +114,7 @@ pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
     }
 }
 
-/// Code that can be run: there is some, and not too much (requirement A3.07).
+/// Checks that code is neither empty nor too long (requirement A3.07).
 pub(crate) fn checked_code(code: &str, name: &str) -> Result<String, Error> {
     if code.trim().is_empty() {
         return Err(wrong(format!("`{name}` is empty"), "Send the code to run."));
@@ -146,7 +147,7 @@ fn check_requirements(requirements: &[String]) -> Result<(), Error> {
 }
 
 impl Executed {
-    /// What came of a script, or of the installation before it, which alone has no output (requirement A4.05).
+    /// Creates the answer for a script that ran.
     pub fn new(ran: &Ran) -> Self {
         let said = ran.said();
         Self {
@@ -158,7 +159,8 @@ impl Executed {
         }
     }
 
-    /// A failed installation: the script did not run (requirement A4.05). Of a long complaint the end is kept, and always how it begins.
+    /// Creates the answer for a failed installation: the script did not run (requirement A4.05). The answer
+    /// always has the prefix; of a long error message, it has the end.
     pub fn not_installed(ran: &Ran) -> Self {
         let Self { stderr, stderr_truncated, .. } = Self::new(ran);
         let complaint = stderr.strip_prefix(NOT_INSTALLED).unwrap_or(&stderr);
@@ -174,7 +176,8 @@ impl Executed {
         }
     }
 
-    /// It failed outside the script (requirement A7.03): in the documented words where there is no backend (requirement A7.05).
+    /// Creates the answer for a failure outside the script (requirement A7.03), with the specified text if
+    /// there is no backend (requirement A7.05).
     pub fn failed(error: &Error) -> Self {
         if error.code == ErrorCode::TierUnavailable {
             return Self::said(NO_BACKEND.into());
@@ -183,7 +186,7 @@ impl Executed {
         let what = if WRONG.contains(&error.code) {
             "Invalid arguments"
         } else if not_run && error.code == ErrorCode::Conflict {
-            // It was called off, or the session was ended.
+            // The call was cancelled, or the session was ended.
             "Not executed"
         } else if not_run {
             "Failed to initialize sandbox engine"
@@ -197,7 +200,7 @@ impl Executed {
         Self { exit_code: 1, stdout: String::new(), stderr, stdout_truncated: false, stderr_truncated: false }
     }
 
-    /// Whether it ended well.
+    /// Returns true if the script succeeded.
     pub fn is_well(&self) -> bool {
         self.exit_code == 0
     }

@@ -1,4 +1,4 @@
-//! How an exec ended, in the words that all tool sets share.
+//! The end of an exec, in the wording that all tool sets share.
 
 use std::time::Duration;
 
@@ -6,43 +6,43 @@ use api::exec::{LostCause, Outcome};
 
 use crate::capture::Capture;
 
-/// The exit code of a program that could not be started (requirement A6.05).
+/// Exit code for a program that could not be started (requirement A6.05).
 pub const NOT_STARTED: i32 = 127;
 
 /// An exec that has ended.
 #[derive(Clone, Debug)]
 pub struct Ran {
-    /// How.
+    /// Outcome of the exec.
     pub outcome: Outcome,
     /// Its standard output.
     pub stdout: Capture,
     /// Its standard error.
     pub stderr: Capture,
-    /// How long it ran.
+    /// Duration of the run.
     pub duration: Duration,
-    /// The time it had, in seconds.
+    /// Timeout, in seconds.
     pub timeout_seconds: f64,
-    /// The memory it had.
+    /// Memory limit.
     pub memory_bytes: u64,
 }
 
-/// The same, as an answer says it.
+/// The parts of an ended exec that an answer contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// As a shell would show it.
+    /// Exit code as a shell would report it.
     pub exit_code: i32,
     /// The beginning of standard output.
     pub stdout: String,
-    /// Whether there was more of it.
+    /// True if standard output was truncated.
     pub stdout_truncated: bool,
-    /// The end of standard error, and why we ended it.
+    /// The end of standard error, and the reason if the exec was terminated.
     pub stderr: String,
-    /// Whether there was more of it.
+    /// True if standard error was truncated.
     pub stderr_truncated: bool,
 }
 
 impl Ran {
-    /// An exec that was not started, and why.
+    /// Creates the record of an exec that could not be started, with the reason as its standard error.
     pub fn not_started(why: &str, timeout_seconds: f64, memory_bytes: u64) -> Self {
         let mut stderr = Capture::default();
         stderr.push(why.as_bytes());
@@ -56,12 +56,13 @@ impl Ran {
         }
     }
 
-    /// What an answer says of it. What was not the program's own doing is the last line of standard error.
+    /// Returns the parts that an answer contains. If the program did not end on its own, the reason is the
+    /// last line of standard error.
     pub fn said(&self) -> Said {
         let (stdout, stdout_truncated) = self.stdout.beginning();
         let (stderr, stderr_truncated) = self.stderr.ending(self.line().as_deref());
         let exit_code = match self.outcome {
-            // Requirement A2.05, in a tier where an overrun ends the sandbox too.
+            // Requirement A2.05, in a tier in which exceeding the memory limit also ends the sandbox.
             Outcome::SandboxLost { cause: LostCause::Oom } => Outcome::Oom.shell_code(),
             Outcome::Exited { .. }
             | Outcome::Signaled { .. }
@@ -75,7 +76,7 @@ impl Ran {
         Said { exit_code, stdout, stdout_truncated, stderr, stderr_truncated }
     }
 
-    /// Why it was ended, where it did not end by itself.
+    /// Returns the reason if the exec was terminated.
     fn line(&self) -> Option<String> {
         match &self.outcome {
             Outcome::Exited { .. } | Outcome::Signaled { .. } => None,
@@ -98,7 +99,7 @@ impl Ran {
     }
 }
 
-/// `512MB`, as limits are written for models.
+/// Formats a size for models, such as `512MB`.
 pub fn megabytes(bytes: u64) -> String {
     format!("{}MB", bytes >> 20)
 }

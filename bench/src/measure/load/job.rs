@@ -1,4 +1,4 @@
-//! One job of a load, in its steps.
+//! One job of a load, with its steps.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,39 +21,40 @@ const EXEC: &str = "exec in a long-lived sandbox";
 const CODE: &str = "cell in a long-lived sandbox";
 const UP: &str = "upload of 1 KiB";
 const DOWN: &str = "download of 1 KiB";
-/// What a small file is.
+/// Size of a small file.
 const FILE_BYTES: usize = 1024;
-/// Files of one sandbox. More jobs with files are never under way, so no two have the same; and a sandbox has room for so many.
+/// Number of file names in use. Fewer jobs with files are in progress at a time, so no two of them use the
+/// same file, and a sandbox has space for this many files.
 const FILES: u64 = 512;
 
-/// A step and what it came to.
+/// A step and its result.
 pub(super) type Done = (&'static str, Result<Duration, (Failure, Duration)>);
 
-/// What jobs are done on.
+/// Shared state of the jobs.
 pub(super) struct Jobs {
     pub target: Shared,
-    /// Sandboxes that stay.
+    /// Long-lived sandboxes.
     pub standing: Vec<String>,
     mix: Mix,
     files: AtomicU64,
-    /// How sandboxes were started.
+    /// Number of starts of each kind.
     starts: Mutex<Tally>,
 }
 
-/// A job.
+/// A job of a load.
 pub(super) enum Job {
-    /// A sandbox is made, used once and stopped.
+    /// A sandbox that is created, used once and stopped.
     Life,
-    /// A command in one that stays.
+    /// A command in a long-lived sandbox.
     Exec(String),
-    /// A cell in one that stays.
+    /// A cell in a long-lived sandbox.
     Code(String),
-    /// A small file of this name into one that stays, and out again.
+    /// A small file of this name that is written to a long-lived sandbox and read back.
     File(String, String),
 }
 
 impl Jobs {
-    /// What a target cannot do is left out of the mix.
+    /// Removes the kinds of work that the target does not support from the mix.
     pub(super) fn new(target: Shared, standing: Vec<String>, mix: Mix) -> Self {
         let stays = u32::from(!standing.is_empty());
         let mix = Mix {
@@ -65,7 +66,7 @@ impl Jobs {
         Self { target, standing, mix, files: AtomicU64::new(0), starts: Mutex::default() }
     }
 
-    /// Starts the interpreters of those that stay.
+    /// Starts the interpreters of the long-lived sandboxes.
     pub(super) async fn warm(&self) {
         for handle in &self.standing {
             self.run(Job::Code(handle.clone())).await;
@@ -92,12 +93,12 @@ impl Jobs {
         Job::Life
     }
 
-    /// How sandboxes were started since this was asked for.
+    /// Returns how sandboxes were started since the last call.
     pub(super) fn take_starts(&self) -> Tally {
         self.starts.lock().map(|mut starts| std::mem::take(&mut *starts)).unwrap_or_default()
     }
 
-    /// Does a job; what comes after a step that failed is not tried.
+    /// Runs a job. A failed step ends the job.
     pub(super) async fn run(&self, job: Job) -> Vec<Done> {
         match job {
             Job::Life => self.live().await,
@@ -126,7 +127,7 @@ impl Jobs {
         if let Some(execs) = self.target.execs() {
             steps.push((FIRST_EXEC, plain(timed(execs.exec(&made.handle)).await)));
         }
-        // Whatever became of the exec: nothing stays.
+        // Stop the sandbox even if the exec failed.
         steps.push((STOP, plain(timed(self.target.stop(&made.handle)).await)));
         steps
     }

@@ -1,4 +1,4 @@
-//! A server of this run: `bellglass serve` on a port and a data directory of its own.
+//! A server for this run: `bellglass serve` on a port and a data directory of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -15,13 +15,13 @@ use crate::process;
 use crate::rootfs::cannot;
 use crate::target::Failure;
 
-/// A start of the server, on a machine under load.
+/// Timeout for the start of the server, on a machine under load.
 const STARTS_WITHIN: Duration = Duration::from_secs(30);
-/// To remove some dozens of sandboxes that nobody has asked for.
+/// Timeout for the shutdown, in which the server removes several dozen pre-warmed sandboxes.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
-/// The most of the scenarios, and the starts that are measured beside them.
+/// Quota of sandboxes: the maximum of the scenarios, plus the starts that are measured in addition.
 const SANDBOXES_MAX: u32 = 2100;
-/// What is refused is to be refused for want of room, not by a quota.
+/// Quota that is never reached, so that requests are refused only for lack of capacity.
 const PLENTY: Quota = Quota {
     sandboxes: SANDBOXES_MAX,
     memory_bytes: 1 << 50,
@@ -32,16 +32,16 @@ const PLENTY: Quota = Quota {
     root: false,
 };
 
-/// A server that runs.
+/// A running server.
 pub(super) struct Server {
-    /// Where it listens.
+    /// URL at which it listens.
     pub url: String,
-    /// Its first key.
+    /// First API key.
     pub key: String,
-    /// What it says that it is.
+    /// Version that it reports.
     pub version: String,
     child: Child,
-    /// Kept last.
+    /// Removed last.
     data: TempDir,
 }
 
@@ -79,9 +79,9 @@ impl Server {
         Ok(server)
     }
 
-    /// Ends the process. Its sandboxes are those of whoever made them.
+    /// Stops the process. Its sandboxes must have been stopped before.
     pub async fn end(mut self) {
-        // Asked to end, it removes what it has made ahead.
+        // With SIGTERM, the server removes its pre-warmed sandboxes.
         let pid = self.child.id().and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?));
         if let Some(pid) = pid {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
@@ -102,12 +102,12 @@ impl Server {
     }
 }
 
-/// The executable: `BELLGLASS_BINARY`, or whatever is found by that name.
+/// Returns the executable: `BELLGLASS_BINARY`, or `bellglass` from the `PATH`.
 pub fn binary() -> PathBuf {
     std::env::var_os("BELLGLASS_BINARY").map_or_else(|| "bellglass".into(), PathBuf::from)
 }
 
-/// Where it says that it listens.
+/// Returns the URL that the server prints.
 async fn address(child: &mut Child) -> Option<String> {
     let mut lines = BufReader::new(child.stdout.take()?).lines();
     let found = async {
@@ -119,7 +119,7 @@ async fn address(child: &mut Child) -> Option<String> {
         None
     };
     let found = tokio::time::timeout(STARTS_WITHIN, found).await.ok().flatten();
-    // Whatever it says later goes nowhere, and is read, so that it can be said.
+    // Further output is read and discarded, so that the server does not block on the pipe.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     found
 }

@@ -1,8 +1,9 @@
-//! Where drivers run, and what is installed for them from PyPI, once, below [`KEPT`].
+//! The environments of the drivers, and their packages from PyPI, which are installed once, below [`KEPT`].
 //!
-//! `jupyter` runs inside a container of bare runc, on the root file system of the data stack, with its kernels: the same Python and the
-//! same packages as the sandboxes it is compared with, but no wall between kernels. `llm-sandbox` runs on this machine, in an environment
-//! of its own, and asks the Docker engine.
+//! `jupyter` runs with its kernels inside a container of bare runc, on the root file system of the data
+//! stack: it has the same Python and the same packages as the sandboxes to which it is compared, but no
+//! isolation between kernels. `llm-sandbox` runs on this machine, in a virtual environment, and uses the
+//! Docker engine.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,17 +16,17 @@ use crate::target::{Failure, Image, MEMORY_BYTES, MEMORY_BYTES_DATA, PIDS, Place
 
 const JUPYTER: &str = include_str!("../../../drivers/jupyter.py");
 const LLM_SANDBOX: &str = include_str!("../../../drivers/llm_sandbox.py");
-/// What a kernel needs that the data stack does not have.
+/// Packages that a kernel needs and the data stack does not contain.
 const JUPYTER_PACKAGES: [&str; 2] = ["ipykernel", "jupyter_client"];
 const LLM_SANDBOX_PACKAGES: [&str; 1] = ["llm-sandbox[docker]"];
-/// The Python of the data stack, for which packages are chosen.
+/// Python version of the data stack, for which packages are selected.
 const PYTHON: &str = "3.13";
-/// Some dozen packages over a slow line.
+/// Timeout for an installation: about a dozen packages over a slow connection.
 const INSTALLED_WITHIN: Duration = Duration::from_secs(300);
-/// Where a container finds its driver.
+/// Directory of the driver inside the container.
 const INSIDE: &str = "/opt/bench";
 
-/// Kernels of Jupyter's, in one container.
+/// Starts the driver of Jupyter kernels, in one container.
 pub async fn jupyter(place: &Place<'_>) -> Result<Driver, Failure> {
     let bundles = Bundles::new(place).await?;
     let packages = Path::new(KEPT).join("jupyter");
@@ -52,7 +53,7 @@ pub async fn jupyter(place: &Place<'_>) -> Result<Driver, Failure> {
     Driver::start("jupyter", run, Some(delete), place.deadline).await
 }
 
-/// Sessions of llm-sandbox, on Docker.
+/// Starts the driver of llm-sandbox, on Docker.
 pub async fn llm_sandbox(place: &Place<'_>) -> Result<Driver, Failure> {
     let rootfs = place.rootfs()?;
     let plain = docker::import(rootfs.of(Image::Plain)).await?;
@@ -67,7 +68,7 @@ pub async fn llm_sandbox(place: &Place<'_>) -> Result<Driver, Failure> {
     Driver::start("llm-sandbox", command, None, place.deadline).await
 }
 
-/// The Python of a virtual environment with these packages, which is made once.
+/// Returns the Python of a virtual environment with these packages, which is created once.
 async fn environment(name: &str, packages: &[&str]) -> Result<PathBuf, Failure> {
     let home = Path::new(KEPT).join(format!("venv-{name}"));
     let (python, done) = (home.join("bin/python"), home.join("installed"));

@@ -1,18 +1,18 @@
-//! The streams of Connect, as E2B's program inside a sandbox speaks them: envelopes of JSON.
+//! The streams of Connect, as used by E2B's program inside a sandbox: envelopes of JSON.
 //!
 //! ```text
-//! flags: 1 byte │ length: 4 bytes, big-endian │ JSON        flags 0: a message, 2: the end, with an error or without
+//! flags: 1 byte │ length: 4 bytes, big-endian │ JSON        flags 0: a message, 2: the end, with or without an error
 //! ```
 
 use serde_json::Value;
 
 use crate::target::Failure;
 
-/// The content type of a stream.
+/// Content type of a stream.
 pub(super) const KIND: &str = "application/connect+json";
 const END: u8 = 2;
 
-/// One message, wrapped.
+/// Encodes one message as an envelope.
 pub(super) fn envelope(message: &Value) -> Vec<u8> {
     let text = message.to_string();
     let mut bytes = vec![0];
@@ -21,7 +21,7 @@ pub(super) fn envelope(message: &Value) -> Vec<u8> {
     bytes
 }
 
-/// How the process ended that such a stream is about. JSON of this kind leaves out what is 0.
+/// Returns the exit code of the process that the stream is about. This JSON encoding omits fields that are 0.
 pub(super) fn exit_code(stream: &[u8]) -> Result<i64, Failure> {
     let mut rest = stream;
     let mut code = None;
@@ -73,7 +73,7 @@ mod tests {
         let failed = (0, json!({ "event": { "end": { "exitCode": 3, "exited": true } } }));
         assert_eq!(exit_code(&stream(&[start.clone(), failed])), Ok(3));
         assert_eq!(exit_code(&stream(&[start])).unwrap_err().code, "cut");
-        // The last envelope has 7 bytes: without more than those, the end of the process is cut, too.
+        // The last envelope has 7 bytes. Removing 9 bytes also truncates the end event of the process.
         assert_eq!(exit_code(&bytes[..bytes.len() - 9]).unwrap_err().code, "cut");
     }
 

@@ -1,4 +1,4 @@
-//! What can be asked of the files of a sandbox on its channel, and what is answered.
+//! Requests for the files of a sandbox on its channel, and their responses.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,223 +9,224 @@ use crate::error::Error;
 use crate::layer::Compression;
 use crate::limits;
 
-/// What can be asked of the files of a sandbox. All of it happens inside, as the user that code runs as.
+/// Request for the files of a sandbox. It is executed in the sandbox, as the user of user code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case", deny_unknown_fields)]
 pub enum FileAsk {
-    /// What is at a path. A symlink is not followed.
+    /// Returns the entry at a path. Symlinks are not followed.
     Stat {
-        /// Where.
+        /// Path of the entry.
         path: FilePath,
     },
-    /// What is in a directory, and in those below it down to `depth`, in the order of their names.
+    /// Lists a directory, and its subdirectories down to `depth`, sorted by name.
     List {
-        /// Where.
+        /// Path of the directory.
         path: FilePath,
-        /// 1 for the directory alone.
+        /// Maximum depth. 1 lists the directory alone.
         depth: u32,
-        /// The last path of the page before.
+        /// Last path of the previous page.
         #[serde(default)]
         after: Option<FilePath>,
-        /// Entries at most.
+        /// Maximum number of entries.
         limit: u32,
     },
-    /// The bytes of a regular file.
+    /// Reads a regular file.
     Read {
-        /// Which.
+        /// Path of the file.
         path: FilePath,
-        /// The first byte.
+        /// Offset of the first byte.
         from: u64,
-        /// The first byte that is not wanted any more; the end of the file if there is none.
+        /// Offset after the last byte. Absent for the end of the file.
         #[serde(default)]
         to: Option<u64>,
-        /// Only if the file is still this version.
+        /// Required version of the file. The read fails if the file has changed.
         #[serde(default)]
         version: Option<String>,
-        /// By which hash what is sent is told.
+        /// Algorithm for the hash of the sent bytes.
         #[serde(default, skip_serializing_if = "Hashing::is_default")]
         digest: Hashing,
     },
-    /// Puts the bytes that follow into a file, and makes the directories above it.
+    /// Writes the bytes that follow to a file, and creates its parent directories.
     Write {
-        /// Which.
+        /// Path of the file.
         path: FilePath,
-        /// With it: the file is written in place from this byte on, and what arrived stays if the rest does not. Without it: the
-        /// file is there whole, or as it was before.
+        /// Offset at which the bytes are written in place; if the transfer fails, the bytes received so far
+        /// remain. Without an offset, the file is replaced atomically.
         #[serde(default)]
         offset: Option<u64>,
-        /// Its permissions; those of the file that is replaced, or 0644.
+        /// Permissions of the file. Default: those of the replaced file, or 0644.
         #[serde(default)]
         mode: Option<u32>,
-        /// The SHA-256 that the whole file must have, as 64 digits. Without an offset it is checked before the file is shown. One
-        /// hash is made of a file: it goes with no other `digest`.
+        /// Required SHA-256 of the whole file, as 64 digits. Without an offset, it is checked before the file
+        /// becomes visible. Only one hash is computed per file, so it cannot be combined with another
+        /// `digest`.
         #[serde(default)]
         sha256: Option<String>,
-        /// By which hash the whole file is told.
+        /// Algorithm for the hash of the whole file.
         #[serde(default, skip_serializing_if = "Hashing::is_default")]
         digest: Hashing,
     },
-    /// The hash of a regular file.
+    /// Returns the hash of a regular file.
     Hash {
-        /// Which.
+        /// Path of the file.
         path: FilePath,
-        /// Of which kind.
+        /// Hash algorithm.
         #[serde(default, skip_serializing_if = "Hashing::is_default")]
         digest: Hashing,
     },
-    /// Makes a directory and those above it. One that is there is fine.
+    /// Creates a directory and its parents. Succeeds if it already exists.
     Make {
-        /// Where.
+        /// Path of the directory.
         path: FilePath,
     },
-    /// Gives a thing another name.
+    /// Moves a file or a directory.
     Move {
-        /// What.
+        /// Source path.
         from: FilePath,
-        /// Its new name.
+        /// Target path.
         to: FilePath,
-        /// Whether a file of that name is replaced.
+        /// True to replace an existing file at the target path.
         replace: bool,
     },
-    /// Copies a file or a directory with what is in it.
+    /// Copies a file, or a directory with its contents.
     Copy {
-        /// What.
+        /// Source path.
         from: FilePath,
-        /// The copy.
+        /// Target path.
         to: FilePath,
-        /// Whether a file of that name is replaced.
+        /// True to replace an existing file at the target path.
         replace: bool,
     },
-    /// Removes a thing. One that is not there is fine.
+    /// Removes a file or a directory. Succeeds if it does not exist.
     Remove {
-        /// What.
+        /// Path to remove.
         path: FilePath,
-        /// Whether a directory is removed with what is in it.
+        /// True to remove a directory with its contents.
         all: bool,
     },
-    /// Replaces a text in a file that has it exactly once.
+    /// Replaces a text that occurs exactly once in a file.
     Edit {
-        /// Which file.
+        /// Path of the file.
         path: FilePath,
-        /// The text, exactly.
+        /// Text to replace, matched exactly.
         old: String,
-        /// What stands there afterwards.
+        /// Replacement text.
         new: String,
-        /// Replaces it wherever it stands instead.
+        /// True to replace every occurrence, of which there may be several.
         #[serde(default)]
         all: bool,
     },
-    /// Tells what happens to files from now on. Each data part is a [`super::FileEvent`].
+    /// Streams changes of files from now on. Each data part is a [`super::FileEvent`].
     Watch {
-        /// A directory, or a file.
+        /// Path of a directory or a file.
         path: FilePath,
-        /// Whether what is below its directories counts.
+        /// True to include subdirectories.
         deep: bool,
     },
-    /// A directory or a file as an archive.
+    /// Returns a directory or a file as an archive.
     Pack {
-        /// Which.
+        /// Path of the directory or the file.
         path: FilePath,
-        /// How it is packed: not at all, or by gzip.
+        /// Compression of the archive: none or gzip.
         compression: Compression,
     },
-    /// Puts the archive that follows into a directory, which is made.
+    /// Extracts the archive that follows into a directory, which is created if necessary.
     Unpack {
-        /// Where.
+        /// Path of the directory.
         path: FilePath,
-        /// How it is packed.
+        /// Compression of the archive.
         compression: Compression,
     },
 }
 
-/// The head of an answer.
+/// Head of a response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case", deny_unknown_fields)]
 pub enum FileAnswer {
-    /// It was refused, or failed. Nothing follows.
+    /// The request was rejected or failed. Nothing follows.
     Refused {
-        /// Why.
+        /// Reason.
         error: Error,
     },
-    /// To `stat`.
+    /// Response to `stat`.
     Info {
-        /// What is there.
+        /// Entry at the path.
         info: FileInfo,
     },
-    /// To `list`.
+    /// Response to `list`.
     Page {
-        /// Entries.
+        /// Entries of the page.
         items: Vec<FileInfo>,
-        /// Whether there are more after the last.
+        /// True if there are more entries after the last one.
         more: bool,
     },
-    /// To `read`: so many bytes follow.
+    /// Response to `read`: the bytes from `from` to `to` follow.
     Content {
-        /// The file as it was opened.
+        /// File at the time of opening.
         info: FileInfo,
-        /// The first byte that follows.
+        /// Offset of the first byte.
         from: u64,
-        /// The first that does not.
+        /// Offset after the last byte.
         to: u64,
     },
-    /// To `write` and `hash`.
+    /// Response to `write` and `hash`.
     Whole {
-        /// The file as it is.
+        /// Current state of the file.
         info: FileInfo,
-        /// The hash of all its bytes, of the kind that was asked for.
+        /// Hash of the whole content, with the requested algorithm.
         #[serde(flatten)]
         hash: Hash,
     },
-    /// To `make`, `move`, `copy` and `remove`.
+    /// Response to `make`, `move`, `copy` and `remove`.
     Done {
-        /// Things that were made or removed.
+        /// Number of entries that were created, moved, copied or removed.
         count: u64,
     },
-    /// To `edit`.
+    /// Response to `edit`.
     Edited {
-        /// Places that were changed.
+        /// Number of replaced occurrences.
         count: u64,
     },
-    /// To `watch` and `pack`: data follows.
+    /// Response to `watch` and `pack`: data follows.
     Streams,
-    /// To `unpack`.
+    /// Response to `unpack`.
     Unpacked {
-        /// What came of it.
+        /// Summary of the extraction.
         report: ArchiveReport,
     },
 }
 
-/// The end of an answer that had data.
+/// End of a response with data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "end", rename_all = "snake_case", deny_unknown_fields)]
 pub enum FileEnd {
-    /// Of a `read`.
+    /// End of a `read`.
     Read {
-        /// The hash of the bytes that were sent, of the kind that was asked for.
+        /// Hash of the sent bytes, with the requested algorithm.
         #[serde(flatten)]
         hash: Hash,
-        /// Whether the file was written to meanwhile.
+        /// True if the file was modified during the read.
         changed: bool,
     },
-    /// Of a `pack`.
+    /// End of a `pack`.
     Packed {
-        /// What came of it.
+        /// Summary of the archive.
         report: ArchiveReport,
     },
-    /// It cannot go on.
+    /// The operation failed after the head was sent.
     Failed {
-        /// Why.
+        /// Reason.
         error: Error,
     },
 }
 
 impl FileAsk {
-    /// Whether bytes follow the request.
+    /// Returns true if the request is followed by data.
     pub fn sends(&self) -> bool {
         matches!(self, Self::Write { .. } | Self::Unpack { .. })
     }
 
-    /// Whether nothing is changed by it.
+    /// Returns true if the request does not change any files.
     pub fn only_looks(&self) -> bool {
         match self {
             Self::Stat { .. }
@@ -244,10 +245,10 @@ impl FileAsk {
         }
     }
 
-    /// Refuses what cannot be done, by name.
+    /// Checks the request. The error names the invalid field.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         match self {
             Self::List { depth, limit, .. } => {

@@ -1,22 +1,23 @@
-//! What the public API says of files besides what the channel does: bodies, lines, headers.
+//! Bodies, lines and headers for files that only the public API uses, not the channel.
 
 use serde::{Deserialize, Serialize};
 
 use super::{FileEvent, FileInfo, Hash};
 use crate::error::Error;
 
-/// The header of the digest of a body, as RFC 9530 has it: `sha-256=:…:`, in base64.
+/// Header with the digest of a body, in the format of RFC 9530: `sha-256=:…:`, in base64.
 pub const DIGEST_HEADER: &str = "content-digest";
-/// The trailer in place of that one where BLAKE3 was asked for, which RFC 9530 has no name for: 64 digits.
+/// Trailer with the BLAKE3 hash, as 64 digits. It replaces [`DIGEST_HEADER`], because RFC 9530 does not
+/// define BLAKE3.
 pub const BLAKE3_TRAILER: &str = "bellglass-blake3";
-/// The trailer that says whether a file was read `whole`, or `changed` while it was read.
+/// Trailer with the state of a file after a read: [`FILE_WHOLE`] or [`FILE_CHANGED`].
 pub const FILE_TRAILER: &str = "bellglass-file";
-/// What that trailer says of a file to which nobody wrote meanwhile.
+/// Value of [`FILE_TRAILER`] if the file was not modified during the read.
 pub const FILE_WHOLE: &str = "whole";
-/// What it says of one to which somebody did.
+/// Value of [`FILE_TRAILER`] if the file was modified during the read.
 pub const FILE_CHANGED: &str = "changed";
 
-/// The trailer of an archive: its [`super::ArchiveReport`], as JSON.
+/// Trailer of an archive with its [`super::ArchiveReport`], as JSON.
 pub const ARCHIVE_TRAILER: &str = "bellglass-archive";
 
 /// Regular file and the hash of its content.

@@ -1,11 +1,11 @@
-//! By which hash bytes are compared, and what came of it.
+//! Hash algorithms and hashes of files.
 //!
-//! SHA-256 is what everybody can make, and is what is meant where nothing is said. BLAKE3 costs a tenth of it where
-//! the processor has no instructions for SHA-256: it is for transfers whose both ends are ours.
+//! SHA-256 is available everywhere and is the default. BLAKE3 costs a tenth of it on processors without
+//! SHA-256 instructions. It is meant for transfers with Bellglass at both ends.
 
 use serde::{Deserialize, Serialize};
 
-/// Digits of a hash, of either kind.
+/// Number of hexadecimal digits of a hash, for all algorithms.
 const DIGITS: usize = 64;
 
 /// Hash algorithm.
@@ -32,7 +32,7 @@ pub enum Hash {
 }
 
 impl Hashing {
-    /// The kind with this name.
+    /// Returns the algorithm with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "sha256" => Some(Self::Sha256),
@@ -41,14 +41,14 @@ impl Hashing {
         }
     }
 
-    /// Whether it is what is meant where nothing is said.
+    /// Returns true if this is the default algorithm.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }
 
 impl Hash {
-    /// Its kind.
+    /// Returns the algorithm of the hash.
     pub fn kind(&self) -> Hashing {
         match self {
             Self::Sha256(_) => Hashing::Sha256,
@@ -56,14 +56,14 @@ impl Hash {
         }
     }
 
-    /// Its digits.
+    /// Returns the hexadecimal digits.
     pub fn digits(&self) -> &str {
         let (Self::Sha256(digits) | Self::Blake3(digits)) = self;
         digits
     }
 }
 
-/// Whether a text can be the digits of a hash.
+/// Returns true if a text consists of 64 hexadecimal digits, as a hash does.
 pub fn are_digits(text: &str) -> bool {
     text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -95,7 +95,7 @@ mod tests {
         }
     }
 
-    /// A guest that is older than its node knows no other kind, and refuses words that it does not know.
+    /// A guest that is older than its node knows only SHA-256, and rejects unknown fields.
     #[test]
     fn a_request_for_sha256_does_not_speak_of_kinds() {
         let ask = |digest| FileAsk::Hash { path: FilePath::new("a").unwrap(), digest };

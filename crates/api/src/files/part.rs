@@ -1,45 +1,47 @@
-//! How a request and its answer are put into bytes: as *parts*, each a header and a payload.
+//! Encoding of requests and responses as *parts*: each part consists of a header and a payload.
 //!
 //! ```text
 //! kind u8 · zero u8 u16 · length u32     (big-endian)
-//! request   head: FileAsk       data…   end: {}            without an end it broke off, and nothing half-done is shown as done
-//! answer    head: FileAnswer    data…   end: FileEnd       nothing comes after a refusal
+//! request    head: FileAsk       data…   end: {}
+//! response   head: FileAnswer    data…   end: FileEnd
 //! ```
+//!
+//! A request without an end was interrupted, and is not reported as done. Nothing follows a refusal.
 
 use crate::limits;
 
-/// Bytes of a header.
+/// Size of a header.
 pub const PART_HEADER_BYTES: usize = 8;
-/// The largest payload of data.
+/// Maximum size of a data payload.
 pub const PART_BYTES_MAX: usize = 1 << 20;
 
-/// The header of a part.
+/// Header of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// What the payload is.
+    /// Kind of the payload.
     pub kind: PartKind,
-    /// How long it is.
+    /// Length of the payload.
     pub length: u32,
 }
 
-/// What the payload of a part is.
+/// Kind of a part's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartKind {
-    /// The JSON of a request or an answer.
+    /// JSON of a request or a response.
     Head,
-    /// Bytes.
+    /// Data bytes.
     Data,
-    /// The JSON of an end.
+    /// JSON of an end.
     End,
 }
 
-/// Why bytes are not a part.
+/// Error for bytes that are not a valid part header.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid part header")]
 pub struct BadPart;
 
 impl Part {
-    /// The header as bytes.
+    /// Encodes the header.
     pub fn encode(self) -> [u8; PART_HEADER_BYTES] {
         let [l0, l1, l2, l3] = self.length.to_be_bytes();
         let kind = match self.kind {
@@ -50,10 +52,10 @@ impl Part {
         [kind, 0, 0, 0, l0, l1, l2, l3]
     }
 
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// Anything that [`Part::encode`] would not have written, and payloads over their bound.
+    /// Anything that [`Part::encode`] would not write, and empty or too large payloads.
     pub fn decode(bytes: [u8; PART_HEADER_BYTES]) -> Result<Self, BadPart> {
         let [kind, 0, 0, 0, l0, l1, l2, l3] = bytes else { return Err(BadPart) };
         let length = u32::from_be_bytes([l0, l1, l2, l3]);

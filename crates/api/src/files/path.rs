@@ -1,4 +1,4 @@
-//! Paths of files in a sandbox: bytes, which mean one place.
+//! Paths of files in a sandbox, as unambiguous sequences of bytes.
 
 use std::fmt;
 
@@ -8,15 +8,15 @@ use super::PATH_BYTES_MAX;
 use crate::error::Error;
 use crate::limits;
 
-/// A path: not empty, no NUL, no `..`, bounded.
+/// Path in a sandbox: not empty, without NUL and `..`, of bounded length.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FilePath(Vec<u8>);
 
 impl FilePath {
-    /// A path of these bytes.
+    /// Creates a path from bytes.
     ///
     /// # Errors
-    /// It is empty, too long, or holds a NUL byte or `..`.
+    /// The path is empty, too long, or contains a NUL byte or `..`.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, Error> {
         let bytes = bytes.into();
         let wrong = |why: &str, fix: &str| Err(Error::invalid(format!("the path {why}"), fix));
@@ -39,10 +39,10 @@ impl FilePath {
         Ok(Self(bytes))
     }
 
-    /// Reads the percent-encoded form. A byte that is not encoded stands for itself.
+    /// Decodes a percent-encoded path. Bytes that are not encoded are accepted as they are.
     ///
     /// # Errors
-    /// As [`FilePath::new`]; and a `%` without two digits.
+    /// Those of [`FilePath::new`], and a `%` without two hexadecimal digits.
     pub fn decode(text: &str) -> Result<Self, Error> {
         let mut bytes = Vec::with_capacity(text.len().min(PATH_BYTES_MAX));
         let mut rest = text.bytes();
@@ -63,17 +63,17 @@ impl FilePath {
         Self::new(bytes)
     }
 
-    /// The percent-encoded form.
+    /// Returns the percent-encoded form.
     pub fn encode(&self) -> String {
         encode(&self.0)
     }
 
-    /// The bytes.
+    /// Returns the bytes of the path.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// As text: exact if it is UTF-8.
+    /// Returns the path as text, with U+FFFD for bytes that are not UTF-8.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.0).into_owned()
     }
@@ -98,7 +98,7 @@ impl<'de> Deserialize<'de> for FilePath {
     }
 }
 
-/// Text of bytes, and their exact form where the text is not it.
+/// Returns bytes as text, and also percent-encoded if they are not UTF-8 and the text is not exact.
 pub fn shown(bytes: &[u8]) -> (String, Option<String>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (text.to_owned(), None),

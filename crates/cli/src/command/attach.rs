@@ -1,4 +1,4 @@
-//! `bellglass attach`: follows a command that was started before.
+//! `bellglass attach`: follows the output of a command that was started earlier.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
 use crate::show;
 
-/// The exit code of whoever was interrupted, as shells have it.
+/// Exit code after an interrupt, as in shells.
 const INTERRUPTED: u8 = 130;
 
 /// Arguments of `bellglass attach`.
@@ -35,7 +35,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Follows it; the exit code is the command's own.
+/// Follows the command. The exit code is that of the command.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let (sandbox, id) = (&arguments.sandbox, &arguments.exec);

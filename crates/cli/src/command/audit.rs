@@ -1,4 +1,4 @@
-//! `bellglass audit`: whether the audit log of this machine is the one that was written.
+//! `bellglass audit`: verifies that the audit log of this machine was not altered.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use control::audit::{Verified, verify};
 
 use crate::show;
 
-/// The file in the data directory.
+/// Name of the log file in the data directory.
 pub const LOG: &str = "audit.log";
 
 /// Arguments of `bellglass audit`.
@@ -44,7 +44,7 @@ enum Act {
     },
 }
 
-/// Does it.
+/// Runs `bellglass audit`.
 pub fn run(data: &Path, arguments: &Arguments) -> Result<ExitCode, Error> {
     let Act::Verify { head, archived, json } = &arguments.act;
     let verified = verify(&data.join(LOG), *archived, head.as_deref()).map_err(|damaged| Error {

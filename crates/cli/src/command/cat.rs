@@ -1,4 +1,4 @@
-//! `bellglass cat`: the bytes of files of a sandbox.
+//! `bellglass cat`: prints the contents of files of a sandbox.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ pub struct Arguments {
     paths: Vec<OsString>,
 }
 
-/// Writes them to standard output, one after the other.
+/// Writes the files to standard output, one after the other.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let files = connection.client()?.files(&arguments.sandbox);
     for path in &arguments.paths {

@@ -1,4 +1,5 @@
-//! `bellglass context`: interpreters that stay in a sandbox of a server. Code is run in one by `bellglass python --context`.
+//! `bellglass context`: manages the contexts of a sandbox. `bellglass python --context` runs code in a
+//! context.
 
 use std::process::ExitCode;
 
@@ -71,7 +72,7 @@ struct One {
     json: bool,
 }
 
-/// Does it.
+/// Runs `bellglass context`.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     match arguments.command {
@@ -153,7 +154,7 @@ fn show_variables(variables: &[Variable], json: bool) -> Result<(), Error> {
     show::table(&["name", "type", "shape", "size", "value"], &variables.iter().map(row).collect::<Vec<_>>())
 }
 
-/// What a context does, and why it lost what it had if it has.
+/// Returns the state of a context, and the reason if it lost its variables.
 fn state(info: &ContextInfo) -> String {
     match info.state {
         ContextState::Idle => "idle".into(),

@@ -1,16 +1,16 @@
-//! `bellglass cp`: files between this machine and a sandbox.
+//! `bellglass cp`: copies files between this machine and a sandbox.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`place`] | `SANDBOX:PATH`, a path, or `-` |
+//! | [`place`] | sources and targets: `SANDBOX:PATH`, a local path, or `-` |
 //! | [`up`], [`down`] | copying into a sandbox, and to this machine |
 //! | [`glob`] | wildcards in paths of a sandbox |
-//! | [`pack`], [`unpack`] | directories, as archives; what comes from a sandbox is unpacked as a stranger's |
-//! | [`pipe`] | between threads that wait for a disk and what must not wait |
+//! | [`pack`], [`unpack`] | directories as archives; archives from a sandbox are untrusted |
+//! | [`pipe`] | a pipe between blocking threads and async tasks |
 //!
-//! Single files are sent and taken so that a broken connection, or a server that is restarted, costs nothing but time; each is
-//! there whole or not at all, and compared by its hash. Directories travel as archives: a copy that breaks off is begun anew. One
-//! that is interrupted leaves nothing behind that is not whole.
+//! Copies of single files survive a broken connection and a restart of the server: they resume. Each file is
+//! written atomically and verified by its hash. A directory is sent as an archive, and an interrupted
+//! transfer is not resumed. An interrupted copy leaves no incomplete files behind.
 
 mod down;
 mod glob;
@@ -40,9 +40,9 @@ use down::Down;
 use place::Place;
 use up::Up;
 
-/// How long what is not whole may take to be removed, here and there, once we are to leave.
+/// Timeout for removing incomplete files, on this machine and in the sandbox, after an interrupt.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
-/// Exit codes as a shell has them for the two signals.
+/// Exit codes for the two signals, as in shells.
 const INTERRUPTED: u8 = 130;
 const TERMINATED: u8 = 143;
 
@@ -65,30 +65,30 @@ pub struct Arguments {
     quiet: bool,
 }
 
-/// Whether all of it was copied.
+/// Completeness of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Copied {
-    /// As it was.
+    /// Everything was copied unchanged.
     Whole,
-    /// Something was left out, or is not what it was at any one time.
+    /// Part of the source was left out, or changed while it was copied.
     Partly,
 }
 
-/// Where everything goes.
+/// Target of a copy.
 enum Target {
     There(Files, FilePath),
     Here(PathBuf),
     Pipe,
 }
 
-/// What every copy needs.
+/// State shared by all copies of one command.
 struct Work {
     bar: ProgressBar,
-    /// Held by each thread that works on files of this machine, until it has ended.
+    /// Held by each thread that accesses local files until the thread ends.
     alive: mpsc::Sender<()>,
 }
 
-/// Copies all of it, or says what could not be.
+/// Copies all sources to the target, or returns the first error.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let mut places =
@@ -113,7 +113,8 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     };
     work.bar.finish_and_clear();
     drop(work);
-    // The copy was dropped: its threads end at the next piece, and what it sent has no name yet.
+    // The copy was dropped: its threads end at the next chunk, and the files sent so far still have temporary
+    // names, which `tidy` removes.
     let leaving = async {
         let _ = threads.recv().await;
         match &target {
@@ -157,7 +158,7 @@ async fn copy(client: &Client, places: Vec<Place>, target: &Target, work: &Work)
     Ok(copied)
 }
 
-/// Everything that is to be copied, with wildcards written out.
+/// Returns all sources, with wildcards expanded.
 async fn expand(client: &Client, places: Vec<Place>) -> Result<Vec<Place>, Error> {
     let mut sources = Vec::new();
     for place in places {
@@ -173,7 +174,7 @@ async fn expand(client: &Client, places: Vec<Place>) -> Result<Vec<Place>, Error
     Ok(sources)
 }
 
-/// Those of them that are in sandboxes.
+/// Returns the sources that are in sandboxes.
 fn of_sandboxes(client: &Client, sources: Vec<Place>) -> impl Iterator<Item = (Files, FilePath)> {
     sources.into_iter().filter_map(|source| match source {
         Place::There { sandbox, path } => Some((client.files(&sandbox), path)),
@@ -181,7 +182,7 @@ fn of_sandboxes(client: &Client, sources: Vec<Place>) -> impl Iterator<Item = (F
     })
 }
 
-/// One side is a sandbox, and no two are.
+/// Checks that either the sources or the target are in a sandbox, and that no two sandboxes are involved.
 fn can_be_copied(places: &[Place], target: &Place) -> Result<(), Error> {
     for place in places {
         match (place, target) {
@@ -198,7 +199,8 @@ fn can_be_copied(places: &[Place], target: &Place) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses things that would become one: the later would take the place of the earlier without a word.
+/// Rejects sources that would be copied to the same name. Otherwise the later one would silently overwrite
+/// the earlier one.
 fn apart(sources: &[Place]) -> Result<(), Error> {
     let mut names = HashMap::new();
     for source in sources {
@@ -213,7 +215,7 @@ fn apart(sources: &[Place]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes the bytes of a file to standard output, and says whether anybody still reads it.
+/// Writes the contents of a file to standard output. The result tells if standard output still has a reader.
 pub async fn pour(files: &Files, path: &FilePath) -> Result<Heard, Error> {
     let mut reader = files.reader(path).await.map_err(|error| explain(&error))?;
     let mut stdout = tokio::io::stdout();
@@ -222,7 +224,7 @@ pub async fn pour(files: &Files, path: &FilePath) -> Result<Heard, Error> {
             return Ok(Heard::No);
         }
     }
-    // Only then is it known whether the last bytes were taken.
+    // Only the flush shows if the last bytes were written.
     show::heard(stdout.flush().await)
 }
 
@@ -232,7 +234,7 @@ impl Copied {
     }
 }
 
-/// Says what is not as it was.
+/// Prints the numbers of entries that were skipped or changed.
 fn tell(skipped: u64, changed: u64) -> Copied {
     if skipped > 0 {
         show::note(&format!(
@@ -249,7 +251,7 @@ fn watch(kind: SignalKind) -> Result<Signal, Error> {
     signal(kind).map_err(|error| crate::platform(format!("cannot install a signal handler: {error}")))
 }
 
-/// Hidden where standard error is no terminal.
+/// Returns a progress bar, which is hidden if standard error is not a terminal.
 fn bar(quiet: bool) -> ProgressBar {
     if quiet { ProgressBar::hidden() } else { ProgressBar::new_spinner() }
 }

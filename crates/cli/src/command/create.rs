@@ -1,4 +1,4 @@
-//! `bellglass create`: a sandbox that stays.
+//! `bellglass create`: creates a sandbox that is not bound to one command.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -46,7 +46,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Makes it, and says its id.
+/// Creates the sandbox and prints its id.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let request = CreateSandbox {

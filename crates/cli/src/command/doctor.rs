@@ -1,8 +1,8 @@
-//! `bellglass doctor`: what this machine can do, proved by doing it.
+//! `bellglass doctor`: tests this machine by running real sandboxes.
 //!
-//! A tier is `ok` when a real sandbox of it started, its posture was the promised one and a command in it answered;
-//! `degraded` when the same holds but the version lacks known fixes; `refused` when it does not, with the reason and
-//! the fix. Nothing is concluded from a version alone.
+//! A tier is `ok` if a real sandbox of the tier started, had the promised posture, and ran a command. It is
+//! `degraded` if the same is true but the version lacks known fixes, and `refused` otherwise, with the reason
+//! and the fix. A version alone never determines the verdict.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ use runtime::{Profile, Runtime as _, Spec, Tier, tables};
 use crate::command::run;
 use crate::{advisories, show};
 
-/// As many sandboxes as a server has at most, unless it is told otherwise.
+/// Number of sandboxes that the machine should be able to run: the default maximum of a server.
 const CROWD: u64 = 1000;
 
 /// Arguments of `bellglass doctor`.
@@ -30,7 +30,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// What was found out about one part.
+/// Result of the check of one part.
 struct Finding {
     part: String,
     version: String,
@@ -56,13 +56,13 @@ impl Verdict {
         }
     }
 
-    /// What works, and whether all of its known fixes are there.
+    /// Returns the verdict for a part that works: degraded if it lacks fixes or protections.
     fn working(lacking: &[&str]) -> Self {
         if lacking.is_empty() { Self::Ok } else { Self::Degraded }
     }
 }
 
-/// Looks; exits with 1 when no tier works.
+/// Checks the machine. Exits with 1 if no tier works.
 pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
     run::tidy(&machine).await?;
@@ -102,7 +102,7 @@ pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Starts a sandbox of the tier, with nothing in it but the guest, and asks it something.
+/// Checks a tier: starts a sandbox that contains only the guest, and runs a command in it.
 async fn tier(machine: &Machine, flavor: Flavor) -> Finding {
     let part = format!("{} ({})", tier_name(flavor.tier), flavor.name);
     let finding = |version: &str, verdict, detail: String| Finding {
@@ -138,7 +138,7 @@ async fn tier(machine: &Machine, flavor: Flavor) -> Finding {
     }
 }
 
-/// The same for an engine, which is asked first what it can do.
+/// Checks a container engine. Like `tier`, but queries the capabilities of the engine first.
 async fn engine(machine: &Machine, kind: Kind) -> Finding {
     let part = format!("container ({})", kind.name());
     let finding = |version: &str, verdict, detail: String| Finding {
@@ -171,7 +171,7 @@ async fn engine(machine: &Machine, kind: Kind) -> Finding {
     }
 }
 
-/// The same for an account of Daytona, of which no more can be said without a snapshot than that it answers.
+/// Checks a Daytona account. Without a snapshot, the check can only show that the account accepts the key.
 async fn daytona(machine: &Machine) -> Finding {
     let tried = async {
         let daytona = machine.daytona()?;
@@ -210,7 +210,7 @@ async fn try_out(machine: &Machine, runtime: &str) -> Result<Duration, Error> {
     };
     let began = Instant::now();
     let id = machine::fresh_id().map_err(|error| error.to_api())?;
-    // A start runs an exec and compares its posture: there is nothing left to ask.
+    // A start already runs an exec and checks its posture, so no further check is needed.
     let sandbox = Sandbox::start(runtime, id, &spec).await.map_err(|error| error.to_api())?;
     let took = began.elapsed();
     sandbox.stop(Duration::ZERO).await.map_err(|error| error.to_api())?;
@@ -244,7 +244,8 @@ fn memory_controllers() -> Finding {
     Finding { part: "cgroups".into(), version: version.into(), verdict, detail: detail.into() }
 }
 
-/// Whether the machine has processes for many sandboxes that use all of theirs.
+/// Checks that the machine supports enough processes for `CROWD` sandboxes that use their whole process
+/// limit.
 fn processes() -> Finding {
     let (total, each) = (tables::tasks_of_all(), tables::tasks_of(&Limits::default(), Tier::Container));
     let enough = format!(
@@ -259,7 +260,8 @@ fn processes() -> Finding {
     Finding { part: "processes".into(), version: tables::tasks().total.to_string(), verdict, detail }
 }
 
-/// The same of open files, of which each sandbox may have a part.
+/// Checks the maximum number of open files per process, which is lower if the machine supports few open
+/// files.
 fn open_files() -> Finding {
     let (each, most) = (tables::open_files(&Limits::default()), tables::open_files(&Limits::MIN));
     let (verdict, detail) = if each == most {
@@ -273,7 +275,7 @@ fn open_files() -> Finding {
     Finding { part: "open files".into(), version: tables::files().total.to_string(), verdict, detail }
 }
 
-/// Linux has no limit for these, so a server counts them.
+/// Checks if the kernel counts file locks. Linux does not limit them, so the server has to count them.
 fn file_locks() -> Finding {
     let (verdict, detail) = match tables::locks() {
         Some(_) => (

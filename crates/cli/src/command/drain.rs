@@ -1,4 +1,4 @@
-//! `bellglass drain`: empties a machine before it is taken out of service.
+//! `bellglass drain`: drains a machine before it is taken out of service.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use tokio::time::Instant;
 use crate::connect::{Connection, answer};
 use crate::{quantity, show};
 
-/// How often to look: sandboxes end in minutes.
+/// Polling interval. Sandboxes end over minutes, so more frequent polling has no benefit.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// No sandbox lives longer than this.
+/// Maximum time to wait: the maximum lifetime of a sandbox.
 const WAIT_MAX: Duration = Duration::from_millis(limits::DEADLINE_MS_MAX);
 
 /// Arguments of `bellglass drain`.
@@ -34,7 +34,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Does it, and says how the machine is doing.
+/// Drains the machine or undoes it, and prints the status of the machine.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let mut status = answer(&client, client.drain(!arguments.undo)).await?;

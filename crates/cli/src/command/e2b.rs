@@ -1,4 +1,4 @@
-//! `bellglass e2b env`: what programs that use E2B's SDKs need to find this server instead.
+//! `bellglass e2b env`: prints variables that point programs with E2B's SDKs at this server.
 
 use std::process::ExitCode;
 
@@ -7,9 +7,9 @@ use api::Error;
 use crate::connect::{Connection, answer};
 use crate::show;
 
-/// Its SDKs check that a key is this prefix and hexadecimal digits.
+/// Prefix of keys that E2B's SDKs require. It must be followed by hexadecimal digits.
 const PREFIX: &str = "e2b_";
-/// The prefix of our keys, in whose place it stands.
+/// Prefix of Bellglass keys, which is replaced by [`PREFIX`].
 const OWN_PREFIX: &str = "bgk_";
 
 /// Arguments of `bellglass e2b`.
@@ -32,11 +32,11 @@ enum Command {
     },
 }
 
-/// Does it.
+/// Runs `bellglass e2b`.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let Command::Env { json } = arguments.command;
     let client = connection.client()?;
-    // What is written is for a server that answers, and a key that it knows.
+    // Print the variables only if the server responds and accepts the key.
     answer(&client, client.sandboxes(false)).await?;
     let key = connection.key()?;
     let digits = key.strip_prefix(PREFIX).unwrap_or(&key);

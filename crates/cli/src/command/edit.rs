@@ -1,4 +1,4 @@
-//! `bellglass edit`: changes a file of a sandbox, by an exact text or in an editor.
+//! `bellglass edit`: edits a file of a sandbox, by replacing exact text or in an editor.
 
 use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
@@ -39,12 +39,12 @@ pub struct Arguments {
     all: bool,
 }
 
-/// A copy on this machine. Dropping it removes it.
+/// Local copy of a file, which is removed on drop.
 struct Copy {
     path: PathBuf,
 }
 
-/// Changes it.
+/// Edits the file.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let (files, path) = (client.files(&arguments.sandbox), ls::path(&arguments.path)?);
@@ -95,7 +95,7 @@ fn conflict(path: &FilePath) -> Error {
 fn open_editor(path: &Path) -> Result<(), Error> {
     let named = |name| std::env::var(name).ok().filter(|editor| !editor.trim().is_empty());
     let editor = named("VISUAL").or_else(|| named("EDITOR")).unwrap_or_else(|| "vi".into());
-    // By a shell, as others do: the variable may hold options.
+    // The editor is started by a shell, as other programs do, because the variable may contain options.
     let status = std::process::Command::new("/bin/sh")
         .args(["-c", &format!("{editor} \"$1\""), "sh"])
         .arg(path)
@@ -135,7 +135,8 @@ impl Copy {
         Ok(bytes)
     }
 
-    /// Leaves it where it is, and says where, if it is not what the sandbox has: nobody else has what was typed.
+    /// Keeps the local copy if it differs from the file in the sandbox, and adds its path to the error. It is
+    /// the only copy of the user's edits.
     fn kept_after(mut self, error: Error, before: &[u8]) -> Error {
         if self.read().is_ok_and(|bytes| bytes == before) {
             return error;

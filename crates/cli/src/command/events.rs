@@ -1,4 +1,4 @@
-//! `bellglass events`: what happens to the project's sandboxes, as it happens.
+//! `bellglass events`: prints events of the project's sandboxes as they happen.
 
 use std::process::ExitCode;
 
@@ -19,7 +19,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Writes events until it is interrupted, or nobody reads them any more.
+/// Prints events until the command is interrupted or standard output has no reader.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let mut events = connection.client()?.events();
     loop {

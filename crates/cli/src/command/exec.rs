@@ -1,4 +1,4 @@
-//! `bellglass exec`: a command in a sandbox of a server.
+//! `bellglass exec`: runs a command in a sandbox of a server.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
 use crate::{request, show};
 
-/// How long the files of a run are waited for, once it has ended.
+/// Maximum time to wait for the artifacts of a run after it has ended.
 const ARTIFACTS_WITHIN: Duration = Duration::from_secs(120);
 
 /// Arguments of `bellglass exec`.
@@ -35,7 +35,7 @@ pub struct Arguments {
     exec: request::Exec,
 }
 
-/// Runs it.
+/// Runs the command.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let mut spec = arguments.exec.spec(!arguments.detach)?;
@@ -74,7 +74,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     })
 }
 
-/// One line for each file that is kept, and for each that is not.
+/// Prints one line for each file that was kept and for each that was left out.
 fn tell(kept: &Artifacts) {
     let (sandbox, exec) = (&kept.sandbox, &kept.exec);
     for item in &kept.items {

@@ -1,4 +1,4 @@
-//! `bellglass forward`: ports of a sandbox as ports of this machine.
+//! `bellglass forward`: forwards ports of a sandbox to this machine.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
@@ -14,9 +14,9 @@ use tokio::sync::Semaphore;
 use crate::connect::{Connection, answer, explain};
 use crate::{platform, show};
 
-/// What is held of one direction of a connection.
+/// Size of the buffer for each direction of a connection.
 const COPY_BYTES: usize = 64 * 1024;
-/// When no connection can be taken (no descriptors), the next try.
+/// Delay before the next attempt if a connection cannot be accepted, for example for lack of descriptors.
 const ACCEPT_AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Arguments of `bellglass forward`.
@@ -43,7 +43,7 @@ pub struct Arguments {
     url: bool,
 }
 
-/// A port here and a port inside.
+/// Pair of a local port and a port in the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
     local: u16,
@@ -63,7 +63,7 @@ impl FromStr for Pair {
     }
 }
 
-/// Forwards until it is interrupted.
+/// Forwards connections until the command is interrupted.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let Arguments { sandbox, ports, url } = arguments;
@@ -74,7 +74,8 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         }
         return Ok(ExitCode::SUCCESS);
     }
-    // One that is not there is told before anything listens, and a name is what it was at the beginning.
+    // Fails before listening if the sandbox does not exist. From here on the id is used, because the name
+    // could later belong to another sandbox.
     let sandbox = answer(&client, client.sandbox(&sandbox)).await?.id;
     let places = Arc::new(Semaphore::new(ports::CONNECTIONS_MAX));
     for Pair { local, remote } in ports {
@@ -123,7 +124,8 @@ async fn pass(mut stream: TcpStream, client: &Client, sandbox: &SandboxId, port:
         }
     };
     if !passed {
-        // Whoever connected here must not take it for an end.
+        // Reset the connection instead of closing it, so that the client does not mistake the failure
+        // for a regular end.
         let _ = stream.set_zero_linger();
     }
 }

@@ -1,4 +1,4 @@
-//! `bellglass key`: who may ask a server.
+//! `bellglass key`: manages the keys of a server.
 
 use std::process::ExitCode;
 
@@ -81,7 +81,7 @@ enum RoleName {
     Admin,
 }
 
-/// Does it.
+/// Runs `bellglass key`.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     match arguments.command {

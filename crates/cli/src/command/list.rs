@@ -1,4 +1,4 @@
-//! `bellglass list`: the project's sandboxes.
+//! `bellglass list`: lists the project's sandboxes.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -26,7 +26,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Lists them.
+/// Lists the sandboxes.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let sandboxes = answer(&client, client.sandboxes(arguments.all)).await?;
@@ -45,7 +45,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-/// How a sandbox is doing, and why it ended if it has.
+/// Returns the state of a sandbox, and the reason if it has ended.
 pub fn state(sandbox: &Sandbox) -> String {
     match sandbox.reason {
         Some(reason) => format!("{} ({})", sandbox.state.name(), reason.name()),
@@ -71,12 +71,12 @@ fn row(sandbox: &Sandbox) -> Vec<String> {
     ]
 }
 
-/// How long ago a time of the server's clock was, by ours.
+/// Returns the time since a timestamp of the server, by the local clock.
 pub fn age(then_ms: u64) -> String {
     quantity::show_time(now().saturating_sub(Duration::from_millis(then_ms)))
 }
 
-/// How long until a time of the server's clock, by ours.
+/// Returns the time until a timestamp of the server, by the local clock.
 pub fn from_now(then_ms: u64) -> String {
     quantity::show_time(Duration::from_millis(then_ms).saturating_sub(now()))
 }

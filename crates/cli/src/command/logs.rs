@@ -1,4 +1,4 @@
-//! `bellglass logs`: what commands have written so far.
+//! `bellglass logs`: prints the output of commands so far.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Writes it.
+/// Prints the output of an exec, or lists the execs.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let sandbox = &arguments.sandbox;

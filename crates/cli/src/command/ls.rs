@@ -1,4 +1,4 @@
-//! `bellglass ls`: what is in a directory of a sandbox.
+//! `bellglass ls`: lists files of a sandbox.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
@@ -33,14 +33,14 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Lists it.
+/// Lists the files.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let files = client.files(&arguments.sandbox);
     let path = path(&arguments.path)?;
     let info = answer(&client, files.stat(&path)).await?;
     let (items, base) = match info.kind {
-        // A symlink that was named is looked behind, as `ls` does with a directory.
+        // A symlink given by the user is followed if it leads to a directory, as `ls` does.
         FileKind::Directory | FileKind::Symlink => {
             match answer(&client, files.list(&path, arguments.depth)).await {
                 Err(_) if info.kind == FileKind::Symlink => (vec![info], String::new()),
@@ -68,7 +68,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-/// A path in a sandbox, as it was typed.
+/// Converts an argument to a path in a sandbox.
 pub fn path(text: &OsString) -> Result<FilePath, Error> {
     FilePath::new(text.as_bytes())
 }
@@ -86,7 +86,7 @@ fn row(info: &FileInfo, base: &str) -> Vec<String> {
     ]
 }
 
-/// The name as it stands below the directory that was listed.
+/// Returns the path relative to the listed directory.
 fn shown<'a>(info: &'a FileInfo, base: &str) -> &'a str {
     info.path.strip_prefix(base).unwrap_or(&info.path)
 }

@@ -1,4 +1,4 @@
-//! `bellglass completions` and `bellglass man`: what shells and `man` want to know of this executable.
+//! `bellglass completions` and `bellglass man`: shell completions and man pages of this executable.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ pub struct Man {
     directory: PathBuf,
 }
 
-/// Writes a script that completes our words in a shell.
+/// Prints a completion script for a shell.
 pub fn completions(arguments: &Completions) -> ExitCode {
     clap_complete::generate(
         arguments.shell,
@@ -37,7 +37,7 @@ pub fn completions(arguments: &Completions) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Writes one page for each command.
+/// Writes one man page for each command.
 pub fn man(arguments: &Man) -> Result<ExitCode, Error> {
     let directory = &arguments.directory;
     std::fs::create_dir_all(directory)

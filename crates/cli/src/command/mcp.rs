@@ -1,4 +1,5 @@
-//! `bellglass mcp`: tools over the Model Context Protocol on standard input and output, run by a server.
+//! `bellglass mcp`: serves tools over the Model Context Protocol on standard input and output. The tools run
+//! on a server.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -29,22 +30,22 @@ pub struct Arguments {
     set: ToolSet,
 }
 
-/// The session of the one client, on a server.
+/// Session of the one client, on a server.
 struct Talk {
     client: Client,
     set: ToolSet,
-    /// Made by the first call.
+    /// Created by the first call.
     session: OnceCell<SessionId>,
 }
 
-/// Serves one client until it goes.
+/// Serves one client until it disconnects.
 pub async fn run(connection: &Connection, arguments: &Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let host = Arc::new(Talk { client, set: arguments.set, session: OnceCell::new() });
     let stop = CancellationToken::new();
     let stopping = stop.clone();
     tokio::spawn(async move {
-        // A server that cannot watch for signals is ended by them.
+        // If no signal handler can be installed, signals simply end the process.
         if crate::wait_for_end().await.is_ok() {
             stopping.cancel();
         }
@@ -97,7 +98,7 @@ impl Host for Talk {
         };
         let ended = result.get("exit_code").and_then(Value::as_i64).unwrap_or(0);
         let failed = ended != 0 || result.get("success").and_then(Value::as_bool) == Some(false);
-        // The answer is there, whether or not its files can be listed.
+        // The result is returned even if its files cannot be listed.
         let artifacts = self
             .artifacts()
             .await
@@ -133,13 +134,13 @@ impl Host for Talk {
 
     async fn end(&self) {
         if let Some(session) = self.session.get() {
-            // Who cannot be told ends it by its idle time.
+            // If the server cannot be reached, the session's sandbox is stopped at its idle timeout.
             let _ = self.client.end_session(session).await;
         }
     }
 }
 
-/// Whether an answer tells of a file.
+/// Returns true if the result of a tool mentions this file.
 fn names(result: &Value, name: &str) -> bool {
     let list = |key: &str| result.get(key).and_then(Value::as_array).into_iter().flatten();
     list("output_files").any(|one| one == name) || list("files").any(|one| one["name"] == name)

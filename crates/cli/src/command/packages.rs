@@ -1,4 +1,4 @@
-//! `bellglass packages`: the lock record of a sandbox.
+//! `bellglass packages`: prints the lock record of a sandbox.
 
 use std::process::ExitCode;
 
@@ -21,7 +21,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Shows it.
+/// Prints the lock record.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let installed = answer(&client, client.packages(&arguments.sandbox)).await?;

@@ -39,14 +39,14 @@ struct Sandboxes {
     json: bool,
 }
 
-/// Pauses all of them, also when one of them cannot be paused.
+/// Pauses all sandboxes, and continues if one of them cannot be paused.
 pub async fn pause(connection: &Connection, arguments: Pause) -> Result<ExitCode, Error> {
     let Sandboxes { sandboxes, json } = arguments.sandboxes;
     stop::each(connection, (&sandboxes, json), |client: Client, id| async move { client.pause(&id).await })
         .await
 }
 
-/// Resumes all of them, also when one of them cannot be resumed.
+/// Resumes all sandboxes, and continues if one of them cannot be resumed.
 pub async fn resume(connection: &Connection, arguments: Resume) -> Result<ExitCode, Error> {
     let Sandboxes { sandboxes, json } = arguments.sandboxes;
     stop::each(connection, (&sandboxes, json), |client: Client, id| async move { client.resume(&id).await })

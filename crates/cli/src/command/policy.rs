@@ -1,4 +1,4 @@
-//! `bellglass policy`: what may leave a sandbox.
+//! `bellglass policy`: shows or changes the egress policy of a sandbox.
 
 use std::process::ExitCode;
 
@@ -51,7 +51,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Shows it, after changing it if that was asked for.
+/// Prints the policy, after changing it if the arguments request that.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let sandbox = if arguments.deny || !arguments.allow.is_empty() {

@@ -1,4 +1,4 @@
-//! `bellglass project`: who shares a server, and how much each may have.
+//! `bellglass project`: manages the projects of a server and their quotas.
 
 use std::process::ExitCode;
 
@@ -64,7 +64,7 @@ struct Wanted {
     json: bool,
 }
 
-/// Does it.
+/// Runs `bellglass project`.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     match arguments.command {

@@ -1,4 +1,5 @@
-//! `bellglass python`: code in a sandbox of a server, once or as a cell of a context; without code, line by line at a terminal.
+//! `bellglass python`: runs code in a sandbox of a server, once or as a cell of a context. Without code, it
+//! opens an interactive prompt.
 
 use std::io::{IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
@@ -76,7 +77,7 @@ pub enum LanguageName {
 }
 
 impl LanguageName {
-    /// As a server is asked for it.
+    /// Returns the language for requests to the server.
     pub fn of_server(self) -> Language {
         match self {
             Self::Python => Language::Python,
@@ -87,17 +88,17 @@ impl LanguageName {
     }
 }
 
-/// Code that is run again and again in one place.
+/// Runner for several pieces of code in one sandbox.
 pub struct Runner<'a> {
-    /// The server.
+    /// Client for the server.
     pub client: &'a Client,
-    /// The sandbox.
+    /// Sandbox that runs the code.
     pub sandbox: &'a SandboxId,
-    /// What is asked for, but for the source.
+    /// Exec request without the source code.
     pub spec: ExecSpec,
 }
 
-/// Runs it, or what is typed.
+/// Runs the code, or opens the prompt.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let source = source(&arguments)?;
@@ -108,12 +109,12 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         install_missing: arguments.install_missing,
         ..Code::default()
     };
-    // A cell cannot wait for its reader: its context has others to serve.
+    // A cell must not block until its output is read, because its context also serves other cells.
     let bounded = arguments.json || arguments.context.is_some() || source.is_none();
     let spec = ExecSpec {
         code: Some(code),
         deadline_ms: arguments.timeout.0.map(request::millis),
-        // One object in memory is bounded; what is passed on need not be.
+        // Output that is collected in memory must be bounded; streamed output need not be.
         output: if bounded { OutputMode::Keep } else { OutputMode::Block },
         ..ExecSpec::default()
     };
@@ -130,7 +131,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
 }
 
 impl Runner<'_> {
-    /// Runs code to its end; the exit code is its own.
+    /// Runs code until it ends. The exit code is that of the code.
     pub async fn run(&self, source: String, output: &mut Output) -> Result<ExitCode, Error> {
         let (client, sandbox) = (self.client, self.sandbox);
         let code = Code { source, ..self.spec.code.clone().unwrap_or_default() };
@@ -151,7 +152,7 @@ impl Runner<'_> {
     }
 }
 
-/// The code, or nothing where it is to be typed.
+/// Returns the code, or `None` if it is to be typed at the prompt.
 fn source(arguments: &Arguments) -> Result<Option<String>, Error> {
     if arguments.code.is_some() {
         return Ok(arguments.code.clone());
@@ -163,7 +164,7 @@ fn source(arguments: &Arguments) -> Result<Option<String>, Error> {
             "Use a UTF-8 text file that you can read.",
         )
     };
-    // What is too long is refused for its length, not read to its end.
+    // Read at most one byte more than allowed: code that is too long is rejected without reading all of it.
     let most = limits::CODE_BYTES_MAX as u64 + 1;
     let mut text = String::new();
     match file {

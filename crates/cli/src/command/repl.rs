@@ -1,7 +1,8 @@
-//! Lines typed at a terminal as cells of one context.
+//! Interactive prompt: the lines typed at a terminal are cells of one context.
 //!
-//! What is typed is read by a thread of its own, a line at a time, and is a cell as soon as it is whole. Ctrl-C gives up what is being
-//! typed, or ends the cell that runs; Ctrl-D leaves, and the context that was made for it is removed.
+//! A separate thread reads the input, one line at a time. A cell runs as soon as it is complete. Ctrl-C
+//! discards an incomplete cell or interrupts the running one. Ctrl-D exits; if the context was created for
+//! this prompt, it is removed.
 
 use std::io::{BufRead as _, Write as _};
 use std::process::ExitCode;
@@ -19,25 +20,25 @@ use crate::output::Output;
 use crate::results::Results;
 use crate::show;
 
-/// Lines that wait for the cell before them: more wait in our terminal.
+/// Maximum number of queued lines while a cell runs. Further lines wait in the buffer of the terminal.
 const LINES_WAITING: usize = 1;
 
-/// How we are asked to go on at the prompt.
+/// Input at the prompt.
 enum Typed {
     Line(String),
-    /// Ctrl-C: what was typed so far is given up.
+    /// Ctrl-C: the incomplete cell is discarded.
     GivenUp,
-    /// Ctrl-D, or our end.
+    /// Ctrl-D, or a signal that ends this program.
     Left,
 }
 
-/// What is read from our terminal, and signals.
+/// Input from the terminal, and signals.
 struct Prompt {
     lines: mpsc::Receiver<String>,
     ended: [Signal; 2],
 }
 
-/// Runs what is typed until somebody leaves.
+/// Runs cells until the user exits.
 pub async fn run(runner: Runner<'_>, results: Results) -> Result<ExitCode, Error> {
     let (client, sandbox) = (runner.client, runner.sandbox);
     let code = runner.spec.code.clone().unwrap_or_default();
@@ -96,7 +97,7 @@ async fn cells(
         }
         match runner.run(cell, &mut output).await {
             Ok(_) => {}
-            // There is nothing left to type to.
+            // The sandbox or its context is gone, so no further cell can run.
             Err(error) if matches!(error.code, ErrorCode::SandboxLost | ErrorCode::NotFound) => {
                 return Err(error);
             }
@@ -109,7 +110,7 @@ impl Prompt {
     fn open() -> Result<Self, Error> {
         let ended = [watch(SignalKind::terminate())?, watch(SignalKind::hangup())?];
         let (sender, lines) = mpsc::channel(LINES_WAITING);
-        // A terminal that is shared with our parent can only be waited for by a thread.
+        // Only a blocking thread can read from a terminal that is shared with the parent process.
         std::thread::spawn(move || {
             let mut input = std::io::stdin().lock();
             loop {
@@ -132,7 +133,8 @@ impl Prompt {
     }
 
     async fn ask(&mut self, prompt: &str) -> Result<Typed, Error> {
-        // Watched for anew: an interrupt that ended a cell is none of the next line.
+        // The signal is watched anew for each line, so that an interrupt of the previous cell does not
+        // discard this line.
         let mut interrupt = watch(SignalKind::interrupt())?;
         say(prompt);
         let [terminate, hangup] = &mut self.ended;
@@ -150,8 +152,8 @@ fn say(text: &str) {
     let _ = to.write_all(text.as_bytes()).and_then(|()| to.flush());
 }
 
-/// Whether what was typed goes on: within brackets, a text of three quotes or after a backslash, until that is over; after the head of a
-/// block, until an empty line.
+/// Returns true if a cell is incomplete: within brackets or a triple-quoted string, after a backslash, or
+/// within a block, which an empty line ends.
 fn wants_more(text: &str, language: Language) -> bool {
     if text.ends_with('\\') {
         return true;
@@ -165,11 +167,11 @@ fn wants_more(text: &str, language: Language) -> bool {
         && !text.ends_with('\n'))
 }
 
-/// What is known of some Python without parsing it.
+/// Result of a scan of Python code. The scan does not parse the code.
 struct Scan {
-    /// Within brackets or a text of three quotes.
+    /// True within brackets or a triple-quoted string.
     open: bool,
-    /// A line of it begins a block, or is a decorator.
+    /// True if a line starts a block or is a decorator.
     block: bool,
 }
 
@@ -216,7 +218,7 @@ fn scan(text: &str) -> Scan {
     Scan { open: depth > 0 || long.is_some(), block }
 }
 
-/// What comes after a text of one line that has begun.
+/// Returns the rest after a string literal within one line, whose opening quote was already read.
 fn past_text(mut rest: &str, quote: char) -> &str {
     while let Some(c) = rest.chars().next() {
         rest = skip(rest);
@@ -229,7 +231,7 @@ fn past_text(mut rest: &str, quote: char) -> &str {
     rest
 }
 
-/// Without its first character.
+/// Returns the text without its first character.
 fn skip(text: &str) -> &str {
     let mut chars = text.chars();
     chars.next();

@@ -1,8 +1,8 @@
-//! `bellglass run`: one command in one sandbox, in this process or on a server.
+//! `bellglass run`: runs one command in a new sandbox, on this machine or on a server.
 //!
-//! Streams what the command writes, ends the sandbox, and exits with the command's own code. A process that is
-//! killed here leaves a sandbox behind; the next `bellglass` command removes it, or its time to live does. On a server,
-//! its idle time does.
+//! Streams the output of the command, stops the sandbox, and exits with the exit code of the command. If this
+//! process is killed, its sandbox remains. On this machine, it is removed by the next `bellglass` command or
+//! ends at its time to live; on a server, it is stopped at its idle timeout.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -29,11 +29,11 @@ use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
 use crate::{Place, request, show};
 
-/// The sandbox outlives the exec's own limit by this much, so that the end can be told.
+/// Time that the sandbox outlives the limit of the exec, so that the outcome can still be reported.
 const AFTERWARDS: Duration = Duration::from_secs(60);
-/// Hosts that were not let out, and are told.
+/// Maximum number of blocked hosts that are reported.
 const TOLD_MAX: usize = 20;
-/// What is read from our own standard input at once.
+/// Size of one read from standard input.
 const STDIN_CHUNK_BYTES: usize = 64 * 1024;
 
 /// Arguments of `bellglass run`.
@@ -51,7 +51,7 @@ pub struct Arguments {
     exec: request::Exec,
 }
 
-/// Runs the command, on the server if one is configured; the exit code is its own.
+/// Runs the command, on the server if one is configured. The exit code is that of the command.
 pub async fn run(place: &Place, connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let life = arguments.exec.timeout.0.map_or(Duration::MAX, |time| time.saturating_add(AFTERWARDS));
     let limits = arguments.sandbox.limits(life);
@@ -62,7 +62,7 @@ pub async fn run(place: &Place, connection: &Connection, arguments: Arguments) -
     }
 }
 
-/// Removes what killed commands left behind.
+/// Removes the leftovers of killed commands.
 pub async fn tidy(machine: &Machine) -> Result<(), Error> {
     let removed = node::remove_orphans(machine).await.map_err(|error| error.to_api())?;
     node::remove_unused_layers(machine.data()).map_err(|error| error.to_api())?;
@@ -134,12 +134,12 @@ async fn on_this_machine(
     }
     .map_err(|error| error.to_api())?;
     let runtime = match &arguments.runtime {
-        // What is too weak is said below, of the one that was named.
+        // A runtime that the user named but that is too weak is rejected below, with its name in the error.
         Some(_) => choice.at_least(Tier::Container),
         None => choice.at_least(tier),
     }
     .map_err(|error| error.to_api())?;
-    // Somebody means it to be used, and would not know.
+    // The account is configured, so the user expects it to be used and should learn that it is not.
     let unused = choice.considered.iter().find(|one| one.name == runtime::daytona::NAME && !one.used);
     if let Some(daytona) = unused {
         show::note(&format!("{}; using the next backend", daytona.why));
@@ -193,7 +193,7 @@ async fn on_this_machine(
     Ok(code)
 }
 
-/// Starts a sandbox; where its backend cannot, with the next (requirement A9.02).
+/// Starts a sandbox. If the backend fails, tries the next one (requirement A9.02).
 async fn start(
     choice: &Choice,
     mut runtime: Arc<dyn Runtime>,
@@ -218,7 +218,7 @@ async fn start(
     }
 }
 
-/// Nothing weaker than the posture of the tier is used without a word.
+/// Prints a note if the backend lacks protections that the tier usually has, so that the user knows.
 async fn weaker(runtime: &dyn Runtime) {
     let lacks = runtime
         .lacks()
@@ -233,7 +233,7 @@ async fn weaker(runtime: &dyn Runtime) {
     }
 }
 
-/// Lets out what may leave, and says what may not: each host once.
+/// Serves the sandbox's egress according to the policy, and reports each blocked host once.
 async fn let_out(sandbox: Arc<Sandbox>, policy: Policy, broker: Broker) {
     let told = Mutex::new(BTreeSet::new());
     let tell = move |told_of: Told| {
@@ -260,7 +260,7 @@ async fn live(
     Ok(output.finish(sandbox.id(), &end, Some(memory_bytes)))
 }
 
-/// Passes output on until the end; an interrupt of ours cancels the exec.
+/// Streams the output until the exec ends. An interrupt cancels the exec.
 async fn follow(
     sandbox: &Sandbox,
     mut exec: Exec,
@@ -289,7 +289,7 @@ async fn follow(
         match event {
             Some(Event::Data { stream, bytes, .. }) => output.take(stream, &bytes)?,
             Some(Event::Gap { stream, from, to }) => output.miss(stream, to - from),
-            // Only code shows any.
+            // Only code has results, and this command does not run code.
             Some(Event::Result { .. }) => {}
             Some(Event::End(end)) => return Ok(end),
             None => {
@@ -301,7 +301,7 @@ async fn follow(
     }
 }
 
-/// Sends our standard input to the command until it ends or the command does not want more.
+/// Sends standard input to the exec until either of them ends.
 async fn feed(exec: &Exec) {
     let mut stdin = tokio::io::stdin();
     let mut buffer = vec![0; STDIN_CHUNK_BYTES];
@@ -309,7 +309,8 @@ async fn feed(exec: &Exec) {
     loop {
         let count = stdin.read(&mut buffer).await.unwrap_or(0);
         let bytes = bytes::Bytes::copy_from_slice(buffer.get(..count).unwrap_or_default());
-        // The sandbox ends first: a command that never reads must not fail the run.
+        // The timeout is longer than the life of the sandbox, so a command that never reads does not fail the
+        // run.
         let within = Duration::from_millis(limits::DEADLINE_MS_MAX);
         let sent = exec.write_stdin(offset, bytes, count == 0, within).await;
         if count == 0 || sent.is_err() {

@@ -1,4 +1,5 @@
-//! `bellglass build-sandbox`, `sandbox-status` and `sandbox-test`: the backend of this machine, and whether it works (requirement A13.05).
+//! `bellglass build-sandbox`, `sandbox-status` and `sandbox-test`: show and test the backend of this machine
+//! (requirement A13.05).
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,13 +16,13 @@ use runtime::{Runtime, Spec, Tier};
 use crate::command::{run, template};
 use crate::{Place, show};
 
-/// The template that is meant where none is named.
+/// Default template.
 const USUAL: &str = "interpreter";
-/// What each check of a sandbox may take.
+/// Time limit of each check.
 const CHECK_MS: u64 = 20_000;
-/// What a check that must be ended by its deadline is given.
+/// Deadline of the check that must reach it.
 const SHORT_MS: u64 = 1000;
-/// What sandboxes of the test have.
+/// Memory limit of test sandboxes.
 const MEMORY_BYTES: u64 = 128 << 20;
 
 /// Arguments of `bellglass build-sandbox`.
@@ -49,7 +50,7 @@ pub struct Test {
     template: String,
 }
 
-/// One thing that a sandbox is tried for: its name, a script, and what must be seen.
+/// Check of one property of a sandbox: its description, a script, and the expected result.
 struct Check {
     what: &'static str,
     script: &'static str,
@@ -96,7 +97,7 @@ const CHECKS: [Check; 6] = [
     },
 ];
 
-/// Makes a template ready on the backend that is used here, and tries it out.
+/// Prepares a template on the backend in use, and tests it.
 pub async fn build(place: &Place, arguments: Build) -> Result<ExitCode, Error> {
     let machine = Machine::open(&place.data).map_err(|error| error.to_api())?;
     let choice = machine.choose(&place.backends).await;
@@ -106,7 +107,7 @@ pub async fn build(place: &Place, arguments: Build) -> Result<ExitCode, Error> {
     try_out(&machine, &runtime, &Store::new(&place.data).load(&name).map_err(|error| error.to_api())?).await
 }
 
-/// Shows which backend is used, and what is ready on it. Exits with 1 where nothing is.
+/// Prints the backend in use and the templates that are ready on it. Exits with 1 if no template is ready.
 pub async fn status(place: &Place, arguments: Status) -> Result<ExitCode, Error> {
     let machine = Machine::open(&place.data).map_err(|error| error.to_api())?;
     let choice = machine.choose(&place.backends).await;
@@ -129,7 +130,7 @@ pub async fn status(place: &Place, arguments: Status) -> Result<ExitCode, Error>
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Tries a sandbox of a template out.
+/// Tests a sandbox of a template.
 pub async fn test(place: &Place, arguments: Test) -> Result<ExitCode, Error> {
     let machine = Machine::open(&place.data).map_err(|error| error.to_api())?;
     run::tidy(&machine).await?;
@@ -173,7 +174,7 @@ fn print(choice: &Choice, templates: &[(String, bool)]) -> Result<(), Error> {
     show::table(&["template", "here"], &templates.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Whether sandboxes of a template could be started now.
+/// Returns true if sandboxes of a template could be started now.
 async fn is_ready(machine: &Machine, choice: &Choice, template: &Template) -> bool {
     let Some(runtime) = choice.runtimes.first().filter(|_| !choice.is_none()) else { return false };
     if !runtime.takes_images() {
@@ -182,7 +183,7 @@ async fn is_ready(machine: &Machine, choice: &Choice, template: &Template) -> bo
     runtime.has_image(&template.image()).await.unwrap_or(false)
 }
 
-/// Runs every check in one sandbox, and shows a table.
+/// Runs every check in one sandbox, and prints a table.
 async fn try_out(
     machine: &Machine,
     runtime: &Arc<dyn Runtime>,

@@ -1,4 +1,4 @@
-//! `bellglass secret`: values that code in sandboxes can use and never sees.
+//! `bellglass secret`: manages secrets that code in sandboxes can use but cannot read.
 
 use std::io::{self, BufRead, IsTerminal as _, Read as _, Write as _};
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use crate::command::list;
 use crate::connect::{Connection, answer};
 use crate::{platform, show};
 
-/// Keys that mean something on every terminal.
+/// Control characters of the usual terminal keys.
 const INTERRUPT: u8 = 3;
 const END: u8 = 4;
 const BACKSPACE: u8 = 8;
@@ -58,7 +58,7 @@ enum Command {
     },
 }
 
-/// Does it.
+/// Runs `bellglass secret`.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     match arguments.command {
@@ -105,7 +105,7 @@ fn show_secrets(secrets: &[Secret], json: bool) -> Result<(), Error> {
     show::table(&["name", "age", "changed"], &secrets.iter().map(row).collect::<Vec<_>>())
 }
 
-/// The value, of standard input or of a person, without the end of its last line.
+/// Reads the value from standard input or a prompt, without its final line break.
 fn value(name: &str) -> Result<String, Error> {
     let failed = |error: io::Error| platform(format!("cannot read the value: {error}"));
     let stdin = io::stdin();
@@ -121,18 +121,19 @@ fn value(name: &str) -> Result<String, Error> {
             .map_err(failed)?
             .ok_or_else(|| Error::invalid("interrupted: nothing was set", "Run the command again."))?;
     } else {
-        // What is too long is refused for its length, not read to its end.
+        // Read only slightly more than allowed: a value that is too long is rejected without reading all of
+        // it.
         let most = u64::try_from(VALUE_BYTES.end() + 2).unwrap_or(u64::MAX);
         stdin.take(most).read_to_end(&mut bytes).map_err(failed)?;
     }
-    // The reason of a failure would quote it.
+    // The error of the conversion is dropped, because it would contain the value.
     let text = String::from_utf8(bytes)
         .map_err(|_| Error::invalid("the value is not valid UTF-8", "Pass one line of UTF-8 text."))?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
     Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
 }
 
-/// What a person types up to the end of the line; nothing if it was interrupted.
+/// Reads typed keys up to the end of the line. Returns `None` after an interrupt.
 fn typed(keys: impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     for key in keys.bytes() {
@@ -148,8 +149,9 @@ fn typed(keys: impl BufRead) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(line))
 }
 
-/// A terminal that does not show what is typed, until this is dropped. Lines and interrupts are ours meanwhile: the kernel's lines are too
-/// short for some values, and an interrupt would leave the terminal as it is.
+/// Terminal without echo until this value is dropped. Line editing and interrupts are also handled here:
+/// lines of the kernel are too short for some values, and an interrupt would end the process with the echo
+/// still off.
 struct Hidden(Termios);
 
 impl Hidden {

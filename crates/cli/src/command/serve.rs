@@ -1,10 +1,11 @@
-//! `bellglass serve`: this machine as a service.
+//! `bellglass serve`: runs the server of this machine.
 //!
 //! ```text
-//! configuration checked ─▶ machine opened: what runs is taken over ─▶ store made true ─▶ listening
+//! check configuration ─▶ open machine, take over running sandboxes ─▶ update store ─▶ listen
 //! ```
 //!
-//! There is no orderly end: a signal ends the process, sandboxes go on, and the next `serve` takes them over.
+//! A shutdown does not stop sandboxes: a signal ends the server, the sandboxes keep running, and the next
+//! `serve` takes them over.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -27,13 +28,13 @@ use crate::configuration::Configuration;
 use crate::telemetry::Telemetry;
 use crate::{Place, platform, show};
 
-/// The project that the first key belongs to.
+/// Project of the first key.
 const FIRST_PROJECT: &str = "default";
 
-/// How long a store may be silent before a start is given up. On a busy machine it takes a second or two.
+/// Timeout for the store at startup. On a busy machine, it takes a second or two to respond.
 const STORE_WITHIN: Duration = Duration::from_secs(15);
 const STORE_AGAIN: Duration = Duration::from_millis(100);
-/// To remove what is ready and nobody has asked for: milliseconds each.
+/// Timeout for removing unused pre-warmed sandboxes at shutdown. Each takes milliseconds.
 const POOL_WITHIN: Duration = Duration::from_secs(5);
 
 /// Arguments of `bellglass serve`.
@@ -58,7 +59,7 @@ pub struct Arguments {
     print_config: bool,
 }
 
-/// Serves until a signal comes.
+/// Serves until a signal arrives.
 pub async fn run(place: &Place, arguments: &Arguments) -> Result<ExitCode, Error> {
     let mut configuration = Configuration::read(arguments.config.as_deref())?;
     if let Some(listen) = arguments.listen {
@@ -91,7 +92,8 @@ async fn serve(
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
     let gate =
         Gate::new(&node::egress::packages(data), configuration.upstreams(), configuration.disk_reserve_bytes);
-    // A server without any backend serves, and says why it makes no sandboxes (requirement A12.01).
+    // Without a working backend, the server still starts, and explains why it cannot create sandboxes
+    // (requirement A12.01).
     let choice = machine.choose(&configuration.backends).await;
     choice.log();
     let node = Node::open(&machine, choice, configuration.bounds(), gate).await;
@@ -125,11 +127,11 @@ async fn serve(
     platform.node.keep_ready(&configuration.pool_templates);
     platform.audit.record(Entry::new(clock::wall_ms(), Act::ServerStart));
     let scheme = if configuration.tls()?.is_some() { "https" } else { "http" };
-    // Before the address is known: a signal right after that must not kill the server.
+    // Installed before the address is printed: a signal right after that must not kill the server.
     let signalled = crate::signalled()?;
     announce(&format!("{scheme}://{address}"), new.as_ref(), arguments)?;
     signalled.await;
-    // What is left, the next server removes.
+    // The next server removes any that remain.
     let _ = tokio::time::timeout(POOL_WITHIN, platform.node.close_pool()).await;
     let live = platform.node.status().sandboxes;
     if live > 0 {
@@ -142,8 +144,8 @@ async fn serve(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks the chain of the audit log, for which nobody waits, and says so where it does not hold. The server serves all the same: what
-/// is done from now on is written down.
+/// Verifies the audit log in the background, and logs an error if it is damaged. The server runs in any case,
+/// because new actions can still be recorded.
 fn check_audit(audit: Audit, log: PathBuf) {
     tokio::task::spawn_blocking(move || {
         if let Err(damaged) = verify(&log, false, None) {
@@ -154,7 +156,7 @@ fn check_audit(audit: Audit, log: PathBuf) {
     });
 }
 
-/// Asks the store again while it does not answer: a server that starts is given more time than a request.
+/// Retries while the store does not respond. A starting server may wait longer than a request.
 async fn patiently<T>(ask: impl AsyncFn() -> Result<T, control::store::Error>) -> Result<T, Error> {
     let begun = Instant::now();
     loop {
@@ -168,7 +170,7 @@ async fn patiently<T>(ask: impl AsyncFn() -> Result<T, control::store::Error>) -
     }
 }
 
-/// Makes the first key of a store that has none. There is no way to serve without one.
+/// Creates the first key if the store has none. Without a key, the server could not be used.
 async fn first_key(store: &Store) -> Result<Option<NewKey>, Error> {
     let failed = |error: control::store::Error| platform(node::error::chain(&error));
     if store.has_keys().await.map_err(failed)? {
@@ -194,13 +196,14 @@ fn announce(url: &str, new: Option<&NewKey>, arguments: &Arguments) -> Result<()
             ))?,
         }
     }
-    // A server serves, whether or not anybody reads this.
+    // The server runs even if this line cannot be written.
     let _ = show::line(&format!("bellglass serves {url}"));
     Ok(())
 }
 
 fn write_key(path: &Path, secret: &str) -> Result<(), Error> {
-    // A file that is there may be open to others, or be a link to one that is: a fresh one takes its place.
+    // An existing file may be open in other processes, or be a symlink to another file. So a new file
+    // replaces it.
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
     let write = || {
@@ -219,14 +222,15 @@ fn write_key(path: &Path, secret: &str) -> Result<(), Error> {
     })
 }
 
-/// Each sandbox takes four descriptors and each connection one; the usual limit is far below what a full machine needs.
+/// Raises the limit on open descriptors to its maximum. Each sandbox needs four descriptors and each
+/// connection one, so the usual limit is far too low for a full machine.
 fn more_descriptors() {
     let now = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: now.maximum, maximum: now.maximum };
     let _ = setrlimit(Resource::Nofile, wanted);
 }
 
-/// What this process has in memory, secrets among it, is nothing to leave in a file when it ends badly.
+/// Disables core files, because the memory of this process contains secrets.
 fn no_core_files() {
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
 }

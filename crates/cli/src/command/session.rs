@@ -1,4 +1,4 @@
-//! `bellglass session`: sessions of agents, and what they keep.
+//! `bellglass session`: manages sessions of agents and their stored files.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -81,7 +81,7 @@ enum Command {
     },
 }
 
-/// Does it.
+/// Runs `bellglass session`.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     match arguments.command {

@@ -1,8 +1,9 @@
-//! `bellglass shell`: a terminal in a sandbox of a server, at the terminal we are started from.
+//! `bellglass shell`: opens a terminal in a sandbox of a server.
 //!
-//! Our terminal is put into raw mode and back on every way out, so that each key goes inside: Ctrl-C is the program's, not
-//! ours. The way out that is ours is the one of `ssh`: Enter, `~`, `.` leaves, and the program goes on. The exec lives in its
-//! sandbox: whoever left, or was cut off, comes back to the same screen.
+//! The local terminal is in raw mode and is restored on every exit path. So every key reaches the program in
+//! the sandbox, including Ctrl-C. To detach, the user types the same sequence as in `ssh`: Enter, `~`, `.`.
+//! The exec belongs to the sandbox and keeps running. After detaching or a disconnect, the user can reattach
+//! to the same screen.
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::process::ExitCode;
@@ -21,17 +22,17 @@ use crate::output::Output;
 use crate::quantity::{self, Limit};
 use crate::{request, show};
 
-/// What is read from our terminal at once; a paste comes in several.
+/// Size of one read from the local terminal. A large paste takes several reads.
 const KEYS_BYTES: usize = 4096;
-/// Reads that wait for the connection. What is typed beyond them waits in our terminal.
+/// Maximum number of queued reads. Further input waits in the buffer of the local terminal.
 const KEYS_WAITING: usize = 4;
-/// What is shown again of what was written before we came: many screens, and no wait.
+/// Amount of earlier output that is shown on reattaching: many screens, but no noticeable delay.
 const SCROLLBACK_BYTES: u64 = 256 * 1024;
-/// How long the last keys may take to arrive when we leave.
+/// Timeout for sending the last keys on detaching.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
-/// The shell that is there: bash where the template has it.
+/// Script that starts bash if the template has it, and sh otherwise.
 const SHELL: &str = "if command -v bash >/dev/null; then exec bash; else exec sh; fi";
-/// The size of a terminal that does not say.
+/// Size for a terminal that does not report one.
 const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
 
 /// Arguments of `bellglass shell`.
@@ -63,43 +64,43 @@ pub struct Arguments {
     argv: Vec<String>,
 }
 
-/// How we came to stop.
+/// Reason for leaving the terminal.
 enum Left {
     /// The exec has ended.
     Ended(ExecEnd),
-    /// We left; it goes on.
+    /// The user detached. The exec keeps running.
     Detached,
-    /// We were ended, or our terminal was; it goes on.
+    /// A signal arrived, or the local terminal is gone. The exec keeps running.
     Cut,
 }
 
-/// Our terminal in raw mode, until dropped.
+/// Raw mode of the local terminal, which is left on drop.
 struct Raw {
     before: Termios,
 }
 
-/// Finds the words that are ours among what is typed.
+/// Detects the escape sequence in the typed keys.
 struct Escape {
     state: State,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// At the beginning of a line.
+    /// At the start of a line.
     Begin,
-    /// After a `~` there, which is held back.
+    /// After a `~` at the start of a line. The `~` is held back.
     Tilde,
     /// Anywhere else.
     Within,
 }
 
-/// Signals that concern us.
+/// Signals that the command handles.
 struct Signals {
     resized: Signal,
     ended: [Signal; 3],
 }
 
-/// Opens a terminal and stays at it.
+/// Opens a terminal and stays attached to it.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
@@ -123,7 +124,8 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
             show::note(&format!(
                 "detached; the program keeps running. To return: bellglass shell --exec {id} {sandbox}"
             ));
-            // Nobody asked to leave who was cut off, and how the program ends is not known.
+            // After a disconnect, the outcome of the program is not known, and the user did not ask to
+            // detach.
             if matches!(left, Left::Cut) { ExitCode::from(crate::FAILED) } else { ExitCode::SUCCESS }
         }
     })
@@ -149,7 +151,7 @@ async fn open(client: &Client, arguments: &Arguments) -> Result<Terminal, Error>
     answer(client, client.terminal(sandbox, &spec)).await
 }
 
-/// Passes keys in and the screen out until one side has enough.
+/// Transfers keys and output until the exec ends or the user detaches.
 async fn stay(terminal: &mut Terminal) -> Result<Left, Error> {
     let mut signals = Signals::watch()?;
     let (mut keys, mut escape) = (keys(), Escape::new());
@@ -165,7 +167,7 @@ async fn stay(terminal: &mut Terminal) -> Result<Left, Error> {
                 None => return Err(crate::platform("the terminal stream closed without an end event".into())),
             },
             typed = keys.recv(), if terminal.room() >= KEYS_BYTES => {
-                // Our terminal is gone: so are we.
+                // The local terminal is gone, so the command ends too.
                 let Some(typed) = typed else { return Ok(Left::Cut) };
                 let (bytes, leaves) = escape.typed(&typed);
                 terminal.write(&bytes).map_err(|error| explain(&error))?;
@@ -187,7 +189,7 @@ async fn until_ended([hangup, terminate, interrupt]: &mut [Signal; 3]) {
     }
 }
 
-/// Gives the last keys the time to arrive.
+/// Waits briefly until the last keys have arrived.
 async fn leave(terminal: &mut Terminal) -> Result<Left, Error> {
     let arriving = async {
         while !terminal.is_received() {
@@ -207,7 +209,7 @@ async fn leave(terminal: &mut Terminal) -> Result<Left, Error> {
     Ok(ended.map_or(Left::Detached, Left::Ended))
 }
 
-/// Shows what happened; gives back the end, if it was that.
+/// Shows an event of the terminal. Returns the end of the exec if the event is the end.
 fn show_seen(seen: Seen) -> Option<ExecEnd> {
     match seen {
         Seen::Output { bytes, .. } => {
@@ -223,12 +225,13 @@ fn show_seen(seen: Seen) -> Option<ExecEnd> {
     None
 }
 
-/// A note while the terminal is raw, where a line does not begin by itself.
+/// Prints a note while the terminal is in raw mode, where a line feed does not return to the first column.
 fn say(text: &str) {
     let _ = write!(std::io::stderr().lock(), "\r\nbellglass: {}\r\n", show::escape(text));
 }
 
-/// What is typed. The reads are a thread's own: nothing else can wait for a terminal that is shared with our parent.
+/// Returns the typed keys. They are read by a separate blocking thread: a terminal that is shared with the
+/// parent process cannot be read in another way without affecting the parent.
 fn keys() -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel(KEYS_WAITING);
     std::thread::spawn(move || {
@@ -250,7 +253,7 @@ fn keys() -> mpsc::Receiver<Vec<u8>> {
     receiver
 }
 
-/// The size of our own terminal.
+/// Returns the size of the local terminal.
 fn size() -> TerminalSize {
     let side = |own: u16, usual: u32| if own == 0 { usual } else { u32::from(own).min(SIDE_MAX) };
     tcgetwinsize(rustix::stdio::stdout()).map_or(SIZE, |own| TerminalSize {
@@ -297,7 +300,7 @@ impl Escape {
         Self { state: State::Begin }
     }
 
-    /// What of these keys goes inside, and whether we are to leave after that.
+    /// Returns the keys to send to the program, and true if the user detaches after them.
     fn typed(&mut self, keys: &[u8]) -> (Vec<u8>, bool) {
         let mut inside = Vec::with_capacity(keys.len() + 1);
         for key in keys {
@@ -322,7 +325,8 @@ impl Escape {
 mod tests {
     use super::*;
 
-    /// What goes inside when these are typed one after the other, and whether we leave.
+    /// Returns the keys to send when these inputs are typed one after the other, and true if the user
+    /// detaches.
     fn typed(parts: &[&str]) -> (String, bool) {
         let mut escape = Escape::new();
         let mut inside = Vec::new();

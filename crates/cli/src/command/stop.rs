@@ -1,4 +1,4 @@
-//! `bellglass stop`: ends sandboxes and waits until nothing of them is left.
+//! `bellglass stop`: stops sandboxes and waits until they are completely removed.
 
 use std::process::ExitCode;
 
@@ -24,7 +24,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Stops all of them, also when one of them cannot be stopped.
+/// Stops all sandboxes, and continues if one of them cannot be stopped.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let Arguments { sandboxes, json } = arguments;
     each(connection, (&sandboxes, json), |client: Client, id| async move { client.stop(&id).await }).await

@@ -1,4 +1,4 @@
-//! `bellglass template`: what sandboxes are made from.
+//! `bellglass template`: manages the templates of this machine.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -98,14 +98,14 @@ enum Command {
     },
 }
 
-/// What to build: the recipe, the name it goes by, and the directory it copies from.
+/// Recipe to build, with the name of its template and the directory from which it copies files.
 struct Wanted {
     recipe: Recipe,
     name: String,
     home: PathBuf,
 }
 
-/// Does it.
+/// Runs `bellglass template`.
 pub async fn run(place: &Place, arguments: Arguments) -> Result<ExitCode, Error> {
     let data = &place.data;
     let store = Store::new(data);
@@ -166,7 +166,7 @@ pub async fn run(place: &Place, arguments: Arguments) -> Result<ExitCode, Error>
     Ok(ExitCode::SUCCESS)
 }
 
-/// The recipe of that name, or in that file.
+/// Returns the recipe with this name or in this file.
 fn find(data: &Path, text: &str) -> Result<Wanted, Error> {
     if let Some(recipe) = shipped::find(text).map_err(|error| error.to_api())? {
         let home = shipped::lay_out(data).map_err(|error| error.to_api())?;
@@ -185,7 +185,8 @@ fn find(data: &Path, text: &str) -> Result<Wanted, Error> {
     Ok(Wanted { recipe, name: stem(path), home: home.to_owned() })
 }
 
-/// The engine that makes templates here, because nothing else can: layers are root's.
+/// Returns the container engine that builds templates if this process cannot build layers itself, which
+/// requires root and an OCI runtime.
 async fn only_engine(machine: &Machine, place: &Place) -> Result<Option<Engine>, Error> {
     if rustix::process::geteuid().is_root() && machine.at_least(Tier::Container).is_ok() {
         return Ok(None);
@@ -195,7 +196,8 @@ async fn only_engine(machine: &Machine, place: &Place) -> Result<Option<Engine>,
     machine.engine_named(runtime.name()).map(Some).map_err(|error| error.to_api())
 }
 
-/// Builds a recipe, and before it the one that it begins with if that comes with Bellglass and is not here.
+/// Builds a recipe. If its base is a recipe that comes with Bellglass and is not built yet, builds the base
+/// first.
 async fn build(
     (machine, engine): (&Machine, Option<&Engine>),
     wanted: &Wanted,
@@ -226,7 +228,7 @@ async fn build(
     Ok(())
 }
 
-/// Makes a template of a recipe ready for what runs sandboxes here. Says its name.
+/// Prepares the template of a recipe for the runtime in use, and returns its name.
 pub async fn make_ready(machine: &Machine, runtime: &dyn Runtime, recipe: &str) -> Result<String, Error> {
     let store = Store::new(machine.data());
     let native = rustix::process::geteuid().is_root() && machine.at_least(Tier::Container).is_ok();
@@ -245,14 +247,14 @@ pub async fn make_ready(machine: &Machine, runtime: &dyn Runtime, recipe: &str) 
         build((machine, Some(&engine)), &wanted, (None, false, None)).await?;
         return Ok(wanted.name);
     }
-    // Built as everywhere, within the policy of each step, and then given to the engine.
+    // Layers are built as usual, with each step under its policy, and are then loaded into the engine.
     build((machine, None), &wanted, (None, false, None)).await?;
     with_bar(machine, async |builder, watch| builder.load(&wanted.name, &engine, watch).await).await?;
     show::note(&format!("{} has template {}", runtime.name(), wanted.name));
     Ok(wanted.name)
 }
 
-/// Makes a template with a bar to watch; says what it is called.
+/// Creates a template with a progress bar, and prints its name.
 async fn make(
     machine: &Machine,
     act: impl AsyncFnOnce(&Builder, node::template::Watch<'_>) -> Result<Template, node::Error>,
@@ -263,7 +265,7 @@ async fn make(
     Ok(())
 }
 
-/// Says what was made.
+/// Prints a summary of a new template.
 fn told(template: &Template, begun: Instant) {
     let name = &template.name;
     if !template.policy.is_closed() {
@@ -278,7 +280,7 @@ fn told(template: &Template, begun: Instant) {
     ));
 }
 
-/// Does something that takes a while, with a bar to watch.
+/// Runs a long operation with a progress bar.
 async fn with_bar<T>(
     machine: &Machine,
     act: impl AsyncFnOnce(&Builder, node::template::Watch<'_>) -> Result<T, node::Error>,
@@ -298,7 +300,8 @@ async fn with_bar<T>(
         Progress::Step { number, count, what, kept } => {
             bar.set_position(0);
             bar.set_message("");
-            // Above the bar where there is one: where there is none, this is all there is to see.
+            // Printed above the bar. Without a terminal there is no bar, and these lines are the only
+            // progress shown.
             let note = if kept { " (cached)" } else { "" };
             bar.suspend(|| show::note(&format!("step {number} of {count}: {}{note}", show::escape(what))));
         }
@@ -328,7 +331,7 @@ async fn with_bar<T>(
     }
 }
 
-/// A bar for something that takes a while.
+/// Returns the progress bar of a long operation.
 fn bar() -> Result<ProgressBar, Error> {
     let style = ProgressStyle::with_template("{spinner} {elapsed} {bytes} {wide_msg}");
     let bar = ProgressBar::new_spinner().with_style(style.map_err(|e| crate::platform(e.to_string()))?);

@@ -1,4 +1,4 @@
-//! `bellglass tools`: the tool sets that models call. Needs no server: the texts are part of the program.
+//! `bellglass tools`: prints tool sets for models. The texts are part of the program, so no server is needed.
 
 use std::process::ExitCode;
 
@@ -27,7 +27,7 @@ pub struct Arguments {
     prompt: bool,
 }
 
-/// Shows them.
+/// Prints a tool set or its prompt.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     if arguments.prompt {
         show::line(tools::prompt(arguments.set).trim_end())?;
@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A tool set by its name.
+/// Returns the tool set with this name.
 pub fn set(text: &str) -> Result<ToolSet, String> {
     let names = ToolSet::ALL.map(ToolSet::name).join(", ");
     ToolSet::ALL.into_iter().find(|set| set.name() == text).ok_or(format!("use one of {names}"))

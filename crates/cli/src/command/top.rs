@@ -1,4 +1,4 @@
-//! `bellglass top`: what the sandboxes use, live.
+//! `bellglass top`: shows the live resource usage of sandboxes.
 
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
@@ -13,11 +13,11 @@ use tokio::time::Instant;
 use crate::connect::{Connection, answer, explain};
 use crate::{fleet, quantity, show};
 
-/// The time between two looks, which is also the time over which processor time is counted.
+/// Interval between two measurements, over which processor usage is averaged.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// What fits on the smallest usual terminal, with a head and a last line.
+/// Maximum number of rows: with the head and the last line, they fit on a small terminal.
 const ROWS_LIVE: usize = 20;
-/// To the first line and column, and everything from there on empty: a terminal's own words.
+/// Control sequence that moves the cursor to the top left and clears the screen.
 const HOME: &str = "\u{1b}[H\u{1b}[J";
 
 /// Arguments of `bellglass top`.
@@ -34,21 +34,21 @@ pub struct Arguments {
     json: bool,
 }
 
-/// One sandbox at one moment.
+/// Usage of one sandbox at one time.
 struct Row {
     sandbox: Sandbox,
     usage: Usage,
     cpu_percent: f64,
 }
 
-/// What was seen of processor time, and when.
+/// Last measurement of each sandbox: its time, and the processor time used until then.
 type Seen = HashMap<SandboxId, (Instant, u64)>;
 
-/// Looks, once or until it is interrupted.
+/// Shows the usage, once or until the command is interrupted.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let mut seen = Seen::new();
-    // Processor time in one moment is none: the first look only counts.
+    // Processor usage is the difference of two measurements, so the first one only sets the start values.
     look(&client, &mut seen).await?;
     let live = !arguments.once && !arguments.json && std::io::stdout().is_terminal();
     loop {
@@ -69,7 +69,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     }
 }
 
-/// What every running sandbox uses; the busiest first.
+/// Measures the usage of every running sandbox. The busiest come first.
 async fn look(client: &Client, seen: &mut Seen) -> Result<Vec<Row>, Error> {
     let running: Vec<_> = answer(client, client.sandboxes(false))
         .await?
@@ -83,7 +83,7 @@ async fn look(client: &Client, seen: &mut Seen) -> Result<Vec<Row>, Error> {
     for (sandbox, usage) in running.into_iter().zip(usages) {
         let usage = match usage {
             Ok(usage) => usage,
-            // It ended between the two questions.
+            // The sandbox ended between the two requests.
             Err(error) if matches!(error.code(), Some(ErrorCode::NotFound | ErrorCode::SandboxLost)) => {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! `bellglass trace`: where the time went, step by step.
+//! `bellglass trace`: shows the durations of the steps of requests.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -10,14 +10,15 @@ use crate::command::list;
 use crate::connect::{Connection, answer};
 use crate::show;
 
-/// The width where nobody sits at a terminal, and the most that is used of one.
+/// Default width without a terminal, and maximum width used on a terminal.
 const COLUMNS: usize = 80;
 const COLUMNS_MAX: usize = 160;
-/// What a name may take of it: the rest is for the bars.
+/// Maximum width of the names. The rest is for the bars.
 const NAME_MAX: usize = 40;
-/// Milliseconds of up to a hundred seconds, with one place behind the point; what takes longer takes more.
+/// Minimum width of the times. It fits up to a hundred seconds, in milliseconds with one decimal; longer
+/// times widen the column.
 const TIME_MIN: usize = 7;
-/// Below this, bars say nothing.
+/// Minimum width of the bars. Narrower bars would not be readable, so they are omitted.
 const BAR_MIN: usize = 8;
 
 /// Arguments of `bellglass trace`.
@@ -38,7 +39,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Shows it.
+/// Prints the traces.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let traces = answer(&client, client.trace(&arguments.sandbox, arguments.exec.as_ref())).await?;
@@ -55,7 +56,8 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-/// A line that says what it was, and one for each step: what belongs to another is below it and indented.
+/// Returns a trace as text: a summary, and one line for each step. Child steps follow their parent and are
+/// indented.
 fn text(trace: &Trace, age: &str, columns: usize) -> String {
     let ends = |step: &Step| step.begun_us.saturating_add(step.took_us.unwrap_or(0));
     let whole = trace.steps.iter().map(ends).max().unwrap_or(0).max(1);
@@ -82,11 +84,12 @@ fn text(trace: &Trace, age: &str, columns: usize) -> String {
     text
 }
 
-/// The steps below the first, each after the one that it is a part of, with how deep it is.
+/// Returns the steps below the first step with their depths. Each step follows its parent.
 fn in_order(steps: &[Step]) -> Vec<(usize, &Step)> {
     let mut below: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
     for (place, step) in steps.iter().enumerate().skip(1) {
-        // What is no step before this one is none that it could be a part of.
+        // A parent must precede its step. A step with an invalid parent is shown as a child of the first
+        // step.
         let parent = step.parent.map_or(0, |parent| parent as usize);
         let parent = if parent < place { parent } else { 0 };
         if let Some(children) = below.get_mut(parent) {
@@ -113,7 +116,7 @@ fn name(step: &Step, depth: usize) -> String {
     whole.chars().take(NAME_MAX - 1).chain(['…']).collect()
 }
 
-/// When it was and how long, to scale; at least so much that it can be seen.
+/// Returns the bar of a step: its start and duration to scale, at least wide enough to be visible.
 fn bar(step: &Step, whole: u64, columns: usize) -> String {
     let eighths = |us: u64| {
         let scaled = u128::from(us.min(whole)) * 8 * columns as u128 / u128::from(whole);
@@ -121,7 +124,8 @@ fn bar(step: &Step, whole: u64, columns: usize) -> String {
     };
     let took = step.took_us.unwrap_or(whole.saturating_sub(step.begun_us));
     let long = eighths(took).max(1);
-    // Cells begin where they begin; what that moves to the right stays within the line.
+    // Bars start at whole columns. The start is rounded, and limited so that the bar does not exceed the
+    // line.
     let begin = ((eighths(step.begun_us) + 4) / 8).min((8 * columns - long) / 8);
     let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"].get(long % 8).unwrap_or(&"");
     format!("{:begin$}{}{rest}", "", "█".repeat(long / 8))
@@ -157,7 +161,7 @@ mod tests {
             Step { what: Some("keep".into()), ..step("store", Some(0), 35_000, 5_000) },
             step("disk", Some(2), 12_000, 2_000),
         ];
-        // Twenty columns are left for the bars: two milliseconds each.
+        // Twenty columns are left for the bars, so each column is two milliseconds.
         let shown = text(&trace(steps), "3 s", 13 + 2 + TIME_MIN + 2 + 20);
         let lines = [
             "create: 40.0 ms, 3 s ago",

@@ -1,4 +1,4 @@
-//! `bellglass watch`: what happens to files of a sandbox, as it happens.
+//! `bellglass watch`: prints changes of files of a sandbox as they happen.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -31,7 +31,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Writes events until it is interrupted, or nobody reads them any more.
+/// Prints events until the command is interrupted or standard output has no reader.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let files = connection.client()?.files(&arguments.sandbox);
     let mut watch = files.watch(&ls::path(&arguments.path)?, arguments.deep);

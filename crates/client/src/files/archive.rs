@@ -1,4 +1,5 @@
-//! Many files as one archive. An archive is made as it is read: one that breaks off is asked for anew, from its beginning.
+//! Many files as one archive. The server creates an archive while it is read, so an interrupted download
+//! starts again from the beginning.
 
 use api::files::{ARCHIVE_TRAILER, ArchiveReport, FilePath};
 use api::layer::Compression;
@@ -13,7 +14,7 @@ use super::sending::Sending;
 use crate::error::Error;
 use crate::link::Ask;
 
-/// An archive that is being read.
+/// An archive that is being downloaded.
 pub struct Archive {
     files: Files,
     body: reqwest::Body,
@@ -21,10 +22,10 @@ pub struct Archive {
 }
 
 impl Files {
-    /// A directory with what is in it, or a file, as an archive.
+    /// Downloads a file, or a directory with its content, as an archive.
     ///
     /// # Errors
-    /// There is nothing, or it may not be read.
+    /// The path does not exist, or it must not be read.
     pub async fn pack(&self, path: &FilePath, compression: Compression) -> Result<Archive, Error> {
         let link = &self.client.link;
         let route = self.route("/archive", &[("path", path)]);
@@ -39,10 +40,12 @@ impl Files {
         Ok(Archive { files: self.clone(), body: response.into(), report: None })
     }
 
-    /// Puts an archive into a directory, which is made. Asked once: a reader gives its bytes once.
+    /// Extracts an archive into a directory, which is created if necessary. Not retried, because the reader
+    /// can be read only once.
     ///
     /// # Errors
-    /// It is none, or there is no room for it. What was unpacked before that stays.
+    /// The data is not a valid archive, or there is not enough space. Files that were extracted before the
+    /// error stay.
     pub async fn unpack(
         &self,
         path: &FilePath,
@@ -57,10 +60,10 @@ impl Files {
 }
 
 impl Archive {
-    /// The next bytes; none at the end.
+    /// Returns the next bytes; none at the end.
     ///
     /// # Errors
-    /// It broke off: what came is no archive.
+    /// The download was interrupted: the bytes received so far are not a complete archive.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         let link = &self.files.client.link;
         let silence = link.options.answer_within;
@@ -82,7 +85,7 @@ impl Archive {
         }
     }
 
-    /// What came of packing it, once all of it was read.
+    /// Returns the server's report on the archive, once all of it was read.
     pub fn report(&self) -> Option<ArchiveReport> {
         self.report
     }

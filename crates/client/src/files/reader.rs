@@ -1,10 +1,10 @@
-//! The bytes of one file, in order, over as many connections as it takes.
+//! The bytes of one file, in order, over as many connections as necessary.
 //!
 //! ```text
-//!        ┌───── cut, silent: `Range` from where it stopped, `If-Match` the same version ─────┐
-//!        ▼                                                                                   │
-//! ask ──▶ read ── bytes ──▶ the caller ── asks for more ─────────────────────────────────────┘
-//!           └──── digest of this answer agrees ──▶ the end; after a cut, the hash of the whole file agrees too
+//!            ┌─ disconnected, silent: `Range` from the current offset, `If-Match` the same version ─┐
+//!            ▼                                                                                      │
+//! request ──▶ read ── bytes ──▶ caller ── calls `next` again ───────────────────────────────────────┘
+//!               └──── digest of this response matches ──▶ end; after a reconnect, the whole file's hash must match too
 //! ```
 
 use api::files::{BLAKE3_TRAILER, FILE_TRAILER, FILE_WHOLE, FileInfo, FileKind, FilePath, not_regular};
@@ -25,29 +25,31 @@ pub struct Reader {
     path: FilePath,
     info: FileInfo,
     position: u64,
-    /// Of everything so far.
+    /// Hash state over all bytes so far.
     whole: blake3::Hasher,
     answer: Option<Answer>,
     attempts: Attempts,
-    /// Whether more than one answer was needed, or one could not show its digest.
+    /// True if more than one response was needed, or if a response had no digest. The whole file is then
+    /// compared at the end.
     pieced: bool,
     ended: bool,
-    /// Whether it is another file now, so that only reading it anew can do.
+    /// True if the file was modified, so that it has to be read again from the start.
     spoiled: bool,
 }
 
-/// One answer that is being read.
+/// A response that is being read.
 struct Answer {
     body: reqwest::Body,
-    /// Its first byte. What does not begin with the file's is compared with the rest of it, at the end.
+    /// Offset of its first byte. The digest is checked only if this is 0; otherwise the whole file is
+    /// compared at the end.
     from: u64,
 }
 
 impl Files {
-    /// A reader of a regular file as it is now.
+    /// Returns a reader of a regular file in its current version.
     ///
     /// # Errors
-    /// It is none (`not_regular`), or there is nothing.
+    /// The path is not a regular file (`not_regular`), or it does not exist.
     pub async fn reader(&self, path: &FilePath) -> Result<Reader, Error> {
         let info = self.stat(path).await?;
         if info.kind != FileKind::File {
@@ -70,20 +72,21 @@ impl Files {
 }
 
 impl Reader {
-    /// The file as it was when the reading began.
+    /// Returns the metadata of the file when the read began.
     pub fn info(&self) -> &FileInfo {
         &self.info
     }
 
-    /// Whether the file was written to while it was read, so that only reading it anew gives a whole.
+    /// Returns true if the file was modified while it was read, so that it has to be read again from the
+    /// start.
     pub fn is_spoiled(&self) -> bool {
         self.spoiled
     }
 
-    /// The next bytes; none at the end, when all of them were found to be those of the file.
+    /// Returns the next bytes; none at the end, after all bytes were verified.
     ///
     /// # Errors
-    /// The file changed (`conflict`), is gone, or the server does not answer any more.
+    /// The file changed (`conflict`) or is gone, or the server no longer responds.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         while !self.ended {
             match self.step().await {
@@ -106,7 +109,7 @@ impl Reader {
 
     async fn step(&mut self) -> Result<Option<Bytes>, Failure> {
         let Some(answer) = &mut self.answer else {
-            // Cut after the last byte: there is nothing left to ask for but whether these are the right ones.
+            // Disconnected after the last byte: only the hash remains to be checked.
             if self.pieced && self.position == self.info.size_bytes {
                 return self.compare().await.map(|()| None);
             }
@@ -132,7 +135,7 @@ impl Reader {
                 }
             },
             Ok(None) => {
-                // Something in between took the trailers away.
+                // A proxy removed the trailers.
                 self.finish(&HeaderMap::new()).await.map(|()| None)
             }
             Ok(Some(Err(error))) => {
@@ -146,7 +149,7 @@ impl Reader {
         }
     }
 
-    /// Asks for everything that was not read yet.
+    /// Requests everything that was not read yet.
     async fn open(&mut self) -> Result<Answer, Failure> {
         let link = &self.files.client.link;
         let route = self.files.route("/content", &[("path", &self.path)]) + BLAKE3;
@@ -174,7 +177,7 @@ impl Reader {
         Ok(Answer { body: response.into(), from: self.position })
     }
 
-    /// Compares what came with what was sent.
+    /// Verifies a response that is complete.
     async fn finish(&mut self, trailers: &HeaderMap) -> Result<(), Failure> {
         let text = |name: &str| trailers.get(name).and_then(|value| value.to_str().ok());
         let Some(answer) = self.answer.take() else { return Ok(()) };
@@ -199,7 +202,7 @@ impl Reader {
         if self.pieced { self.compare().await } else { self.end() }
     }
 
-    /// Compares the whole with the file in the sandbox.
+    /// Compares all bytes that were read with the file in the sandbox.
     async fn compare(&mut self) -> Result<(), Failure> {
         let there = self.files.blake3(&self.path).await.map_err(fatal)?;
         if there.file.version != self.info.version || there.hash != finished(&self.whole) {
@@ -220,7 +223,7 @@ fn fatal(error: Error) -> Failure {
     Failure { error, trouble: None, pause: None }
 }
 
-/// The error for a file of which no whole can be had.
+/// Returns the error for a file that could not be read consistently.
 pub fn changed(info: &FileInfo, what: &str) -> api::Error {
     api::Error {
         code: ErrorCode::Conflict,

@@ -1,4 +1,4 @@
-//! Bodies that are made while they are sent. One piece is held at a time, whatever the length.
+//! Streamed request bodies. One chunk is held at a time, regardless of the length of the body.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,39 +12,40 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use crate::error::Error;
 use crate::link::{Ask, Failure, Link};
 
-/// What is read and sent at once.
+/// Size of a chunk that is read and sent at once.
 const PIECE_BYTES: usize = 256 << 10;
-/// Pieces waiting for the connection.
+/// Maximum number of chunks that wait for the connection.
 const PIECES_WAITING: usize = 2;
-/// A server that takes nothing for so long is gone; one that is merely slow takes something within 60 s or says so.
+/// Maximum time without progress. A server that is merely slow accepts data or reports an error within 60 s.
 const STALL_MAX: Duration = Duration::from_secs(75);
-/// A sandbox that hashes slower than this has a broken disk.
+/// Minimum rate at which a sandbox is expected to hash. A slower one has a broken disk.
 const SLOWEST_BYTES_PER_SECOND: u64 = 4 << 20;
-/// A link that carries less is of no use for files: 16 MiB would take longer than four minutes.
+/// Minimum rate of a connection. At a lower rate, 16 MiB would take more than four minutes, which is useless
+/// for files.
 const SLOWEST_LINK_BYTES_PER_SECOND: u64 = 64 << 10;
-/// How often it is looked whether anything moves.
+/// Interval of the checks for progress.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// One request with such a body.
+/// A request with a streamed body.
 pub struct Sending<'a> {
     pub link: &'a Link,
     pub ask: &'a Ask,
-    /// Bytes that are there already: the answer takes time for these too.
+    /// Number of bytes that the server has already. They add to the time that the response may take.
     pub before: u64,
-    /// Is told how many bytes are there, with those.
+    /// Callback for progress. Receives the number of bytes sent, including `before`.
     pub seen: &'a (dyn Fn(u64) + Send + Sync),
 }
 
-/// What a body came to.
+/// Result of sending a body.
 enum Fed {
-    /// All of it was taken.
+    /// The whole body was sent.
     All,
-    /// Nobody takes any more.
+    /// The connection no longer accepts data.
     Unwanted,
 }
 
 impl Sending<'_> {
-    /// Sends everything that comes out of `from`, telling `passed` of each piece, and understands the answer.
+    /// Sends everything that `from` returns, calls `passed` with each chunk, and parses the response.
     pub async fn send<T: DeserializeOwned>(
         &self,
         from: &mut (impl AsyncRead + Unpin),
@@ -99,7 +100,8 @@ impl Sending<'_> {
                 Ok(_) => {}
                 Err(error) => {
                     let why = error.to_string();
-                    // Without an end, so that nobody takes what came for all there is.
+                    // Abort instead of a regular end, so that the server does not take the partial body for
+                    // complete.
                     sender.abort(error);
                     return Err(Error::Local { act: "read the data to send".into(), why });
                 }
@@ -115,12 +117,12 @@ impl Sending<'_> {
     }
 }
 
-/// How long a sandbox may work on so many bytes.
+/// Returns the maximum time that a sandbox may take to process this many bytes.
 pub fn worked(bytes: u64) -> Duration {
     STALL_MAX + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
 }
 
-/// How long a body of so many bytes may be on its way, and worked on.
+/// Returns the maximum time that transfer and processing of a body of this size may take.
 pub fn carried(bytes: u64) -> Duration {
     worked(bytes) + Duration::from_secs(bytes / SLOWEST_LINK_BYTES_PER_SECOND)
 }

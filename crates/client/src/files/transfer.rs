@@ -1,11 +1,12 @@
-//! Whole files between this machine and a sandbox.
+//! Transfers of whole files between this machine and a sandbox.
 //!
-//! Nothing is there under its name before all of it is, and is what was sent. What breaks off is gone on from where it stopped,
-//! also with the next server. Memory does not grow with the file.
+//! A file appears under its name only when it is complete and its hash was verified. An interrupted transfer
+//! resumes where it stopped, also after a restart of the server. Memory use does not depend on the size of
+//! the file.
 //!
 //! ```text
-//! up     .NAME.RANDOM.part written on ──▶ its hash is ours ──▶ moved to NAME      small files: one request with their digest
-//! down   .NAME.RANDOM.part beside it  ──▶ its hash is theirs ─▶ renamed to NAME
+//! upload     .NAME.RANDOM.part, appended to    ──▶ hashes match ──▶ moved to NAME    (small files: one request with a digest)
+//! download   .NAME.RANDOM.part next to NAME    ──▶ hashes match ──▶ renamed to NAME
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -23,46 +24,49 @@ use super::{BLAKE3, Files, finished};
 use crate::error::Error;
 use crate::link::Ask;
 
-/// What is sent in one request that can be repeated whole.
+/// Maximum size of a file that is sent in one request, which is repeated as a whole.
 const SMALL_BYTES_MAX: u64 = 8 << 20;
-/// How often a file is begun anew that changes while it is read. What changes more often is not to be had.
+/// Maximum number of attempts to read a file that changes while it is read.
 const BEGUN_ANEW_MAX: u32 = 3;
-/// How often the last step of an upload is tried whose answer was lost.
+/// Maximum number of attempts of the last step of an upload if the response is lost.
 const NAMED_AGAIN_MAX: u32 = 3;
-/// What of a name goes into that of its part: the rest of the 255 bytes is for what makes it another.
+/// Maximum number of bytes of a name that the name of its part contains. The rest of the 255 bytes that a
+/// name can have is left for the prefix and the random suffix.
 const NAME_KEPT_BYTES: usize = 200;
 
-/// What the owner of a part must be allowed: to write it on and to hash it.
+/// Permissions that the owner of a part needs: to append to it and to hash it.
 const OWNER: u32 = 0o600;
 
-/// Is told how many bytes are there.
+/// Callback for progress. Receives the number of bytes transferred so far.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
-/// A file of this machine that is not whole yet. Dropping it removes it.
+/// A local file that is not complete yet. Dropping it removes the file.
 struct Part {
     path: PathBuf,
     named: bool,
 }
 
-/// A file of the sandbox that has no name yet. One that is dropped so is remembered for [`Files::tidy`].
+/// A file of the sandbox that does not have its final name yet. If dropped in this state, it is remembered
+/// for [`Files::tidy`].
 struct Unnamed<'a> {
     files: &'a Files,
     part: Option<FilePath>,
 }
 
-/// What of a local file was hashed: each byte once, however often it is sent.
+/// Hash state of a local file. Each byte is hashed once, even if it is sent several times.
 struct Hashed {
     hasher: blake3::Hasher,
     upto: u64,
 }
 
 impl Files {
-    /// Puts a file of this machine into the sandbox, with its permissions; to those of a large one, it is added that its owner
-    /// may read and write it. After one that was dropped before its end, [`Files::tidy`] removes what it left.
-    /// The hash that comes back is the SHA-256 of a small file and the BLAKE3 of a large one.
+    /// Uploads a local file into the sandbox, with its permissions. For a large file, read and write
+    /// permissions for the owner are added. If the upload is dropped before its end, [`Files::tidy`] removes
+    /// its part. The returned hash is the SHA-256 of a small file and the BLAKE3 of a large one.
     ///
     /// # Errors
-    /// It cannot be read here or written there, changed meanwhile (`conflict`), or the server does not answer any more.
+    /// The file cannot be read locally or written in the sandbox, it changed meanwhile (`conflict`), or the
+    /// server no longer responds.
     pub async fn upload(
         &self,
         local: &Path,
@@ -91,8 +95,9 @@ impl Files {
         let part = FilePath::new(beside(path.as_bytes())?).map_err(Error::Refused)?;
         let mut unnamed = Unnamed { files: self, part: Some(part.clone()) };
         let sent = async {
-            // A file that is written on keeps the permissions it was made with, and nothing changes them later: so its owner may
-            // read and write it, also where that is not so here. Without that, it could not be written on.
+            // A part keeps the permissions that it was created with, also when it is appended to and renamed.
+            // Its owner therefore gets read and write permissions, even if the local file does not grant
+            // them: otherwise it would be impossible to append to the part.
             self.write(&part, bytes::Bytes::new(), Some(mode | OWNER)).await?;
             let hash = self.send_on(&mut file, local, &part, seen).await?;
             self.name(&part, path, hash).await
@@ -105,10 +110,10 @@ impl Files {
         sent
     }
 
-    /// Removes what uploads left in the sandbox that were dropped before their end.
+    /// Removes the parts that dropped uploads left in the sandbox.
     ///
     /// # Errors
-    /// It cannot be removed, or the server does not answer.
+    /// A part cannot be removed, or the server does not respond.
     pub async fn tidy(&self) -> Result<(), Error> {
         loop {
             let part = self.left.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -117,11 +122,12 @@ impl Files {
         }
     }
 
-    /// Takes a file of the sandbox to this machine, with its permissions.
+    /// Downloads a file of the sandbox to this machine, with its permissions.
     ///
     /// # Errors
-    /// It cannot be read there or written here, what is here is no regular file (`not_regular`), it changes faster than it can be
-    /// read (`conflict`), or the server does not answer any more.
+    /// The file cannot be read in the sandbox or written locally, the local path is not a regular file
+    /// (`not_regular`), the file changes faster than it can be read (`conflict`), or the server no longer
+    /// responds.
     pub async fn download(
         &self,
         path: &FilePath,
@@ -165,7 +171,7 @@ impl Files {
         }
     }
 
-    /// Writes a part to its end, from wherever it is, and says its hash.
+    /// Sends the rest of a part, whatever its current length, and returns its hash.
     async fn send_on(
         &self,
         file: &mut File,
@@ -203,7 +209,7 @@ impl Files {
         Ok(sent.hash)
     }
 
-    /// Gives a part its name. An answer that was lost is found out about.
+    /// Renames a part to its final name. If the response is lost, determines whether the rename happened.
     async fn name(&self, part: &FilePath, path: &FilePath, hash: Hash) -> Result<HashedFile, Error> {
         let mut tries = 0;
         loop {
@@ -211,7 +217,7 @@ impl Files {
             match self.rename(part, path, true).await {
                 Ok(_) => return Ok(HashedFile { file: self.stat(path).await?, hash }),
                 Err(Error::Unreachable { .. }) if tries < NAMED_AGAIN_MAX => {}
-                // Gone, because the move whose answer was lost was done.
+                // The part is gone, because the rename whose response was lost has succeeded.
                 Err(error) if tries > 1 && error.code() == Some(ErrorCode::NotFound) => {
                     let there = self.blake3(path).await?;
                     return if there.hash == hash { Ok(there) } else { Err(error) };
@@ -223,7 +229,7 @@ impl Files {
 }
 
 impl Hashed {
-    /// Takes bytes that begin at an offset. Those that were hashed before are not hashed again.
+    /// Hashes bytes that begin at an offset. Bytes that were hashed before are skipped.
     fn pass(&mut self, at: &mut u64, bytes: &[u8]) {
         let known = usize::try_from(self.upto.saturating_sub(*at)).unwrap_or(usize::MAX);
         let fresh = bytes.get(known.min(bytes.len())..).unwrap_or_default();
@@ -242,7 +248,7 @@ impl Part {
 
     async fn open(&self, mode: u32) -> Result<File, Error> {
         let mut options = tokio::fs::OpenOptions::new();
-        // For its owner it must be writable until it is whole.
+        // The owner needs write permission until the file is complete.
         options.write(true).create_new(true).mode((mode & 0o777) | 0o200);
         options.open(&self.path).await.map_err(|error| failed("create", &self.path, &error))
     }
@@ -270,8 +276,8 @@ impl Drop for Unnamed<'_> {
     }
 }
 
-/// Whether a file may take the place of what is here. A device or a pipe is written to, and a name that was given to one must
-/// not make a file of it.
+/// Checks that a file may replace the local path. A device or a pipe would be written to, not replaced, so a
+/// download must not turn its name into a regular file.
 async fn replaceable(local: &Path) -> Result<(), Error> {
     match tokio::fs::metadata(local).await {
         Ok(known) if !known.is_file() => Err(Error::Refused(api::Error {
@@ -282,12 +288,12 @@ async fn replaceable(local: &Path) -> Result<(), Error> {
             retry: Retry::Useless,
             fix: "Use a regular file or a path that does not exist yet. To write to standard output with `bellglass cp`, use `-`.".into(),
         })),
-        // What else is wrong with the place is told by making the part.
+        // Other problems with the path are reported when the part is created.
         Ok(_) | Err(_) => Ok(()),
     }
 }
 
-/// A hidden name in the same directory that nothing else has.
+/// Returns a hidden, unique name in the same directory.
 fn beside(path: &[u8]) -> Result<Vec<u8>, Error> {
     let at = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
     let (directory, name) = path.split_at(at);

@@ -1,4 +1,4 @@
-//! What happens to files, as it happens.
+//! Live events of files.
 
 use api::files::{Change, FileEvent, FilePath, WatchLine};
 
@@ -9,19 +9,20 @@ use crate::lines::{Broken, Lines};
 use crate::link::Ask;
 use crate::patience::Attempts;
 
-/// A reader of what happens to files. What happens while it is not connected is lost, and said to be.
+/// A reader of file events. Events that occur while it is disconnected are lost, and the reader reports the
+/// loss.
 pub struct Watch {
     files: Files,
     path: FilePath,
     deep: bool,
     lines: Option<Lines<WatchLine>>,
     attempts: Attempts,
-    /// Whether it was connected before: a new connection then means that events were missed.
+    /// True if the reader was connected before: a new connection then means that events were missed.
     connected: bool,
 }
 
 impl Files {
-    /// What happens to a file or a directory, with `deep` also below its directories. [`Watch::begin`] connects.
+    /// Watches a file or a directory; with `deep`, also all of its subdirectories. [`Watch::begin`] connects.
     pub fn watch(&self, path: &FilePath, deep: bool) -> Watch {
         let attempts = self.client.link.attempts();
         let (files, path) = (self.clone(), path.clone());
@@ -30,10 +31,10 @@ impl Files {
 }
 
 impl Watch {
-    /// Waits until it is connected: what happens from then on is told.
+    /// Waits until the watch is connected. All later events are reported.
     ///
     /// # Errors
-    /// There is nothing at the path, or the server does not answer.
+    /// The path does not exist, or the server does not respond.
     pub async fn begin(&mut self) -> Result<(), Error> {
         while !self.connected {
             if self.step().await?.is_some() {
@@ -43,11 +44,11 @@ impl Watch {
         Ok(())
     }
 
-    /// The next event. After a connection that broke it is `overflow`: nobody knows what was missed. Can be dropped and asked
-    /// again.
+    /// Returns the next event. After a lost connection, that is `overflow`, because it is unknown which
+    /// events were missed. Cancel-safe.
     ///
     /// # Errors
-    /// The sandbox is gone, or the server does not answer any more.
+    /// The sandbox is gone, or the server no longer responds.
     pub async fn next(&mut self) -> Result<FileEvent, Error> {
         loop {
             if let Some(event) = self.step().await? {

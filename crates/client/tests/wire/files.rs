@@ -1,4 +1,4 @@
-//! Files: what is asked for after a cut, what is believed, and what is left when it cannot be had.
+//! Files: requests after a disconnect, verification of responses, and cleanup after a failure.
 
 use api::ErrorCode;
 use api::files::{FilePath, Hash};
@@ -36,13 +36,13 @@ fn head(status: &str) -> String {
     format!("HTTP/1.1 {status}\r\nconnection: close\r\ntransfer-encoding: chunked\r\netag: \"v1\"\r\n\r\n")
 }
 
-/// An answer that is whole, with its trailers.
+/// Returns a complete response, with its trailers.
 fn whole(status: &str, bytes: &str, blake3: &str, state: &str) -> Answer {
     let end = format!("0\r\nbellglass-blake3: {blake3}\r\nbellglass-file: {state}\r\n\r\n");
     Answer::raw(head(status) + &chunk(bytes) + &end)
 }
 
-/// What is said of the file itself, and a test's own answer to requests for its bytes.
+/// Answers requests for metadata, and passes requests for content to the test's own function.
 fn serving(
     content: impl Fn(&Request) -> Answer + Send + Sync + 'static,
 ) -> impl Fn(usize, &Request) -> Answer {

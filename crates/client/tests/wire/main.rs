@@ -2,13 +2,13 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`server`] | a server that does exactly what it is told |
-//! | [`requests`] | what is asked again, what is not, and for how long |
-//! | [`files`] | files over connections that break, and answers that are not what was sent |
-//! | [`reading`] | output over connections that break, lie and fall silent |
-//! | [`trust`] | servers that are, and are not, who they should be |
+//! | [`server`] | a server whose responses a test specifies exactly |
+//! | [`requests`] | which requests are retried, which are not, and for how long |
+//! | [`files`] | files over connections that break, and responses that differ from the data sent |
+//! | [`reading`] | output over connections that break, send false data or fall silent |
+//! | [`trust`] | servers with trusted and with untrusted certificates |
 
-// A test fails by panicking.
+// Tests fail by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
 mod files;
@@ -24,7 +24,7 @@ use api::{Error, ErrorCode, Layer, Ran, Retry};
 use client::{Client, Options, Patience};
 use server::Server;
 
-/// A client whose waits are short enough for a test.
+/// Returns a client with timeouts that are short enough for a test.
 fn client(server: &Server) -> Client {
     client_of(&server.url())
 }

@@ -1,4 +1,4 @@
-//! Output over connections that break, lie and fall silent.
+//! Output over connections that break, send false data or fall silent.
 
 use api::exec::{ExecSpec, OutputMode, Stream};
 use api::output::{LINE_BYTES_MAX, OutputLine};
@@ -22,14 +22,14 @@ fn data(stream: Stream, offset: u64, bytes: &[u8]) -> OutputLine {
     }
 }
 
-/// A number of the query.
+/// Returns a number from the query.
 fn number(request: &Request, name: &str) -> usize {
     let (_, query) = request.line.split_once('?').unwrap_or_default();
     let value = query.split('&').find_map(|pair| pair.strip_prefix(&format!("{name}=")));
     value.map_or(0, |value| value.parse().unwrap())
 }
 
-/// What an honest server says to this request: seven bytes a line, and the end.
+/// Returns the response of a correct server to this request: seven bytes per line, then the end.
 fn honest(request: &Request) -> Vec<OutputLine> {
     let (stdout, stderr) = (number(request, "stdout"), number(request, "stderr"));
     let mut lines = Vec::new();
@@ -56,7 +56,8 @@ fn reader(server: &Server) -> Exec {
 
 #[tokio::test]
 async fn output_that_is_cut_everywhere_arrives_once_and_in_order() {
-    // The end and the start are lines of up to 200 bytes; a connection that carries less never gets anywhere.
+    // The lines of the start and the end have up to 200 bytes. A connection that carries less makes no
+    // progress.
     for cut in (230..700).step_by(31) {
         let server = Server::start(move |_, request| Answer::cut(&text(&honest(request)), cut)).await;
         let collected = exec(&server).await.collect().await.unwrap();
@@ -136,7 +137,7 @@ fn result(offset: u64, next: u64) -> OutputLine {
     OutputLine::Result { offset, next, line: serde_json::from_value(value).unwrap() }
 }
 
-/// A connection that breaks within a result has not told it; the next one begins with it.
+/// A result is not delivered if the connection breaks within it; the next connection starts with this result.
 #[tokio::test]
 async fn results_arrive_once_wherever_the_connection_breaks() {
     let all = |request: &Request| {
@@ -210,8 +211,8 @@ fn number_of_bytes(request: &Request) -> u64 {
     number(request, "stdout") as u64
 }
 
-/// A process in mode `block` waits for us: it is told what was read at every quarter of what is kept, when nothing comes,
-/// and when the reader comes back; and again when that is lost.
+/// A process in mode `block` waits for acknowledgements. They are sent after every quarter of the buffer, on
+/// a heartbeat, and after a reconnect; they are sent again if they are lost.
 #[tokio::test]
 async fn a_process_that_waits_for_its_reader_is_told_what_was_read() {
     let server = Server::start(|number, request| {
@@ -276,7 +277,7 @@ async fn a_reader_begins_where_it_is_told_to() {
     assert_eq!(exec.collect().await.unwrap().stdout, &STDOUT.as_bytes()[4..]);
 }
 
-/// A caller that waits for two things at once drops the wait for the other, often.
+/// A caller that waits for two things at once frequently drops one of the waits.
 #[tokio::test]
 async fn a_wait_that_is_dropped_loses_nothing() {
     let server = Server::start(|_, request| Answer::cut(&text(&honest(request)), 500)).await;

@@ -1,4 +1,4 @@
-//! What is asked again, what is not, and for how long.
+//! Which requests are retried, which are not, and for how long.
 
 use std::time::{Duration, Instant};
 
@@ -186,7 +186,7 @@ async fn a_stdin_write_whose_answer_is_lost_is_repeated_at_its_offset() {
     assert_eq!(seen, expected);
 }
 
-/// The server gives up on a piece after a while; the process may take longer.
+/// The server stops waiting for a chunk after a while; the process may take longer to read it.
 #[tokio::test]
 async fn a_process_that_does_not_read_is_waited_for_piece_by_piece() {
     let server = Server::start(|number, request| match number {
@@ -225,7 +225,7 @@ async fn health_is_what_it_is_now() {
     assert_eq!(server.seen().len(), 1);
 }
 
-/// Whoever answers for the server may not have the key sent elsewhere, nor fill our memory.
+/// A foreign response must neither redirect the key to another server nor fill the client's memory.
 #[tokio::test]
 async fn a_foreign_answer_is_neither_followed_nor_believed() {
     let elsewhere = Server::start(|_, _| Answer::json("200 OK", &sandbox("s1"))).await;

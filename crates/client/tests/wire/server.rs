@@ -1,4 +1,4 @@
-//! A server that does exactly what a test tells it to, down to the byte: answers, breaks off, falls silent.
+//! A server whose responses a test specifies exactly, to the byte: it responds, disconnects or falls silent.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A request as it came.
+/// A request as received.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The method, a space, the path and the query.
@@ -19,21 +19,21 @@ pub struct Request {
     pub body: Vec<u8>,
 }
 
-/// What is sent before the connection is closed.
+/// The bytes that are sent before the connection is closed.
 pub struct Answer {
     bytes: Vec<u8>,
-    /// Whether it is kept open, and nothing more comes.
+    /// True if the connection stays open after the bytes, without further data.
     stalls: bool,
 }
 
-/// A server in the test's own process.
+/// A server in the process of the test.
 pub struct Server {
     pub address: SocketAddr,
     seen: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Server {
-    /// Serves with a function from the number of the request and the request to what is sent.
+    /// Starts a server. `answer` maps the number of a request and the request to the response.
     pub async fn start(answer: impl Fn(usize, &Request) -> Answer + Send + Sync + 'static) -> Self {
         Self::on(TcpListener::bind("127.0.0.1:0").await.unwrap(), answer)
     }
@@ -60,7 +60,7 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    /// All requests so far.
+    /// Returns all requests so far.
     pub fn seen(&self) -> Vec<Request> {
         self.seen.lock().unwrap().clone()
     }
@@ -71,7 +71,7 @@ impl Answer {
         Self::json_after(status, body, "")
     }
 
-    /// With one more header.
+    /// Returns a JSON response with an additional header.
     pub fn json_after(status: &str, body: &impl Serialize, header: &str) -> Self {
         let body = serde_json::to_string(body).unwrap();
         let length = body.len();
@@ -86,19 +86,19 @@ impl Answer {
         Self { bytes: head.into_bytes(), stalls: false }
     }
 
-    /// A stream that is all there.
+    /// Returns a complete stream of lines.
     pub fn lines(lines: &[OutputLine]) -> Self {
         Self::text(&text(lines))
     }
 
-    /// A stream of whatever text, properly ended.
+    /// Returns a stream of arbitrary text that ends properly.
     pub fn text(text: &str) -> Self {
         let mut answer = Self::cut(text, text.len());
         answer.bytes.extend_from_slice(b"0\r\n\r\n");
         answer
     }
 
-    /// A stream that breaks off after so many bytes of its body.
+    /// Returns a stream that breaks after this many bytes of its body.
     pub fn cut(text: &str, after: usize) -> Self {
         let mut bytes =
             b"HTTP/1.1 200 OK\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
@@ -111,23 +111,23 @@ impl Answer {
         Self { bytes, stalls: false }
     }
 
-    /// Exactly these bytes.
+    /// Returns a response of exactly these bytes.
     pub fn raw(bytes: impl Into<Vec<u8>>) -> Self {
         Self { bytes: bytes.into(), stalls: false }
     }
 
-    /// A connection that is closed without a word.
+    /// Returns a response that closes the connection without sending anything.
     pub fn nothing() -> Self {
         Self { bytes: Vec::new(), stalls: false }
     }
 
-    /// The same, but the connection stays open, and nothing more comes.
+    /// Keeps the connection open after the response, without further data.
     pub fn then_silence(self) -> Self {
         Self { stalls: true, ..self }
     }
 }
 
-/// Lines as they travel.
+/// Serializes lines as they are sent.
 pub fn text(lines: &[OutputLine]) -> String {
     lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect()
 }

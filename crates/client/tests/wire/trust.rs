@@ -1,4 +1,4 @@
-//! Servers that are, and are not, who they should be.
+//! Servers with trusted and with untrusted certificates.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// A server of an empty list, and its certificate as a file.
+/// Starts a server that returns an empty list, and writes its certificate to a file.
 async fn server() -> (String, tempfile::NamedTempFile) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -46,7 +46,7 @@ async fn a_server_is_trusted_by_the_certificates_that_were_named() {
     assert_eq!(client.sandboxes(false).await.unwrap(), []);
 }
 
-/// The patience of a minute is for servers that are away, not for strangers.
+/// The retry time of one minute is for servers that are away, not for untrusted ones.
 #[tokio::test]
 async fn a_stranger_is_refused_at_once() {
     let ((url, _), (_, other)) = (server().await, server().await);

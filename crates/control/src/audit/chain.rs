@@ -1,4 +1,4 @@
-//! The lines of the log and what ties them together.
+//! The lines of the log, and the hash chain that connects them.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -10,38 +10,38 @@ use sha2::{Digest, Sha256};
 
 use super::{Act, Damaged, Entry, files};
 
-/// The longest line: every field at its bound, each byte of it escaped, is half of this.
+/// Maximum length of a line. Twice the length of a line with every field at its limit and every byte escaped.
 pub(super) const LINE_BYTES_MAX: usize = 4096;
-/// How often a log is read again because a file of it became full meanwhile.
+/// Maximum number of times that a log is read again because one of its files became full in the meantime.
 const VERIFIED_AGAIN: u32 = 3;
-/// What the first line has as the hash of the one before it.
+/// Hash of the previous line, as recorded in the first line.
 const NOTHING: [u8; 32] = [0; 32];
 
-/// A log whose chain holds.
+/// A log whose chain is intact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
-    /// Its entries.
+    /// Number of entries.
     pub entries: u64,
-    /// The number of the first: more than 0 where older ones were removed.
+    /// Number of the first entry: above 0 if older ones were removed.
     pub begins: u64,
-    /// Entries that say that the log had been cut before them.
+    /// Numbers of the entries that report a truncation of the log before them.
     pub cuts: Vec<u64>,
-    /// The hash of the last line. Kept elsewhere, it proves later that nothing was cut off before it.
+    /// Hash of the last line. Stored elsewhere, it proves later that no line up to this one was removed.
     pub head: String,
-    /// Whether a half-written line follows, as a server leaves it that was killed. The next one cuts it off.
+    /// True if an incomplete line follows, left by a killed server. The next server removes it.
     pub torn: bool,
 }
 
-/// The end of a chain: what the next line needs to know.
+/// End of a chain: the data that the next line needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Link {
     /// The number of the next line.
     pub seq: u64,
-    /// The hash of the last one.
+    /// Hash of the last line.
     pub head: [u8; 32],
 }
 
-/// One line, as it is written.
+/// A line as it is written.
 #[derive(Serialize, Deserialize)]
 struct Line {
     seq: u64,
@@ -60,18 +60,18 @@ struct Line {
     prev: String,
 }
 
-/// Reads all files of a log, from the first line to the last, and checks that each line follows from the one before it. With
-/// `archived`, files before the first one that is here may have been moved away; with `head`, the log must have the line with this
-/// hash. A server may be writing meanwhile.
+/// Reads all files of a log from the first line to the last, and checks that each line continues the chain.
+/// With `archived`, files before the first existing one may have been moved away; with `head`, the log must
+/// contain the line with this hash. A server may write to the log during the check.
 ///
 /// # Errors
-/// The first line that does not follow, or a file that is missing or cannot be read.
+/// The first line that does not continue the chain, or a file that is missing or unreadable.
 pub fn verify(path: &Path, archived: bool, head: Option<&str>) -> Result<Verified, Damaged> {
     let mut again = VERIFIED_AGAIN;
     loop {
         let before = files::full(path).unwrap_or_default();
         let verified = verify_once(path, archived, head);
-        // A file that became full meanwhile was read in part, or not at all.
+        // A file that became full during the check was read only in part, or not at all.
         if verified.is_ok() || again == 0 || files::full(path).unwrap_or_default() == before {
             return verified;
         }
@@ -80,7 +80,8 @@ pub fn verify(path: &Path, archived: bool, head: Option<&str>) -> Result<Verifie
 }
 
 fn verify_once(path: &Path, archived: bool, wanted: Option<&str>) -> Result<Verified, Damaged> {
-    // First, so that what is written meanwhile is more than this says and not less.
+    // Read the head first: lines written in the meantime then make the log longer than the head, never
+    // shorter.
     let head = files::read_head(path);
     let listed = files::full(path)
         .map_err(|error| damaged(path, 0, format!("the directory of the log cannot be listed: {error}")))?;
@@ -88,7 +89,7 @@ fn verify_once(path: &Path, archived: bool, wanted: Option<&str>) -> Result<Veri
     let mut reading = Reading { head, wanted, ..Reading::default() };
     let full = listed.len();
     for (place, file) in listed.into_iter().map(|(_, file)| file).chain([path.to_owned()]).enumerate() {
-        // A server that was killed between two files has not made the next one yet.
+        // A server that was killed between two files has not created the next one yet.
         if place < full || full == 0 || file.exists() {
             reading.file(&file, place < full)?;
         }
@@ -125,25 +126,25 @@ fn verify_once(path: &Path, archived: bool, wanted: Option<&str>) -> Result<Veri
     }
 }
 
-/// A log that is being read.
+/// State of reading a log.
 #[derive(Default)]
 struct Reading {
-    /// Where the chain is; nothing before the first line.
+    /// End of the chain so far; `None` before the first line.
     link: Option<Link>,
-    /// Where it begins.
+    /// Start of the chain.
     begins: Link,
-    /// Where it may begin, because what was before was removed for its age.
+    /// Permitted starts of the chain, where older files were removed because of the size limit.
     pruned: Vec<(u64, String)>,
     cuts: Vec<u64>,
     torn: bool,
-    /// Where it ended at some time.
+    /// End of the chain according to the head file.
     head: Option<(u64, String)>,
-    /// The hash of a line that must be there, until it is found.
+    /// Hash of a line that the log must contain; `None` once it is found.
     wanted: Option<String>,
 }
 
 impl Reading {
-    /// Reads one file, whose last line may be half-written if it is the last file.
+    /// Reads one file. Only the last line of the last file may be incomplete.
     fn file(&mut self, path: &Path, is_full: bool) -> Result<(), Damaged> {
         let unreadable =
             |line: u64| move |error: std::io::Error| (line, format!("the line cannot be read: {error}"));
@@ -178,7 +179,7 @@ impl Reading {
         let link = match self.link {
             Some(link) => link,
             None => {
-                // Whether it may begin here is known when all was read.
+                // `verify_once` checks, after reading all files, that the log may begin here.
                 let before = unhex(&prev).ok_or("the line has no valid hash of the previous line")?;
                 let link = if seq == 0 { Link::first() } else { Link { seq, head: before } };
                 self.begins = link;
@@ -204,7 +205,7 @@ impl Reading {
     }
 }
 
-/// What is written down of a file that was removed: where the rest begins.
+/// Returns the detail of the entry about a removed file: the position at which the rest begins.
 pub(super) fn prune_detail(link: &Link) -> String {
     format!("begins at {} sha256:{}", link.seq, hex(&link.head))
 }
@@ -219,19 +220,19 @@ pub(super) fn damaged(path: &Path, line: u64, what: String) -> Damaged {
 }
 
 impl Link {
-    /// Before the first line.
+    /// Returns the link before the first line.
     pub fn first() -> Self {
         Self { seq: 0, head: NOTHING }
     }
 
-    /// After a line whose place in the chain is taken on trust.
+    /// Returns the link after a line, without checking that the line continues the chain.
     pub fn after(line: &[u8]) -> Result<Self, String> {
         let seq =
             read(line)?.seq.checked_add(1).ok_or("the line has the highest possible sequence number")?;
         Ok(Self { seq, head: Sha256::digest(line).into() })
     }
 
-    /// Appends the next line, with its newline.
+    /// Appends an entry as the next line, with its newline.
     pub fn write(&mut self, entry: Entry, text: &mut Vec<u8>) -> Result<(), serde_json::Error> {
         let Entry { at_ms, act, key, project, sandbox, exec, detail } = entry;
         let prev = hex(&self.head);
@@ -243,7 +244,7 @@ impl Link {
         Ok(())
     }
 
-    /// Checks that a line is the next one.
+    /// Checks that a line is the next one, and returns the link after it.
     fn follow(self, line: &[u8]) -> Result<Self, String> {
         if api::defence::is_off("L-14") {
             return Self::after(line);

@@ -1,9 +1,9 @@
-//! The files of the log: the one that is written, those that were full before it, and where the chain ends.
+//! The files of the log: the current file, the full files before it, and the head file with the end of the chain.
 //!
 //! ```text
-//! audit.log.000001, audit.log.000002, …   full; the oldest are removed when all take more than they may
-//! audit.log                               the one that is written
-//! audit.log.head                          how many entries there are, and the hash of the last: shows what was cut off at the end
+//! audit.log.000001, audit.log.000002, …   full; the oldest are removed when the files exceed the limit
+//! audit.log                               the current file
+//! audit.log.head                          number of entries and hash of the last, to detect truncation
 //! ```
 
 use std::ffi::OsString;
@@ -14,17 +14,17 @@ use std::path::{Path, PathBuf};
 
 use super::chain::{Link, hex};
 
-/// A log is spread over so many files, so that a sixteenth of it goes at a time.
+/// Number of files of a log, so that rotation removes a sixteenth of the log at a time.
 const FILES: u64 = 16;
-/// The least a file holds: a handful of lines.
+/// Minimum size of a full file: a handful of lines.
 const FILE_BYTES_MIN: u64 = 4 << 10;
-/// The head, padded, so that it is always overwritten in one piece.
+/// Size of the head file. It is padded to this length, so that each write replaces it completely.
 const HEAD_BYTES: usize = 128;
 
-/// How much of the log is kept.
+/// Size limits of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// What all files may take together.
+    /// Maximum size of all files together.
     pub bytes_max: u64,
 }
 
@@ -35,18 +35,18 @@ impl Default for Bounds {
 }
 
 impl Bounds {
-    /// When a file is full.
+    /// Returns the size at which a file is full.
     pub(super) fn file_bytes(self) -> u64 {
         (self.bytes_max / FILES).max(FILE_BYTES_MIN)
     }
 
-    /// Full files that are kept.
+    /// Returns the maximum number of full files.
     pub(super) fn files_max(self) -> usize {
         usize::try_from(self.bytes_max / self.file_bytes()).unwrap_or(usize::MAX).saturating_sub(1).max(1)
     }
 }
 
-/// The full files, the oldest first, with their numbers.
+/// Lists the full files with their numbers, oldest first.
 pub(super) fn full(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -63,26 +63,26 @@ pub(super) fn full(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// The name of a full file.
+/// Returns the path of a full file.
 pub(super) fn numbered(path: &Path, number: u64) -> PathBuf {
     beside(path, &format!(".{number:06}"))
 }
 
-/// The name of a file beside the log.
+/// Returns the path of a file beside the log.
 pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path.as_os_str());
     name.push(suffix);
     name.into()
 }
 
-/// Where the chain ended when this was last written. Nothing where that is not known.
+/// Reads the number of entries and the last hash from the head file. Returns `None` if it is missing or malformed.
 pub(super) fn read_head(path: &Path) -> Option<(u64, String)> {
     let text = fs::read_to_string(beside(path, ".head")).ok()?;
     let (seq, head) = text.trim().split_once(' ')?;
     Some((seq.parse().ok()?, head.to_owned()))
 }
 
-/// Writes where the chain ends.
+/// Writes the end of the chain to the head file.
 pub(super) fn write_head(path: &Path, link: &Link) -> io::Result<()> {
     let mut text = format!("{} {}", link.seq, hex(&link.head)).into_bytes();
     text.resize(HEAD_BYTES - 1, b' ');

@@ -1,4 +1,4 @@
-//! The log against a real file, one for each test.
+//! Tests of the log, each with a real file.
 
 use std::fs;
 use std::io::Write;
@@ -17,7 +17,7 @@ use super::files::{beside, full};
 use super::writer::{Word, Writer};
 use super::{Act, Audit, Bounds, DETAIL_BYTES_MAX, Damaged, Entry, Error, QUEUE, Verified};
 
-/// Files of 4 KiB, and 4 of them.
+/// Limits for 4 files of 4 KiB.
 const SMALL: Bounds = Bounds { bytes_max: 16 << 10 };
 
 fn verify(path: &Path) -> Result<Verified, Damaged> {
@@ -34,7 +34,7 @@ fn place() -> Place {
     Place { path: directory.path().join("audit.log"), _directory: directory }
 }
 
-/// Opens the log of a server that has just ended: its writer may need a moment to close the file.
+/// Opens the log after its previous writer was dropped: that writer may need a moment to close the file.
 fn open(path: &Path) -> Audit {
     let began = Instant::now();
     loop {
@@ -176,7 +176,7 @@ async fn a_line_torn_by_a_kill_is_cut_off_and_the_log_says_so() {
     let last = whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
     for length in (0..20).chain(last..=whole.len()) {
         fs::write(&place.path, &whole[..length]).unwrap();
-        // Else it would be seen that lines are missing.
+        // Otherwise the missing lines would be detected.
         let _ = fs::remove_file(beside(&place.path, ".head"));
         let before = verify(&place.path).unwrap();
         assert_eq!(before.torn, length > 0 && whole[length - 1] != b'\n');
@@ -194,14 +194,14 @@ async fn a_line_torn_by_a_kill_is_cut_off_and_the_log_says_so() {
     }
 }
 
-/// This test starts itself as a process that only writes, and kills it.
+/// This test starts itself as a child process that only writes, and kills it.
 #[test]
 fn a_log_goes_on_after_its_writer_was_killed_at_any_time() {
     // L-01
     const LOG: &str = "BELLGLASS_TEST_AUDIT_LOG";
     if let Some(path) = std::env::var_os(LOG) {
         let (audit, began) = (open(Path::new(&path)), Instant::now());
-        // Not for ever, in case that whoever was to kill it has been killed.
+        // The time limit ends the child if the parent was killed first.
         while began.elapsed().as_secs() < 60 {
             audit.record(Entry::new(1, Act::Exec).detail("as fast as it can"));
         }
@@ -231,7 +231,7 @@ fn a_log_goes_on_after_its_writer_was_killed_at_any_time() {
     assert!(!verify(&place.path).unwrap().torn);
 }
 
-/// Writes a log of several files.
+/// Writes a log with these limits.
 fn rotated(path: &Path, entries: u64, bounds: Bounds) {
     let mut writer = Writer::open(path, 1, Arc::default(), bounds).unwrap();
     for number in 0..entries {
@@ -254,7 +254,7 @@ fn the_chain_goes_on_from_file_to_file_and_over_restarts() {
     rotated(&place.path, 1, large);
     super::verify(&place.path, false, Some(&verified.head)).unwrap();
     super::verify(&place.path, false, Some(&"0".repeat(64))).unwrap_err();
-    // A server that was killed after it renamed a full file and before it made the next.
+    // Simulate a server killed after it renamed a full file and before it created the next.
     let next = super::files::numbered(&place.path, files.len() as u64 + 1);
     fs::rename(&place.path, next).unwrap();
     assert_eq!(verify(&place.path).unwrap().entries, 101);
@@ -351,7 +351,7 @@ async fn a_full_queue_never_blocks_and_what_is_missed_is_counted() {
     let writer = Writer::open(&place.path, 1, Arc::clone(&missed), Bounds::default()).unwrap();
     let (queue, words) = mpsc::sync_channel(QUEUE);
     let audit = Audit { queue, missed: Arc::clone(&missed) };
-    // Nobody writes yet.
+    // The writer thread is not running yet.
     for number in 0..QUEUE as u64 + 17 {
         audit.record(Entry::new(number, Act::Exec));
     }
@@ -383,7 +383,7 @@ async fn entries_of_many_at_once_are_all_written_or_counted() {
     }
     recording.join_all().await;
     audit.flush().await;
-    // Whatever was missed up to here is written with the next entry at the latest.
+    // The next entry also writes the number of entries missed so far.
     audit.record(Entry::new(1, Act::ServerStop));
     audit.flush().await;
     let (mut written, mut missed) = (0, 0);
@@ -425,7 +425,7 @@ async fn a_disk_that_is_full_loses_entries_and_says_so_once_it_has_room() {
     writer.write(vec![Entry::new(2, Act::Exec), Entry::new(3, Act::Exec)]);
     writer.write(vec![Entry::new(4, Act::Exec)]);
     assert_eq!(missed.load(Ordering::Relaxed), 3);
-    // Half of a line had room.
+    // Half of a line fit on the disk.
     (&file).write_all(b"{\"seq\":1,").unwrap();
     writer.swap_file(file);
     writer.write(vec![Entry::new(5, Act::Exec)]);

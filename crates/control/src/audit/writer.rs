@@ -1,4 +1,4 @@
-//! The one thread that writes the log.
+//! The thread that writes the log.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -15,43 +15,45 @@ use super::chain::{LINE_BYTES_MAX, Link, damaged, prune_detail};
 use super::files::{self, Bounds};
 use super::{Act, Damaged, Entry, Error, SYNC_EVERY};
 
-/// Entries in one write: enough that a burst costs few system calls, and a quarter of a megabyte at most in practice.
+/// Maximum number of entries in one write. Large enough that a burst costs few system calls; in practice at
+/// most a quarter of a megabyte.
 const GROUP: usize = 512;
 
-/// What the thread is told.
+/// A message to the thread.
 pub(super) enum Word {
-    /// To write an entry.
+    /// Write an entry.
     Entry(Box<Entry>),
-    /// To bring everything before this to the disk, and then to say so.
+    /// Sync everything sent before to disk, then notify the sender.
     Flush(oneshot::Sender<()>),
 }
 
-/// The file and the end of its chain.
+/// The current file and the end of its chain.
 pub(super) struct Writer {
     path: PathBuf,
     bounds: Bounds,
     file: File,
-    /// Where the last whole line ends. After a failed write there may be more in the file than this.
+    /// End of the last complete line. After a failed write, the file may be longer.
     length: u64,
     link: Link,
     missed: Arc<AtomicU64>,
-    /// The time of the newest entry, for entries of the writer's own.
+    /// Time of the newest entry, for entries that the writer itself adds.
     at_ms: u64,
-    /// When the oldest line was written that may not be on the disk.
+    /// Time at which the oldest line that may not be on disk was written.
     unsynced: Option<Instant>,
-    /// Whether the last write failed, so that a full disk is reported once and not for every entry.
+    /// True if the last write failed, so that a full disk is logged once and not for every entry.
     failing: bool,
 }
 
 impl Writer {
-    /// Opens the file, finds the end of its chain and cuts off what follows it. Says in an entry what is missing.
+    /// Opens the file, finds the end of its chain, and removes an incomplete line after it. Adds an entry if
+    /// that happened, or if entries are missing according to the head file.
     pub fn open(path: &Path, now_ms: u64, missed: Arc<AtomicU64>, bounds: Bounds) -> Result<Self, Error> {
         let failed =
             |act: &'static str| move |source| Error::File { act, path: path.display().to_string(), source };
         let file = locked(path)?;
         let whole = file.metadata().map_err(failed("read"))?.len();
         let (length, link) = end(&file, whole, path).map_err(failed("read"))??;
-        // A new file goes on where the one before it ended.
+        // A new file continues the chain of the previous one.
         let link = match link {
             Some(link) => link,
             None => last(path).map_err(failed("read"))??.unwrap_or(Link::first()),
@@ -79,7 +81,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Writes what comes until nobody is left who could send more.
+    /// Writes messages until all senders are dropped.
     pub fn run(mut self, words: &Receiver<Word>) {
         loop {
             let mut group = Vec::new();
@@ -94,14 +96,14 @@ impl Writer {
                     }
                     false
                 }
-                // Also when nothing comes: the last missed ones may have been counted just now.
+                // Write even without a new message: entries may have been missed since the last write.
                 Err(RecvTimeoutError::Timeout) => false,
                 Err(RecvTimeoutError::Disconnected) => true,
             };
             self.write(group);
             self.sync(ended || !flushed.is_empty());
             for done in flushed {
-                // Whoever has stopped waiting need not know.
+                // Ignore an error: the caller of `flush` has stopped waiting.
                 let _ = done.send(());
             }
             if ended {
@@ -110,7 +112,8 @@ impl Writer {
         }
     }
 
-    /// Writes a group and, after it, how many were missed until now. What cannot be written counts as missed.
+    /// Writes a group of entries, followed by one with the number of missed entries. Entries that cannot be
+    /// written count as missed.
     pub fn write(&mut self, mut group: Vec<Entry>) {
         if let Some(last) = group.last() {
             self.at_ms = last.at_ms;
@@ -146,7 +149,8 @@ impl Writer {
         }
     }
 
-    /// Writes entries in one piece. If that fails, the chain is as it was, and what got into the file is cut off before the next.
+    /// Writes entries in one call. On failure, the chain is unchanged, and the next call removes any partial
+    /// write.
     fn append(&mut self, entries: Vec<Entry>) -> io::Result<()> {
         if self.failing {
             self.file.set_len(self.length)?;
@@ -163,7 +167,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Goes on in a new file, and removes the oldest ones where there are too many.
+    /// Continues in a new file, and removes the oldest files that exceed the limit.
     fn rotate(&mut self) -> io::Result<()> {
         self.sync(true);
         let full = files::full(&self.path)?;
@@ -173,7 +177,7 @@ impl Writer {
         let file = locked(&fresh).map_err(io::Error::other)?;
         fs::rename(&self.path, &kept)?;
         if let Err(error) = fs::rename(&fresh, &self.path) {
-            // As it was, so that the next one to open it finds its end.
+            // Restore the name, so that the next writer finds the end of the chain.
             fs::rename(&kept, &self.path)?;
             return Err(error);
         }
@@ -190,7 +194,7 @@ impl Writer {
         Ok(())
     }
 
-    /// For tests of what a disk does: another file in place of this one.
+    /// Replaces the file, to test disk errors.
     #[cfg(test)]
     pub fn swap_file(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
@@ -200,7 +204,8 @@ impl Writer {
         let due = self.unsynced.is_some_and(|since| now || since.elapsed() >= SYNC_EVERY);
         if due && self.file.sync_data().is_ok() {
             self.unsynced = None;
-            // Only of what is on the disk: after a power cut the head says no more than the log.
+            // Only data on disk is recorded, so that after a power failure the head is never ahead of the
+            // log.
             if let Err(error) = files::write_head(&self.path, &self.link) {
                 tracing::debug!(%error, "cannot write the head file of the audit log");
             }
@@ -208,7 +213,7 @@ impl Writer {
     }
 }
 
-/// Opens a file of the log, which nobody else may write.
+/// Opens a file of the log and locks it against other writers.
 fn locked(path: &Path) -> Result<File, Error> {
     let failed =
         |act: &'static str| move |source| Error::File { act, path: path.display().to_string(), source };
@@ -222,7 +227,7 @@ fn locked(path: &Path) -> Result<File, Error> {
     }
 }
 
-/// The chain after the newest full file, if there is one.
+/// Returns the end of the chain of the newest full file, if any.
 fn last(path: &Path) -> io::Result<Result<Option<Link>, Damaged>> {
     let Some((_, newest)) = files::full(path)?.pop() else { return Ok(Ok(None)) };
     let file = File::open(&newest)?;
@@ -230,9 +235,10 @@ fn last(path: &Path) -> io::Result<Result<Option<Link>, Damaged>> {
     Ok(end(&file, whole, &newest)?.map(|(_, link)| link))
 }
 
-/// Where the last whole line ends, and the chain after it; nothing where there is no whole line.
+/// Returns the offset after the last complete line, and the chain after that line; `None` if the file has no
+/// complete line.
 fn end(file: &File, whole: u64, path: &Path) -> io::Result<Result<(u64, Option<Link>), Damaged>> {
-    // Room for the last whole line, its newline, the newline before it and a half-written line.
+    // Large enough for the last complete line, its newline, the newline before it and an incomplete line.
     let from = whole.saturating_sub(2 * LINE_BYTES_MAX as u64 + 2);
     let mut tail = vec![0; usize::try_from(whole - from).unwrap_or(0)];
     file.read_exact_at(&mut tail, from)?;

@@ -1,6 +1,7 @@
-//! Who calls the API, as the first argument of a handler: [`Caller<Write>`] exists only where a key of role write was shown.
+//! The caller of the API, as the first argument of a handler: [`Caller<Write>`] exists only if the request
+//! has a key of role write.
 //!
-//! It is decided on the headers, before a byte of the body is read.
+//! Authentication uses only the headers, before any byte of the body is read.
 
 use std::marker::PhantomData;
 use std::net::{IpAddr, SocketAddr};
@@ -29,14 +30,14 @@ pub struct Caller<R> {
     role: PhantomData<R>,
 }
 
-/// Anybody: a route that takes this is open, and says so.
+/// The need of an open route: callers need no credential.
 pub struct Anyone;
 
-/// The role by which one looks.
+/// The role for reading.
 pub struct Read;
-/// The role by which one changes something.
+/// The role for making changes.
 pub struct Write;
-/// The role by which one administers.
+/// The role for administration.
 pub struct Admin;
 
 /// A role as a type.
@@ -99,11 +100,11 @@ impl<R: Minimum> FromRequestParts<Arc<Platform>> for Caller<R> {
     }
 }
 
-/// Has everything that follows know whose request this is: its connection may stay, its body is counted against its project, and
-/// its response ends with its key.
+/// Attaches the grant to the connection and to the request: the connection may stay open, the body is counted
+/// against the project, and the response ends with the key.
 ///
 /// # Errors
-/// `rate_limited`: the project has as many requests under way as it may.
+/// `rate_limited`: the project is at its limit of concurrent requests.
 pub(crate) fn remember(parts: &mut Parts, grant: &Grant) -> Answer<()> {
     if let Some(known) = parts.extensions.get::<Known>() {
         known.show(&grant.account)?;
@@ -115,7 +116,7 @@ pub(crate) fn remember(parts: &mut Parts, grant: &Grant) -> Answer<()> {
     Ok(())
 }
 
-/// The address that a request came from.
+/// Returns the address of the client.
 pub(crate) fn peer(parts: &Parts) -> Option<IpAddr> {
     parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
 }
@@ -124,14 +125,14 @@ fn note_failure(platform: &Platform, fault: &Fault, from: Option<IpAddr>) {
     if fault.error().code != ErrorCode::Unauthorized {
         return;
     }
-    // Whoever has many addresses may not push everything else out of the log.
+    // Limit these entries: a client with many addresses could displace all others from the log.
     let Some(unsaid) = platform.accounts.failures.say() else { return };
     let from = from.as_ref().map(IpAddr::to_string).unwrap_or_default();
     let detail = if unsaid == 0 { from } else { format!("{from}, after {unsaid} unrecorded failures") };
     platform.audit.record(Entry::new(clock::wall_ms(), Act::AuthenticateFailed).detail(&detail));
 }
 
-/// The one secret that a request shows. Two are none.
+/// Returns the secret of a request. Returns `None` if the request has more than one.
 fn shown(headers: &HeaderMap) -> Option<&str> {
     let mut bearer = headers.get_all(header::AUTHORIZATION).iter();
     let mut named = headers.get_all("x-api-key").iter();

@@ -1,5 +1,5 @@
-//! What ends with a key: a stream that was opened with it breaks off when it is revoked or expires, and a body that was begun with it
-//! is never complete, so that nothing is done that was not asked for in time.
+//! Streams and bodies that end with their key. A stream is aborted when the key it was opened with is revoked
+//! or expires. A request body is then never complete, so a request that outlives its key has no effect.
 
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
@@ -16,35 +16,37 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::grant::Grant;
 
-/// How often the clock is looked at: it may be set.
+/// Maximum interval between checks of the clock, which may be set at any time.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// Where a request keeps the end of its grant while it is handled, for its response.
+/// Slot for the end of a request's grant. It is filled while the request is handled, and read by the response
+/// body.
 #[derive(Clone, Default)]
 pub struct Slot(Arc<OnceLock<Ends>>);
 
-/// When a grant ends.
+/// The end of a grant: revocation or expiry.
 #[derive(Clone)]
 pub struct Ends {
     revoked: CancellationToken,
     until_ms: Option<u64>,
 }
 
-/// A body that breaks off when its grant ends.
+/// A body that is aborted when its grant ends.
 struct Cuttable {
     body: Body,
-    /// Empty until the grant is known: a request's body is wrapped before.
+    /// Empty until the grant is known: a request's body is wrapped before authentication.
     slot: Slot,
     ended: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl Slot {
-    /// Keeps the end of a grant. The first one counts: a request shows one credential.
+    /// Stores the end of a grant. Later calls have no effect: a request has one credential.
     pub fn fill(&self, grant: &Grant) {
         let _ = self.0.set(Ends::of(grant));
     }
 
-    /// The response, which breaks off when the grant of its request ends. One without a grant is passed on as it is.
+    /// Wraps a response, so that it is aborted when the grant of its request ends. A response without a grant
+    /// is unchanged.
     pub fn guard(&self, response: Response) -> Response {
         if self.0.get().is_none() || api::defence::is_off("H-26") {
             response
@@ -53,7 +55,7 @@ impl Slot {
         }
     }
 
-    /// The request, whose body breaks off when its grant ends.
+    /// Wraps a request, so that its body is aborted when its grant ends.
     pub fn guard_request(&self, request: Request) -> Request {
         if api::defence::is_off("H-42") { request } else { request.map(|body| self.cut(body)) }
     }
@@ -67,24 +69,25 @@ impl Slot {
 }
 
 impl Ends {
-    /// When this grant ends.
+    /// Returns the end of this grant.
     pub fn of(grant: &Grant) -> Self {
         Self { revoked: grant.account.revoked.clone(), until_ms: grant.until_ms() }
     }
 
-    /// When this is cancelled.
+    /// Returns an end that occurs when this token is cancelled.
     pub fn by(revoked: CancellationToken) -> Self {
         Self { revoked, until_ms: None }
     }
 
-    /// Returns once it has ended.
+    /// Waits until the grant has ended.
     pub async fn wait(self) {
         let revoked: WaitForCancellationFutureOwned = self.revoked.cancelled_owned();
         match self.until_ms {
             None => revoked.await,
             Some(until_ms) => {
                 let mut revoked = pin!(revoked);
-                // Neither a clock that is set back nor one that is set forward makes it later.
+                // Check both elapsed time and the clock, so that setting the clock in either direction cannot
+                // delay the end.
                 let mut left = Duration::from_millis(until_ms.saturating_sub(clock::wall_ms()));
                 while !left.is_zero() && clock::wall_ms() < until_ms {
                     let nap = left.min(LOOK_EVERY);
@@ -97,12 +100,12 @@ impl Ends {
         }
     }
 
-    /// Where a request or a response finds this end.
+    /// Returns a slot that already contains this end.
     pub fn slot(self) -> Slot {
         Slot(Arc::new(OnceLock::from(self)))
     }
 
-    /// Runs something until it is done or the grant has ended.
+    /// Runs a future until it completes or the grant ends.
     pub async fn limit(self, work: impl Future<Output = ()>) {
         tokio::select! {
             () = work => {}

@@ -1,15 +1,15 @@
-//! Lines about wrong keys in the audit log: a few a second, each with how many there were besides. Whoever has many addresses would
-//! otherwise fill the log, and push out what it is kept for.
+//! Rate limit for audit entries about invalid keys: a few per second, each with the number of failures not recorded.
+//! Otherwise a client with many addresses could fill the log and displace all other entries.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 
-/// Lines in a second: 3 MiB an hour.
+/// Maximum number of entries per second: about 3 MiB an hour.
 const LINES_PER_SECOND: NonZeroU32 = NonZeroU32::new(5).unwrap();
 
-/// Counts what is not written.
+/// Rate limiter that counts the failures it suppresses.
 pub struct Failures {
     lines: DefaultDirectRateLimiter,
     unsaid: AtomicU64,
@@ -22,7 +22,7 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// Whether a line may be written now, and how many were not since the last one.
+    /// Returns the number of failures suppressed since the last entry if one may be recorded now, else `None`.
     pub fn say(&self) -> Option<u64> {
         if self.lines.check().is_ok() {
             return Some(self.unsaid.swap(0, Ordering::Relaxed));
@@ -40,7 +40,7 @@ mod tests {
     fn what_is_not_written_is_counted() {
         let failures = Failures::default();
         let said: Vec<_> = (0..20).filter_map(|_| failures.say()).collect();
-        // On a slow machine time for another line may pass meanwhile.
+        // On a slow machine, more entries may become due during the loop.
         assert!((5..10).contains(&said.len()), "{said:?}");
         std::thread::sleep(std::time::Duration::from_millis(300));
         let last = failures.say().unwrap();

@@ -1,4 +1,4 @@
-//! The grant of a request, and the need of a route.
+//! Grants of requests and needs of routes.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,93 +8,94 @@ use api::account::Role;
 
 use crate::account::Account;
 
-/// What one request may do: by which credential, for which account (project, role, quota), how far, and until when.
+/// The rights of one request: its credential, its account (project, role, quota), its reach and its expiry.
 pub struct Grant {
-    /// The kind of credential that was shown.
+    /// Kind of the credential.
     pub credential: Credential,
-    /// The project it acts for, with the key that was shown, or one that stands for the token.
+    /// The account: the project, and the key of the request or a synthetic key for a token.
     pub account: Arc<Account>,
-    /// What it reaches.
+    /// Resources that the grant permits access to.
     pub reach: Reach,
 }
 
-/// Kinds of credentials that lead to a grant. A later kind (a node's identity, a signed token, a session of the console) is a
-/// variant here, a type of its own, and a lookup of its own.
+/// Kinds of credentials that yield a grant. A new kind (a node's identity, a signed token, a console session)
+/// needs a variant here, a type, and a lookup of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Credential {
     /// An API key.
     Key,
-    /// The token of a sandbox's agent.
+    /// The agent token of a sandbox.
     Agent,
-    /// The token that E2B's SDKs show for ports and contexts.
+    /// The traffic token, which E2B's SDKs send for ports and contexts.
     Traffic,
-    /// A signature of E2B's, made with the token of the agent.
+    /// A file signature of E2B, computed with the agent token.
     Signature,
-    /// A ticket, which is used up by one request.
+    /// A ticket, which is valid for one request.
     Ticket,
 }
 
-/// How far a grant reaches.
+/// The extent of a grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Everything of a project.
+    /// All resources of a project.
     Project,
     /// One sandbox.
     Sandbox(SandboxId),
     /// The contexts of the code interpreter of one sandbox.
     Contexts(SandboxId),
-    /// One file of one sandbox, for one act.
+    /// One operation on one file of one sandbox.
     File {
         /// The sandbox.
         sandbox: SandboxId,
-        /// The path as it was signed.
+        /// The path that was signed.
         path: String,
-        /// What may be done.
+        /// The permitted operation.
         act: FileAct,
     },
     /// One archive of a template's build.
     Archive(String),
 }
 
-/// What a file signature allows.
+/// Operation that a file signature permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileAct {
-    /// Reading it.
+    /// Reading the file.
     Read,
-    /// Writing it.
+    /// Writing the file.
     Write,
 }
 
-/// What a route needs before its handler runs. The table in `docs/authority.md` says which credential answers which need.
+/// The credential that a route requires before its handler runs. The table in `docs/authority.md` lists the
+/// credentials that satisfy each need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Need {
-    /// Nothing: anybody may ask.
+    /// No credential: the route is open to any caller.
     Nothing,
     /// An API key of at least this role.
     Key(Role),
-    /// The token of the agent of the sandbox that the request names.
+    /// The agent token of the sandbox that the request names.
     Agent,
-    /// The same, or the traffic token of that sandbox.
+    /// The agent token or the traffic token of that sandbox.
     Contexts,
-    /// The token of the agent, or a signature for this path and act.
+    /// The agent token, or a signature for this path and operation.
     File(FileAct),
-    /// A ticket for this upload, which it uses up.
+    /// A ticket for this upload. The request uses the ticket up.
     Ticket,
 }
 
-/// An extractor that states what a route needs: it exists only in requests that have shown it.
+/// An extractor that states the need of a route. It succeeds only for requests that satisfy the need.
 pub trait States {
-    /// What it needs.
+    /// The need.
     const NEED: Need;
 }
 
 impl Grant {
-    /// The grant of an API key.
+    /// Returns the grant of an API key.
     pub fn of_key(account: Arc<Account>) -> Self {
         Self { credential: Credential::Key, account, reach: Reach::Project }
     }
 
-    /// Until when it is valid, in milliseconds since 1970.
+    /// Returns the time at which the grant expires, in milliseconds since 1970.
     pub fn until_ms(&self) -> Option<u64> {
         self.account.key.expires_at_ms
     }
@@ -109,7 +110,7 @@ impl Deref for Grant {
 }
 
 impl Credential {
-    /// What the audit log calls it in place of the id of a key.
+    /// Returns the name that the audit log uses instead of the id of a key.
     pub fn name(self) -> &'static str {
         match self {
             Self::Key => "key",
@@ -122,7 +123,7 @@ impl Credential {
 }
 
 impl Need {
-    /// How `docs/authority.md` names it.
+    /// Returns the name used in `docs/authority.md`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",

@@ -1,15 +1,15 @@
-//! How many keys are looked up in the store at once. Each waits with its request in memory, and anybody can ask: those that are more are
-//! refused before they wait.
+//! Limit on concurrent key lookups in the store. Waiting requests use memory and need no valid key, so
+//! requests above the limit are rejected immediately.
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::account::busy;
 use crate::fault::Answer;
 
-/// More than a burst of clients that are new here; a lookup takes less than a millisecond.
+/// Maximum number of concurrent lookups. Enough for a burst of new clients: a lookup takes less than a millisecond.
 const LOOKUPS_MAX: usize = 128;
 
-/// Places for lookups.
+/// Permits for lookups.
 pub struct Lookups(Semaphore);
 
 impl Default for Lookups {
@@ -19,10 +19,10 @@ impl Default for Lookups {
 }
 
 impl Lookups {
-    /// A place for one.
+    /// Acquires a permit for one lookup.
     ///
     /// # Errors
-    /// `rate_limited`: all are taken.
+    /// `rate_limited`: all permits are in use.
     pub fn place(&self) -> Answer<SemaphorePermit<'_>> {
         self.0
             .try_acquire()

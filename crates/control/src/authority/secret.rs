@@ -1,34 +1,34 @@
-//! Secrets that are kept as hashes only: API keys, and tickets that are used once.
+//! Secrets that are stored only as hashes: API keys and single-use tickets.
 //!
-//! Each is 256 random bits in lower-case hexadecimal behind a prefix by which secret scanners find it. With that much entropy a
-//! slow hash would protect nothing more than SHA-256. The prefix is no part of what is hashed: `bgk_KEY`, `e2b_KEY` (the form
-//! that E2B's SDKs insist on) and the bare digits of earlier releases name the same key.
+//! Each consists of a prefix, which secret scanners recognize, and 256 random bits in lower-case hexadecimal.
+//! With that much entropy, a slow hash would be no safer than SHA-256. The prefix is not hashed: `bgk_KEY`,
+//! `e2b_KEY` (the form that E2B's SDKs require) and the bare digits of earlier releases are the same key.
 
 use node::machine::random;
 use sha2::{Digest, Sha256};
 
 use crate::audit::hex;
 
-/// Before an API key.
+/// Prefix of an API key.
 pub const KEY_PREFIX: &str = "bgk_";
-/// Before an API key, where E2B's SDKs check its form.
+/// Prefix of an API key for E2B's SDKs, which check the form of keys.
 pub const E2B_PREFIX: &str = "e2b_";
-/// Before a ticket.
+/// Prefix of a ticket.
 pub const TICKET_PREFIX: &str = "bgt_";
-/// 32 bytes in hexadecimal.
+/// Length of 32 bytes in hexadecimal.
 const DIGITS: usize = 64;
 
-/// An API key as a request shows it. Anything else in its place was refused.
+/// A well-formed API key of a request.
 pub struct ApiKey(Digits);
 
-/// A ticket: whoever shows it may do one thing, once.
+/// A ticket, which permits one operation once.
 pub struct Ticket(Digits);
 
-/// The hash under which a key is stored, and the only thing that is looked up for one.
+/// The hash under which a key is stored, and the only value by which keys are looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyHash(pub [u8; 32]);
 
-/// The hash under which a ticket is remembered.
+/// The hash under which a ticket is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TicketHash([u8; 32]);
 
@@ -36,7 +36,7 @@ pub struct TicketHash([u8; 32]);
 struct Digits(String);
 
 impl ApiKey {
-    /// A fresh key.
+    /// Creates a random key.
     ///
     /// # Errors
     /// The kernel has no random bytes.
@@ -44,37 +44,38 @@ impl ApiKey {
         Ok(Self(Digits::fresh()?))
     }
 
-    /// The key that a text is, in any of its forms.
+    /// Parses a key in any of its forms.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.strip_prefix(E2B_PREFIX).unwrap_or(text);
         Digits::parse(text.strip_prefix(KEY_PREFIX).unwrap_or(text)).map(Self)
     }
 
-    /// What is stored of it.
+    /// Returns the hash under which the key is stored.
     pub fn hash(&self) -> KeyHash {
         KeyHash(self.0.hash())
     }
 
-    /// The key as its owner is shown it, once.
+    /// Returns the text of the key, which its owner sees only once.
     pub fn reveal(&self) -> String {
         format!("{KEY_PREFIX}{}", self.0.0)
     }
 
-    /// Its last four digits, by which people tell keys apart.
+    /// Returns the last four digits, which let people tell keys apart.
     pub fn hint(&self) -> String {
         self.0.0.chars().skip(DIGITS - 4).collect()
     }
 }
 
 impl KeyHash {
-    /// A hash that no key has, to look up where a text is no key: that costs as much as a key that is not known.
+    /// Returns a hash that no key has. Looking it up for malformed text makes that cost as much as an unknown
+    /// key.
     pub fn of_no_key() -> Self {
         Self(Sha256::digest("").into())
     }
 }
 
 impl Ticket {
-    /// A fresh ticket.
+    /// Creates a random ticket.
     ///
     /// # Errors
     /// The kernel has no random bytes.
@@ -82,17 +83,17 @@ impl Ticket {
         Ok(Self(Digits::fresh()?))
     }
 
-    /// The ticket that a text is.
+    /// Parses a ticket.
     pub fn parse(text: &str) -> Option<Self> {
         Digits::parse(text.strip_prefix(TICKET_PREFIX)?).map(Self)
     }
 
-    /// What is remembered of it.
+    /// Returns the hash under which the ticket is stored.
     pub fn hash(&self) -> TicketHash {
         TicketHash(self.0.hash())
     }
 
-    /// The ticket as it is handed out, once.
+    /// Returns the text of the ticket, which is handed out only once.
     pub fn reveal(&self) -> String {
         format!("{TICKET_PREFIX}{}", self.0.0)
     }

@@ -1,7 +1,7 @@
-//! The table of routes: a handler is registered together with the need that its first argument states.
+//! The table of routes: each handler is registered with the need that its first argument states.
 //!
-//! Handlers whose first argument states none do not compile here, so no route can be without a need. The test of the matrix
-//! (`docs/authority.md`) takes its rows from this table.
+//! A handler whose first argument states no need does not compile here, so every route has a need. The
+//! authority matrix test (`docs/authority.md`) takes its rows from this table.
 
 use std::sync::Arc;
 
@@ -18,14 +18,14 @@ use super::grant::{Need, States};
 use crate::description;
 use crate::platform::Platform;
 
-/// One route: a method, a path with its parameters in braces, and what it needs.
+/// One route: a method, a path with its parameters in braces, and a need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// `GET`, or `ANY`.
     pub method: &'static str,
     /// The path.
     pub path: String,
-    /// What it needs.
+    /// The need.
     pub need: Need,
 }
 
@@ -35,7 +35,7 @@ pub struct Table {
     rows: Vec<Row>,
 }
 
-/// Methods of a route, and how the table names them.
+/// Methods of a route.
 #[derive(Clone, Copy)]
 pub enum On {
     /// `GET`.
@@ -50,9 +50,9 @@ pub enum On {
     Any,
 }
 
-/// The arguments of a handler as `axum` names them, of which the first states a need.
+/// The arguments of a handler in `axum`'s representation. The first one states a need.
 pub trait Arguments {
-    /// What the first argument states.
+    /// The need that the first argument states.
     const NEED: Need;
 }
 
@@ -81,12 +81,12 @@ impl<M, A: States, B, C, D, E, F> Arguments for (M, A, B, C, D, E, F) {
 }
 
 impl Table {
-    /// No routes yet, under this description.
+    /// Creates a table without routes, with this description.
     pub fn new(description: OpenApi) -> Self {
         Self { router: OpenApiRouter::with_openapi(description), rows: Vec::new() }
     }
 
-    /// One more route of the described API. `P` is what `#[utoipa::path]` makes beside a handler.
+    /// Adds a route of the described API. `P` is the type that `#[utoipa::path]` generates for a handler.
     #[must_use]
     pub fn described<P, H, T>(mut self, _path: P, handler: H) -> Self
     where
@@ -108,7 +108,7 @@ impl Table {
         Self { router: self.router.routes((schemas, paths, methods)), rows: self.rows }
     }
 
-    /// One more route, of an API that others describe.
+    /// Adds a route that our API description does not cover.
     #[must_use]
     pub fn route<H, T>(mut self, on: On, path: &str, handler: H) -> Self
     where
@@ -123,7 +123,7 @@ impl Table {
         Self { router: self.router.route(path, methods), rows: self.rows }
     }
 
-    /// The same routes with something around them, as `axum` layers it.
+    /// Wraps the router of these routes in an `axum` layer.
     #[must_use]
     pub fn layered(self, layer: impl FnOnce(Router<Arc<Platform>>) -> Router<Arc<Platform>>) -> Self {
         let (router, description) = self.router.split_for_parts();
@@ -133,24 +133,24 @@ impl Table {
         same
     }
 
-    /// These routes and those.
+    /// Merges the routes of another table into this one.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.rows.extend(other.rows);
         Self { router: self.router.merge(other.router), rows: self.rows }
     }
 
-    /// The routes for `axum`.
+    /// Returns the routes as an `axum` router.
     pub fn into_router(self) -> Router<Arc<Platform>> {
         self.router.split_for_parts().0
     }
 
-    /// The description of those that are described.
+    /// Returns the description of the described routes.
     pub fn into_description(self) -> OpenApi {
         self.router.into_openapi()
     }
 
-    /// Every route with its need.
+    /// Returns every route with its need.
     pub fn into_rows(self) -> Vec<Row> {
         self.rows
     }

@@ -1,7 +1,8 @@
-//! Templates that are built by E2B's SDKs: asked for, given files, begun, and watched.
+//! Builds of templates by E2B's SDKs: request, upload of files, start and status.
 //!
-//! Every project starts from the same templates, so only an administrator's key builds one. What it does runs where the steps of any
-//! recipe run: in sandboxes made for nothing else, from which nothing is reached but registries of packages.
+//! Templates are shared by all projects, so only an administrator's key may build one. The steps run where
+//! the steps of any recipe run: in sandboxes created only for the build. Those can reach only package
+//! registries, unless the project may have open egress.
 
 use std::sync::Arc;
 
@@ -34,14 +35,14 @@ use super::fault::{By, Given, Refused, Told, not_offered};
 use super::shown::{ours, theirs};
 use super::steps::{Plan, Wanted};
 
-/// What the steps of a build may send and receive.
+/// Limits on the network traffic of the steps of a build.
 const BYTES_PER_SECOND: u64 = 1 << 30;
 const BYTES_MAX: u64 = 64 << 30;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Asked {
-    /// Older clients call it its alias.
+    /// Called `alias` by older clients.
     #[serde(alias = "alias")]
     name: String,
     #[serde(default)]
@@ -63,7 +64,7 @@ struct Shown {
     ticket: String,
 }
 
-/// A request that has used up a ticket for one archive.
+/// Request that has redeemed a ticket for one archive.
 pub struct Uploader {
     archive: String,
 }
@@ -91,7 +92,7 @@ impl FromRequestParts<Arc<Platform>> for Uploader {
     }
 }
 
-/// Asks for a build. Nothing happens yet.
+/// Registers a build. The build does not start yet.
 pub async fn request(
     _: By<Caller<Admin>>,
     State(platform): State<Arc<Platform>>,
@@ -121,7 +122,7 @@ pub async fn request(
     Ok((StatusCode::ACCEPTED, Json(body)))
 }
 
-/// Where the files of a step are to be sent, unless they are here.
+/// Returns the upload URL for the files of a step, and whether the files are already present.
 pub async fn files(
     By(caller): By<Caller<Admin>>,
     State(platform): State<Arc<Platform>>,
@@ -142,7 +143,7 @@ pub async fn files(
     Ok((StatusCode::CREATED, Json(json!({ "present": present, "url": url }))))
 }
 
-/// Takes the files of a step, from whoever was given the address.
+/// Receives the files of a step. The ticket in the URL authorizes the upload.
 pub async fn receive(
     Uploader { archive }: Uploader,
     State(platform): State<Arc<Platform>>,
@@ -164,7 +165,7 @@ pub async fn receive(
     Ok(StatusCode::OK)
 }
 
-/// Begins a build that was asked for.
+/// Starts a build that was requested.
 pub async fn begin(
     By(caller): By<Caller<Admin>>,
     State(platform): State<Arc<Platform>>,
@@ -188,7 +189,7 @@ pub async fn begin(
     }
     platform.note(&caller, Act::TemplateBuild, |entry| entry.detail(&build.template));
     let reach = reach(caller.quota.open);
-    // It goes on if whoever asked is gone.
+    // The build continues if the client disconnects.
     tokio::spawn(async move {
         let Ok(_turn) = platform.e2b.builds.turn.acquire().await else { return };
         build.starts();
@@ -200,7 +201,7 @@ pub async fn begin(
     Ok(StatusCode::ACCEPTED)
 }
 
-/// How a build is doing.
+/// Returns the status of a build.
 pub async fn status(
     _: By<Caller<Admin>>,
     State(platform): State<Arc<Platform>>,
@@ -212,7 +213,7 @@ pub async fn status(
 }
 
 impl Asked {
-    /// The name of the template, if it may have it.
+    /// Returns the name of the template if the name is allowed.
     fn check(&self) -> Told<String> {
         let (name, tag) = self.name.split_once(':').unwrap_or((&self.name, "default"));
         let others = self.tags.iter().flatten().any(|tag| tag != "default");
@@ -228,7 +229,7 @@ impl Asked {
     }
 }
 
-/// Makes the template; what a step that failed has left running is ended.
+/// Builds the template. If a step fails, stops whatever it left running.
 async fn made(platform: &Platform, build: &Arc<Build>, (plan, reach): (Plan, Policy)) -> Result<(), Error> {
     let data = platform.node.data();
     let (builder, home) = Builder::below(data)
@@ -240,7 +241,7 @@ async fn made(platform: &Platform, build: &Arc<Build>, (plan, reach): (Plan, Pol
         );
     }
     let (with, of) = (Arc::clone(&builder), Arc::clone(build));
-    // Whatever becomes of it, somebody is here to end what it made.
+    // A separate task: even if the build panics, the cleanup below runs.
     let making = tokio::spawn(async move {
         let order = Order {
             unwritten: plan.unwritten,
@@ -255,12 +256,13 @@ async fn made(platform: &Platform, build: &Arc<Build>, (plan, reach): (Plan, Pol
         Ok(Err(error)) => error.to_api(),
         Err(_) => interrupted(),
     };
-    // The next start ends what cannot be ended now.
+    // Sandboxes that cannot be stopped now are removed at the next start.
     let _ = builder.abandon().await;
     Err(error)
 }
 
-/// What commands of a build may reach: registries of packages, and everything where its project may have that.
+/// Returns the egress policy of a build's commands: package registries, or everything if the project may have
+/// open egress.
 fn reach(open: bool) -> Policy {
     let presets = [Preset::DebianPackages, Preset::PythonPackages, Preset::NodePackages];
     Policy {
@@ -272,16 +274,16 @@ fn reach(open: bool) -> Policy {
     }
 }
 
-/// How many bytes are to come, as far as that was said.
+/// Returns the announced length of the body, or 0 if none was announced.
 fn length(headers: &HeaderMap) -> u64 {
     headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0)
 }
 
-/// A name that clients take for what it looks like.
+/// Returns a random id in the form of a UUID, which clients expect.
 fn uuid() -> Result<String, Refused> {
     let digits = hex(&node::machine::random::<16>()?);
     let part = |range: std::ops::Range<usize>| digits.get(range).unwrap_or_default().to_owned();
-    // Version 4, variant 1: some check.
+    // UUID version 4, variant 1. Some clients check both fields.
     Ok([part(0..8), part(8..12), format!("4{}", part(13..16)), format!("a{}", part(17..20)), part(20..32)]
         .join("-"))
 }

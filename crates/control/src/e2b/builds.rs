@@ -1,12 +1,12 @@
-//! Templates that are being built, and how far they are.
+//! State of template builds.
 //!
 //! ```text
-//! request ──▶ waiting ──begin──▶ waiting for its turn ──▶ building ──▶ ready
-//!                                                            └────────▶ error, with the step
+//! request ──▶ waiting ──begin──▶ queued ──▶ building ──▶ ready
+//!                                              └────────▶ error, with the step
 //! ```
 //!
-//! One is built at a time. What is told of a build is kept here until there are many newer ones, and is gone with the server: what the
-//! last build of a template said is kept with the template.
+//! Builds run one at a time. The state of a build stays in memory until many newer builds displace it or the
+//! server restarts. The log of a template's last build is stored with the template.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,30 +25,32 @@ use crate::authority::secret::TicketHash;
 use super::fault::sentence;
 use super::time::rfc3339;
 
-/// Builds that are remembered.
+/// Maximum number of builds whose state is kept.
 const BUILDS_MAX: usize = 64;
-/// Builds that were begun and have not ended: one is built at a time.
+/// Maximum number of builds that are queued or running. Only one build runs at a time.
 const WAITING_MAX: usize = 16;
-/// What is shown of what one build says, in bytes, and characters of one line; the rest is in its log.
+/// Limits on the output that is retained of one build: total bytes, and characters per line. The template's
+/// log has the rest.
 const SHOWN_BYTES_MAX: usize = 1 << 20;
 const LINE_CHARS_MAX: usize = 2000;
-/// Lines in one answer: clients ask again until there are none.
+/// Maximum number of lines in one response. Clients request further pages until one is empty.
 const PAGE_LINES: usize = 100;
-/// Files are to be sent within this time.
+/// Time within which the files of a step must be uploaded.
 const TICKET_VALID: Duration = Duration::from_secs(3600);
 const TICKETS_MAX: usize = 4096;
 
-/// All builds.
+/// All builds and upload tickets.
 pub struct Builds {
     all: Mutex<BTreeMap<u64, Arc<Build>>>,
     tickets: Mutex<HashMap<TicketHash, Ticket>>,
-    /// Who has it builds.
+    /// Permit to build. Only one exists, because builds run one at a time.
     pub turn: Semaphore,
 }
 
-/// What lets somebody send an archive without a key.
+/// Permission to upload one archive without a key.
 struct Ticket {
-    /// On whose account it was given: the upload is counted against its project, and ends with its key.
+    /// Account that requested the ticket. The upload counts against its project, and revoking its key
+    /// invalidates the ticket.
     account: Arc<Account>,
     archive: String,
     until_ms: u64,
@@ -56,11 +58,11 @@ struct Ticket {
 
 /// One build.
 pub struct Build {
-    /// Its name for clients.
+    /// Id for clients.
     pub id: String,
-    /// The template.
+    /// Name of the template.
     pub template: String,
-    /// What its sandboxes may use, where that was said.
+    /// Limits of the template's sandboxes, as far as the client specified them.
     pub limits: WantedLimits,
     now: Mutex<Now>,
 }
@@ -69,13 +71,13 @@ pub struct Build {
 struct Now {
     stage: Stage,
     begun: bool,
-    /// The step that it is at; 0 before the first.
+    /// Number of the current step; 0 before the first.
     step: usize,
     lines: Vec<Line>,
-    /// What they weigh, and whether some were left out for that.
+    /// Size of `lines` in bytes, and whether this size caused output to be omitted.
     bytes: usize,
     cut: bool,
-    /// The beginning of a line whose end has not come.
+    /// Incomplete last line of the output.
     open: Vec<u8>,
 }
 
@@ -101,13 +103,13 @@ impl Default for Builds {
 }
 
 impl Builds {
-    /// Remembers a build that was asked for.
+    /// Registers a build that was requested.
     pub fn add(&self, id: String, template: String, limits: WantedLimits) -> Arc<Build> {
         let build = Arc::new(Build { id, template, limits, now: Mutex::default() });
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let next = all.last_key_value().map_or(0, |(last, _)| last + 1);
         all.insert(next, Arc::clone(&build));
-        // The oldest that nobody waits for any more.
+        // Forget the oldest builds that are neither queued nor running.
         while all.len() > BUILDS_MAX {
             let oldest = all.iter().find(|(_, build)| !build.runs()).map(|(key, _)| *key);
             let Some(oldest) = oldest else { break };
@@ -116,10 +118,10 @@ impl Builds {
         build
     }
 
-    /// The build of this name, of that template.
+    /// Returns the build with this id, of this template.
     ///
     /// # Errors
-    /// There is none.
+    /// The build does not exist.
     pub fn find(&self, template: &str, id: &str) -> Result<Arc<Build>, Error> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let found = all.values().find(|build| build.id == id && build.template == template);
@@ -130,10 +132,10 @@ impl Builds {
         })
     }
 
-    /// Whether one more may be begun.
+    /// Checks that one more build can be queued.
     ///
     /// # Errors
-    /// `capacity`.
+    /// `capacity`: too many builds are queued or running.
     pub fn check_room(&self) -> Result<(), Error> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = all.values().filter(|build| build.runs()).count();
@@ -150,7 +152,8 @@ impl Builds {
         })
     }
 
-    /// Lets whoever shows this ticket send that archive, once.
+    /// Registers a ticket, which permits one upload of this archive. At the limit, drops the ticket that
+    /// expires first.
     pub fn admit(&self, ticket: TicketHash, archive: &str, account: &Arc<Account>, now: u64) {
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         tickets.retain(|_, ticket| ticket.until_ms > now);
@@ -163,8 +166,8 @@ impl Builds {
         tickets.insert(ticket, Ticket { archive, account, until_ms });
     }
 
-    /// Takes a ticket for that archive, if it is one: on whose account it was given. It is used up, also for another archive, and ends
-    /// with the key that asked for it.
+    /// Redeems a ticket for this archive and returns the account that requested it. The ticket is used up
+    /// even if it is for another archive. It is invalid if the key that requested it no longer works.
     pub fn take(&self, ticket: TicketHash, archive: &str, now: u64) -> Option<Arc<Account>> {
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         let found = tickets.remove(&ticket)?;
@@ -174,25 +177,26 @@ impl Builds {
 }
 
 impl Build {
-    /// Marks it as begun; says whether it was not before.
+    /// Marks the build as started. Returns false if it was started before.
     pub fn begin(&self) -> bool {
         let mut now = self.lock();
         !std::mem::replace(&mut now.begun, true)
     }
 
-    /// Its turn has come.
+    /// Records that the build has left the queue.
     pub fn starts(&self) {
         self.lock().stage = Stage::Building;
     }
 
-    /// Takes what happens.
+    /// Records progress of the build.
     pub fn hear(&self, progress: Progress<'_>) {
         let mut now = self.lock();
         match progress {
             Progress::Step { number, count, what, kept } => {
                 now.finish_line();
                 now.step = number;
-                // Those that nobody wrote are nobody's concern, as long as they work.
+                // Step 0 stands for the steps that Bellglass added, which the user did not write: only their
+                // failures are shown.
                 if number > 0 {
                     let note = if kept { " (cached)" } else { "" };
                     now.say("info", &format!("[{number}/{count}] {what}{note}"));
@@ -207,12 +211,12 @@ impl Build {
         }
     }
 
-    /// Says something of its own.
+    /// Adds a warning to the output.
     pub fn warn(&self, text: &str) {
         self.lock().say("warn", text);
     }
 
-    /// It has ended, like this.
+    /// Records the result of the build.
     pub fn end(&self, ended: Result<(), &Error>) {
         let mut now = self.lock();
         now.finish_line();
@@ -226,7 +230,7 @@ impl Build {
         };
     }
 
-    /// How it is doing, with what was said from there on.
+    /// Returns the status of the build, with its output from this line on.
     pub fn shown(&self, offset: usize) -> Value {
         let now = self.lock();
         let page = now.lines.iter().skip(offset).take(PAGE_LINES);
@@ -275,7 +279,7 @@ impl Stage {
 impl Now {
     fn say(&mut self, level: &'static str, text: &str) {
         let text: String = text.chars().filter(|c| !matches!(c, '\0' | '\r')).take(LINE_CHARS_MAX).collect();
-        // How it ended is always told.
+        // The final error is always recorded, regardless of the limit.
         let over = self.bytes > SHOWN_BYTES_MAX && level != "error";
         self.bytes = self.bytes.saturating_add(text.len() + size_of::<Line>());
         let text = match over {
@@ -287,7 +291,7 @@ impl Now {
         self.lines.push(Line { at_ms: clock::wall_ms(), level, text });
     }
 
-    /// Takes output, line by line.
+    /// Appends output, line by line.
     fn write(&mut self, bytes: &[u8]) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.open.extend_from_slice(piece);

@@ -1,7 +1,8 @@
-//! Code and contexts: E2B's code interpreter over ours.
+//! Code and contexts: E2B's code interpreter, implemented with our contexts.
 //!
-//! Python and bash keep their state in a context of their own, one for each language unless another one is named. What is told is one
-//! object a line, in ASCII: JavaScript's SDK decodes each piece of the network by itself, and would break a character that is cut in two.
+//! Python and bash code runs in a context that keeps its state: one per language, unless the request names
+//! another. A response consists of one JSON object per line, in ASCII: the JavaScript SDK decodes each
+//! network chunk separately, and would corrupt a character whose bytes are in two chunks.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,13 +34,13 @@ use super::place::absolute;
 use super::results::{ascii, ended, result, text, written};
 use super::who::{Coder, Contextual, Inside};
 
-/// A run that says nothing is said to go on this often.
+/// Interval of keepalive lines during a run without output.
 const ALIVE_EVERY: Duration = Duration::from_secs(5);
-/// What is written to standard error is held back for so long, until it is known that no exception follows that says the same.
+/// Time for which stderr output is held back, in case an exception with the same text follows.
 const HELD_FOR: Duration = Duration::from_millis(50);
 const HELD_BYTES_MAX: usize = 64 << 10;
 
-/// A refusal of these routes: plain text.
+/// Error of these routes, in plain text.
 pub struct Refused(Failed);
 
 impl<F: Into<Failed>> From<F> for Refused {
@@ -75,7 +76,7 @@ pub struct Create {
     cwd: Option<String>,
 }
 
-/// Runs code, and tells what it writes and shows. It is interrupted if whoever listens leaves.
+/// Runs code and streams its output and results. The code is cancelled if the client disconnects.
 pub async fn execute(Coder(inside): Coder, Asked(ask): Asked<Execute>) -> Result<Response, Refused> {
     let Inside { platform, caller, call, sandbox, .. } = &inside;
     caller.pace(Rate::Exec)?;
@@ -87,7 +88,7 @@ pub async fn execute(Coder(inside): Coder, Asked(ask): Asked<Execute>) -> Result
         env.entry("E2B_SANDBOX".into()).or_insert_with(|| "true".into());
     }
     let cwd = context.is_none().then(|| inside.home.clone());
-    // Nothing to run is nothing that fails.
+    // Empty code must not fail, so it becomes a statement without effect.
     let is_python =
         ask.context_id.is_some() || matches!(ask.language.as_deref(), None | Some("python" | "python3"));
     let source = match ask.code.trim() {
@@ -125,7 +126,7 @@ pub async fn execute(Coder(inside): Coder, Asked(ask): Asked<Execute>) -> Result
     Ok((StatusCode::OK, headers, Body::from_stream(body)).into_response())
 }
 
-/// Makes a context.
+/// Creates a context.
 pub async fn create(
     Contextual(inside): Contextual,
     Asked(ask): Asked<Create>,
@@ -136,13 +137,13 @@ pub async fn create(
     Ok(Json(shown(&made(&inside, &id, language, cwd).await?)))
 }
 
-/// All of them.
+/// Lists all contexts.
 pub async fn list(Contextual(inside): Contextual) -> Result<Json<Value>, Refused> {
     let contexts = inside.call.contexts().await?;
     Ok(Json(contexts.iter().map(shown).collect()))
 }
 
-/// Ends one.
+/// Removes a context.
 pub async fn remove(
     Contextual(inside): Contextual,
     Path(named): Path<String>,
@@ -155,7 +156,7 @@ pub async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Has one begin anew.
+/// Restarts the interpreter of a context.
 pub async fn restart(
     Contextual(inside): Contextual,
     Path(named): Path<String>,
@@ -168,7 +169,8 @@ pub async fn restart(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// In what code runs: the context that is named, or that of its language; some languages have none.
+/// Returns the language and the context to run code in: the context that the request names, or that of the
+/// language. Some languages have no contexts.
 async fn chosen(inside: &Inside, ask: &Execute) -> Called<(Option<Language>, Option<ContextId>)> {
     match (&ask.context_id, &ask.language) {
         (Some(_), Some(_)) => Err(Failed::of(Why::InvalidArgument, "name either a context or a language")),
@@ -178,7 +180,7 @@ async fn chosen(inside: &Inside, ask: &Execute) -> Called<(Option<Language>, Opt
             let id = match language {
                 Language::Python => "e2bpython",
                 Language::Bash => "e2bbash",
-                // A run of these is a program of its own.
+                // Each run of these languages is a separate process.
                 Language::Javascript | Language::Typescript => return Ok((Some(language), None)),
             };
             let id: ContextId = id.parse().map_err(|_| missing(id))?;
@@ -228,7 +230,7 @@ fn shown(info: &ContextInfo) -> Value {
     json!({ "id": info.id, "language": info.language.name(), "cwd": info.cwd })
 }
 
-/// The state of a response.
+/// State of a response body.
 enum Step {
     Running(Box<Run>),
     /// The outcome is unknown. The SDKs notice that only if the connection breaks: after a complete response they report success.
@@ -236,30 +238,31 @@ enum Step {
     Done,
 }
 
-/// How a run is over.
+/// Way in which a run ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Over {
     Ended,
     Lost,
 }
 
-/// A run under way.
+/// Run in progress.
 struct Run {
     inside: Inside,
     exec: Exec,
     context: Option<ContextId>,
     is_python: bool,
     carried: Carried,
-    /// What was written to standard error last: an exception that ends the code is written there too, and these clients are told it once.
+    /// Latest output to stderr. An exception that ends the code is also written there, but clients must get
+    /// it only once.
     held: Option<String>,
-    /// Whether an error was told.
+    /// True if an error result was sent.
     failed: bool,
     over: Option<Over>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Run {
-    /// The next lines. There is at least one: an empty one would be taken for one.
+    /// Returns the next lines. The chunk is never empty, because clients would take it for a line.
     async fn next(&mut self) -> Bytes {
         loop {
             let within = if self.held.is_some() { HELD_FOR } else { ALIVE_EVERY };
@@ -284,7 +287,7 @@ impl Run {
     async fn told(&mut self, event: Event) -> Vec<Value> {
         match event {
             Event::Data { stream, offset, bytes } => {
-                // More of the same may be the rest of it.
+                // Consecutive output to stderr may belong to the same exception.
                 let goes_on = stream == Stream::Stderr
                     && self.held.as_ref().is_none_or(|held| held.len() < HELD_BYTES_MAX);
                 let mut lines: Vec<_> = if goes_on { None } else { self.let_go() }.into_iter().collect();
@@ -327,12 +330,12 @@ impl Run {
         }
     }
 
-    /// What was held back.
+    /// Returns the held-back output.
     fn let_go(&mut self) -> Option<Value> {
         self.held.take().filter(|held| !held.is_empty()).map(|held| text("stderr", &held))
     }
 
-    /// What was held back and what is not whole of these streams.
+    /// Returns the held-back output, and the incomplete characters of these streams.
     fn rest(&mut self, streams: &[Stream]) -> Vec<Value> {
         let mut lines: Vec<_> = self.let_go().into_iter().collect();
         for stream in streams {
@@ -343,7 +346,7 @@ impl Run {
         lines
     }
 
-    /// How many cells the context has run.
+    /// Returns a line with the number of cells that the context has run.
     async fn count(&self) -> Option<Value> {
         let id = self.context.as_ref()?;
         let info = known(&self.inside, id.as_str()).await.ok()?;
@@ -356,14 +359,15 @@ impl Drop for Run {
         if self.over.is_none() {
             let exec = self.inside.call.exec_reader(self.exec.id().clone());
             tokio::spawn(async move {
-                // One that has ended in the meantime is as it should be.
+                // An exec that has ended in the meantime is not an error.
                 let _ = exec.cancel().await;
             });
         }
     }
 }
 
-/// Code in which a line that begins with `!` is a command of a shell, as notebooks have it: no line of Python does.
+/// Converts each line that begins with `!` into a call of a shell, as notebooks do. No line of Python begins
+/// with `!`.
 fn shelled(code: &str) -> String {
     let mut open: Option<&str> = None;
     let mut lines = Vec::new();
@@ -377,7 +381,7 @@ fn shelled(code: &str) -> String {
             }
             None => lines.push(line.to_owned()),
         }
-        // What stands within a text of several lines is not code.
+        // Lines inside a triple-quoted string are not code.
         let mut rest = line;
         loop {
             let next = match open {

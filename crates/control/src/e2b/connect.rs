@@ -1,7 +1,9 @@
-//! Remote procedure calls of the Connect protocol, in JSON: one body for each where nothing streams, envelopes where something does.
+//! Remote procedure calls of the Connect protocol, in JSON: plain bodies for unary calls, envelopes on
+//! streams.
 //!
-//! An envelope is a byte of flags, the length in four bytes, big-endian, and a message. The last one of an answer has the flag 2 and says
-//! how the call ended; JavaScript's SDK takes a stream without it for broken.
+//! An envelope consists of a byte of flags, the length in four bytes (big-endian), and a message. The last
+//! envelope of a response has the flag 2 and contains the result of the call. The JavaScript SDK treats a
+//! stream without it as broken.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,18 +24,18 @@ use crate::fault::Fault;
 
 use super::fault::{gone, sentence};
 
-/// What one message may have: a piece of standard input, in base64.
+/// Maximum length of a message. The longest messages are chunks of standard input, in base64.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
-/// The type of a body with envelopes, without a parameter: Python's SDK compares all of it.
+/// Content type of a body with envelopes. It has no parameter: the Python SDK compares the whole value.
 const STREAMED: &str = "application/connect+json";
-/// A stream on which nothing happens says so this often, unless its client wants it more often.
+/// Interval of keepalive messages on an idle stream, unless the client requests a shorter one.
 const ALIVE_EVERY: Duration = Duration::from_secs(30);
 const HEAD_BYTES: usize = 5;
-/// A message up to this length may share the buffer of what comes after it.
+/// Maximum length of a message that shares its buffer with the data that follows it.
 const SHARED_BYTES_MAX: usize = 16 << 10;
 const LAST: u8 = 2;
 
-/// Why a call failed, by its name on the wire.
+/// Error code of a failed call, named as on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     InvalidArgument,
@@ -49,19 +51,19 @@ pub enum Code {
     DeadlineExceeded,
 }
 
-/// A call that failed.
+/// Failure of a call.
 #[derive(Debug)]
 pub enum Failed {
-    /// It is refused.
+    /// The call was rejected.
     Refused(Code, String),
-    /// The sandbox does not run.
+    /// The sandbox is not running.
     Gone,
 }
 
-/// What a call answers.
+/// Result of a call.
 pub type Called<T> = Result<T, Failed>;
 
-/// The message of a call that is not streamed.
+/// Request message of a call: the whole body, or the one message in its envelopes.
 pub struct Asked<T>(pub T);
 
 impl Code {
@@ -81,7 +83,7 @@ impl Code {
         }
     }
 
-    /// The status that belongs to it.
+    /// Returns the HTTP status that corresponds to this code.
     pub fn status(self) -> StatusCode {
         match self {
             Self::InvalidArgument | Self::FailedPrecondition => StatusCode::BAD_REQUEST,
@@ -122,12 +124,12 @@ impl Code {
 }
 
 impl Failed {
-    /// A refusal of ours.
+    /// Creates a rejection.
     pub fn of(code: Code, message: impl Into<String>) -> Self {
         Self::Refused(code, message.into())
     }
 
-    /// How the last envelope says it.
+    /// Returns the error object for the last envelope of a response.
     fn told(&self) -> Value {
         let (code, message) = match self {
             Self::Refused(code, message) => (*code, message.as_str()),
@@ -171,7 +173,7 @@ impl IntoResponse for Failed {
     }
 }
 
-/// Tells a refusal as the end of a stream, where one was asked for: there a status says nothing to a client.
+/// Converts an error response into the end of a stream, because clients of a stream ignore the HTTP status.
 pub async fn as_a_stream(response: Response) -> Response {
     match response.extensions().get::<Arc<Failed>>() {
         Some(failed) => streamed(Body::from(last(Some(failed)))),
@@ -184,13 +186,13 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
 
     async fn from_request(mut request: Request, _: &S) -> Called<Self> {
         let streams = request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == STREAMED);
-        // Python's SDK says of every body that it is not packed.
+        // The Python SDK sends `content-encoding: identity` with every body.
         if request.headers().get(header::CONTENT_ENCODING).is_some_and(|coding| coding == "identity") {
             request.headers_mut().remove(header::CONTENT_ENCODING);
         }
         let bytes = body::message(request, MESSAGE_BYTES_MAX).await?;
         let message = if streams { only(&bytes)? } else { bytes };
-        // Where everything is as usual, nothing is said.
+        // Clients send an empty body if all fields have their default values.
         let text: &[u8] = if message.is_empty() { b"{}" } else { &message };
         let parsed = serde_json::from_slice(text);
         Ok(Self(
@@ -199,7 +201,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
     }
 }
 
-/// The one message of a body with envelopes.
+/// Returns the one message of a body with envelopes.
 fn only(bytes: &Bytes) -> Called<Bytes> {
     let mut envelopes = Envelopes::default();
     envelopes.take(bytes);
@@ -212,20 +214,20 @@ fn only(bytes: &Bytes) -> Called<Bytes> {
     }
 }
 
-/// Messages out of a body that comes in pieces.
+/// Decoder of envelopes from a body that arrives in chunks.
 #[derive(Default)]
 pub struct Envelopes(BytesMut);
 
 impl Envelopes {
-    /// Takes a piece.
+    /// Appends a chunk of the body.
     pub fn take(&mut self, piece: &[u8]) {
         self.0.extend_from_slice(piece);
     }
 
-    /// The next message that is whole.
+    /// Returns the next message if it is complete.
     ///
     /// # Errors
-    /// It is packed, or longer than any may be.
+    /// The message is compressed or too long.
     pub fn next(&mut self) -> Called<Option<Bytes>> {
         let Some((&[flags, a, b, c, d], _)) = self.0.split_first_chunk::<HEAD_BYTES>() else {
             return Ok(None);
@@ -246,13 +248,13 @@ impl Envelopes {
         }
         let mut envelope = self.0.split_to(HEAD_BYTES + length);
         if length > SHARED_BYTES_MAX {
-            // The rest has a buffer of its own: else it would hold all of this one for as long as the stream lasts.
+            // Copy the rest: otherwise it would keep the whole buffer alive for as long as the stream lasts.
             self.0 = BytesMut::from(&*self.0);
         }
         Ok(Some(envelope.split_off(HEAD_BYTES).freeze()))
     }
 
-    /// The length of the message that is not whole yet, as far as it is known; none between two messages.
+    /// Returns the length of the incomplete envelope as far as it is known, or `None` between two messages.
     pub fn unfinished(&self) -> Option<usize> {
         let (&[_, a, b, c, d], _) = match self.0.split_first_chunk::<HEAD_BYTES>() {
             Some(head) => head,
@@ -265,12 +267,12 @@ impl Envelopes {
     }
 }
 
-/// A message in an envelope.
+/// Encodes a message in an envelope.
 pub fn message(value: &impl Serialize) -> Bytes {
     envelope(0, value)
 }
 
-/// The last envelope of an answer.
+/// Encodes the last envelope of a response.
 pub fn last(failed: Option<&Failed>) -> Bytes {
     match failed {
         None => envelope(LAST, &json!({})),
@@ -279,7 +281,7 @@ pub fn last(failed: Option<&Failed>) -> Bytes {
 }
 
 fn envelope(flags: u8, value: &impl Serialize) -> Bytes {
-    // Types of ours: they can be written.
+    // Serializing our own types does not fail.
     let text = serde_json::to_vec(value).unwrap_or_default();
     let mut bytes = BytesMut::with_capacity(HEAD_BYTES + text.len());
     bytes.put_u8(flags);
@@ -288,19 +290,19 @@ fn envelope(flags: u8, value: &impl Serialize) -> Bytes {
     bytes.freeze()
 }
 
-/// An answer of envelopes.
+/// Creates a response with a body of envelopes.
 pub fn streamed(body: Body) -> Response {
     let headers = [(header::CONTENT_TYPE, STREAMED), (header::CACHE_CONTROL, "no-store")];
     (StatusCode::OK, headers, body).into_response()
 }
 
-/// How often a client wants to hear that a stream goes on.
+/// Returns the interval at which a client wants keepalive messages.
 pub fn alive_every(headers: &HeaderMap) -> Duration {
     let asked = number(headers, "keepalive-ping-interval").filter(|seconds| *seconds > 0);
     asked.map_or(ALIVE_EVERY, Duration::from_secs).min(ALIVE_EVERY)
 }
 
-/// A number of milliseconds or seconds in a header.
+/// Parses the number of seconds or milliseconds in a header.
 pub fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }

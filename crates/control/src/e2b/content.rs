@@ -1,4 +1,4 @@
-//! Files themselves, up and down, and whether the agent is there.
+//! Upload and download of files, and the health check of the agent.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -31,17 +31,18 @@ use super::form::{Form, wrong};
 use super::place::name;
 use super::who::{Filed, Inside, Reading, Signed, Writing, is_shown, named};
 
-/// A link may lead to a link, so often.
+/// Maximum number of symbolic links that are followed one after the other.
 const LINKS_MAX: usize = 8;
-/// Parts of one form.
+/// Maximum number of parts in one form.
 const PARTS_MAX: usize = 1000;
 const METADATA: &str = "x-metadata-";
-/// For the control of H-31, in test builds: how long a refused body was kept before the defence.
+/// Timeout for reading a refused body, as it was before the defence against attack H-31. Only the positive
+/// control of that attack uses it, in test builds.
 const KEPT_WITHIN: Duration = Duration::from_secs(5);
-/// A piece of a packed body that is unpacked at once.
+/// Maximum length of a compressed chunk that is decompressed at once.
 const PACKED_BYTES: usize = 8 << 10;
 
-/// A refusal of these routes: the status again in the body.
+/// Error of these routes, whose body repeats the HTTP status.
 pub struct Refused(Failed);
 
 impl<F: Into<Failed>> From<F> for Refused {
@@ -62,7 +63,8 @@ impl IntoResponse for Refused {
     }
 }
 
-/// Whether a sandbox runs, for clients that show its token. To others none does: one answer for every name. Asking keeps nothing in use.
+/// Reports whether a sandbox is running, to clients that present its token. Other clients get the response
+/// for a missing sandbox, whatever its name. The request does not count as use of the sandbox.
 pub async fn health(_: Anyone, State(platform): State<Arc<Platform>>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let id = match named(&parts) {
@@ -82,7 +84,7 @@ fn is_up(shown: &Sandbox) -> bool {
     shown.state == SandboxState::Running
 }
 
-/// A file.
+/// Returns the content of a file. Follows symbolic links.
 pub async fn read(Filed { entered, .. }: Filed<Reading>) -> Result<Response, Refused> {
     let (signed, inside) = entered?;
     let mut path = inside.path(&signed.path)?;
@@ -118,7 +120,7 @@ pub async fn read(Filed { entered, .. }: Filed<Reading>) -> Result<Response, Ref
     Err(Failed::of(Code::InvalidArgument, "too many levels of symbolic links").into())
 }
 
-/// Puts files where they are said to be: one as the body, or some as the parts of a form. Directories above them are made.
+/// Writes files: one from the body, or several from the parts of a form. Creates missing parent directories.
 pub async fn write(Filed { entered, .. }: Filed<Writing>, request: Request) -> Result<Json<Value>, Refused> {
     let (parts, body) = request.into_parts();
     let entered = entered.and_then(|entered| {
@@ -154,7 +156,7 @@ pub async fn write(Filed { entered, .. }: Filed<Writing>, request: Request) -> R
     Ok(Json(written?.iter().map(shown).collect()))
 }
 
-/// One file, which is the body.
+/// Writes the body to one file.
 async fn plain(inside: &Inside, named: &str, mut request: Request) -> Called<Vec<FilePath>> {
     if named.is_empty() {
         return Err(Failed::of(Code::InvalidArgument, "the query has no path"));
@@ -165,7 +167,7 @@ async fn plain(inside: &Inside, named: &str, mut request: Request) -> Called<Vec
     let mut coming = Coming::of(request)?;
     let mut writing = begin(inside, &path).await?;
     while let Some(bytes) = coming.next().await? {
-        // What is packed may be a thousand times as long: it is taken in small pieces, so that little of it is held.
+        // Data can grow a thousandfold when decompressed. Small chunks keep little of it in memory at once.
         let most = if unpacking.is_some() { PACKED_BYTES } else { bytes.len().max(1) };
         for piece in bytes.chunks(most) {
             let plain = match &mut unpacking {
@@ -184,7 +186,7 @@ async fn plain(inside: &Inside, named: &str, mut request: Request) -> Called<Vec
     Ok(vec![path])
 }
 
-/// Files as the parts of a form that are named `file`.
+/// Writes the parts of a form that are named `file`, each to its own file.
 async fn form(inside: &Inside, signed: &Signed, request: Request) -> Called<Vec<FilePath>> {
     let named = signed.path.as_str();
     let mut form = Form::of(request).await?;
@@ -198,12 +200,13 @@ async fn form(inside: &Inside, signed: &Signed, request: Request) -> Called<Vec<
             while part.piece().await?.is_some() {}
             continue;
         }
-        // A part's own name may have directories in it; one in the query is for all.
+        // The file name of a part may contain directories. A path in the query applies to all parts.
         let own = if named.is_empty() { part.file_name().unwrap_or_default() } else { named };
         if own.is_empty() {
             return Err(wrong("a part has no file name"));
         }
-        // A signature without a path is for new files in the home directory: not for what shells and programs read there.
+        // A signature without a path permits new files directly in the home directory, but not hidden ones:
+        // shells and other programs read those.
         let reaches_more = own.contains('/') || own.starts_with('.');
         if named.is_empty() && signed.signature.is_some() && reaches_more && !api::defence::is_off("H-42") {
             return Err(Failed::of(
@@ -225,7 +228,7 @@ async fn form(inside: &Inside, signed: &Signed, request: Request) -> Called<Vec<
     Ok(all)
 }
 
-/// What a piece of a packed body comes to.
+/// Decompresses a chunk of a body.
 fn unpacked(unpacking: &mut GzDecoder<Vec<u8>>, piece: &[u8]) -> Called<Bytes> {
     unpacking.write_all(piece).map_err(not_packed)?;
     Ok(std::mem::take(unpacking.get_mut()).into())
@@ -254,7 +257,7 @@ fn shown(path: &FilePath) -> Value {
     json!({ "path": path, "name": name(&path), "type": "file" })
 }
 
-/// Where a link leads, if it was one that could not be read.
+/// Returns the target of a path that is a symbolic link. For any other path, returns an error.
 async fn led(inside: &Inside, path: FilePath, error: node::Error) -> Called<FilePath> {
     let FileAnswer::Info { info } = inside.look(&FileAsk::Stat { path }).await? else {
         return Err(error.into());

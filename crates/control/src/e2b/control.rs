@@ -1,4 +1,4 @@
-//! Sandboxes, as E2B's SDKs ask for them: create, connect, kill, list, timeout, metrics, logs.
+//! Sandboxes in E2B's control API: create, connect, kill, timeout, metrics, logs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,16 +25,16 @@ use super::network::{Network, opened};
 use super::shown::{self, ours};
 use super::time::rfc3339;
 
-/// How long a sandbox lives whose client does not say; the older route had less.
+/// Default lifetime of a sandbox, in seconds. The older route has a shorter one.
 const TIMEOUT_S: u64 = 300;
 const TIMEOUT_V1_S: u64 = 15;
-/// The shortest time that a sandbox lives after a request other than `connect` resumed it.
+/// Minimum remaining lifetime after a request other than `connect` resumes a sandbox.
 const RESUMED_MIN_MS: u64 = 300_000;
-/// How often a sandbox that is paused during a connect is resumed.
+/// Maximum number of times that a connect tries to resume a sandbox, whose timeout can pause it again.
 const CONNECT_TRIES: usize = 3;
-/// What to do instead of a pause that drops the memory.
+/// Hint in the error for a pause that would discard the memory.
 const NO_MEMORY: &str = "Omit the option. A paused sandbox always keeps its memory.";
-/// Between the two looks from which the use of processors is reckoned.
+/// Interval between the two measurements from which the CPU usage is computed.
 const MEASURED_FOR: Duration = Duration::from_millis(100);
 
 #[derive(Deserialize)]
@@ -74,7 +74,7 @@ pub struct Wanted {
 }
 
 impl Create {
-    /// Refuses what is not here, by name.
+    /// Rejects options that are not supported, by name.
     fn check(&self) -> Told<()> {
         let is = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
         let without_memory = self.auto_pause == Some(true) && self.auto_pause_memory == Some(false);
@@ -96,7 +96,7 @@ impl Create {
     }
 }
 
-/// Makes a sandbox.
+/// Creates a sandbox.
 pub async fn create(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
@@ -114,26 +114,28 @@ pub async fn create(
     let request = CreateSandbox {
         template: ours(&ask.template).to_owned(),
         limits: WantedLimits { ttl_ms: Some(ttl_ms), ..WantedLimits::default() },
-        // Only its time ends it.
+        // Only its time to live ends the sandbox, not idle time.
         idle_ms: DEADLINE_MS_MAX,
         on_timeout: if ask.auto_pause == Some(true) { OnTimeout::Pause } else { OnTimeout::Stop },
         labels: ask.metadata.unwrap_or_default(),
         env: ask.env_vars.unwrap_or_default(),
-        // Older clients always say that they want it; whoever may not have it gets what everybody gets.
+        // Older clients always request internet access. A project that may not have open egress gets its
+        // default policy instead of an error.
         policy: network.policy(ask.internet.filter(|internet| !internet || caller.quota.open))?,
         ..CreateSandbox::default()
     };
     let (sandbox, _) =
         platform.create(&caller.account, NewSandbox { request, idempotency: key, auto_resume }).await?;
     crate::trace::about(&sandbox.id);
-    // A repeated request does not resume it.
+    // A repeated request does not resume the sandbox.
     if network.allow_public_traffic != Some(false) && sandbox.state != SandboxState::Paused {
         opened(&platform, &caller, &sandbox.id, true).await?;
     }
     Ok((StatusCode::CREATED, Json(shown::opened(&platform, &sandbox, &headers))))
 }
 
-/// Tells what opens a sandbox, and has it live at least so long from now on. A paused sandbox is resumed.
+/// Returns the access tokens of a sandbox. Resumes the sandbox if it is paused, and extends its lifetime if
+/// it would end earlier than requested.
 pub async fn connect(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
@@ -153,7 +155,7 @@ pub async fn connect(
             break;
         }
         live_at_least(&platform, &caller, &sandbox, wanted).await?;
-        // Its timeout may have paused it between the two.
+        // The timeout may have paused the sandbox between these two calls.
         if platform.node.find(&sandbox.id).is_none_or(|shown| shown.state != SandboxState::Paused) {
             break;
         }
@@ -161,7 +163,7 @@ pub async fn connect(
     Ok((status, Json(shown::opened(&platform, &sandbox, &headers))))
 }
 
-/// The same, as the oldest clients ask for it.
+/// Connects to a sandbox, through the route of the oldest clients.
 pub async fn resume(
     caller: By<Caller<Write>>,
     platform: State<Arc<Platform>>,
@@ -173,7 +175,7 @@ pub async fn resume(
     Ok((StatusCode::CREATED, body))
 }
 
-/// How a sandbox is doing.
+/// Returns the details of a sandbox.
 pub async fn look(
     By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
@@ -184,7 +186,7 @@ pub async fn look(
     Ok(Json(shown::detailed(&platform, &sandbox, &headers, caller.key.role)))
 }
 
-/// Ends a sandbox.
+/// Stops a sandbox.
 pub async fn kill(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
@@ -195,7 +197,7 @@ pub async fn kill(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Has a sandbox live so long from now on, longer or shorter.
+/// Sets the remaining lifetime of a sandbox, to a longer or a shorter value.
 pub async fn timeout(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
@@ -209,7 +211,7 @@ pub async fn timeout(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Has a sandbox live at least so long from now on.
+/// Extends the remaining lifetime of a sandbox, if it is shorter than requested.
 pub async fn refresh(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
@@ -222,7 +224,7 @@ pub async fn refresh(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What a sandbox uses now: one measurement, since none are kept.
+/// Returns the current resource usage of a sandbox: one measurement, because none are stored.
 pub async fn metrics(
     By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
@@ -245,13 +247,13 @@ pub async fn metrics(
         "memUsed": now.sandbox_memory_bytes,
         "memTotal": sandbox.limits.memory_bytes,
         "memCache": 0,
-        // Nobody measures it from outside; what may be used is known.
+        // Disk usage is not measured from outside; only the limit is known.
         "diskUsed": 0,
         "diskTotal": sandbox.limits.disk_bytes,
     }])))
 }
 
-/// What was asked of a sandbox, as far as it is kept.
+/// Returns the requests to a sandbox as log lines, as far as their traces are retained.
 pub async fn logs(
     By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
@@ -293,7 +295,7 @@ pub async fn pause(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Snapshots are not here.
+/// Rejects requests for snapshots, which are not supported.
 pub async fn no_snapshots(_: By<Caller<Read>>) -> Told<StatusCode> {
     Err(not_offered(
         "snapshots",
@@ -301,17 +303,17 @@ pub async fn no_snapshots(_: By<Caller<Read>>) -> Told<StatusCode> {
     ))
 }
 
-/// Volumes are not here.
+/// Rejects requests for volumes, which are not supported.
 pub async fn no_volumes(_: By<Caller<Read>>) -> Told<StatusCode> {
     Err(not_offered("volumes", "Store files as a dataset or in a session: docs/guides/files.md."))
 }
 
-/// Secrets of this kind are not here.
+/// Rejects requests for E2B's secrets, which are not supported.
 pub async fn no_secrets(_: By<Caller<Read>>) -> Told<StatusCode> {
     Err(not_offered("secrets of E2B's API", "Use `bellglass secret`: docs/guides/secrets.md."))
 }
 
-/// How long a sandbox lives, in milliseconds: what is too short is the shortest there is.
+/// Converts a lifetime to milliseconds, and raises it to the minimum if it is too short.
 fn lifetime(seconds: u64) -> u64 {
     seconds.saturating_mul(1000).max(Limits::MIN.ttl_ms)
 }
@@ -321,12 +323,12 @@ async fn live_for(platform: &Platform, caller: &Grant, sandbox: &Sandbox, ttl: D
     limits.check()?;
     platform.note(caller, Act::Lease, |entry| entry.sandbox(&sandbox.id));
     let shown = platform.node.live_for(&sandbox.id, ttl).await?;
-    // The node keeps it; the store shows it later if it cannot take it now.
+    // The node has the authoritative record. If the store is unavailable now, it is updated later.
     let _ = platform.store.moved(&shown).await;
     Ok(())
 }
 
-/// Only ever longer.
+/// Extends the lifetime of a sandbox, but never shortens it.
 async fn live_at_least(platform: &Platform, caller: &Grant, sandbox: &Sandbox, ttl: Duration) -> Told<()> {
     match platform.node.time_left(&sandbox.id) {
         Some(left) if left < ttl => live_for(platform, caller, sandbox, ttl).await,
@@ -334,7 +336,7 @@ async fn live_at_least(platform: &Platform, caller: &Grant, sandbox: &Sandbox, t
     }
 }
 
-/// A sandbox that has not ended and is not about to.
+/// Returns a sandbox that has not ended and is not stopping.
 async fn alive(platform: &Platform, caller: &Grant, named: &str) -> Told<Sandbox> {
     let sandbox = platform.running(caller, named).await?;
     if sandbox.state == SandboxState::Stopping {
@@ -343,7 +345,7 @@ async fn alive(platform: &Platform, caller: &Grant, named: &str) -> Told<Sandbox
     Ok(sandbox)
 }
 
-/// A sandbox that runs, or that this request has resumed.
+/// Returns a sandbox that is running. Resumes it first if it is paused and may be resumed by any request.
 pub async fn awake(platform: &Platform, caller: &Grant, named: &str) -> Told<Sandbox> {
     let sandbox = alive(platform, caller, named).await?;
     drop(platform.node.call_if_resumable(&sandbox.id).await?);

@@ -1,4 +1,4 @@
-//! Refusals in the words that E2B's SDKs understand: the control API's, with the status again as `code`.
+//! Errors as E2B's SDKs expect them: as in the control API, with the HTTP status repeated as `code`.
 
 use api::limits::BODY_BYTES_MAX;
 use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId};
@@ -15,11 +15,12 @@ use crate::authority::grant::States;
 use crate::body;
 use crate::fault::Fault;
 
-/// A refusal whose body says its status once more: JavaScript's SDK reads it there, Python's breaks without it.
+/// Error whose body repeats the HTTP status. The JavaScript SDK reads it there, and the Python SDK fails
+/// without it.
 #[derive(Debug)]
 pub struct Refused(Fault);
 
-/// What the handlers of the control API answer.
+/// Result of a handler of E2B's control API.
 pub type Told<T> = Result<T, Refused>;
 
 impl<F: Into<Fault>> From<F> for Refused {
@@ -28,7 +29,7 @@ impl<F: Into<Fault>> From<F> for Refused {
     }
 }
 
-/// What a request brings, refused in these words where it does not.
+/// Extractor whose rejections have the form of these errors.
 pub struct By<T>(pub T);
 
 impl<T: States> States for By<T> {
@@ -43,7 +44,7 @@ impl<S: Sync, T: FromRequestParts<S, Rejection = Fault>> FromRequestParts<S> for
     }
 }
 
-/// A body, likewise.
+/// JSON body whose rejections have the form of these errors.
 pub struct Given<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Given<T> {
@@ -51,7 +52,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Given<T> {
 
     async fn from_request(request: Request, _: &S) -> Told<Self> {
         let bytes = body::message(request, BODY_BYTES_MAX).await?;
-        // Older clients send nothing where everything is as usual.
+        // Older clients send an empty body if all fields have their default values.
         let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
         let wrong = |error| {
             Error::invalid(
@@ -68,11 +69,11 @@ impl IntoResponse for Refused {
         let error = self.0.error().clone();
         let told = sentence(&error);
         let (mut head, _) = self.0.into_response().into_parts();
-        // What has ended is not there for these clients.
+        // For these clients, a sandbox that has ended does not exist.
         if error.code == ErrorCode::SandboxLost {
             head.status = StatusCode::NOT_FOUND;
         }
-        // Theirs is 422 for a body that cannot be understood, and they show the text of 400 only.
+        // These clients show the message of a 400, but not of a 422, which is the status of invalid bodies.
         if head.status == StatusCode::UNPROCESSABLE_ENTITY {
             head.status = StatusCode::BAD_REQUEST;
         }
@@ -85,19 +86,20 @@ impl IntoResponse for Refused {
     }
 }
 
-/// What went wrong and what to do about it, in one text: these clients show one.
+/// Joins the message and the fix of an error, because these clients show only one text.
 pub fn sentence(error: &Error) -> String {
     if error.fix.is_empty() { error.message.clone() } else { format!("{}. {}", error.message, error.fix) }
 }
 
-/// The answer for a sandbox that does not run: from this text the SDKs know that it is not the request.
+/// Returns the response for a sandbox that is not running. The SDKs recognize its text, and report a missing
+/// sandbox instead of a failed request.
 pub fn gone(sandbox: Option<&SandboxId>) -> Response {
     let id = sandbox.map(SandboxId::as_str).unwrap_or_default();
     let body = json!({ "sandboxId": id, "message": "The sandbox was not found", "code": 502 });
     (StatusCode::BAD_GATEWAY, Json(body)).into_response()
 }
 
-/// The error for what E2B has and this server does not.
+/// Creates the error for a feature of E2B that this server does not have.
 pub fn not_offered(what: &str, instead: &str) -> Refused {
     let error = Error {
         code: ErrorCode::Unsupported,

@@ -1,4 +1,4 @@
-//! Files by name: `filesystem.Filesystem` of E2B's agent, without what is watched.
+//! File operations by path: `filesystem.Filesystem` of E2B's agent, without watchers.
 
 use api::files::{DEPTH_MAX, FileAnswer, FileAsk, FileInfo, FileKind, FilePath, PAGE_MAX};
 use api::limits::UID;
@@ -15,7 +15,7 @@ use super::shown::put;
 use super::time::rfc3339;
 use super::who::Inside;
 
-/// Entries that one answer holds.
+/// Maximum number of entries in one response.
 const ENTRIES_MAX: usize = 50_000;
 
 #[derive(Default, Deserialize)]
@@ -33,28 +33,29 @@ pub struct Between {
 }
 
 impl Inside {
-    /// A path as the client names it.
+    /// Parses a path as the client names it.
     ///
     /// # Errors
-    /// It is none.
+    /// The path is invalid.
     pub fn path(&self, text: &str) -> Called<FilePath> {
         Ok(path(text, &self.home)?)
     }
 
-    /// Asks for something that changes nothing.
+    /// Sends a file request that changes nothing.
     pub(super) async fn look(&self, ask: &FileAsk) -> Called<FileAnswer> {
         let _place = place(&self.caller.share)?;
         Ok(self.call.files().ask(ask).await?)
     }
 
-    /// What is at a path, as E2B shows it. Of a link it shows the kind of what it leads to.
+    /// Returns the entry at a path, as E2B represents it. The kind of a symbolic link is that of its target.
     pub(super) async fn entry(&self, path: FilePath) -> Called<Value> {
         let answer = self.look(&FileAsk::Stat { path }).await?;
         let FileAnswer::Info { info } = answer else { return Err(unlike(&answer)) };
         Ok(self.shown(&info).await)
     }
 
-    /// Asks for a change, which is written down. It goes on to its end even if whoever asked is gone.
+    /// Sends a file request that changes something, and records it in the audit log. It completes even if the
+    /// client disconnects.
     async fn change(&self, act: Act, detail: &str, ask: FileAsk) -> Called<u64> {
         let place = place(&self.caller.share)?;
         self.platform.note(&self.caller, act, |entry| entry.sandbox(&self.sandbox).detail(detail));
@@ -80,7 +81,7 @@ impl Inside {
         entry(info, kind)
     }
 
-    /// The kind of what a link leads to; a link, where it leads nowhere or to another link.
+    /// Returns the kind of a link's target; a link if the target does not exist or is a link.
     async fn led_to(&self, link: &str, target: &str) -> FileKind {
         let Ok(path) = FilePath::new(followed(link, target)) else { return FileKind::Symlink };
         match self.look(&FileAsk::Stat { path }).await {
@@ -90,13 +91,13 @@ impl Inside {
     }
 }
 
-/// What is at a path.
+/// Returns the entry at a path.
 pub async fn stat(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
     let path = inside.path(&at.path)?;
     Ok(Json(json!({ "entry": inside.entry(path).await? })))
 }
 
-/// Makes a directory and those above it.
+/// Creates a directory and its parents.
 pub async fn make(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
     let path = inside.path(&at.path)?;
     let ask = FileAsk::Make { path: path.clone() };
@@ -106,13 +107,13 @@ pub async fn make(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
     Ok(Json(json!({ "entry": inside.entry(path).await? })))
 }
 
-/// Gives a thing another name, and makes the directories above it.
+/// Renames a file or directory, and creates the parent directories of the new path.
 pub async fn rename(inside: Inside, Asked(at): Asked<Between>) -> Called<Json<Value>> {
     let (from, to) = (inside.path(&at.source)?, inside.path(&at.destination)?);
     let detail = format!("{} to {}", from.encode(), to.encode());
     let above = to.as_bytes().iter().rposition(|byte| *byte == b'/').unwrap_or_default();
     if let Some(above) = to.as_bytes().get(..above).filter(|above| !above.is_empty()) {
-        // What is moved has to be there before anything is made for it.
+        // Check that the source exists before any directory is created for it.
         inside.look(&FileAsk::Stat { path: from.clone() }).await?;
         let above = FilePath::new(above)?;
         inside.change(Act::FileMake, &above.encode(), FileAsk::Make { path: above }).await?;
@@ -121,7 +122,7 @@ pub async fn rename(inside: Inside, Asked(at): Asked<Between>) -> Called<Json<Va
     Ok(Json(json!({ "entry": inside.entry(to).await? })))
 }
 
-/// What is in a directory.
+/// Lists a directory.
 pub async fn list(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
     let path = inside.path(&at.path)?;
     let depth = at.depth.clamp(1, DEPTH_MAX);
@@ -151,7 +152,7 @@ pub async fn list(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
     Ok(Json(json!({ "entries": entries })))
 }
 
-/// Removes a thing with all that is in it. One that is not there is fine.
+/// Removes a file, or a directory with its content. Succeeds if the path does not exist.
 pub async fn remove(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
     let path = inside.path(&at.path)?;
     let detail = path.encode();
@@ -159,7 +160,7 @@ pub async fn remove(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>>
     Ok(Json(json!({})))
 }
 
-/// An entry as E2B shows it.
+/// Converts an entry into E2B's representation.
 fn entry(info: &FileInfo, kind: FileKind) -> Value {
     let kind = match kind {
         FileKind::Directory => "FILE_TYPE_DIRECTORY",
@@ -186,7 +187,7 @@ fn entry(info: &FileInfo, kind: FileKind) -> Value {
     shown
 }
 
-/// As `ls` writes them.
+/// Formats permissions as `ls` does.
 fn permissions(info: &FileInfo) -> String {
     let kind = match info.kind {
         FileKind::Directory => 'd',
@@ -210,7 +211,7 @@ fn owner(id: u32) -> String {
     }
 }
 
-/// Where a link leads.
+/// Returns the absolute path of a link's target.
 pub(super) fn followed(link: &str, target: &str) -> String {
     let above = link.rsplit_once('/').map(|(above, _)| above).unwrap_or_default();
     let whole = if target.starts_with('/') { target.to_owned() } else { format!("{above}/{target}") };

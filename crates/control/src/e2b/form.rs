@@ -1,7 +1,8 @@
-//! Forms: files as the parts of `multipart/form-data`.
+//! Forms: uploads of files as the parts of `multipart/form-data`.
 //!
-//! The parser receives whatever arrives, and keeps what it has not understood yet: a header without an end, or text before the first
-//! part. [`Metered`] hands it at most [`UNPARSED_BYTES_MAX`] between two parts, or two pieces of one.
+//! The parser reads everything that arrives, and buffers whatever it cannot parse yet: a header without an
+//! end, or text before the first part. [`Metered`] therefore passes it at most [`UNPARSED_BYTES_MAX`] between
+//! two parts, or between two chunks of one part.
 
 use std::io;
 use std::pin::Pin;
@@ -19,43 +20,44 @@ use crate::body::IDLE_MAX;
 
 use super::connect::{Called, Code, Failed};
 
-/// What the parser may hold without having understood any of it: a part's headers are a few hundred bytes.
+/// Maximum number of bytes that the parser may buffer without parsing any of them. The headers of a part have
+/// a few hundred bytes.
 const UNPARSED_BYTES_MAX: usize = 64 << 10;
 
-/// A form that is being received.
+/// Form that is being received.
 pub struct Form {
     parts: Multipart,
     meter: Meter,
 }
 
-/// One part of it.
+/// One part of a form.
 pub struct Part<'a> {
     field: Field<'a>,
     meter: Meter,
 }
 
-/// What the parser was handed since it last understood something.
+/// Counter of the bytes that the parser received since it last returned something.
 #[derive(Clone, Default)]
 struct Meter(Arc<Mutex<Handed>>);
 
 #[derive(Default)]
 struct Handed {
     bytes: usize,
-    /// The parser was given a turn to use what it has.
+    /// True if the parser was polled once more, to parse the bytes that it already has.
     paused: bool,
 }
 
-/// A body, as much of it as its meter allows.
+/// Body whose chunks are counted and limited by a meter.
 struct Metered {
     body: BodyDataStream,
     meter: Meter,
 }
 
 impl Form {
-    /// The form that a request has as its body.
+    /// Creates a form from the body of a request.
     ///
     /// # Errors
-    /// It is none.
+    /// The body is not a form.
     pub async fn of(request: Request) -> Called<Self> {
         let meter = Meter::default();
         let metered =
@@ -65,10 +67,10 @@ impl Form {
         Ok(Self { parts, meter })
     }
 
-    /// The next part.
+    /// Returns the next part.
     ///
     /// # Errors
-    /// It is not as it should be, or does not come.
+    /// The part is malformed, or does not arrive in time.
     pub async fn next(&mut self) -> Called<Option<Part<'_>>> {
         let field = timeout(IDLE_MAX, self.parts.next_field()).await;
         let field = field.map_err(|_| silent())?.map_err(|error| broken(&error))?;
@@ -78,20 +80,20 @@ impl Form {
 }
 
 impl Part<'_> {
-    /// What it is called.
+    /// Returns the name of the part.
     pub fn name(&self) -> Option<&str> {
         self.field.name()
     }
 
-    /// The name of its file.
+    /// Returns the file name of the part.
     pub fn file_name(&self) -> Option<&str> {
         self.field.file_name()
     }
 
-    /// The next bytes of it.
+    /// Returns the next chunk of the part.
     ///
     /// # Errors
-    /// It breaks off, or does not come.
+    /// The part ends early, or does not arrive in time.
     pub async fn piece(&mut self) -> Called<Option<Bytes>> {
         let piece = timeout(IDLE_MAX, self.field.chunk()).await;
         let piece = piece.map_err(|_| silent())?.map_err(|error| broken(&error))?;
@@ -134,13 +136,13 @@ impl Stream for Metered {
     }
 }
 
-/// The refusal of a form.
+/// Creates the error for an invalid form.
 pub fn wrong(why: &str) -> Failed {
     Failed::of(Code::InvalidArgument, format!("invalid form: {why}"))
 }
 
 fn broken(error: &MultipartError) -> Failed {
-    // The parser's own words say only that reading failed.
+    // The parser's own message states only that reading failed; the causes state why.
     wrong(&node::error::chain(error))
 }
 
@@ -166,7 +168,7 @@ mod tests {
     async fn a_long_file_comes_whole_and_a_long_header_is_refused() {
         const HEAD: &[u8] = b"--zzz\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n";
         let mut pieces = vec![HEAD.to_vec(), b"\r\n".to_vec()];
-        // Below the limit of bodies that the route takes away.
+        // Below the default limit on bodies, which only the route disables.
         pieces.extend((0..32).map(|_| vec![b'x'; 50_000]));
         pieces.push(b"\r\n--zzz--\r\n".to_vec());
         let mut good = form(pieces).await;

@@ -1,7 +1,8 @@
-//! Input of processes: a piece, or a stream of pieces.
+//! Input of processes: single chunks, or streams of chunks.
 //!
-//! A stream has a place among those of its project. A message of it that is longer than [`UNCOUNTED_BYTES_MAX`] has room among the
-//! project's bodies from its first bytes until the process has taken it.
+//! A stream takes one of its project's stream slots. A message longer than [`UNCOUNTED_BYTES_MAX`] counts
+//! against the project's memory budget for bodies, from its first bytes until the process has read the
+//! message.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,14 +29,15 @@ use super::process::Selected;
 use super::running::{Found, Selector, exec_id, missing};
 use super::who::Inside;
 
-/// How long a piece of input waits for a process that does not read, before its sender gets an error.
+/// Timeout for the process to read a chunk of input. Afterwards, its sender gets an error.
 const INPUT_WITHIN: Duration = Duration::from_secs(60);
-/// The next message of a stream, or a sign of life, comes within this.
+/// Timeout for the next message of a stream. Clients send keepalive messages more often.
 const STREAM_WITHIN: Duration = Duration::from_secs(120);
-/// What a stream may hold without room of its own: a project's 512 streams hold 8 MiB like this.
+/// Maximum length of a message that does not count against the budget. The 512 streams of a project hold at
+/// most 8 MiB in this way.
 const UNCOUNTED_BYTES_MAX: usize = 16 << 10;
 
-/// Bytes for a process, in base64.
+/// Input for a process, in base64.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub struct Input {
@@ -43,7 +45,7 @@ pub struct Input {
     pty: Option<String>,
 }
 
-/// One message of a stream of input.
+/// One message of an input stream.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Streamed {
@@ -57,28 +59,28 @@ struct Data {
     input: Input,
 }
 
-/// The messages of a stream.
+/// Messages of an input stream.
 struct Messages {
     body: Body,
     envelopes: Envelopes,
     share: Arc<Share>,
-    /// Room of the message that is coming, or in use.
+    /// Memory reservation for the message that is being received or used.
     room: Option<OwnedSemaphorePermit>,
 }
 
-/// Sends a piece of input.
+/// Sends a chunk of input.
 pub async fn send_input(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<Value>> {
     feed(&inside, &ask.process, ask.input.unwrap_or_default(), false).await?;
     Ok(Json(json!({})))
 }
 
-/// Ends the input.
+/// Closes the standard input of a process.
 pub async fn close_stdin(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<Value>> {
     feed(&inside, &ask.process, Input::default(), true).await?;
     Ok(Json(json!({})))
 }
 
-/// Sends input as it comes.
+/// Forwards a stream of input as it arrives.
 pub async fn stream_input(inside: Inside, request: Request) -> Called<Response> {
     let share = Arc::clone(&inside.caller.share);
     let _place = place(&share)?;
@@ -103,7 +105,8 @@ pub async fn stream_input(inside: Inside, request: Request) -> Called<Response> 
 }
 
 impl Messages {
-    /// The next message. The one before is not in memory any longer.
+    /// Returns the next message. The caller must have dropped the previous one, because its reservation ends
+    /// here.
     async fn next(&mut self) -> Called<Option<Bytes>> {
         self.room = None;
         let mut began: Option<Instant> = None;
@@ -135,13 +138,13 @@ impl Messages {
     }
 }
 
-/// Sends input to a process, after what was sent before.
+/// Sends input to a process, after all earlier input.
 async fn feed(inside: &Inside, which: &Selector, input: Input, closes: bool) -> Called<()> {
     let (pid, found) = inside.platform.e2b.processes.find(&inside.sandbox, &inside.call, which).await?;
     let Found::Running(process) = found else { return Err(missing(which)) };
     let text = input.stdin.or(input.pty).unwrap_or_default();
     let bytes = STANDARD.decode(&text);
-    // It is held once while the process does not read.
+    // Drop the encoded text: only one copy of the input is held while the process does not read.
     drop(text);
     let bytes = bytes.map_err(|_| Failed::of(Code::InvalidArgument, "the input is not valid base64"))?;
     if closes && process.terminal {
@@ -150,7 +153,7 @@ async fn feed(inside: &Inside, which: &Selector, input: Input, closes: bool) -> 
     }
     let mut sent = process.sent.lock().await;
     let id = exec_id(pid)?;
-    // Where a piece before was not taken whole, or its sender left, only the guest knows how much it has.
+    // If an earlier chunk was not taken completely, or its sender left, only the guest knows the offset.
     let at = match sent.take() {
         Some(at) => at,
         None => {

@@ -1,4 +1,4 @@
-//! The sandboxes of a project, by what is written on them, in pages.
+//! List of a project's sandboxes, filtered by labels, in pages.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::platform::Platform;
 use super::fault::{By, Told};
 use super::shown::{self, ours};
 
-/// Sandboxes on one page.
+/// Maximum number of sandboxes on one page.
 const PAGE: usize = 100;
 
 #[derive(Default, Deserialize)]
@@ -32,7 +32,7 @@ pub struct Listing {
     next_token: Option<String>,
 }
 
-/// The project's sandboxes, the newest first unless another order is asked for.
+/// Lists the project's sandboxes, newest first unless the request specifies another order.
 pub async fn page(
     By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
@@ -69,13 +69,13 @@ pub async fn page(
     Ok(response)
 }
 
-/// The same without pages, as the oldest clients ask for it.
+/// Lists the project's sandboxes without pages, for the oldest clients.
 pub async fn all(By(caller): By<Caller<Read>>, State(platform): State<Arc<Platform>>) -> Told<Json<Value>> {
     let all = living(&platform, &caller).await?;
     Ok(Json(all.iter().map(|sandbox| shown::listed(&platform, sandbox)).collect()))
 }
 
-/// All sandboxes of a project that live, as the machine knows them.
+/// Returns all sandboxes of a project that have not ended, in their current state on the node.
 async fn living(platform: &Platform, caller: &Grant) -> Told<Vec<Sandbox>> {
     let (mut all, mut cursor) = (Vec::new(), None);
     loop {
@@ -92,7 +92,7 @@ async fn living(platform: &Platform, caller: &Grant) -> Told<Vec<Sandbox>> {
     Ok(all)
 }
 
-/// Labels that are wanted. They are written as a form within the query, and each part is encoded once more.
+/// Parses the requested labels. The parameter is a form inside the query, with each part encoded once more.
 fn filters(text: &str) -> Told<Vec<(String, String)>> {
     let wrong =
         || Error::invalid("the metadata filter is invalid", "Send `name=value` pairs separated by `&`.");
@@ -105,7 +105,7 @@ fn filters(text: &str) -> Told<Vec<(String, String)>> {
     Ok(pairs)
 }
 
-/// A text without its percent signs.
+/// Decodes percent-encoding.
 fn decoded(text: &str) -> Option<String> {
     let (mut bytes, mut rest) = (Vec::new(), text.bytes());
     while let Some(byte) = rest.next() {
@@ -120,7 +120,7 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The place in the list after which the next page begins.
+/// Parses a page token: the sort key of the last sandbox on the previous page.
 fn after(token: &str) -> Told<(u64, String)> {
     let wrong = || Error {
         code: ErrorCode::InvalidRequest,
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn filters_are_encoded_as_the_sdks_do() {
-        // After the query was decoded once: a form, whose parts are encoded once more.
+        // The query is already decoded once. It contains a form, whose parts are encoded once more.
         let pairs = filters("user=abc&na%2520me=a%252Fb%2520%25C3%25B6").unwrap();
         assert_eq!(pairs, [("user".into(), "abc".into()), ("na me".into(), "a/b ö".into())]);
         assert!(filters("x").is_err() && filters("a=%zz").is_err());

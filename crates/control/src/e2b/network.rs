@@ -1,4 +1,5 @@
-//! E2B's network options as a policy. What a policy cannot say is refused by name, never left out.
+//! Conversion of E2B's network options into a policy. Options that a policy cannot express are rejected by
+//! name, never ignored.
 
 use std::sync::Arc;
 
@@ -16,10 +17,10 @@ use crate::platform::Platform;
 use super::control::awake;
 use super::fault::{By, Given, Told, not_offered};
 
-/// What stands for every host.
+/// Values that stand for every host.
 const EVERYTHING: [&str; 5] = ["0.0.0.0/0", "::/0", "*", "ALL_TRAFFIC", "0.0.0.0"];
 
-/// What may leave a sandbox, and who may reach its ports.
+/// Network options: egress, and access to the ports of a sandbox.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Network {
@@ -36,10 +37,11 @@ pub struct Network {
 }
 
 impl Network {
-    /// The policy that these options and the older one, which says all or nothing, come to; none where nothing is said.
+    /// Returns the policy for these options, or `None` if they specify nothing. `internet` is the older
+    /// option that allows all egress or none.
     ///
     /// # Errors
-    /// Something is said that no policy can.
+    /// A policy cannot express an option.
     pub fn policy(&self, internet: Option<bool>) -> Told<Option<Policy>> {
         for (name, value) in [
             ("maskRequestHost", &self.mask_request_host),
@@ -76,7 +78,7 @@ impl Network {
         }
         let hosts: Vec<&str> =
             self.allow_out.iter().map(|host| host.strip_suffix("/32").unwrap_or(host)).collect();
-        // A slash would be the path of a rule.
+        // A slash would begin the path of a rule.
         if let Some(range) = hosts.iter().find(|host| host.contains(['/', ' ', '='])) {
             let fix = "Use hosts or single addresses. A policy does not support address ranges.";
             return Err(Error::invalid(format!("allowOut lists {range}, which is not a host"), fix).into());
@@ -85,8 +87,8 @@ impl Network {
     }
 }
 
-/// Sets the network options of a sandbox. If the request contains no option that restricts or allows hosts, the policy that the sandbox
-/// was created with applies again, as far as the project may still have it.
+/// Sets the network options of a sandbox. If the request contains no option that restricts or allows hosts,
+/// the policy that the sandbox was created with applies again, provided that the project may still have it.
 pub async fn put(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
@@ -107,7 +109,7 @@ pub async fn put(
     platform
         .note(&caller, Act::Policy, |entry| entry.sandbox(&sandbox.id).detail(&policy.words().join(", ")));
     let shown = platform.node.set_policy(&sandbox.id, policy).await?;
-    // The node keeps it; the store shows it later if it cannot take it now.
+    // The node has the authoritative record. If the store is unavailable now, it is updated later.
     let _ = platform.store.moved(&shown).await;
     if let Some(public) = network.allow_public_traffic {
         opened(&platform, &caller, &sandbox.id, public).await?;
@@ -115,7 +117,7 @@ pub async fn put(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Lets everybody reach the ports of a sandbox, or only whoever shows its token.
+/// Makes all ports of a sandbox public, or restricts them to clients with its token.
 pub(super) async fn opened(
     platform: &Platform,
     caller: &Grant,

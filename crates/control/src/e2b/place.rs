@@ -1,17 +1,17 @@
-//! Paths as E2B's SDKs name them: absolute, or below the home of the user.
+//! Paths as E2B's SDKs name them: absolute, or relative to the user's home directory.
 
 use api::Error;
 use api::files::FilePath;
 
-/// A path: `~` and what is relative begin at home. An empty one is home.
+/// Parses a path. Relative paths and `~` begin at the home directory; an empty path is the home directory.
 ///
 /// # Errors
-/// It is none.
+/// The path is invalid.
 pub fn path(text: &str, home: &str) -> Result<FilePath, Error> {
     FilePath::new(absolute(text, home))
 }
 
-/// The same as text, for a directory in which something runs.
+/// Returns such a path as text, for use as a working directory.
 pub fn absolute(text: &str, home: &str) -> String {
     let below = match text {
         "" | "~" | "." => return home.to_owned(),
@@ -21,7 +21,7 @@ pub fn absolute(text: &str, home: &str) -> String {
     format!("{home}/{}", below.strip_prefix("./").unwrap_or(below))
 }
 
-/// The last part of a path.
+/// Returns the last component of a path.
 pub fn name(path: &str) -> &str {
     path.trim_end_matches('/').rsplit('/').next().unwrap_or_default()
 }

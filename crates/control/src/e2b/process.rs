@@ -31,7 +31,7 @@ use super::running::{
 use super::shown::put;
 use super::who::{Commander, Inside};
 
-/// What ends at its deadline has had its time.
+/// Time between SIGTERM and SIGKILL. It is short: a command that missed its deadline has had its time.
 const GRACE_MS: u64 = 500;
 
 #[derive(Default, Deserialize)]
@@ -69,13 +69,13 @@ pub struct Selected {
 
 impl Pty {
     fn size(&self) -> TerminalSize {
-        // What is not said is what every terminal has.
+        // Zero means that the client specified nothing: use the usual size.
         let or = |number: u32, usual: u32| if number == 0 { usual } else { number };
         TerminalSize { cols: or(self.size.cols, 80), rows: or(self.size.rows, 24) }
     }
 }
 
-/// Starts a command, and tells what it writes to its end. It goes on if whoever listens leaves.
+/// Starts a command and streams its output until it ends. The command continues if the client disconnects.
 pub async fn start(
     Commander(inside, as_root): Commander,
     headers: HeaderMap,
@@ -89,7 +89,7 @@ pub async fn start(
     let who = if as_root { Who::Root } else { Who::User(home) };
     let mut spec = spec(&ask, terminal, who, number(&headers, "connect-timeout-ms"));
     if ask.process.cwd.as_deref().unwrap_or_default().is_empty() {
-        // A template's own directory is for everybody; a home is its owner's.
+        // A working directory set by the template applies to every user, a home directory only to its owner.
         spec.cwd = call.directory().filter(|directory| directory != home).or(spec.cwd);
     }
     let pid = fresh_pid()?;
@@ -100,14 +100,15 @@ pub async fn start(
     let (_, exec) = platform.node.start_exec_and_read(call, &id, spec).await?;
     drop(launch);
     let process = Process::new(ask.process, ask.tag, terminal.is_some());
-    // Before anything is read, so that nothing is missed.
+    // Subscribe before the output is read, so that nothing is missed.
     let told = process.listen().ok_or_else(|| missing(&Selector::Pid(pid)))?;
     platform.e2b.processes.follow((sandbox.clone(), pid), process, exec);
     let (terminal, every, first) = (terminal.is_some(), alive_every(&headers), started(pid));
     Ok(events(Listener { _inside: inside, _place: place, told, terminal, every, first }))
 }
 
-/// Listens to a process that was started before. One that has ended tells what is left of its output, and its end.
+/// Streams the output of a process that is already running. For a process that has ended, returns its
+/// remaining output and its outcome.
 pub async fn connect(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Selected>) -> Called<Response> {
     let Inside { platform, caller, call, sandbox, .. } = &inside;
     let place = place(&caller.share)?;
@@ -130,7 +131,7 @@ pub async fn connect(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Selec
     Ok(events(Listener { _inside: inside, _place: place, told, terminal, every, first }))
 }
 
-/// Those that run.
+/// Lists the running processes.
 pub async fn list(inside: Inside) -> Called<Json<Value>> {
     let processes = inside.call.execs().await?.into_iter().filter(|info| info.outcome.is_none());
     let processes = processes.filter_map(|info| {
@@ -147,7 +148,7 @@ pub async fn list(inside: Inside) -> Called<Json<Value>> {
     Ok(Json(json!({ "processes": processes.collect::<Vec<_>>() })))
 }
 
-/// Sends a signal to a process, with all it has started.
+/// Sends a signal to a process and to everything that it has started.
 pub async fn send_signal(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<Value>> {
     let signal = match (ask.signal.as_str(), ask.signal.as_i64()) {
         (Some("SIGNAL_SIGKILL"), _) | (_, Some(9)) => 9,
@@ -169,7 +170,7 @@ pub async fn send_signal(inside: Inside, Asked(ask): Asked<Selected>) -> Called<
     }
 }
 
-/// Gives a terminal another size.
+/// Resizes a terminal.
 pub async fn update(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<Value>> {
     let (pid, _) = inside.platform.e2b.processes.find(&inside.sandbox, &inside.call, &ask.process).await?;
     if let Some(pty) = ask.pty {
@@ -178,15 +179,15 @@ pub async fn update(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<
     Ok(Json(json!({})))
 }
 
-/// Who runs a command.
+/// User that runs a command.
 #[derive(Clone, Copy)]
 enum Who<'a> {
-    /// The sandbox's user, whose home this is.
+    /// The user of the sandbox, with their home directory.
     User(&'a str),
     Root,
 }
 
-/// What the guest is asked for.
+/// Creates the exec request for the guest.
 fn spec(ask: &Start, terminal: Option<TerminalSize>, who: Who<'_>, deadline_ms: Option<u64>) -> ExecSpec {
     let Config { cmd, args, envs, cwd } = &ask.process;
     let mut env = envs.clone();
@@ -210,11 +211,12 @@ fn spec(ask: &Start, terminal: Option<TerminalSize>, who: Who<'_>, deadline_ms: 
     }
 }
 
-/// Runs a command as `bash -c` does, except that the shell does not become it.
+/// Shell script that runs a command as `bash -c` does, but without replacing the shell by the command.
 const STAY: &str = "eval \"set --; $1\"; exit $?";
 
-/// The command line. A shell that E2B's SDKs start becomes its last command, which then leads the process group of the exec. Programs
-/// such as `setsid` detach from a terminal's group but not from their own, so the shell stays, as at E2B, where it does not lead one.
+/// Returns the command line. The shell that E2B's SDKs start would replace itself by its last command, which
+/// would then lead the process group of the exec. As group leaders, programs such as `setsid` fork and return
+/// at once. At E2B, the command does not lead its group, so here the shell stays and leads it.
 fn argv(cmd: &str, args: &[String]) -> Vec<String> {
     match args {
         [login, run, command] if (cmd, login.as_str(), run.as_str()) == ("/bin/bash", "-l", "-c") => {
@@ -224,18 +226,18 @@ fn argv(cmd: &str, args: &[String]) -> Vec<String> {
     }
 }
 
-/// Somebody who listens.
+/// Client that receives the output of a process.
 struct Listener {
     _inside: Inside,
     _place: OwnedSemaphorePermit,
     told: mpsc::Receiver<Told>,
     terminal: bool,
     every: Duration,
-    /// What is said before anything else.
+    /// Message to send before all others.
     first: Option<Bytes>,
 }
 
-/// What happens to a process as an answer.
+/// Creates the response that streams the events of a process.
 fn events(listener: Listener) -> Response {
     let body = stream::unfold(Some(listener), |listener| async move {
         let mut listener = listener?;
@@ -250,7 +252,7 @@ fn started(pid: u32) -> Option<Bytes> {
 }
 
 impl Listener {
-    /// What is said next, and whether more comes.
+    /// Returns the next message, and whether more messages follow.
     async fn next(&mut self) -> (Bytes, bool) {
         if let Some(first) = self.first.take() {
             return (first, true);
@@ -287,7 +289,7 @@ impl Listener {
     }
 }
 
-/// How a process ended, as these clients are told.
+/// Converts an outcome into the event that these clients expect.
 fn ended(end: &ExecEnd) -> Called<Value> {
     let by_signal = |name: &str, why: String| json!({ "exitCode": -1, "exited": false, "status": format!("signal: {name}"), "error": why });
     Ok(match &end.outcome {
@@ -336,7 +338,8 @@ fn name_of(signal: i32) -> String {
 mod tests {
     use super::*;
 
-    /// A shell that stays does what one does that becomes its last command, but does not lead the group of that command.
+    /// Compares a shell that stays with a shell that its last command replaces. They differ only in the
+    /// leader of the process group.
     #[test]
     fn a_shell_that_stays_behaves_like_any_other() {
         let ran = |argv: &[String]| {

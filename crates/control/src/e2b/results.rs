@@ -1,4 +1,4 @@
-//! What code writes and shows, as lines that clients of E2B's code interpreter read.
+//! Output and results of code, as the lines that clients of E2B's code interpreter read.
 
 use api::code::{Bundle, Exception, Loss, RunResult};
 use api::exec::{ExecEnd, Outcome};
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::time::rfc3339;
 
-/// The text of what was written. These clients know text only.
+/// Returns the text of an output line. Invalid UTF-8 is replaced, because these clients accept only text.
 pub fn written(line: &OutputLine) -> Option<String> {
     let OutputLine::Data { text, base64, .. } = line else { return None };
     let bytes = || base64.as_ref().and_then(|packed| STANDARD.decode(packed).ok()).unwrap_or_default();
@@ -21,7 +21,8 @@ pub fn text(name: &str, text: &str) -> Value {
     json!({ "type": name, "text": text, "timestamp": rfc3339(clock::wall_ms()) })
 }
 
-/// What code shows, as these clients know it. What they do not is said on standard error, if it matters.
+/// Converts a result into the representation of these clients. Results that they do not support are reported
+/// on stderr if they matter.
 pub fn result(result: RunResult) -> Option<Value> {
     match result {
         RunResult::Value(bundle) => Some(bundled(bundle, true)),
@@ -92,13 +93,14 @@ fn bundled(bundle: Bundle, is_main: bool) -> Value {
     Value::Object(told)
 }
 
-/// A text whose quotes are those of its representation, without them.
+/// Removes the quotes of Python's representation of a string.
 fn unquoted(text: &str) -> &str {
     let inner = text.strip_prefix('\'').and_then(|text| text.strip_suffix('\''));
     inner.unwrap_or(text)
 }
 
-/// The error for an end that the code did not report as a result. `SandboxLost` and `Unknown` break the connection instead.
+/// Returns the error for code that failed without reporting an error as a result. `SandboxLost` and `Unknown`
+/// break the connection instead.
 pub fn ended(end: &ExecEnd, is_python: bool) -> Option<Value> {
     let (name, told) = match &end.outcome {
         Outcome::Exited { code: 0 } | Outcome::SandboxLost { .. } | Outcome::Unknown => return None,
@@ -116,7 +118,7 @@ pub fn ended(end: &ExecEnd, is_python: bool) -> Option<Value> {
     Some(json!({ "type": "error", "name": name, "value": told, "traceback": told }))
 }
 
-/// A line of JSON in ASCII.
+/// Encodes a value as a line of JSON in ASCII.
 pub fn ascii(value: &Value) -> String {
     let mut line = String::new();
     for character in value.to_string().chars() {

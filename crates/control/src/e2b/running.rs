@@ -1,13 +1,14 @@
-//! Processes that clients of E2B's SDKs have started: their output, for as many as listen.
+//! Running processes of clients of E2B's SDKs: their output, for any number of listeners.
 //!
 //! ```text
-//! exec ──▶ pump ──┬──▶ whoever started it
-//!                 └──▶ whoever connected later
+//! exec ──▶ pump ──┬──▶ client that started it
+//!                 └──▶ clients that connected later
 //! ```
 //!
-//! The pump reads whether anybody listens or not: a process goes on when its client leaves, and one that writes much does not stand still
-//! for it. Where somebody listens slowly, the process waits for them, within [`DEAF`]: nothing is left out. The exec itself, its end
-//! and its last output are the guest's, so that a server that was killed loses nothing but its listeners.
+//! The pump reads the output even without listeners, so a process continues when its client disconnects and
+//! never blocks on unread output. A slow listener delays the process by at most [`DEAF`] per event, so no
+//! output is lost. The guest owns the exec, its outcome and its latest output: if the server is killed, only
+//! the listeners are lost.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,18 +23,18 @@ use tokio::sync::mpsc;
 
 use super::connect::{Called, Code, Failed};
 
-/// What waits for one listener.
+/// Maximum number of events that are queued for one listener.
 const WAITING: usize = 16;
-/// Whoever takes nothing for so long is not listening.
+/// Timeout for a listener to accept an event. Afterwards, the listener is removed.
 const DEAF: Duration = Duration::from_secs(30);
-/// The guest is told what was taken after so many bytes: a part of what it keeps.
+/// Amount of newly read output after which the guest is notified: a fraction of [`KEPT_BYTES`].
 const TAKE_BYTES: u64 = 256 << 10;
-/// What the guest keeps of the output of a command that nobody has taken.
+/// Size of the guest's buffer for output of a command that has not been read.
 pub const KEPT_BYTES: u64 = 1 << 20;
-/// Numbers below are those of a system's own processes.
+/// Minimum process number. Lower numbers look like a system's own processes.
 const PID_MIN: u32 = 1000;
 
-/// What was asked to run.
+/// Command as the client specified it.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Config {
@@ -44,7 +45,7 @@ pub struct Config {
     pub cwd: Option<String>,
 }
 
-/// What a listener is told.
+/// Event for the listeners of a process.
 #[derive(Clone, Debug)]
 pub enum Told {
     Data { stream: Stream, bytes: Bytes },
@@ -52,27 +53,27 @@ pub enum Told {
     Broken(api::Error),
 }
 
-/// A process that runs.
+/// Running process.
 pub struct Process {
-    /// What was asked for.
+    /// Command as the client specified it.
     pub config: Config,
-    /// The name that it was given.
+    /// Name that the client chose.
     pub tag: Option<String>,
-    /// Whether it has a terminal.
+    /// True if the process has a terminal.
     pub terminal: bool,
-    /// What it was sent so far, where that is known; input is sent in order.
+    /// Number of input bytes sent so far, or `None` if it is unknown. The lock keeps the input in order.
     pub sent: tokio::sync::Mutex<Option<u64>>,
-    /// None after its end was told.
+    /// Channels to the listeners, or `None` after the last event.
     listeners: Mutex<Option<Vec<mpsc::Sender<Told>>>>,
 }
 
-/// Those that run, as far as this server has heard of them.
+/// Running processes, as far as this server knows them.
 #[derive(Default)]
 pub struct Processes(Arc<Mutex<All>>);
 
 type All = HashMap<(SandboxId, u32), Arc<Process>>;
 
-/// Which process is meant.
+/// Selector of a process.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selector {
@@ -80,30 +81,30 @@ pub enum Selector {
     Tag(String),
 }
 
-/// A process as somebody finds it.
+/// Result of looking up a process.
 pub enum Found {
     Running(Arc<Process>),
-    /// It has ended; the guest still knows how.
+    /// The process has ended, and the guest still has its outcome.
     Ended(ExecInfo),
 }
 
-/// A fresh number for a process. It is not the kernel's: it has to be known before there is one.
+/// Returns a fresh number for a process. It is not the kernel's pid: the process does not exist yet.
 pub fn fresh_pid() -> Called<u32> {
     let number = u32::from_le_bytes(node::machine::random()?);
     Ok((number >> 1).max(PID_MIN))
 }
 
-/// The exec of a process.
+/// Returns the exec id of a process.
 pub fn exec_id(pid: u32) -> Called<ExecId> {
     format!("p{pid}").parse().map_err(|_| missing(&Selector::Pid(pid)))
 }
 
-/// The process of an exec, if it is one.
+/// Returns the number of a process from its exec id, if the exec is such a process.
 pub fn pid_of(id: &ExecId) -> Option<u32> {
     id.as_str().strip_prefix('p')?.parse().ok()
 }
 
-/// The error for a process that is not there.
+/// Creates the error for a process that does not exist.
 pub fn missing(which: &Selector) -> Failed {
     let which = match which {
         Selector::Pid(pid) => format!("process with pid {pid}"),
@@ -113,27 +114,27 @@ pub fn missing(which: &Selector) -> Failed {
 }
 
 impl Process {
-    /// One that was just started.
+    /// Creates the state of a process that was just started.
     pub fn new(config: Config, tag: Option<String>, terminal: bool) -> Self {
         let listeners = Mutex::new(Some(Vec::new()));
         Self { config, tag, terminal, sent: tokio::sync::Mutex::new(Some(0)), listeners }
     }
 
-    /// One that a server before this one has started.
+    /// Creates the state of a process that an earlier server process started.
     fn of(info: &ExecInfo) -> Self {
         let config = Config { cmd: info.argv.clone(), ..Config::default() };
         let process = Self::new(config, None, info.terminal.is_some());
         Self { sent: tokio::sync::Mutex::new(None), ..process }
     }
 
-    /// Listens from now on, unless it has ended.
+    /// Adds a listener, unless the process has ended.
     pub fn listen(&self) -> Option<mpsc::Receiver<Told>> {
         let (sender, receiver) = mpsc::channel(WAITING);
         locked(&self.listeners).as_mut()?.push(sender);
         Some(receiver)
     }
 
-    /// Tells everybody who listens; waits for those who are slow.
+    /// Sends an event to all listeners, and waits for slow ones up to the timeout.
     async fn tell(&self, told: &Told) {
         let all = locked(&self.listeners).clone().unwrap_or_default();
         for listener in all {
@@ -145,7 +146,7 @@ impl Process {
         }
     }
 
-    /// Tells the last that there is to tell.
+    /// Sends the last event to all listeners, and removes them.
     async fn close(&self, told: &Told) {
         let all = locked(&self.listeners).take().unwrap_or_default();
         for listener in all {
@@ -153,7 +154,7 @@ impl Process {
         }
     }
 
-    /// Reads all its output, to its end.
+    /// Reads the output of a process until it ends, and forwards it to the listeners.
     pub async fn pump(&self, mut exec: Exec) {
         let (mut reached, mut taken) = ([0; 2], 0);
         loop {
@@ -168,7 +169,7 @@ impl Process {
                     self.tell(&Told::Data { stream, bytes }).await;
                     if !self.terminal && reached.iter().sum::<u64>() - taken >= TAKE_BYTES {
                         taken = reached.iter().sum();
-                        // Where it is not heard, the next one says the same.
+                        // If this notification is lost, the next one includes it.
                         let _ = exec.take(reached[0], reached[1]).await;
                     }
                 }
@@ -176,7 +177,7 @@ impl Process {
                     let note = format!("\r\n[{} bytes omitted]\r\n", to - from);
                     self.tell(&Told::Data { stream, bytes: note.into() }).await;
                 }
-                // Of a command, what is not there any more was taken by a server before this one.
+                // A gap in the output of a command was read through an earlier server process.
                 Ok(Some(Event::Gap { .. } | Event::Result { .. })) => {}
                 Ok(Some(Event::End(end))) => return self.close(&Told::End(end)).await,
                 Ok(None) => {
@@ -194,7 +195,7 @@ impl Process {
 }
 
 impl Processes {
-    /// Has the output of a process read from now on.
+    /// Starts to read the output of a process in the background, unless another request already did.
     pub fn follow(&self, key: (SandboxId, u32), process: Process, exec: Exec) -> Arc<Process> {
         let process = Arc::new(process);
         let mut all = locked(&self.0);
@@ -211,10 +212,10 @@ impl Processes {
         process
     }
 
-    /// A process of a sandbox, and its number.
+    /// Returns a process of a sandbox, and its number.
     ///
     /// # Errors
-    /// There is none, or the sandbox does not answer.
+    /// The process does not exist, or the sandbox does not respond.
     pub async fn find(&self, sandbox: &SandboxId, call: &Call, which: &Selector) -> Called<(u32, Found)> {
         let pid = match which {
             Selector::Pid(pid) => *pid,
@@ -234,7 +235,7 @@ impl Processes {
         Ok((pid, Found::Running(self.follow(key, process, call.exec_reader(id)))))
     }
 
-    /// What is known of a process that runs.
+    /// Returns the state of a running process, if this server knows it.
     pub fn known(&self, sandbox: &SandboxId, pid: u32) -> Option<Arc<Process>> {
         locked(&self.0).get(&(sandbox.clone(), pid)).cloned()
     }

@@ -1,4 +1,4 @@
-//! Sandboxes as E2B shows them.
+//! Sandboxes as E2B's API represents them.
 
 use std::sync::Arc;
 
@@ -13,26 +13,27 @@ use crate::platform::Platform;
 
 use super::time::rfc3339;
 
-/// The release of E2B's agent whose features are here: clients decide by it what they ask for.
+/// Release of E2B's agent whose features this server supports. Clients choose their requests by it.
 pub const AGENT_VERSION: &str = "0.6.13";
-/// Older clients show it and nobody uses it.
+/// Value of a field that older clients display but do not use.
 const CLIENT: &str = "bellglass";
 
-/// What E2B calls `base` has another name here: ours has another user.
+/// Name of E2B's template `base`, and of its counterpart here. Our own `base` runs as another user.
 const NAMES: (&str, &str) = ("base", "workstation");
 
-/// The name that a template of E2B's has here; what follows a colon there says which of them, and here there is one.
+/// Converts E2B's name of a template into ours. Removes the tag after the colon, because our templates have
+/// only one version.
 pub fn ours(template: &str) -> &str {
     let name = template.split(':').next().unwrap_or_default();
     if name == NAMES.0 { NAMES.1 } else { name }
 }
 
-/// The name that a template of ours has there.
+/// Converts our name of a template into E2B's.
 pub fn theirs(template: &str) -> &str {
     if template == NAMES.1 { NAMES.0 } else { template }
 }
 
-/// What whoever creates a sandbox or connects to it is told: what opens it, and where it is.
+/// Returns the response to a create or connect request: the access tokens and the address of a sandbox.
 pub fn opened(platform: &Arc<Platform>, sandbox: &Sandbox, headers: &HeaderMap) -> Value {
     let (_, ports) = platform.node.ports(&sandbox.id).unwrap_or_default();
     let reached = headers.get(HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
@@ -48,7 +49,8 @@ pub fn opened(platform: &Arc<Platform>, sandbox: &Sandbox, headers: &HeaderMap) 
     })
 }
 
-/// How a sandbox is doing. The token of its agent, which runs commands, is shown to callers who may run them.
+/// Returns the details of a sandbox. They include the token of its agent, which can run commands, only for
+/// callers that may run commands.
 pub fn detailed(platform: &Arc<Platform>, sandbox: &Sandbox, headers: &HeaderMap, role: Role) -> Value {
     let mut shown = listed(platform, sandbox);
     let opened = opened(platform, sandbox, headers);
@@ -66,7 +68,7 @@ pub fn detailed(platform: &Arc<Platform>, sandbox: &Sandbox, headers: &HeaderMap
     shown
 }
 
-/// The same among others, without what opens it.
+/// Returns a sandbox as an item of a list, without access tokens.
 pub fn listed(platform: &Arc<Platform>, sandbox: &Sandbox) -> Value {
     let left = platform.node.time_left(&sandbox.id).unwrap_or_default();
     let limits = sandbox.limits;
@@ -86,12 +88,12 @@ pub fn listed(platform: &Arc<Platform>, sandbox: &Sandbox) -> Value {
     })
 }
 
-/// Whether it runs or is paused: there is nothing else to these clients.
+/// Returns the state of a sandbox. These clients know only two: running and paused.
 pub fn state(sandbox: &Sandbox) -> &'static str {
     if sandbox.state == SandboxState::Paused { "paused" } else { "running" }
 }
 
-/// Puts something into an object.
+/// Adds a field to a JSON object.
 pub fn put(object: &mut Value, name: &str, value: Value) {
     if let Some(object) = object.as_object_mut() {
         object.insert(name.to_owned(), value);

@@ -1,4 +1,4 @@
-//! The steps of E2B's builder as a recipe of ours: one step for one step, so that numbers mean the same on both sides.
+//! Conversion of E2B's build steps into a recipe. Each becomes one step, so step numbers keep their meaning.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +13,16 @@ use serde_json::Value;
 use super::fault::{Told, not_offered};
 use super::shown::ours;
 
-/// Images of E2B's own, and the templates that are what is in them.
+/// E2B's own images, and the templates with the same content.
 const IMAGES: [(&str, &str); 2] =
     [("e2bdev/base", "workstation"), ("e2bdev/code-interpreter", "code-interpreter-v1")];
-/// What every machine to work on has, beyond what it begins with.
+/// Shipped recipe whose steps turn any base image into a workstation.
 const OUTFIT: &str = "workstation";
 const HOME: &str = "/home/user";
-/// Where programs are, unless a template says otherwise.
+/// Search path for programs, unless a template sets another one.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// How a template is to be made.
+/// Build request.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Wanted {
@@ -45,32 +45,32 @@ struct Instruction {
     force: Option<bool>,
 }
 
-/// A recipe, and what else is asked for.
+/// Recipe and options of a build.
 #[derive(Debug)]
 pub struct Plan {
     /// The recipe.
     pub recipe: Recipe,
-    /// How many of its first steps nobody wrote.
+    /// Number of initial steps that Bellglass added, which the client did not write.
     pub unwritten: usize,
-    /// Whether steps that were made before are made again.
+    /// True if cached steps are executed again.
     pub fresh: bool,
-    /// Whether whoever wrote it ends as root, which nobody is in a sandbox.
+    /// True if the last `USER` step sets root. Sandboxes do not run as root, whatever the steps set.
     pub as_root: bool,
 }
 
-/// What the steps so far have set.
+/// State that the steps so far have set.
 struct Setting {
     by_user: bool,
     cwd: String,
-    /// Variables, where they are known before it is built: those of an image are not.
+    /// Variables, or `None` if they are unknown before the build, as those of an image are.
     env: Option<BTreeMap<String, String>>,
 }
 
 impl Wanted {
-    /// What it begins with: a template of ours, or an image.
+    /// Returns the base of the template: a template of ours, or an image.
     ///
     /// # Errors
-    /// It needs somebody's password.
+    /// The image requires a password, which is not supported.
     pub fn ground(&self) -> Told<Ground> {
         if self.from_image_registry.as_ref().is_some_and(|value| !value.is_null()) {
             let instead = "Pull the image with your own tools, then create a template from it with `bellglass template import`.";
@@ -84,16 +84,16 @@ impl Wanted {
         let name = plain.split(':').next().unwrap_or_default();
         Ok(Ground::Named(match IMAGES.iter().find(|(theirs, _)| *theirs == name) {
             Some((_, ours)) => (*ours).to_owned(),
-            // Without either it would be the name of a template.
+            // Without a slash or a colon, it would be the name of a template.
             None if !image.contains(['/', ':']) => format!("{image}:latest"),
             None => image.to_owned(),
         }))
     }
 
-    /// The whole recipe, on that ground; with the template that it is, if it is one.
+    /// Returns the plan of the build. `template` is the base, if that is a template and not an image.
     ///
     /// # Errors
-    /// A step is none that could be done, by its number.
+    /// A step is invalid; the error contains its number.
     pub fn plan(&self, ground: Ground, template: Option<Template>, limits: WantedLimits) -> Told<Plan> {
         let mut steps = match &template {
             Some(template) if template.posture == Posture::Workstation => Vec::new(),
@@ -132,7 +132,7 @@ impl Wanted {
             limits: WantedLimits {
                 cpu_millis: limits.cpu_millis.or(before.limits.cpu_millis),
                 memory_bytes: limits.memory_bytes.or(before.limits.memory_bytes),
-                // So much is to be free, and no disk becomes smaller for it.
+                // The client specifies the minimum free space, which never makes the disk smaller.
                 disk_bytes: limits.disk_bytes.map(|asked| asked.max(usual)).or(before.limits.disk_bytes),
                 ..before.limits
             },
@@ -199,7 +199,7 @@ impl Instruction {
 }
 
 impl Setting {
-    /// Whether that is the sandbox's user, and not root; nobody is whoever it is now.
+    /// Returns true for the user of the sandbox and false for root. An empty name means the current user.
     fn user(&self, name: &str) -> Result<bool, String> {
         match name {
             "" => Ok(self.by_user),
@@ -209,7 +209,7 @@ impl Setting {
         }
     }
 
-    /// A text with the values of the variables that it names: `$NAME` and `${NAME}`, and `\\$` for a dollar.
+    /// Replaces the variables `$NAME` and `${NAME}` in a text by their values, and `\$` by a dollar sign.
     fn expanded(&self, text: &str) -> Result<String, String> {
         let mut whole = String::new();
         let mut rest = text;
@@ -244,7 +244,7 @@ impl Setting {
         Ok(whole)
     }
 
-    /// A path from the root.
+    /// Resolves a path against the current working directory.
     fn place(&self, path: &str) -> String {
         let path = path.strip_prefix("./").unwrap_or(path);
         match path {
@@ -255,12 +255,12 @@ impl Setting {
     }
 }
 
-/// As E2B's agent runs what it is asked to.
+/// Returns the command line with which E2B's agent runs a command.
 fn shell(command: &str) -> Command {
     Command::Argv(["/bin/bash", "-l", "-c", command].map(str::to_owned).to_vec())
 }
 
-/// The same for root, whose home is not that of the template's user.
+/// Returns the command line for root, whose home directory is not that of the template's user.
 fn as_root(command: &str) -> Command {
     let words = ["/usr/bin/env", "HOME=/root", "USER=root", "LOGNAME=root", "/bin/bash", "-l", "-c", command]
         .map(str::to_owned);
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(steps[7], Step::RunAs("root".into(), as_root("id")));
         assert_eq!(plan.recipe.start, Some(shell("sleep 1")));
         assert!(plan.recipe.ready.is_none() && !plan.fresh && plan.as_root);
-        // An image gets what every machine to work on has.
+        // An image first gets the steps of a workstation.
         let plan = planned(json!({ "fromImage": "python:3", "force": true }), None).unwrap();
         assert!(plan.unwritten > 4 && plan.fresh);
     }
@@ -366,7 +366,7 @@ mod tests {
             { "type": "WORKDIR", "args": ["/srv/$D"] },
         ]);
         let plan = planned(json!({ "steps": steps }), workstation());
-        // A path with a space and a dollar is one all the same.
+        // A path may contain a space and a dollar sign.
         let plan = plan.unwrap();
         let Some(Step::Env(first)) = plan.recipe.steps.get(plan.unwritten) else { panic!() };
         assert_eq!(first["PATH"], format!("/app/bin:{PATH}"));

@@ -1,4 +1,4 @@
-//! Templates as E2B lists them.
+//! Templates, as E2B's API represents them.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ use super::fault::{By, Told, not_offered};
 use super::shown::{AGENT_VERSION, ours, theirs};
 use super::time::rfc3339;
 
-/// All of them.
+/// Lists all templates.
 pub async fn list(_: By<Caller<Read>>, State(platform): State<Arc<Platform>>) -> Told<Json<Value>> {
     let all = Store::new(platform.node.data()).list()?;
     Ok(Json(all.iter().map(shown).collect()))
 }
 
-/// Whether there is one of this name.
+/// Returns the template with this name, if it exists.
 pub async fn alias(
     _: By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
@@ -36,7 +36,7 @@ pub async fn alias(
     Ok(Json(json!({ "templateID": theirs(ours(&name)), "public": false })))
 }
 
-/// They are removed on the machine itself, and have no tags.
+/// Rejects requests that are not supported: templates have no tags, and are removed only on the machine.
 pub async fn not_here(_: By<Caller<Read>>) -> Told<StatusCode> {
     let instead = "Build with a newer SDK, give each template a separate name, and remove templates with `bellglass template remove`.";
     Err(not_offered("template tags, the older build API, and removing templates through the API", instead))

@@ -1,8 +1,8 @@
-//! Times as E2B's SDKs read them: RFC 3339, UTC, to the millisecond.
+//! Times in the format that E2B's SDKs read: RFC 3339, UTC, with milliseconds.
 
 const DAY_MS: u64 = 86_400_000;
 
-/// A time in milliseconds since 1970 as text.
+/// Formats a time in milliseconds since 1970.
 pub fn rfc3339(ms: u64) -> String {
     let (day, of_day) = (ms / DAY_MS, ms % DAY_MS);
     let (year, month, date) = civil(day);
@@ -10,9 +10,10 @@ pub fn rfc3339(ms: u64) -> String {
     format!("{year:04}-{month:02}-{date:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", of_day % 1000)
 }
 
-/// Year, month and day of a day since 1970-01-01. The year begins in March, so that the day that is there every fourth year is its last.
+/// Returns the year, month and day of a day since 1970-01-01. Years begin in March here, which makes a leap
+/// day the last day of its year.
 fn civil(day: u64) -> (u64, u64, u64) {
-    // From 0000-03-01 on; 400 years have 146097 days.
+    // Days since 0000-03-01; 400 years have 146097 days.
     let day = day + 719_468;
     let (era, of_era) = (day / 146_097, day % 146_097);
     let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;

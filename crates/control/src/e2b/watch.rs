@@ -1,7 +1,7 @@
-//! What happens to files: told as it happens, or kept for whoever asks again and again.
+//! File events: streamed to clients, or stored until a client polls for them.
 //!
-//! Python's synchronous SDK asks; everybody else listens. What is kept for one who asks is bounded, and so is how long for one who does
-//! not come back.
+//! The synchronous Python SDK polls; all other clients stream. The events stored for a watcher are bounded,
+//! and a watcher that is not polled for a while is removed.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -30,17 +30,17 @@ use super::connect::{Asked, Called, Code, Failed, alive_every, last, message, st
 use super::shown::put;
 use super::who::Inside;
 
-/// Whoever asks asks more often than this.
+/// Time without a poll after which a watcher is removed. Clients poll more often than this.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
-/// Events that are kept for one who asks, and what they weigh together.
+/// Limits on the events stored for one watcher: their number and their total size.
 const EVENTS_MAX: usize = 10_000;
 const BYTES_MAX: usize = 1 << 20;
-/// What an event weighs besides its text.
+/// Memory of a stored event besides its text.
 const EVENT_BYTES: usize = 64;
-/// What all watchers of a project keep, in steps: sixteen of those that keep most.
+/// Memory budget of all watchers of a project, in steps: enough for sixteen watchers at their limit.
 const STEP_BYTES: usize = 64 << 10;
 const PROJECT_STEPS: usize = 256;
-/// Those who ask, of one sandbox.
+/// Maximum number of polled watchers of one sandbox.
 const WATCHERS_MAX: usize = 64;
 
 #[derive(Default, Deserialize)]
@@ -57,23 +57,23 @@ pub struct Watcher {
     watcher_id: String,
 }
 
-/// Those who ask.
+/// Watchers of clients that poll.
 #[derive(Default)]
 pub struct Watchers {
     all: Arc<Mutex<HashMap<(SandboxId, String), Kept>>>,
-    /// Room of each project that has some, in steps.
+    /// Memory budget, in steps, of each project that has watchers.
     rooms: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
 
 struct Kept {
     events: Events,
-    /// Why nothing more will come.
+    /// Reason why no more events follow.
     ended: Option<Failed>,
     asked: Instant,
     task: AbortHandle,
 }
 
-/// Events as texts, within the room there is for them.
+/// Events as JSON texts, within the memory budget of their project.
 struct Events {
     texts: VecDeque<Box<str>>,
     bytes: usize,
@@ -82,7 +82,7 @@ struct Events {
 }
 
 impl Watchers {
-    /// What watchers of this project share.
+    /// Returns the memory budget that the watchers of a project share.
     fn room(&self, project: &str) -> Arc<Semaphore> {
         let mut rooms = locked(&self.rooms);
         rooms.retain(|_, room| room.strong_count() > 0);
@@ -100,7 +100,8 @@ impl Events {
         Self { texts: VecDeque::new(), bytes: 0, project, room: Vec::new() }
     }
 
-    /// Keeps one more. Where there is no room, the client is told to look again: better than with some of them missing.
+    /// Stores an event. If the budget is used up, replaces the stored events by an overflow event, which
+    /// makes the client list the directory again. Events with a gap would mislead it.
     fn push(&mut self, event: &Value) {
         let text = event.to_string();
         if !self.has_room(text.len()) {
@@ -128,7 +129,7 @@ impl Events {
         bytes <= BYTES_MAX && self.texts.len() < EVENTS_MAX
     }
 
-    /// All of them, as a list of JSON.
+    /// Removes all events, and returns them as the items of a JSON list.
     fn take(&mut self) -> String {
         let list: Vec<Box<str>> = self.texts.drain(..).collect();
         self.texts.shrink_to_fit();
@@ -143,7 +144,7 @@ impl Drop for Kept {
     }
 }
 
-/// Somebody who listens.
+/// Watch of a directory, on behalf of one client.
 struct Listener {
     inside: Inside,
     _place: OwnedSemaphorePermit,
@@ -152,7 +153,7 @@ struct Listener {
     entries: bool,
 }
 
-/// Tells what happens to files from now on.
+/// Streams file events from now on.
 pub async fn stream(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Watch>) -> Called<Response> {
     let every = alive_every(&headers);
     let listener = Listener::of(inside, &ask).await?;
@@ -171,7 +172,7 @@ pub async fn stream(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Watch>
     Ok(streamed(Body::from_stream(body)))
 }
 
-/// Keeps what happens to files from now on, for whoever asks for it.
+/// Stores file events from now on, until a client polls for them.
 pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Value>> {
     let watchers = &inside.platform.e2b.watchers;
     let (all, sandbox) = (Arc::clone(&watchers.all), inside.sandbox.clone());
@@ -188,7 +189,7 @@ pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Val
     let mut listener = Listener::of(inside, &ask).await?;
     let key = (sandbox, id.clone());
     let (of, others) = (key.clone(), Arc::clone(&all));
-    // Nothing is heard before there is a place to keep it in.
+    // Hold the lock: the task must not handle an event before the watcher is registered.
     let mut places = locked(&all);
     let task = tokio::spawn(async move {
         loop {
@@ -214,7 +215,7 @@ pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Val
     Ok(Json(json!({ "watcherId": id })))
 }
 
-/// What has happened since this was last asked.
+/// Returns the events since the last poll.
 pub async fn events(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Response> {
     let mut all = locked(&inside.platform.e2b.watchers.all);
     let kept = all.get_mut(&(inside.sandbox.clone(), ask.watcher_id.clone())).ok_or_else(|| missing(&ask))?;
@@ -226,7 +227,7 @@ pub async fn events(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Respon
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// Keeps nothing more.
+/// Removes a watcher.
 pub async fn remove(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Json<Value>> {
     let key = (inside.sandbox.clone(), ask.watcher_id.clone());
     match locked(&inside.platform.e2b.watchers.all).remove(&key) {
@@ -248,14 +249,14 @@ impl Listener {
         Ok(Self { inside, _place: place, watching, root, entries: ask.include_entry })
     }
 
-    /// The next thing that happens, if something does within this time.
+    /// Returns the next event, or `None` if there is none within this time.
     async fn next(&mut self, within: Duration) -> Called<Option<Value>> {
         let Ok(event) = timeout(within, self.watching.next()).await else { return Ok(None) };
         let event = event?;
         let mut told = shown(&event, &self.root);
         let there = matches!(event.event, Change::Created | Change::Modified);
         if let Some(path) = event.path.as_deref().filter(|_| self.entries && there)
-            // It may be gone already.
+            // The file may have been removed already.
             && let Ok(path) = FilePath::new(path)
             && let Ok(entry) = self.inside.entry(path).await
         {
@@ -265,7 +266,7 @@ impl Listener {
     }
 }
 
-/// An event as E2B tells it. Where more happened than could be kept, the directory itself was written to.
+/// Converts an event into E2B's representation. An overflow becomes a write to the directory itself.
 fn shown(event: &FileEvent, root: &str) -> Value {
     let kind = match event.event {
         Change::Created => "EVENT_TYPE_CREATE",
@@ -277,7 +278,7 @@ fn shown(event: &FileEvent, root: &str) -> Value {
     json!({ "name": name, "type": kind })
 }
 
-/// More happened than was kept.
+/// Returns the event that reports an overflow.
 fn overflow() -> Value {
     shown(&FileEvent { event: Change::Overflow, path: None, path_encoded: None }, "")
 }

@@ -1,8 +1,9 @@
-//! Whose sandbox a request is for, and whether it may.
+//! Authorization of requests to a sandbox.
 //!
-//! The sandbox is named by headers, or by the host. The token of its agent opens it; contexts of the code interpreter also open to the
-//! traffic token, because E2B's SDKs send no other with those requests. A signed address names no sandbox at all: the one whose token
-//! signed it is looked for.
+//! The sandbox is named by headers or by the host. The token of its agent gives access to it. The traffic
+//! token also gives access to the contexts of the code interpreter, because E2B's SDKs send no other token
+//! with those requests. A signed URL does not name a sandbox; the server searches for the sandbox whose token
+//! signed it.
 
 use std::marker::PhantomData;
 use std::net::IpAddr;
@@ -34,68 +35,68 @@ use super::connect::{Called, Code, Failed};
 
 const SANDBOX: &str = "e2b-sandbox-id";
 const TOKEN: &str = "x-access-token";
-/// What clients show to reach the ports of a sandbox.
+/// Header for the token that gives access to the ports of a sandbox.
 pub const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
 
-/// The longest path there is: what Linux takes.
+/// Maximum length of a path, which is the limit of Linux.
 const PATH_BYTES_MAX: usize = 4096;
-/// How long a signature waits for its turn to be checked.
+/// Time for which a request waits until its signature can be checked.
 const TURN_WITHIN: Duration = Duration::from_secs(1);
 
-/// The sandbox that a host names: `49983-{sandbox}.{domain}`.
+/// Sandbox that the host name contains: `49983-{sandbox}.{domain}`.
 #[derive(Clone, Debug)]
 pub struct Named(pub SandboxId);
 
-/// A request that may look into a sandbox and change what is in it.
+/// Authorized access to a sandbox and everything in it.
 pub struct Inside {
-    /// The platform.
+    /// Platform that handles the request.
     pub platform: Arc<Platform>,
-    /// By which grant.
+    /// Grant of the request.
     pub caller: Grant,
-    /// Keeps the sandbox in use.
+    /// Call during which the sandbox is not idle.
     pub call: Call,
-    /// The sandbox.
+    /// Id of the sandbox.
     pub sandbox: SandboxId,
-    /// The home of its user.
+    /// Home directory of the user.
     pub home: String,
 }
 
-/// The same, for a command: whether it is to run as root.
+/// Access to a sandbox for running a command. The flag is true if the command runs as root.
 pub struct Commander(pub Inside, pub bool);
 
-/// The same, for running code.
+/// Access to a sandbox for running code.
 pub struct Coder(pub Inside);
 
-/// The same, for contexts: interpreters can be listed, made and ended, but nothing runs in them.
+/// Access to the contexts of a sandbox: they can be listed, created and removed, but cannot run code.
 pub struct Contextual(pub Inside);
 
-/// A request for one file, by the token or by a signature. Whether it may is for the handler to ask, which may have a body to
-/// refuse first.
+/// Request for one file, authorized by the token or by a signature. The handler receives the result, because
+/// it may have to discard a request body before it rejects the request.
 pub struct Filed<A> {
-    /// The file, and the way to it.
+    /// The requested file and the access to its sandbox, or the reason for the rejection.
     pub entered: Called<(Signed, Inside)>,
     act: PhantomData<A>,
 }
 
-/// Reading a file.
+/// Marker for reading a file.
 pub struct Reading;
-/// Writing a file.
+/// Marker for writing a file.
 pub struct Writing;
 
-/// What is done with a file, as a type.
+/// File operation, as a type.
 pub trait Acting {
-    /// The act.
+    /// The operation.
     const ACT: FileAct;
 }
 
-/// How a file is asked for: by path, and by whom.
+/// Query of a file request: path, user and signature.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Signed {
-    /// As it was signed.
+    /// Path exactly as it was signed.
     pub path: String,
     username: String,
-    /// None where a token was shown instead.
+    /// Signature, or `None` if the request presents a token instead.
     pub signature: Option<String>,
     signature_expiration: Option<String>,
 }
@@ -196,10 +197,10 @@ async fn entered(parts: &mut Parts, platform: &Arc<Platform>, act: FileAct) -> C
 }
 
 impl Signed {
-    /// The sandbox whose file is asked for, by a token or by this signature.
+    /// Authorizes access to the sandbox of the requested file, by a token or by this signature.
     ///
     /// # Errors
-    /// Neither is right, or the signature is too old.
+    /// The token or signature is wrong, or the signature has expired.
     async fn inside(&self, parts: &mut Parts, platform: &Arc<Platform>, act: FileAct) -> Called<Inside> {
         let Some(signature) = &self.signature else {
             let user = user(&parts.headers);
@@ -229,9 +230,11 @@ impl Signed {
         enter(platform, (id, reach), right, parts).await?.of_user(&self.username)
     }
 
-    /// The sandbox whose token signed this. An address carries no headers; tokens are unique, so at most one has signed it.
+    /// Returns the sandbox whose token created this signature. A signed URL carries no headers. Tokens are
+    /// unique, so at most one sandbox matches.
     ///
-    /// Every sandbox is tried, one request after the other: wrong signatures take one worker's time at most, and they count as wrong keys.
+    /// Every sandbox is tried, for one request at a time. Wrong signatures therefore occupy at most one
+    /// worker thread, and they count as wrong keys.
     async fn signer(
         &self,
         parts: &Parts,
@@ -261,7 +264,7 @@ impl Signed {
         }
     }
 
-    /// The part of a signature that is the same whatever the token is.
+    /// Hashes the part of the signed text before the token, which is the same for every sandbox.
     fn begun(&self, act: FileAct) -> Sha256 {
         let act = match act {
             FileAct::Read => "read",
@@ -279,7 +282,7 @@ impl Signed {
     }
 }
 
-/// The sandbox that a request names.
+/// Returns the sandbox that a request names.
 pub(super) fn named(parts: &Parts) -> Called<SandboxId> {
     if let Some(Named(id)) = parts.extensions.get::<Named>() {
         return Ok(id.clone());
@@ -291,11 +294,11 @@ pub(super) fn named(parts: &Parts) -> Called<SandboxId> {
             "the request does not name a sandbox: send the header E2b-Sandbox-Id",
         )
     };
-    // A name that is none of ours is that of no sandbox.
+    // No sandbox has an invalid id, so the response is the same as for a missing sandbox.
     value.ok_or_else(wrong)?.parse().map_err(|_| Failed::Gone)
 }
 
-/// Enters a sandbox with the credential that `by` finds in its tokens; without one, the request is refused.
+/// Enters a sandbox with the credential that `by` finds among its tokens. Rejects the request without one.
 async fn enter(
     platform: &Arc<Platform>,
     (sandbox, reach): (SandboxId, Reach),
@@ -315,7 +318,7 @@ async fn enter(
     Ok(Inside { platform: Arc::clone(platform), caller: grant, call, sandbox, home })
 }
 
-/// Counts what was shown in vain against the address it came from, and writes it down.
+/// Counts a wrong credential against the address that sent it, and records it in the audit log.
 fn refuse(parts: &Parts, platform: &Platform, sandbox: Option<&SandboxId>, told: &str) -> Failed {
     let from = peer(parts);
     let fault = platform.accounts.refuse(from);
@@ -329,7 +332,8 @@ fn refuse(parts: &Parts, platform: &Platform, sandbox: Option<&SandboxId>, told:
     Failed::of(Code::Unauthenticated, told)
 }
 
-/// Whether a request shows the token of this sandbox's agent. A wrong one is counted as wherever else one is shown.
+/// Returns true if the request presents the token of this sandbox's agent. A wrong token counts as in any
+/// other request.
 pub(super) fn is_shown(parts: &Parts, platform: &Platform, sandbox: &SandboxId) -> bool {
     if !parts.headers.contains_key(TOKEN) {
         return false;
@@ -342,13 +346,15 @@ pub(super) fn is_shown(parts: &Parts, platform: &Platform, sandbox: &SandboxId) 
     is_right
 }
 
-/// For the control of H-24, in test builds: whether a token is made from that of the ports, as it was before the defence.
+/// Returns true if the token is derived from that of the ports. Only the positive control of attack H-24
+/// accepts such a token, in test builds, as the server did before the defence.
 fn is_derived(ports: &Ports, shown: &str) -> bool {
     let derived = || hex(&Sha256::digest(format!("e2b agent {}", ports.token.reveal())));
     api::defence::is_off("H-24") && derived() == shown
 }
 
-/// The value of a header that is there once; otherwise none, which opens nothing.
+/// Returns the value of a header that occurs exactly once. Otherwise returns an empty text, which matches no
+/// token.
 fn header(headers: &HeaderMap, name: &str) -> String {
     let mut values = headers.get_all(name).iter();
     match (values.next().and_then(|value| value.to_str().ok()), values.next()) {
@@ -357,7 +363,7 @@ fn header(headers: &HeaderMap, name: &str) -> String {
     }
 }
 
-/// The user that a call is to be made as, in a header without a password.
+/// Returns the user name from a `Basic` authorization header, in which clients send no password.
 fn user(headers: &HeaderMap) -> String {
     let basic = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Basic "));
     let text = basic.and_then(|basic| STANDARD.decode(basic.trim()).ok());
@@ -366,7 +372,7 @@ fn user(headers: &HeaderMap) -> String {
 }
 
 impl Inside {
-    /// The same, with files opened as this user.
+    /// Switches to this user. As root, files are opened as root.
     fn of_user(self, name: &str) -> Called<Self> {
         check_user(name, self.call.has_root())?;
         if name != "root" {
@@ -376,7 +382,7 @@ impl Inside {
     }
 }
 
-/// Refuses who is not there. Root is where the sandbox has one.
+/// Rejects unknown users. Root exists only if the sandbox was created with it.
 fn check_user(name: &str, rooted: bool) -> Called<()> {
     match name {
         "" | "user" | USER => Ok(()),
@@ -403,7 +409,8 @@ mod tests {
 
     #[test]
     fn a_signature_is_that_of_the_sdk() {
-        // As the protocol has it; that the SDKs sign like this is shown by fetching addresses that they made.
+        // Computed from the protocol. Other tests show that the SDKs sign in this way, by fetching URLs that
+        // they created.
         let signed = Signed { path: "/home/user/a b".into(), ..Signed::default() };
         let sum = STANDARD_NO_PAD.encode(Sha256::digest("/home/user/a b:read::t"));
         assert_eq!(signed.sign(&signed.begun(FileAct::Read), "t"), format!("v1_{sum}"));
@@ -426,7 +433,7 @@ mod tests {
     fn root_is_refused_with_what_to_do_instead() {
         let of = |text: &str| HeaderMap::from_iter([(AUTHORIZATION, text.parse().unwrap())]);
         assert_eq!(user(&HeaderMap::new()), "");
-        // user: and root:
+        // The credentials are `user:` and `root:`.
         assert!(check_user(&user(&of("Basic dXNlcjo=")), false).is_ok());
         assert!(check_user(&user(&of("Basic cm9vdDo=")), true).is_ok());
         let Err(Failed::Refused(code, told)) = check_user(&user(&of("Basic cm9vdDo=")), false) else {

@@ -1,8 +1,10 @@
-//! Answers on their way. One of which nothing is taken is given up, and with it what it holds.
+//! Responses that are being sent. If the client does not read a response, it is dropped, and its memory is
+//! released.
 //!
-//! hyper asks for the next piece of an answer when it has handed on the one before. So an answer is handed over in small pieces, and one
-//! whose next piece is not asked for is not being taken: the window of its stream, or the socket, is full. The last byte of a piece goes
-//! alone on HTTP/2, because hyper hands a piece on when one byte of it fits: what is left in h2 fits the window.
+//! hyper requests the next chunk of a response after it has passed on the previous one. Responses are
+//! therefore handed over in small chunks. If the next chunk is not requested, the client does not read: the
+//! window of its stream, or the socket, is full. On HTTP/2, the last byte is handed over separately, because
+//! hyper passes on a chunk as soon as one byte of it fits. The data that remains in h2 then fits the window.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -17,35 +19,37 @@ use tokio::time::{Instant, timeout};
 
 use super::idle::{Known, UnderWay};
 
-/// An answer of which nothing is taken for so long is given up.
+/// Timeout for a client to read a chunk. Afterwards, the response is dropped.
 pub(super) const TAKEN_WITHIN: Duration = Duration::from_secs(30);
-/// A stream is given up so much later than a connection: that of a stranger ends with what is on it, not after it.
+/// Additional time for a stream: an unauthenticated connection is closed, with its streams, before this
+/// passes.
 const STREAM_GRACE: Duration = Duration::from_secs(2);
-/// The largest piece: a frame of HTTP/2, unless its client wants larger ones.
+/// Maximum length of a chunk: that of an HTTP/2 frame, unless the client accepts larger ones.
 const PIECE_BYTES: usize = 16 << 10;
-/// The end of a large answer is copied, so that what is left of it does not hold all of it: what hyper and h2 may keep.
+/// Length of the end of a response that is copied chunk by chunk. Otherwise the chunks that hyper and h2 may
+/// still buffer would keep the whole response in memory.
 const TAIL_BYTES: usize = 128 << 10;
 
-/// Since when a piece has been handed over that was not taken.
+/// Time at which a chunk was handed over that the client has not read yet.
 #[derive(Clone, Default)]
 pub(super) struct Taking(Arc<Mutex<Option<Instant>>>);
 
-/// An answer, under way up to its last byte.
+/// Response body, which counts as in progress until its last byte.
 pub(super) struct Answered {
     body: axum::body::Body,
     rest: Bytes,
     is_http2: bool,
     under_way: UnderWay,
-    /// Its room among the answers of its project, and its place among the requests.
+    /// The slot of the request, and the memory reserved for its response.
     _held: (Known, Option<OwnedSemaphorePermit>),
 }
 
-/// Runs the streams of HTTP/2, each until its answer was taken or is given up.
+/// Executor of HTTP/2 streams. Each runs until its response is read or dropped.
 #[derive(Clone, Copy)]
 pub(super) struct Streams;
 
 tokio::task_local! {
-    /// The answer of the stream that this task runs.
+    /// State of the response on the stream that this task runs.
     static STREAM: Arc<OnceLock<Taking>>;
 }
 
@@ -58,7 +62,7 @@ impl Taking {
         *self.lock() = None;
     }
 
-    /// How long it may go on like this; none where nothing was handed over.
+    /// Returns the time left for the client to read, or `None` if no chunk is waiting.
     pub(super) fn left(&self) -> Option<Duration> {
         self.left_of(TAKEN_WITHIN)
     }
@@ -80,12 +84,12 @@ impl Answered {
         is_http2: bool,
         held: (Known, Option<OwnedSemaphorePermit>),
     ) -> Self {
-        // Whoever runs the stream looks at it.
+        // The executor of the stream checks this state.
         let _ = STREAM.try_with(|stream| drop(stream.set(under_way.taking.clone())));
         Self { body, rest: Bytes::new(), is_http2, under_way, _held: held }
     }
 
-    /// The next piece of what there is.
+    /// Returns the next chunk of the buffered data.
     fn piece(&mut self) -> Bytes {
         let length = match self.rest.len() {
             most if most > PIECE_BYTES => PIECE_BYTES,
@@ -147,7 +151,7 @@ where
         tokio::spawn(async move {
             let left = || answer.get().and_then(|answer| answer.left_of(TAKEN_WITHIN + STREAM_GRACE));
             tokio::pin!(running);
-            // Dropping it resets the stream.
+            // Dropping the stream resets it.
             while left() != Some(Duration::ZERO) {
                 if timeout(left().unwrap_or(TAKEN_WITHIN), &mut running).await.is_ok() {
                     return;

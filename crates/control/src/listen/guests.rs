@@ -1,8 +1,9 @@
-//! Who is connected: counted by address, and connections without a key apart from those with one.
+//! Connections, counted by address. Those with a valid key are counted separately.
 //!
-//! A connection is a stranger's until a key or a token was shown on it. Strangers have places of their own, so they cannot take those of
-//! clients with keys. Where all of them are taken, the stranger that has waited longest makes room: a client with a key shows it within
-//! milliseconds, so it gets in, also through a proxy whose address all clients share.
+//! A connection is unauthenticated until it presents a key or a token. Unauthenticated connections have
+//! separate slots and cannot take those of clients with keys. If all of their slots are taken, the connection
+//! that has waited longest is closed. A client with a key presents the key within milliseconds, so it gets a
+//! slot even behind a proxy whose address all clients share.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -16,22 +17,24 @@ use crate::fault::Answer;
 
 use super::idle::Idle;
 
-/// Connections on which a key was shown: twice the sandboxes of a full machine, each with a stream and a call.
+/// Maximum number of authenticated connections: twice the sandboxes of a full machine, with a stream and a
+/// call each.
 pub(super) const KNOWN_MAX: usize = 4096;
-/// The same of one address. Behind a proxy, and on one machine, that is everybody.
+/// The same limit for one address, which all clients share behind a proxy or on one machine.
 const KNOWN_OF_ADDRESS_MAX: usize = 2048;
-/// Connections without a key.
+/// Maximum number of unauthenticated connections.
 const STRANGERS_MAX: usize = 2048;
-/// The same of one address: with a full head each, they hold 96 MiB.
+/// The same limit for one address. With a full head each, these connections hold 96 MiB.
 const STRANGERS_OF_ADDRESS_MAX: usize = 1536;
-/// Bodies from one address that are held at once, in KiB: as much as five projects may have.
+/// Maximum memory for request bodies from one address, in KiB: more than the budgets of five projects.
 const BODIES_KIB_MAX: usize = 512 << 10;
-/// Refused bodies from one address that are received and dropped at once.
+/// Maximum number of refused bodies from one address that are received and dropped at a time.
 const DISCARDS_MAX: usize = 32;
-/// Requests of all strangers that wait for a place on their connection: with a full head each, they hold 32 MiB.
+/// Maximum number of requests on unauthenticated connections that wait for a credential. With a full head
+/// each, they hold 32 MiB.
 const WAITING_MAX: usize = 512;
 
-/// Who is connected.
+/// All connections.
 pub(super) struct Guests {
     all: Mutex<All>,
     waiting: Arc<Semaphore>,
@@ -54,7 +57,7 @@ struct All {
 #[derive(Default)]
 struct Address {
     known: usize,
-    /// In the order in which they came.
+    /// Unauthenticated connections, in the order of their arrival.
     strangers: BTreeMap<u64, Stranger>,
     origin: Origin,
 }
@@ -64,7 +67,7 @@ struct Stranger {
     leave: Arc<Notify>,
 }
 
-/// A place among the connections, returned when dropped.
+/// Slot of a connection, which is returned when dropped.
 pub(super) struct Place {
     guests: Arc<Guests>,
     address: IpAddr,
@@ -74,10 +77,10 @@ pub(super) struct Place {
     is_known: AtomicBool,
 }
 
-/// What all requests from one address share.
+/// Limits that all requests from one address share.
 #[derive(Clone)]
 pub struct Origin {
-    /// Room for bodies, in KiB.
+    /// Memory budget for bodies, in KiB.
     bodies: Arc<Semaphore>,
     discards: Arc<Semaphore>,
 }
@@ -90,10 +93,10 @@ impl Default for Origin {
 }
 
 impl Origin {
-    /// Room for a body of so many bytes, for as long as what is returned is held.
+    /// Reserves memory for a body of this many bytes until the returned permit is dropped.
     ///
     /// # Errors
-    /// `rate_limited`: bodies from this address take all of it.
+    /// `rate_limited`: other bodies from this address leave too little.
     pub fn room(&self, bytes: usize) -> Answer<OwnedSemaphorePermit> {
         let kib = u32::try_from(bytes.div_ceil(1024).max(1)).unwrap_or(u32::MAX);
         Arc::clone(&self.bodies).try_acquire_many_owned(kib).map_err(|_| {
@@ -104,14 +107,15 @@ impl Origin {
         })
     }
 
-    /// A turn to send a body that was refused.
+    /// Returns a permit to receive and drop a refused body.
     pub fn discards(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.discards).try_acquire_owned().ok()
     }
 }
 
 impl Guests {
-    /// A place for a connection from this address, on which nobody is known yet.
+    /// Returns the slot of a new connection from this address, which is unauthenticated. If all slots are
+    /// taken, closes another connection.
     pub(super) fn welcome(guests: &Arc<Self>, address: IpAddr, idle: &Idle) -> Place {
         let mut all = guests.lock();
         all.next += 1;
@@ -140,7 +144,7 @@ impl Guests {
 }
 
 impl All {
-    /// Ends the connection of one stranger: the oldest of which no request is under way, or the oldest.
+    /// Closes one unauthenticated connection: the oldest without a request in progress, or else the oldest.
     fn send_away(&mut self, address: IpAddr) {
         let Some(own) = self.addresses.get_mut(&address) else { return };
         let waits = own.strangers.iter().find(|(_, stranger)| stranger.idle.waits());
@@ -155,7 +159,7 @@ impl All {
 }
 
 impl Place {
-    /// Somebody on it is known from now on. Where those have no place left, it stays a stranger's.
+    /// Marks the connection as authenticated, unless all slots of authenticated connections are taken.
     pub(super) fn known(&self) {
         let mut all = self.guests.lock();
         let All { known, strangers, addresses, .. } = &mut *all;
@@ -171,24 +175,24 @@ impl Place {
         }
     }
 
-    /// Ends the connection.
+    /// Closes the connection.
     pub(super) fn send_away(&self) {
         self.leave.notify_one();
     }
 
-    /// Returns when the connection has to end, or to make room for another.
+    /// Waits until the connection has to close, possibly to make room for another.
     pub(super) async fn sent_away(&self) {
         self.leave.notified().await;
     }
 
-    /// What its requests share with others.
+    /// Returns the limits that requests from its address share.
     pub(super) fn origin(&self) -> Origin {
         self.origin.clone()
     }
 }
 
 impl Place {
-    /// A turn to wait, unless too many do.
+    /// Returns a permit to wait for a credential, unless too many requests already wait.
     pub(super) fn may_wait(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.guests.waiting).try_acquire_owned().ok()
     }

@@ -1,7 +1,8 @@
-//! How long a connection may stay as it is: idle between two requests, or with an answer that nobody takes.
+//! Time limits of connections: between two requests, and during a response that the client does not read.
 //!
-//! Clients keep connections for minutes, and a request on one that is just being closed fails. So a connection on which a key or a token
-//! was shown may be idle for longer than clients keep theirs. On every other one something has to happen.
+//! Clients keep connections open for minutes, and a request fails if its connection is just being closed. A
+//! connection that has presented a key or a token may therefore be idle for longer than clients keep theirs.
+//! Every other connection must make progress.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -17,27 +18,29 @@ use crate::fault::Answer;
 use super::answer::Taking;
 use super::guests::Place;
 
-/// E2B's SDKs keep theirs for 300 s, others for 90.
+/// Maximum idle time of an authenticated connection. E2B's SDKs keep idle connections for 300 s, others for
+/// 90.
 pub(super) const KNOWN_FOR: Duration = Duration::from_secs(330);
-/// Requests under way on a connection on which nothing was shown: a client asks one or two things before it shows a key.
+/// Maximum number of concurrent requests on an unauthenticated connection. A client sends one or two before
+/// it presents a key.
 const STRANGER_STREAMS_MAX: usize = 16;
-/// The same for a visitor of a public port: more than a browser loads of a page at once over HTTP/1.
+/// The same limit for a visitor of a public port: more than a browser loads concurrently over HTTP/1.
 const VISITOR_STREAMS_MAX: usize = 64;
 
 const STRANGER: u8 = 0;
 const VISITOR: u8 = 1;
 const KNOWN: u8 = 2;
 
-/// Through which a request says who is on its connection.
+/// Handle through which a request authenticates its connection.
 #[derive(Clone)]
 pub struct Known {
     idle: Idle,
     place: Arc<Place>,
-    /// Whose request it is, and its place among those of the project.
+    /// Account of the request, and the request's slot in the project.
     shown: Arc<OnceLock<(Arc<Account>, OwnedSemaphorePermit)>>,
 }
 
-/// What happens on one connection.
+/// State of one connection that decides when it is closed.
 #[derive(Clone)]
 pub(super) struct Idle(Arc<State>);
 
@@ -50,7 +53,7 @@ struct State {
 struct Now {
     next: u64,
     under_way: HashMap<u64, (Taking, Protocol)>,
-    /// Since when nothing is under way.
+    /// Time at which the last request ended, or the connection began.
     since: Instant,
 }
 
@@ -60,11 +63,11 @@ enum Protocol {
     Http2,
 }
 
-/// A request that is under way, up to the last byte of its answer.
+/// Request in progress, until the last byte of its response.
 pub(super) struct UnderWay {
     idle: Idle,
     number: u64,
-    /// Whether there are more than there may be on a connection such as this.
+    /// True if this request exceeds the limit of the connection.
     pub(super) crowded: bool,
     pub(super) taking: Taking,
 }
@@ -74,10 +77,11 @@ impl Known {
         Self { idle: idle.clone(), place: Arc::clone(place), shown: Arc::default() }
     }
 
-    /// A key or a token of this account was shown. The request takes a place of its project until its answer was taken.
+    /// Records that the request presented a key or a token of this account. The request occupies a slot of
+    /// the project until its response has been sent.
     ///
     /// # Errors
-    /// `rate_limited`: the project has as many requests under way as it may.
+    /// `rate_limited`: the project has too many concurrent requests.
     pub fn show(&self, account: &Arc<Account>) -> Answer<()> {
         if self.idle.0.who.swap(KNOWN, Ordering::AcqRel) != KNOWN {
             self.place.known();
@@ -89,25 +93,25 @@ impl Known {
         Ok(())
     }
 
-    /// Something public was asked for.
+    /// Records that the connection is used to visit a public port.
     pub fn visits(&self) {
         let _ = self.idle.0.who.compare_exchange(STRANGER, VISITOR, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Whose request it was, if that was shown.
+    /// Returns the account of the request, if the request presented a credential.
     pub(super) fn account(&self) -> Option<&Arc<Account>> {
         self.shown.get().map(|(account, _)| account)
     }
 }
 
 impl Idle {
-    /// A connection that was made now.
+    /// Creates the state of a new connection.
     pub(super) fn new() -> Self {
         let now = Now { next: 0, under_way: HashMap::new(), since: Instant::now() };
         Self(Arc::new(State { who: AtomicU8::new(STRANGER), shown: Notify::new(), now: Mutex::new(now) }))
     }
 
-    /// A request has come.
+    /// Registers a new request.
     pub(super) fn begin(&self, is_http2: bool) -> UnderWay {
         let most = match self.who() {
             STRANGER => STRANGER_STREAMS_MAX,
@@ -123,23 +127,23 @@ impl Idle {
         UnderWay { idle: self.clone(), number, crowded, taking }
     }
 
-    /// How long it may go on like this; none where nothing is waited for.
+    /// Returns the time until the connection has to close, or `None` if no limit applies at the moment.
     pub(super) fn left(&self, within: Duration) -> Option<Duration> {
         let (now, known) = (self.lock(), self.who() == KNOWN);
         if now.under_way.is_empty() {
             return (!known).then(|| within.saturating_sub(now.since.elapsed()));
         }
-        // On HTTP/2 an answer to somebody known ends alone, with its stream.
+        // On HTTP/2, a slow response to an authenticated client ends only its own stream.
         let ends = now.under_way.values().filter(|(_, protocol)| !known || *protocol == Protocol::Http1);
         ends.filter_map(|(taking, _)| taking.left()).min()
     }
 
-    /// Whether nobody is known and nothing is under way.
+    /// Returns true if the connection is unauthenticated and has no request in progress.
     pub(super) fn waits(&self) -> bool {
         self.who() != KNOWN && self.lock().under_way.is_empty()
     }
 
-    /// Returns when somebody is known.
+    /// Waits until the connection is authenticated.
     pub(super) async fn until_known(&self) {
         loop {
             let shown = self.0.shown.notified();

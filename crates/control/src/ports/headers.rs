@@ -1,4 +1,4 @@
-//! What is taken out of a request and an answer on their way, and what is put in.
+//! Headers that are removed from requests and responses, or added to them, when they are forwarded.
 
 use axum::http::header::{
     self, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
@@ -8,15 +8,16 @@ use axum::http::header::{
 use super::pass::{Address, Outside};
 use super::ticket;
 
-/// What concerns one connection and not the next.
+/// Headers that apply to a single connection.
 const HOP: [HeaderName; 8] =
     [CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, EXPECT];
-/// Likewise, without a name of their own.
+/// Further such headers, for which the `http` crate has no constants.
 const HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
-/// What only whoever passes on a request may say of it.
+/// Headers about the client that only a proxy may set.
 const FORWARDED: [&str; 2] = ["forwarded", "x-real-ip"];
 
-/// What an answer says of its whole address, or to caches in front of it: on the API's address that is not for an application to say.
+/// Headers of a response that affect its whole origin or the caches in front of it. On the API's address,
+/// applications must not set them.
 const OF_AN_ADDRESS: [&str; 22] = [
     "accept-ch",
     "age",
@@ -41,21 +42,23 @@ const OF_AN_ADDRESS: [&str; 22] = [
     "use-as-dictionary",
     "www-authenticate",
 ];
-/// What a proxy in front would obey, at any address: it is for the operator to say, not for an application.
+/// Headers of a response that a proxy in front of this server would obey. Applications must not set them at
+/// any address, because only the operator configures the proxy.
 const TO_A_PROXY: [&str; 2] = ["edge-control", "x-sendfile"];
-/// What an answer of a private port depends on. Browsers share their cache between all ports of a domain; with this they ask again, and
-/// are refused, when a page of another port wants what is in it.
+/// Headers on which the response of a private port depends. Browsers share their cache between all ports of a
+/// domain. With this value, they send the request again when a page of another port wants a cached response,
+/// and it is rejected.
 const PRIVATE_BY: &str = "sec-fetch-site, origin, cookie";
-/// The headers that decide which application answers on the API's address.
+/// Headers that select the application on the API's address.
 const CHOSEN_BY: &str = "bellglass-sandbox, bellglass-port, bellglass-token, authorization, x-api-key";
 
-/// What is asked for with `upgrade`, if `connection` says so too.
+/// Returns the protocol in `upgrade`, if `connection` lists that header.
 pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let listed = named(headers).any(|name| name.eq_ignore_ascii_case("upgrade"));
     headers.get(UPGRADE).filter(|_| listed).cloned()
 }
 
-/// Makes the headers of a request those of the next connection.
+/// Converts the headers of a request for the connection into the sandbox.
 pub fn inwards(headers: &mut HeaderMap, outside: &Outside, host: HeaderValue) {
     remove_hop(headers);
     ticket::forget_cookies(headers);
@@ -73,7 +76,7 @@ pub fn inwards(headers: &mut HeaderMap, outside: &Outside, host: HeaderValue) {
     for name in ours {
         headers.remove(name);
     }
-    // What the body is long is said by the body, once.
+    // The HTTP client derives the length from the body and sends it exactly once.
     headers.remove(CONTENT_LENGTH);
     let scheme = if outside.encrypted { "https" } else { "http" };
     headers.insert("x-forwarded-proto", HeaderValue::from_static(scheme));
@@ -87,8 +90,9 @@ pub fn inwards(headers: &mut HeaderMap, outside: &Outside, host: HeaderValue) {
     headers.insert(HOST, host);
 }
 
-/// Makes the headers of an answer those of the connection before. At the API's own address an application speaks for itself and not for
-/// the address: nothing of its answer is kept by caches or browsers. What a private port answers is for pages of that port.
+/// Converts the headers of a response for the connection to the client. On the API's own address, headers
+/// that affect the whole origin are removed, and no cache or browser may store the response. The response of
+/// a private port is only for pages of that port.
 pub fn outwards(headers: &mut HeaderMap, address: Address) {
     remove_hop(headers);
     let not_its_own = |name: &str| {
@@ -132,7 +136,7 @@ fn remove_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// The names that `connection` lists.
+/// Returns the names that `connection` lists.
 fn named(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|text| text.split(',')).map(str::trim).filter(|name| !name.is_empty())

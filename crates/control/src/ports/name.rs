@@ -1,7 +1,7 @@
-//! `{port}-{sandbox}.{domain}`: which address is whose.
+//! Host names of ports: `{port}-{sandbox}.{domain}`.
 //!
-//! A request has one authority, in one spelling. Two that differ, or one that is not a host, are refused before anybody asks whose
-//! it is.
+//! A request has one authority, in one spelling. A request with two different authorities, or with an invalid
+//! one, is rejected before it is routed.
 
 use std::str::FromStr;
 
@@ -12,34 +12,35 @@ use axum::http::uri::Authority;
 
 use crate::fault::Answer;
 
-/// Where clients look for the API that are told nothing but the domain: E2B's. No port has this name.
+/// First label of the API's host name, for clients such as E2B's SDKs that know only the domain. No port has
+/// this name.
 const API_LABEL: &str = "api";
-/// The domain unless another is configured. Browsers and curl find what is below `localhost` on this machine, without DNS.
+/// Default domain. Browsers and curl resolve names below `localhost` to this machine, without DNS.
 const DEFAULT: &str = "sandbox.localhost";
 
-/// The names under which ports are reached.
+/// Domain of the host names of ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Domain {
-    /// Whether they are reached by HTTPS, where that cannot be seen from here.
+    /// True if ports are reached over HTTPS; `None` if this is not configured and depends on the connection.
     encrypted: Option<bool>,
     host: String,
-    /// The port outside, where it is not the one that was asked.
+    /// Port in the URLs of ports, if it differs from that of the request.
     port: Option<u16>,
 }
 
-/// Whose an address is.
+/// Meaning of a host name.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Named {
-    /// The API's.
+    /// The API.
     Api,
-    /// A port's.
+    /// A port of a sandbox.
     Port {
-        /// The port.
+        /// Number of the port.
         port: u16,
-        /// The sandbox.
+        /// Id of the sandbox.
         sandbox: SandboxId,
     },
-    /// Nobody's: it is below the domain of ports, and no port's.
+    /// A name below the domain of ports that is not the name of a port.
     Nothing,
 }
 
@@ -70,7 +71,7 @@ impl FromStr for Domain {
         let plain = |label: &str| {
             !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         };
-        // An address of digits has no names below it.
+        // No names exist below a numeric address.
         let numeric =
             host.split('.').next_back().is_some_and(|last| last.bytes().all(|byte| byte.is_ascii_digit()));
         if !is_plain(&authority) || numeric || !host.split('.').all(plain) {
@@ -81,12 +82,12 @@ impl FromStr for Domain {
 }
 
 impl Domain {
-    /// Whether ports are reached by HTTPS, where it was said.
+    /// Returns true if ports are reached over HTTPS, or `None` if this is not configured.
     pub fn encrypted(&self) -> Option<bool> {
         self.encrypted
     }
 
-    /// Whose this address is.
+    /// Returns the meaning of the host in this authority.
     pub fn named(&self, authority: &str) -> Named {
         let host = authority.parse::<Authority>().map(|parsed| parsed.host().to_ascii_lowercase());
         let host = host.unwrap_or_default();
@@ -104,27 +105,27 @@ impl Domain {
         named.unwrap_or(Named::Nothing)
     }
 
-    /// What stands behind the first dot of such an address, for somebody who reached us by this authority: the domain, and the port
-    /// outside where it has to be said.
+    /// Returns the part of a port's host name after the first dot, for a client that reached the server by
+    /// this authority: the domain, and the port unless it is the default of the scheme.
     pub fn authority(&self, reached: &str, encrypted: bool) -> String {
         let usual = if self.encrypted.unwrap_or(encrypted) { 443 } else { 80 };
-        // Whoever said how it is reached said it all.
+        // A configured scheme makes the configuration complete: the port of the request is then ignored.
         let reached = reached.parse::<Authority>().ok().and_then(|reached| reached.port_u16());
         let outer = self.port.or(if self.encrypted.is_some() { None } else { reached }).unwrap_or(usual);
         if outer == usual { self.host.clone() } else { format!("{}:{outer}", self.host) }
     }
 
-    /// The address of a port, for somebody who reached us by this authority.
+    /// Returns the URL of a port, for a client that reached the server by this authority.
     pub fn url(&self, port: u16, sandbox: &SandboxId, reached: &str, encrypted: bool) -> String {
         let scheme = if self.encrypted.unwrap_or(encrypted) { "https" } else { "http" };
         format!("{scheme}://{port}-{sandbox}.{}", self.authority(reached, encrypted))
     }
 }
 
-/// The one authority of a request, if it has any.
+/// Returns the one authority of a request, if it has any.
 ///
 /// # Errors
-/// It has two, or one that is none.
+/// The request has two authorities, or an invalid one.
 pub fn authority(parts: &Parts) -> Answer<Option<String>> {
     let wrong =
         || Error::invalid("the request has no valid host, or more than one", "Send one `host` header.");
@@ -147,7 +148,7 @@ pub fn authority(parts: &Parts) -> Answer<Option<String>> {
     Ok(Some(text.to_ascii_lowercase()))
 }
 
-/// Whether it is a host, or a host and a port that is one, and nothing more.
+/// Returns true if the authority is a host, or a host and a valid port, without anything else.
 fn is_plain(authority: &Authority) -> bool {
     let port = authority.port().map_or(0, |port| port.as_str().len() + 1);
     authority.as_str().len() == authority.host().len() + port

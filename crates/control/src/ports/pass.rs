@@ -1,8 +1,8 @@
-//! One request to a server inside, and its answer; connections that become something else.
+//! Forwarding of requests to servers in sandboxes, of their responses, and of upgraded connections.
 //!
-//! Each request has a connection of its own inside, which ends with it: there is none that two requests could be mixed up on.
-//! Bodies are streamed both ways, within the windows of the connections they come by. Whoever goes away takes the connection
-//! inside along.
+//! Each request has its own connection into the sandbox, which ends with the request, so two requests can
+//! never be mixed up on one connection. Bodies are streamed both ways, within the flow-control windows of
+//! their connections. If the client disconnects, the connection into the sandbox is closed.
 
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -33,61 +33,62 @@ use crate::fault::{Answer, Fault};
 use crate::listen::Passed;
 use crate::platform::Platform;
 
-/// An application that has nothing to say for so long is not waited for. Those that think longer send their head first.
+/// Timeout for the head of a response. Applications that need more time can send the head early.
 const HEAD_WITHIN: Duration = Duration::from_secs(300);
-/// The longest head of an answer. Applications are not trusted: without this each connection could hold 400 KB of an endless head.
+/// Maximum length of the head of a response. Applications are untrusted: without this limit, each connection
+/// could hold 400 KB of an endless head.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Both sides have agreed to become something else: it happens at once.
+/// Timeout for an upgrade. It is short, because both sides have already agreed to it.
 const UPGRADE_WITHIN: Duration = Duration::from_secs(10);
-/// What is held of one direction of a connection that has become something else.
+/// Size of the buffer for one direction of an upgraded connection.
 const COPY_BYTES: usize = 32 * 1024;
-/// What marks a request of gRPC, which speaks HTTP/2 only.
+/// Prefix of the content type of gRPC requests, which need HTTP/2.
 const GRPC: &str = "application/grpc";
 
-/// How a request reached us.
+/// Outer side of a request: how it reached this server.
 pub struct Outside {
-    /// The host it named, with the port if it named one, in lower case.
+    /// Host that the request names, in lower case, with the port if it contains one.
     pub host: Option<String>,
-    /// Whether it came by HTTPS.
+    /// True if the request came over HTTPS.
     pub encrypted: bool,
-    /// From where.
+    /// Address of the client.
     pub peer: Option<IpAddr>,
 }
 
-/// Where a request goes, and how it came.
+/// Destination of a request, and how the request arrived.
 pub struct Destination {
-    /// The sandbox.
+    /// Id of the sandbox.
     pub sandbox: SandboxId,
-    /// The port inside.
+    /// Port in the sandbox.
     pub port: u16,
-    /// Whose sandbox it is.
+    /// Project that owns the sandbox.
     pub project: String,
-    /// How the request came.
+    /// Outer side of the request.
     pub outside: Outside,
-    /// When the grant ends by which it goes in, where that is a key's, or that the port is public.
+    /// End of the grant that allows the request, if it is that of a key or of a public port.
     pub ends: Option<Ends>,
-    /// Where it was asked for.
+    /// Kind of address that the client used.
     pub address: Address,
 }
 
-/// The address at which an application is asked, which decides for whom its answer speaks.
+/// Kind of address of a request, which decides what its response may affect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// The API's own. The application is told that it is asked as `localhost`.
+    /// The API's own address. The application sees `localhost` as the host.
     Api,
-    /// The port's own, where the port is private.
+    /// The port's own address, if the port is private.
     Private,
-    /// The port's own, where the port is public.
+    /// The port's own address, if the port is public.
     Public,
 }
 
-/// What is held as long as a connection inside is in use.
+/// Resources that are held while a connection into a sandbox is in use.
 struct Held {
     connection: JoinHandle<()>,
     _place: OwnedSemaphorePermit,
 }
 
-/// What an application answers.
+/// Body of an application's response.
 struct Coming {
     body: Incoming,
     _held: Held,
@@ -119,10 +120,10 @@ impl hyper::body::Body for Coming {
     }
 }
 
-/// Passes a request on and answers what the application answers.
+/// Forwards a request and returns the response of the application.
 ///
 /// # Errors
-/// Nothing listens there, or it does not answer as HTTP, or not in time.
+/// Nothing listens on the port, or the response is not HTTP, or it does not arrive in time.
 pub async fn pass(platform: &Arc<Platform>, to: Destination, mut request: Request) -> Answer<Response> {
     if request.method() == Method::CONNECT {
         let fix = "Use GET, POST or another method. For raw bytes, use `bellglass forward`.";
@@ -172,25 +173,25 @@ pub async fn pass(platform: &Arc<Platform>, to: Destination, mut request: Reques
 /// Connects to a port.
 ///
 /// # Errors
-/// Nothing listens there, or the sandbox has ended.
+/// Nothing listens on the port, or the sandbox has ended.
 pub async fn dial(call: Call, port: u16) -> Answer<Port> {
     call.dial(port).await.map_err(|error| {
         let fault = Fault::from(error);
-        // Not the request is wrong: what it is meant for is not there.
+        // The request is valid; only its destination does not exist.
         if fault.error().code == ErrorCode::NotFound { fault.status(StatusCode::BAD_GATEWAY) } else { fault }
     })
 }
 
-/// Copies both ways until both have ended, or one has broken.
+/// Copies data both ways until both directions have ended, or one has failed.
 pub async fn copy(
     mut one: impl AsyncRead + AsyncWrite + Unpin,
     mut other: impl AsyncRead + AsyncWrite + Unpin,
 ) {
-    // How it ended is known to both sides: an end was passed on as an end, a break as a break.
+    // Both sides already know the result: an end was forwarded as an end, a failure as a failure.
     let _ = copy_bidirectional_with_sizes(&mut one, &mut other, COPY_BYTES, COPY_BYTES).await;
 }
 
-/// Why an application did not answer.
+/// Reason why an application did not respond.
 enum Failure {
     Broken(String),
     Late,
@@ -238,7 +239,7 @@ async fn by_http2(port: Port, request: Request) -> Asked {
     asking.done(answer)
 }
 
-/// A connection whose answer is being waited for. Whoever stops waiting ends it.
+/// Connection with an outstanding response. Dropping it closes the connection.
 struct Asking(Option<JoinHandle<()>>);
 
 impl Asking {
@@ -268,7 +269,7 @@ fn broken(error: &hyper::Error) -> Failure {
     Failure::Broken(node::error::chain(error))
 }
 
-/// Makes a request what it is for the application.
+/// Rewrites a request for the application.
 fn prepare(request: &mut Request, to: &Destination, wanted: Option<HeaderValue>, grpc: bool) -> Answer<()> {
     let host = match &to.outside.host {
         Some(host) if to.address != Address::Api => host.clone(),
@@ -300,7 +301,7 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(GRPC.as_bytes()))
 }
 
-/// The answer with which both sides become something else.
+/// Creates the response that confirms an upgrade.
 fn switching(answer: Response<Incoming>, address: Address) -> Response {
     let (mut head, _) = answer.into_parts();
     let upgraded = head.headers.get(UPGRADE).cloned();

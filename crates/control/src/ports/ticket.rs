@@ -1,8 +1,9 @@
-//! Tokens: as a header, once in an address, then as a cookie.
+//! Tokens for ports: in a header, or once in a URL and then in a cookie.
 //!
-//! A browser comes with the token in the address, is sent to the same address without it, and has a cookie from then on. The
-//! cookie is for this one host, and counts only for requests that the page of this host itself makes, or that a person makes by
-//! going there: a page of another sandbox, which is a neighbour in the same domain, cannot use it.
+//! A browser sends the token in the URL, is redirected to the same URL without the token, and has a cookie
+//! from then on. The cookie belongs to this one host. It counts only in requests that a page of this host
+//! sends, or that result from navigation of the user to this host. A page of another sandbox, which is in the
+//! same domain, cannot use it.
 
 use api::ports::{TOKEN_HEADER, TOKEN_QUERY};
 use api::{Error, ErrorCode, Layer, Ran, Retry};
@@ -16,23 +17,24 @@ use super::pass::Outside;
 use crate::e2b::TRAFFIC_TOKEN;
 use crate::fault::{Answer, Fault};
 
-/// The cookie, over HTTPS: no other host, no other path and no plain connection can set one of this name.
+/// Name of the cookie over HTTPS. Its prefix ensures that no other host, no other path and no plain
+/// connection can set it.
 const COOKIE_ENCRYPTED: &str = "__Host-bellglass";
-/// The cookie, over plain HTTP.
+/// Name of the cookie over plain HTTP.
 const COOKIE_PLAIN: &str = "bellglass";
 
-/// What becomes of a request that may pass.
+/// Result of admitting a request.
 pub enum Admitted {
-    /// It goes on, without what let it pass: a token, or else that the port is public.
+    /// The request is forwarded. Its URL no longer contains a token.
     Yes {
-        /// Whether it showed the token.
+        /// True if the request presents the token, false if only the public port admits it.
         by_token: bool,
     },
-    /// It goes to the same address without the token, with a cookie.
+    /// The client is redirected to the same URL without the token, and gets a cookie.
     Redirect(Response),
 }
 
-/// Lets a request pass whose port is public or that shows the token, and takes out what it showed.
+/// Admits a request if its port is public or if it presents the token. Removes the token from the URL.
 pub fn admit(parts: &mut Parts, outside: &Outside, gate: &Gate, port: u16) -> Answer<Admitted> {
     let in_address = address_token(&parts.uri);
     let by_address = in_address.as_deref().is_some_and(|token| gate.token.is(token));
@@ -50,7 +52,7 @@ pub fn admit(parts: &mut Parts, outside: &Outside, gate: &Gate, port: u16) -> An
     Ok(Admitted::Yes { by_token })
 }
 
-/// Whether the token is in its header, or in the one of E2B's SDKs, once.
+/// Returns true if the token is in its header, or in that of E2B's SDKs, exactly once.
 pub fn shown(parts: &Parts, gate: &Gate) -> bool {
     let [mut ours, mut theirs] = [TOKEN_HEADER, TRAFFIC_TOKEN].map(|name| parts.headers.get_all(name).iter());
     match (ours.next(), theirs.next(), ours.next(), theirs.next()) {
@@ -60,7 +62,8 @@ pub fn shown(parts: &Parts, gate: &Gate) -> bool {
     }
 }
 
-/// The refusal, the same for a wrong token and for a sandbox that is not there.
+/// Returns the error for a wrong token. It is the same for a missing sandbox, so it does not reveal which
+/// sandboxes exist.
 pub fn refused() -> Fault {
     Error {
         code: ErrorCode::Unauthorized,
@@ -76,8 +79,8 @@ pub fn refused() -> Fault {
     .into()
 }
 
-/// Takes our cookies, and an address with the token that a browser came from, out of a request and leaves the others. Cookies are bytes: browsers send what pages have set, also where it is not
-/// ASCII.
+/// Removes our cookies from a request, and a referrer that contains the token. Keeps all other cookies.
+/// Cookies are treated as bytes, because browsers send what pages have set, even if it is not ASCII.
 pub fn forget_cookies(headers: &mut HeaderMap) {
     let others: Vec<HeaderValue> = headers
         .get_all(header::COOKIE)
@@ -106,12 +109,12 @@ fn cookies(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     values.flat_map(pairs).filter_map(ours)
 }
 
-/// The cookies of one header, each as `name=value`.
+/// Returns the cookies of one header, each as `name=value`.
 fn pairs(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
     value.as_bytes().split(|byte| *byte == b';').map(<[u8]>::trim_ascii)
 }
 
-/// The value of a cookie that has our name, in whatever case and with whatever spaces an application would ignore.
+/// Returns the value of a cookie with our name. Ignores case and spaces, as applications may do.
 fn ours(pair: &[u8]) -> Option<&[u8]> {
     let at = pair.iter().position(|byte| *byte == b'=')?;
     let (name, value) = (pair.get(..at)?.trim_ascii(), pair.get(at + 1..)?.trim_ascii());
@@ -121,7 +124,8 @@ fn ours(pair: &[u8]) -> Option<&[u8]> {
         .then_some(value)
 }
 
-/// Whether a browser says that this host itself asks, or a person who goes there. Others than browsers say nothing.
+/// Returns true if the browser reports that a page of this host, or the user's navigation, caused the
+/// request. Other clients report nothing, which also counts.
 fn is_own(parts: &Parts, outside: &Outside) -> bool {
     let said = |name: &str| parts.headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let same = |origin: &str| {
@@ -160,7 +164,7 @@ fn without_token(uri: &Uri) -> Uri {
 
 fn redirect(clean: &Uri, outside: &Outside, gate: &Gate) -> Response {
     let target = clean.path_and_query().map_or("/", PathAndQuery::as_str);
-    // Two slashes in front would be another host.
+    // Two leading slashes would mean another host.
     let target = format!("/{}", target.trim_start_matches(['/', '\\']));
     let (name, secure) = if outside.encrypted { (COOKIE_ENCRYPTED, "; Secure") } else { (COOKIE_PLAIN, "") };
     let cookie = format!("{name}={}; Path=/; HttpOnly; SameSite=Lax{secure}", gate.token.reveal());
@@ -244,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_cookie_counts_only_for_the_host_itself() {
-        // N-17
+        // Attack N-17.
         let cookie = format!("x=1; bellglass={}", "a".repeat(64));
         let with = |more: &[(&str, &str)]| {
             let mut headers = vec![("cookie", cookie.as_str())];
@@ -263,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_cookie_that_is_not_ascii_neither_carries_the_token_in_nor_locks_a_viewer_out() {
-        // N-33
+        // Attack N-33.
         let token = "a".repeat(64);
         for value in [
             format!("bellglass={token}; theme=\u{e9}"),

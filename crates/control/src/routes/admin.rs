@@ -1,4 +1,4 @@
-//! Projects, keys and the machine: for keys of role `admin`.
+//! Projects, keys and the machine. All routes require role `admin`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::caller::At;
 use crate::fault::Answer;
 use crate::platform::Platform;
 
-/// What a key may be called.
+/// Maximum length of a key's label.
 const LABEL_BYTES_MAX: usize = 200;
 
 /// List projects
@@ -152,7 +152,7 @@ pub async fn rotate_key(
     if !platform.store.rotate_key(&old.id, (&new.key, &hash), (now_ms, ask.overlap_ms)).await? {
         return Err(missing().into());
     }
-    // It is learned again with its new end.
+    // The old key is cached again with its new expiry.
     platform.accounts.forget();
     let (ending_on, ending) = (Arc::clone(&platform), id.clone());
     tokio::spawn(async move {
@@ -183,7 +183,7 @@ pub async fn revoke_key(
     At(id): At<String>,
 ) -> Answer<StatusCode> {
     let revoked = platform.store.revoke_key(&id, clock::wall_ms()).await;
-    // Also where it could not be written: it is refused from memory then.
+    // Even if the revocation could not be saved: the store then refuses the key from memory.
     platform.accounts.revoke(&id);
     if !revoked? {
         return Err(Error::not_found("there is no such key").into());

@@ -1,4 +1,4 @@
-//! Artifacts: what was kept of the files of execs. All of it works after the sandbox is gone, until their time is over.
+//! Artifacts: retained files of execs. They remain available after the sandbox is gone, until they expire.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,12 +25,12 @@ use crate::fault::Answer;
 use crate::output::place;
 use crate::platform::{Platform, missing};
 
-/// Execs of one page, unless fewer are asked for.
+/// Maximum and default number of execs per page.
 const PAGE: u32 = 100;
-/// Pieces waiting for whoever reads.
+/// Maximum number of chunks buffered for the client.
 const PIECES_WAITING: usize = 2;
 
-/// How long to wait.
+/// Query of the route that waits for artifacts.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -40,7 +40,7 @@ pub struct Waiting {
     wait_ms: u64,
 }
 
-/// Which page.
+/// Query of the route that lists artifacts.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -121,7 +121,7 @@ pub async fn list(
     let project = &caller.key.project;
     let (items, more) = platform.node.artifacts_of(project, sandbox, after.as_ref(), limit as usize).await?;
     if items.is_empty() {
-        // A sandbox of which nothing is kept is one that is known.
+        // If nothing is stored, the sandbox must at least exist.
         known?;
     }
     let next = items.last().filter(|_| more).map(|last| last.exec.to_string());
@@ -172,7 +172,7 @@ pub async fn read(
     Ok((headers, stream(outgoing, place)).into_response())
 }
 
-/// A body that is never held whole. Whoever takes nothing for a while is let go.
+/// Returns a body that streams an artifact. Aborts if the client accepts no data for `IDLE_MAX`.
 pub fn stream(mut outgoing: Outgoing, place: OwnedSemaphorePermit) -> Body {
     let (sender, body) = streamed::body(PIECES_WAITING);
     tokio::spawn(async move {
@@ -192,7 +192,8 @@ pub fn stream(mut outgoing: Outgoing, place: OwnedSemaphorePermit) -> Body {
     Body::new(body)
 }
 
-/// A sandbox that is known by its name, or by its id at any time: the project is part of where its artifacts are.
+/// Returns the id of a sandbox from its name or id. Accepts unknown ids, because artifacts outlive their sandbox. That
+/// is safe: the path of an artifact includes the caller's project.
 async fn sandbox_id(caller: &Grant, platform: &Platform, named: &str) -> Answer<SandboxId> {
     let id = named.parse::<SandboxId>().map_err(|_| missing(named))?;
     match platform.sandbox(caller, named).await {

@@ -1,4 +1,4 @@
-//! Contexts: interpreters that stay, whose cells are execs. Create, list, look, restart, interrupt, remove, variables.
+//! Contexts: persistent interpreters, whose cells are execs. Create, list, get, restart, interrupt, remove, variables.
 
 use std::sync::Arc;
 

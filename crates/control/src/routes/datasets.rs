@@ -61,7 +61,7 @@ pub async fn put(
     Ok(Json(dataset))
 }
 
-/// Writes down that a project was refused what is above its quota, if that is why.
+/// Records the error in the audit log if the cause is the project's quota, and returns it.
 pub fn refused(platform: &Platform, caller: &Grant, fault: Fault) -> Fault {
     if fault.error().code == ErrorCode::QuotaExceeded {
         platform.note(caller, Act::QuotaRefused, |entry| entry.detail("disk_bytes"));

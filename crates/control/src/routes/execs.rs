@@ -1,4 +1,4 @@
-//! Execs: start, list, look, read, write, signal, cancel.
+//! Execs: start, list, get, read, write, signal, cancel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,12 +24,12 @@ use crate::fault::{Answer, Fault};
 use crate::output::{Output, place};
 use crate::platform::Platform;
 
-/// One piece of standard input. A process that does not read holds up the next piece, never more than this.
+/// Maximum size of a chunk of standard input, and therefore of the input that waits for a process that does not read.
 const STDIN_BYTES_MAX: usize = 1 << 20;
-/// How long a piece waits for a process that does not read, before whoever sends it is told to try again.
+/// Maximum time that a chunk waits for a process that does not read. The client then gets a retryable error.
 const STDIN_WITHIN: Duration = Duration::from_secs(60);
 
-/// How an exec is started.
+/// Query of the route that starts an exec.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -39,7 +39,7 @@ pub struct Starting {
     cancel_on_disconnect: bool,
 }
 
-/// In what manner an exec is asked for: what stands in the head of the request.
+/// Options of a start request, from its query and headers.
 pub struct Manner {
     idempotency: Idempotency,
     cancels: bool,
@@ -58,7 +58,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Manner {
     }
 }
 
-/// From where output is read.
+/// Query of the route that reads output.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -77,7 +77,7 @@ pub struct From {
     follow: bool,
 }
 
-/// How much of the output was taken.
+/// Query of the route that acknowledges output.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -88,7 +88,7 @@ pub struct Taken {
     stderr: u64,
 }
 
-/// Which piece of standard input.
+/// Query of the route that writes standard input.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -359,29 +359,29 @@ pub async fn signal(
     Ok(Json(Signaled { processes: call.exec_reader(id).signal(request.signal).await? }))
 }
 
-/// A call to a sandbox of this project that runs.
+/// Starts a call to a running sandbox of this project.
 ///
 /// # Errors
-/// It is not known, or has ended.
+/// The sandbox does not exist or has ended.
 pub async fn call(caller: &Grant, platform: &Platform, named: &str) -> Answer<Call> {
     let sandbox = platform.running(caller, named).await?;
     Ok(platform.node.call(&sandbox.id).await?)
 }
 
-/// How an exec of a sandbox is doing.
+/// Returns the state of an exec.
 ///
 /// # Errors
-/// It is not known.
+/// The exec does not exist.
 pub async fn info(call: &Call, exec: &str) -> Answer<ExecInfo> {
     let id = exec_id(exec)?;
     let execs = call.execs().await?;
     Ok(execs.into_iter().find(|info| info.id == id).ok_or_else(|| missing(exec))?)
 }
 
-/// The name of an exec.
+/// Parses the id of an exec.
 ///
 /// # Errors
-/// There can be no such exec.
+/// The text is not a valid id; reported as an exec that does not exist.
 pub fn exec_id(text: &str) -> Answer<ExecId> {
     Ok(text.parse().map_err(|_| missing(text))?)
 }

@@ -1,15 +1,15 @@
-//! Files of a sandbox: look, list, make, move, copy, remove, edit. Reading and writing, archives and watching are below.
+//! Files of a sandbox: get, list, make directory, move, copy, remove, edit. Submodules read, write, archive and watch.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`content`] | the bytes of one file, in and out |
-//! | [`archive`] | many files as an archive, in and out |
-//! | [`watch`] | what happens to files |
-//! | [`flow`] | bodies that are never held whole, with their bounds |
+//! | [`content`] | download and upload of one file |
+//! | [`archive`] | download and upload of many files as an archive |
+//! | [`watch`] | events of changed files |
+//! | [`flow`] | streaming bodies with limits |
 //! | [`query`] | paths in queries |
 //!
-//! Nothing here opens a path: all of it is asked of the sandbox. Looking needs the role `read`, changing `write`, and each change
-//! is one line of the audit log.
+//! No code here opens a path: the guest performs all operations. Reading requires role `read`, changing requires role
+//! `write`, and each change adds an entry to the audit log.
 
 pub mod archive;
 pub mod content;
@@ -338,7 +338,7 @@ pub async fn edit(
     change.carry_out(&caller, &platform, (&named, files)).await
 }
 
-/// A change, and what is written down of it.
+/// A change, and its entry in the audit log.
 struct Change {
     act: Act,
     detail: String,
@@ -346,7 +346,7 @@ struct Change {
 }
 
 impl Change {
-    /// Has it done. It goes on to its end even if whoever asked is gone.
+    /// Performs the change. It completes even if the client disconnects.
     async fn carry_out(
         self,
         caller: &Caller<Write>,
@@ -371,7 +371,7 @@ impl Change {
         Ok(Json(Counted { count }))
     }
 
-    /// Has it done with the body of a request. It breaks off where the body does.
+    /// Performs the change with the body of the request. An incomplete body aborts it.
     async fn take_in(
         self,
         caller: &Caller<Write>,
@@ -384,7 +384,7 @@ impl Change {
         let place = place(&caller.share)?;
         let call = noted(caller, &platform, of, (act, &detail)).await?;
         let held = Held::new(platform, call, place);
-        // What arrived of these stays.
+        // After an error, these keep the data that arrived before.
         let lasts = matches!(ask, FileAsk::Unpack { .. } | FileAsk::Write { offset: Some(_), .. });
         let cut = |error: Error| if lasts { Error { ran: Ran::Unknown, ..error } } else { error };
         let mut writing = held.call().files().write(ask).await?;
@@ -397,7 +397,7 @@ impl Change {
     }
 }
 
-/// A call for a change of a file, written down.
+/// Starts a call for a change, and records the change in the audit log.
 async fn noted(
     caller: &Grant,
     platform: &Platform,
@@ -444,7 +444,7 @@ fn both(from: &FilePath, to: &FilePath) -> String {
     format!("{} to {}", from.encode(), to.encode())
 }
 
-/// The node has checked that answers fit what was asked.
+/// Returns the error for a response of an unexpected type, which the node should have rejected already.
 fn unlike(answer: &FileAnswer) -> crate::fault::Fault {
     let told = format!("{answer:?}").chars().take_while(|c| c.is_alphabetic()).collect::<String>();
     node::Error::Protocol(format!("unexpected type of response: {told}")).into()

@@ -1,4 +1,4 @@
-//! Whether it works, what is counted, and what the API is.
+//! Health, metrics, and the API description.
 
 use std::sync::{Arc, LazyLock};
 
@@ -59,7 +59,7 @@ pub async fn metrics(_: Caller<Admin>, State(platform): State<Arc<Platform>>) ->
     responses((status = 200, body = serde_json::Value))
 )]
 pub async fn description(_: Anyone) -> impl IntoResponse {
-    // Made once: anybody may ask for it, and it takes milliseconds.
+    // Cached, because the route is open to any caller and building the text takes milliseconds.
     static TEXT: LazyLock<Bytes> =
         LazyLock::new(|| serde_json::to_vec(&super::description()).unwrap_or_default().into());
     let text = if api::defence::is_off("H-36") {

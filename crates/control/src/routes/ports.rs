@@ -1,4 +1,4 @@
-//! Ports of a sandbox: how one is reached, opening it to everybody, and a tunnel of raw bytes.
+//! Ports of a sandbox: URLs, public access, and tunnels of raw bytes.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::platform::Platform;
 use crate::ports::name::authority;
 use crate::ports::pass;
 
-/// How a request reached the server.
+/// Address by which a request reached the server.
 pub struct Reached {
     authority: String,
     encrypted: bool,
@@ -62,7 +62,7 @@ pub async fn look(
     At((named, port)): At<(String, String)>,
     reached: Reached,
 ) -> Answer<Json<Port>> {
-    // Whoever has the token can do what the application lets anybody do.
+    // Requires role write, because the token gives full access to the application on the port.
     let sandbox = platform.running(&caller, &named).await?;
     let port = api::ports::number(&port)?;
     let (_, gate) = platform.node.ports(&sandbox.id).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Sandboxes: create, list, look, stop, lease, policy, packages, usage, trace, events.
+//! Sandboxes: create, list, get, stop, lease, policy, packages, usage, trace, events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::output::{lines, place, written};
 use crate::platform::{NewSandbox, Platform};
 use crate::trace;
 
-/// Which page of which sandboxes.
+/// Query of the route that lists sandboxes.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -45,7 +45,7 @@ pub struct Listing {
     all: bool,
 }
 
-/// Which traces.
+/// Query of the route that returns traces.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -120,7 +120,7 @@ pub async fn list(
     }
     let project = &caller.key.project;
     let mut page = platform.store.sandboxes(project, !listing.all, limit, listing.cursor.as_deref()).await?;
-    // The node knows first.
+    // The node has more recent states than the store.
     for sandbox in &mut page.items {
         if let Some(shown) = platform.node.find(&sandbox.id) {
             *sandbox = shown;
@@ -247,7 +247,7 @@ pub async fn lease(
     let sandbox = platform.running(&caller, &named).await?;
     platform.note(&caller, Act::Lease, |entry| entry.sandbox(&sandbox.id));
     let shown = platform.node.renew(&sandbox.id, Duration::from_millis(lease.idle_ms)).await?;
-    // The node keeps it; the store shows it later if it cannot take it now.
+    // The change is in effect on the node. If this fails, the store gets it with a later change.
     let _ = platform.store.moved(&shown).await;
     Ok(Json(shown))
 }
@@ -280,7 +280,7 @@ pub async fn policy(
     platform
         .note(&caller, Act::Policy, |entry| entry.sandbox(&sandbox.id).detail(&policy.words().join(", ")));
     let shown = platform.node.set_policy(&sandbox.id, policy).await?;
-    // The node keeps it; the store shows it later if it cannot take it now.
+    // The change is in effect on the node. If this fails, the store gets it with a later change.
     let _ = platform.store.moved(&shown).await;
     Ok(Json(shown))
 }
@@ -395,7 +395,7 @@ struct Listener {
 }
 
 impl Listener {
-    /// The next event of the project, or a sign of life.
+    /// Returns the next event of the project, or a heartbeat.
     async fn next(&mut self) -> Option<SandboxEvent> {
         let until = tokio::time::Instant::now() + Duration::from_millis(HEARTBEAT_MS);
         loop {

@@ -1,4 +1,4 @@
-//! Sessions: create, list, look, end, clean up, datasets, tool calls, and what is kept.
+//! Sessions: create, list, get, end, clean up, datasets, tool calls, and artifacts.
 
 pub mod events;
 pub mod runs;
@@ -31,10 +31,10 @@ use crate::platform::Platform;
 use crate::session::dataset_key;
 use crate::session::flight::EndsWith;
 
-/// Sessions of one page, unless another number is asked for.
+/// Default number of sessions per page.
 const PAGE: u32 = 100;
 
-/// Which page.
+/// Query of the route that lists sessions.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -46,7 +46,7 @@ pub struct Listing {
     cursor: Option<String>,
 }
 
-/// How a tool is called.
+/// Query of the route that calls a tool.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -56,7 +56,7 @@ pub struct Calling {
     cancel_on_disconnect: bool,
 }
 
-/// In what manner a tool is called: what stands in the head of the request.
+/// Options of a tool call, from its query and headers.
 pub struct Manner {
     idempotency: Idempotency,
     cancels: bool,
@@ -226,7 +226,7 @@ pub async fn put_dataset(
     let folder = platform.node.folder(&caller.key.project, &id);
     let key = dataset_key(&name);
     let begun = async {
-        // What the body says is looked at before any of it is taken.
+        // Reserve the declared length before accepting any of the body.
         let size = length.unwrap_or(0).min(DATASET_BYTES_MAX);
         let mut incoming = folder.begin_within(&["datasets", &key], size).await?;
         incoming.prepay(size).map(|()| incoming)
@@ -253,7 +253,7 @@ pub async fn put_dataset(
             Ok(Json(dataset))
         }
         Err(fault) => {
-            // The session was ended meanwhile, or has as many as it may.
+            // The session has ended in the meantime, or is at its limit.
             if !live.has_dataset(&name).await {
                 folder.remove(&["datasets", &key]).await?;
             }

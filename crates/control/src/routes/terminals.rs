@@ -1,4 +1,4 @@
-//! Terminals: the WebSocket of one, and its size.
+//! Terminals: WebSocket and size.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -25,10 +25,10 @@ use crate::platform::Platform;
 use crate::routes::execs::{call, exec_id, info};
 use crate::terminal::{MESSAGE_BYTES_MAX, Session};
 
-/// What a session reads at once, and what it collects before it writes: keys are few, and output is sent as it comes.
+/// Size of a session's read buffer. Small, because input is keystrokes. Output is sent without a buffer.
 const BUFFER_BYTES: usize = 16 * 1024;
 
-/// From where a terminal's output is read.
+/// Query of the route that opens a terminal.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -38,11 +38,12 @@ pub struct From {
     from: u64,
 }
 
-/// The connection, which may become a WebSocket. Whether it can is looked at last: who asks, and for what, comes first.
+/// A connection that may be upgraded to a WebSocket. Handlers check the upgrade last, after the credential and the
+/// request.
 pub struct Connection {
-    /// Its place among the connections.
+    /// The permit of the connection.
     pub held: Option<Held>,
-    /// What it takes to become one.
+    /// The upgrade, or the reason why the request cannot be upgraded.
     pub upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 }
 

@@ -1,4 +1,4 @@
-//! Tool sets: their definitions, in the forms that LLM interfaces take, and their instructions.
+//! Tool sets: definitions, in the formats of LLM APIs, and instructions.
 
 use api::Error;
 use api::session::ToolSet;
@@ -14,7 +14,7 @@ use crate::authority::{Caller, Read};
 use crate::caller::Asked;
 use crate::fault::Answer;
 
-/// Which tools, and in which form.
+/// Query of the route that lists tools.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -27,7 +27,7 @@ pub struct Which {
     format: Format,
 }
 
-/// Of which tool set.
+/// Query of the route that returns instructions.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

@@ -1,4 +1,4 @@
-//! One exec of a run: its output goes to whoever follows the session, to the answer, and to what is kept.
+//! One exec of a run: its output goes to the session's listeners, to the response, and to storage.
 
 use std::time::Duration;
 
@@ -18,39 +18,39 @@ use super::Live;
 use super::flight::asked_to_end;
 use crate::output::Carried;
 
-/// Output up to this size stands in the record of the run; what is longer is an object of its own.
+/// Maximum size of output in the record of the run; longer output is a separate object.
 const SMALL_BYTES: usize = tools::capture::TEXT_BYTES_MAX;
 
-/// An exec to run, and how it is told.
+/// An exec to run, and the use of its output.
 pub(super) struct Order<'a> {
     /// The session.
     pub live: &'a Live,
     /// The sandbox.
     pub call: &'a Call,
-    /// Which run it belongs to.
+    /// The run that the exec belongs to.
     pub run: &'a ExecId,
-    /// Whether its output is that of the run: told to whoever follows, and kept in full.
+    /// True if the output is that of the run: it is then published to the session's listeners.
     pub told: bool,
-    /// How long it may run.
+    /// Timeout of the exec.
     pub timeout_seconds: f64,
-    /// How much memory it has.
+    /// Memory limit of the sandbox.
     pub memory_bytes: u64,
 }
 
-/// What is kept of a stream of a run.
+/// Stored output of one stream of a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum KeptOutput {
-    /// Nothing: it was not asked for, or there was no room.
+    /// Nothing: not requested, or not enough space.
     #[default]
     Nothing,
-    /// All of it, in base64.
+    /// The complete output, in base64.
     Small(String),
-    /// It is an object beside the record.
+    /// The output is an object beside the record.
     Large,
 }
 
-/// A stream on its way into what is kept.
+/// Writer of one stream's output to storage.
 struct Spool<'a> {
     folder: &'a Folder,
     names: [&'a str; 3],
@@ -59,7 +59,7 @@ struct Spool<'a> {
     failed: bool,
 }
 
-/// How an exec went, and what is kept of its output.
+/// Result of an exec, and its stored output.
 pub(super) struct Done {
     pub ran: Ran,
     pub kept: [KeptOutput; 2],
@@ -67,7 +67,7 @@ pub(super) struct Done {
 }
 
 impl Order<'_> {
-    /// What is told of a program that could not be started; any other error stays one.
+    /// Returns the result of a program that could not be started. Other errors are passed on.
     fn not_started(&self, error: node::Error) -> Result<Done, node::Error> {
         let told = error.to_api();
         if told.code != ErrorCode::SpawnFailed {
@@ -79,10 +79,11 @@ impl Order<'_> {
         Ok(Done { ran, kept, gaps: [None; 2] })
     }
 
-    /// Runs it to its end. A program that cannot be started has ended with 127 and says why (requirement A6.05).
+    /// Runs the exec to its end. A program that cannot be started counts as ended with code 127, with the
+    /// cause on standard error (requirement A6.05).
     ///
     /// # Errors
-    /// It is not known whether it ran, or the request is wrong.
+    /// It is unknown if the exec ran, or the request is invalid.
     pub async fn exec(
         &self,
         id: &ExecId,
@@ -102,7 +103,7 @@ impl Order<'_> {
                 event = exec.next() => event?,
                 () = asked_to_end(cancelled), if !asked => {
                     asked = true;
-                    // One that has ended in the meantime is as it should be.
+                    // Ignore an error: the exec may have ended in the meantime.
                     let _ = self.call.exec_reader(id.clone()).cancel().await;
                     continue;
                 }
@@ -128,7 +129,7 @@ impl Order<'_> {
                         Stream::Results => continue,
                     };
                     capture.skip(to - from);
-                    // There is one: of a stream that is too long the middle is not kept.
+                    // There is only one gap: if a stream is too long, its middle is dropped.
                     gap.get_or_insert((from, to));
                     self.tell(carried.flush(stream));
                 }
@@ -155,7 +156,7 @@ impl Order<'_> {
         Ok(Done { ran, kept, gaps })
     }
 
-    /// Tells whoever follows the session.
+    /// Publishes output to the session's listeners.
     fn tell(&self, lines: Vec<OutputLine>) {
         for line in lines.into_iter().filter(|_| self.told) {
             if let OutputLine::Data { stream, offset, text, base64 } = line {
@@ -170,7 +171,7 @@ impl<'a> Spool<'a> {
         Self { folder, names, small: Vec::new(), large: None, failed: false }
     }
 
-    /// Takes bytes. What cannot be kept is not: the run is worth more than its record.
+    /// Adds bytes. If they cannot be stored, the run continues without: it is worth more than its record.
     async fn push(&mut self, bytes: &Bytes) {
         if self.failed {
             return;

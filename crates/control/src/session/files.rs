@@ -1,4 +1,4 @@
-//! Files that a session keeps, and files that it puts into its sandbox.
+//! Files that a session stores, and files that it copies into its sandbox.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,29 +18,29 @@ use tools::{analysis, interpreter};
 use super::{Live, Turn};
 use crate::fault::Answer;
 
-/// Symlinks that are followed on the way to a file, as many as Linux does.
+/// Maximum number of symlinks followed on the way to a file, as in Linux.
 const LINKS_MAX: usize = 40;
-/// A file that is edited is held in memory.
+/// Maximum size of a file to edit, which is held in memory.
 const EDIT_BYTES_MAX: u64 = api::files::EDIT_BYTES_MAX;
 
-/// Names and versions of the files below a folder.
+/// Names of the files in a folder, with their versions.
 pub(super) type Versions = HashMap<String, String>;
 
 impl Live {
-    /// What is kept.
+    /// Returns the stored files.
     ///
     /// # Errors
-    /// What the file system said.
+    /// An error of the file system.
     pub async fn artifacts(&self) -> Result<Vec<SessionArtifact>, node::Error> {
         let session = self.shown().await;
         let manifest = self.folder.manifest().await?;
         Ok(manifest.files().map(|(name, kept)| artifact(&session, name, kept)).collect())
     }
 
-    /// The bytes of a file that is kept.
+    /// Returns the content of a stored file.
     ///
     /// # Errors
-    /// What the file system said.
+    /// An error of the file system.
     pub async fn artifact(&self, name: &str) -> Result<Option<(SessionArtifact, Outgoing)>, node::Error> {
         let session = self.shown().await;
         let manifest = self.folder.manifest().await?;
@@ -49,21 +49,21 @@ impl Live {
         Ok(outgoing.map(|outgoing| (artifact(&session, name, kept), outgoing)))
     }
 
-    /// Removes what is kept; says how many files there were.
+    /// Removes the stored files, and returns their number.
     ///
     /// # Errors
-    /// What the file system said.
+    /// An error of the file system.
     pub async fn clear(self: &Arc<Self>) -> Answer<usize> {
         let _waiting = self.wait()?;
         let _turn = self.turn.lock().await;
         Ok(self.folder.clear().await?)
     }
 
-    /// The names of all files in the output folder, of which the first are kept as far as they are texts and pictures (requirement A5.04). Those that
-    /// were kept now are told.
+    /// Stores the texts and pictures among the first files of the output folder (requirement A5.04), and
+    /// publishes the new pictures. Returns the names of all files there, and the newly stored files.
     ///
     /// # Errors
-    /// The sandbox does not answer, or what the file system said.
+    /// The sandbox does not respond, or an error of the file system.
     pub(super) async fn keep_outputs(
         &self,
         turn: &mut Turn,
@@ -95,11 +95,12 @@ impl Live {
         Ok((named.into_iter().map(|(name, _)| name).collect(), fresh))
     }
 
-    /// Keeps what a run has changed in the workspace, and forgets what it has removed (requirement A5.07). Gives the files that are told of, the
-    /// pictures with their bytes (requirements A5.08, A5.09, A5.11).
+    /// Stores the files of the workspace that a run changed, and deletes the stored copies of files that it
+    /// removed (requirement A5.07). Returns the files for the response; pictures include their content
+    /// (requirements A5.08, A5.09, A5.11).
     ///
     /// # Errors
-    /// The sandbox does not answer, or what the file system said.
+    /// The sandbox does not respond, or an error of the file system.
     pub(super) async fn keep_workspace(
         &self,
         (session, run): (&Session, &ExecId),
@@ -111,7 +112,7 @@ impl Live {
         let mut manifest = self.folder.manifest().await?;
         let names: HashMap<String, &FileInfo> =
             found.iter().map(|info| (below(interpreter::WORKSPACE, info), info)).collect();
-        // What was not looked at is not gone.
+        // If the listing is incomplete, unlisted files may still exist.
         manifest.forget(|name| complete && !names.contains_key(name));
         let (mut told, mut left) = (Vec::new(), 0_u64);
         for info in &found {
@@ -157,7 +158,7 @@ impl Live {
         Ok((files, artifacts))
     }
 
-    /// Puts the bytes of pictures into a remembered answer, as far as they are still kept.
+    /// Adds the content of pictures to a stored response, if they are still stored.
     pub(super) async fn put_pictures_back(&self, result: &mut Value) {
         let session = self.shown().await;
         let Ok(manifest) = self.folder.manifest().await else { return };
@@ -174,7 +175,7 @@ impl Live {
         }
     }
 
-    /// Tells of pictures (requirement A5.06).
+    /// Publishes events about pictures (requirement A5.06).
     fn show(&self, run: &ExecId, artifacts: &[SessionArtifact]) {
         for artifact in artifacts.iter().filter(|artifact| analysis::is_picture(&artifact.name)) {
             self.say(SessionEvent::Visualization { run: run.clone(), artifact: artifact.clone() });
@@ -182,7 +183,7 @@ impl Live {
     }
 }
 
-/// The bytes of a picture in base64, unless it is empty, too large or gone (requirement A5.11).
+/// Returns a picture in base64, unless it is empty, too large or no longer stored (requirement A5.11).
 async fn picture(folder: &Folder, manifest: &Manifest, artifact: &SessionArtifact) -> Option<String> {
     let fits = (1..=interpreter::PICTURE_BYTES_MAX).contains(&artifact.size);
     if !fits || !analysis::is_picture(&artifact.name) {
@@ -192,7 +193,7 @@ async fn picture(folder: &Folder, manifest: &Manifest, artifact: &SessionArtifac
     Some(STANDARD.encode(whole(outgoing).await.ok()?))
 }
 
-/// All bytes of something that is known to be small.
+/// Reads all bytes of a file that is known to be small.
 pub(crate) async fn whole(mut outgoing: Outgoing) -> Result<Vec<u8>, node::Error> {
     let mut bytes = Vec::new();
     while let Some(piece) = outgoing.next().await? {
@@ -201,13 +202,13 @@ pub(crate) async fn whole(mut outgoing: Outgoing) -> Result<Vec<u8>, node::Error
     Ok(bytes)
 }
 
-/// What a run can change in the workspace, as it is before it.
+/// Returns the versions of all files in the workspace, to detect the changes of a run.
 pub(super) async fn versions(call: &Call) -> Result<Versions, node::Error> {
     let (found, _) = call.regular_files(interpreter::WORKSPACE).await?;
     Ok(found.into_iter().map(|info| (below(interpreter::WORKSPACE, &info), info.version)).collect())
 }
 
-/// Writes a file into a sandbox, whole.
+/// Writes a file into a sandbox, atomically.
 pub(super) async fn write(call: &Call, path: &str, bytes: impl Into<Bytes>) -> Result<(), node::Error> {
     let path = FilePath::new(path).map_err(node::Error::Request)?;
     let ask = FileAsk::Write { path, offset: None, mode: None, sha256: None, digest: Hashing::Sha256 };
@@ -216,7 +217,7 @@ pub(super) async fn write(call: &Call, path: &str, bytes: impl Into<Bytes>) -> R
     writing.finish().await.map(drop)
 }
 
-/// Reads a file of a sandbox that may be edited; none if it is too large for that.
+/// Reads a file of a sandbox to edit. Returns `None` if it is too large.
 pub(super) async fn read(call: &Call, path: &str) -> Result<Option<Vec<u8>>, node::Error> {
     let path = FilePath::new(path).map_err(node::Error::Request)?;
     let ask = FileAsk::Read { path, from: 0, to: None, version: None, digest: Hashing::Sha256 };
@@ -232,7 +233,8 @@ pub(super) async fn read(call: &Call, path: &str) -> Result<Option<Vec<u8>>, nod
     Ok(Some(bytes))
 }
 
-/// Whether a path stays below the places for files when its symlinks are followed (requirement A2.12). What is not there yet is where it says.
+/// Returns true if a path stays below the permitted folders after resolving symlinks (requirement A2.12).
+/// Components that do not exist are taken literally.
 pub(super) async fn stays_inside(call: &Call, path: &str) -> Result<bool, node::Error> {
     let mut left: Vec<String> =
         path.split('/').filter(|name| !name.is_empty()).rev().map(str::to_owned).collect();
@@ -274,7 +276,7 @@ pub(super) async fn stays_inside(call: &Call, path: &str) -> Result<bool, node::
     Ok(analysis::is_placed(&at))
 }
 
-/// A kept file as it is told.
+/// Converts a stored file into its public form.
 fn artifact(session: &Session, name: &str, kept: &Kept) -> SessionArtifact {
     let folder = match session.set {
         ToolSet::Analysis => format!("output/session_{}", session.id),
@@ -288,9 +290,9 @@ fn artifact(session: &Session, name: &str, kept: &Kept) -> SessionArtifact {
     }
 }
 
-/// The path of a file below a folder.
+/// Returns the path of a file relative to a folder.
 fn below(folder: &str, info: &FileInfo) -> String {
-    // Two names that are no text may look alike; as they are encoded, they do not.
+    // Two names that are not UTF-8 may have the same lossy text, but their encoded forms differ.
     let path = info.path_encoded.as_ref().unwrap_or(&info.path);
     let rest = path.strip_prefix(folder).unwrap_or(path);
     rest.trim_start_matches('/').to_owned()

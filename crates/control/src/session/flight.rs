@@ -1,4 +1,4 @@
-//! A call that is under way, shared by all who wait for it.
+//! A call in progress, shared by all callers that wait for it.
 
 use std::sync::Arc;
 
@@ -6,21 +6,21 @@ use api::session::SessionArtifact;
 use api::{Error, ErrorCode};
 use tokio::sync::watch;
 
-/// What a tool answers.
+/// Response of a tool.
 #[derive(Clone, Debug)]
 pub struct Told {
-    /// The answer, as JSON.
+    /// The response, as JSON.
     pub text: String,
-    /// Whether it tells of a failure.
+    /// True if the response reports a failure.
     pub failed: bool,
-    /// Files that were kept.
+    /// Files that were stored.
     pub artifacts: Vec<SessionArtifact>,
 }
 
-/// How a call ends.
+/// Result of a call.
 pub type Landing = Result<Told, Error>;
 
-/// A call under way.
+/// A call in progress.
 pub struct Flight {
     /// The hash of the call.
     call: String,
@@ -28,41 +28,41 @@ pub struct Flight {
     landed: watch::Sender<Option<Arc<Landing>>>,
 }
 
-/// Ends a call when it is dropped before the call has ended.
+/// Guard that cancels a call when dropped. Has no effect after the call has ended.
 pub struct EndsWith(Option<Arc<Flight>>);
 
 impl Flight {
-    /// One of this call.
+    /// Creates the flight of a call, from the hash of the call.
     pub(super) fn of(call: &str) -> Self {
         Self { call: call.to_owned(), cancel: watch::Sender::new(false), landed: watch::Sender::new(None) }
     }
 
-    /// Refuses another call under the same name.
+    /// Rejects a different call with the same idempotency key.
     pub(super) fn check(&self, call: &str) -> Result<(), Error> {
         if self.call == call { Ok(()) } else { Err(another_call()) }
     }
 
-    /// One that has ended before it began.
+    /// Creates a flight that has already ended.
     pub(super) fn landed(landing: Landing) -> Arc<Self> {
         let flight = Self::of("");
         flight.land(landing);
         Arc::new(flight)
     }
 
-    /// Asks for its end.
+    /// Requests the cancellation of the call.
     pub fn cancel(&self) {
         self.cancel.send_replace(true);
     }
 
-    /// Whoever has to heed that.
+    /// Returns the receiver of the cancellation, for the task that runs the call.
     pub(super) fn cancelled(&self) -> watch::Receiver<bool> {
         self.cancel.subscribe()
     }
 
-    /// Waits for its end.
+    /// Waits for the result.
     ///
     /// # Errors
-    /// What the call was refused with.
+    /// The error with which the call was rejected.
     pub async fn landing(&self) -> Landing {
         let mut landed = self.landed.subscribe();
         match landed.wait_for(Option::is_some).await.ok().and_then(|landing| landing.clone()) {
@@ -74,7 +74,7 @@ impl Flight {
         }
     }
 
-    /// Has it end like this if it has not ended.
+    /// Sets the result, unless there is one already.
     pub(super) fn land_unless_landed(&self, landing: Landing) {
         self.landed.send_if_modified(|landed| {
             let open = landed.is_none();
@@ -91,12 +91,12 @@ impl Flight {
 }
 
 impl EndsWith {
-    /// Has a call end with this value.
+    /// Creates a guard for a call.
     pub fn this(flight: &Arc<Flight>) -> Self {
         Self(Some(Arc::clone(flight)))
     }
 
-    /// Has it end by itself.
+    /// Disarms the guard, so that the call continues.
     pub fn release(mut self) {
         self.0 = None;
     }
@@ -110,7 +110,7 @@ impl Drop for EndsWith {
     }
 }
 
-/// The error for a key that was used before, for something else.
+/// Returns the error for an idempotency key that was used for a different call.
 pub(super) fn another_call() -> Error {
     Error {
         code: ErrorCode::Conflict,
@@ -118,7 +118,7 @@ pub(super) fn another_call() -> Error {
     }
 }
 
-/// Waits until somebody asks for the end.
+/// Waits until the cancellation of the call is requested.
 pub(super) async fn asked_to_end(cancelled: &mut watch::Receiver<bool>) {
     if cancelled.wait_for(|cancelled| *cancelled).await.is_err() {
         std::future::pending().await

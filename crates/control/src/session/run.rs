@@ -1,4 +1,4 @@
-//! A run: one tool call, from its turn to its answer, and what is remembered of it.
+//! A run: one tool call, from its turn to its response, and its stored record.
 
 use std::collections::hash_map::Entry;
 use std::future::poll_fn;
@@ -33,20 +33,20 @@ use crate::fault::Answer;
 use crate::platform::Platform;
 use crate::trace;
 
-/// Files of a session are put into a sandbox, and taken out of it, within this or not at all.
+/// Timeout for copying the files of a session into or out of a sandbox.
 pub(super) const FILES_WITHIN: Duration = Duration::from_secs(120);
 
-/// A run as it is written down.
+/// A run as it is stored.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Written {
     run: Run,
-    /// The hash of the call: the same id with another call is a mistake.
+    /// Hash of the call. The same id with a different call is a conflict.
     call: String,
     failed: bool,
     kept: [KeptOutput; 2],
 }
 
-/// Who does the work of one run.
+/// Executor of one run.
 pub(super) struct Runner {
     pub platform: Arc<Platform>,
     pub account: Arc<Account>,
@@ -56,14 +56,15 @@ pub(super) struct Runner {
     call: String,
     pub kept: [KeptOutput; 2],
     pub cancelled: watch::Receiver<bool>,
-    /// Whether the same call may come again: then what is begun is written down first.
+    /// True if the call has an idempotency key, so that it may be repeated. The run is then recorded before
+    /// it starts.
     keyed: bool,
 }
 
-/// A place in the line, which was taken when the call came.
+/// A position in the queue, taken when the call arrived.
 type Line = (Option<OwnedMutexGuard<Turn>>, Pin<Box<dyn Future<Output = OwnedMutexGuard<Turn>> + Send>>);
 
-/// Lands a flight whose task has ended in any way.
+/// Guard that ends a flight when its task ends without a result.
 struct Aloft {
     live: Arc<Live>,
     id: ExecId,
@@ -71,10 +72,10 @@ struct Aloft {
 }
 
 impl Live {
-    /// Begins a call of a tool, or finds the one that the same request began before.
+    /// Starts a tool call, or returns the call that an earlier identical request started.
     ///
     /// # Errors
-    /// There is no such tool, or the call is wrong in a way for which its tool set has no shape.
+    /// There is no such tool, or its tool set has no format for the error of the call.
     pub async fn call(
         self: &Arc<Self>,
         platform: &Arc<Platform>,
@@ -87,7 +88,7 @@ impl Live {
         let begun = self.begin((platform, account), &session, (tool, body), (id, keyed, hash)).await;
         match begun {
             Ok(flight) => Ok(flight),
-            // A tool that is not there, or another call under the same key, is nobody's answer.
+            // An unknown tool and a conflicting key are errors of the request, not responses of a tool.
             Err(error) if [ErrorCode::NotFound, ErrorCode::Conflict].contains(&error.code) => {
                 Err(error.into())
             }
@@ -154,7 +155,8 @@ impl Live {
         Ok(flight)
     }
 
-    /// Takes the next place in the line: whoever calls first is first, whichever task is run first (requirement A3.04).
+    /// Joins the queue. Calls run in order of arrival, regardless of the order in which their tasks run
+    /// (requirement A3.04).
     async fn line(&self) -> Line {
         let mut turn: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(Arc::clone(&self.turn).lock_owned());
         match poll_fn(|context| Poll::Ready(turn.as_mut().poll(context))).await {
@@ -163,10 +165,10 @@ impl Live {
         }
     }
 
-    /// The runs that are remembered, the oldest first.
+    /// Returns the stored runs, oldest first.
     ///
     /// # Errors
-    /// What the file system said.
+    /// An error of the file system.
     pub async fn runs(&self) -> Result<Vec<Run>, node::Error> {
         let ids = self.record.lock().await.runs.clone();
         let mut runs = Vec::with_capacity(ids.len());
@@ -176,18 +178,19 @@ impl Live {
         Ok(runs)
     }
 
-    /// One of them.
+    /// Returns a stored run.
     ///
     /// # Errors
-    /// What the file system said.
+    /// An error of the file system.
     pub async fn run(&self, id: &ExecId) -> Result<Option<Run>, node::Error> {
         Ok(self.written(id).await?.map(|written| written.run))
     }
 
-    /// What a run has written to one of its streams, from an offset on (requirement A3.02). It ends at a gap; what is in a gap begins after it.
+    /// Returns the output of a run on one stream, from an offset (requirement A3.02). The output ends at a
+    /// gap; an offset in a gap returns the output after it.
     ///
     /// # Errors
-    /// What the file system said.
+    /// An error of the file system.
     pub async fn run_output(
         &self,
         id: &ExecId,
@@ -205,7 +208,7 @@ impl Live {
         Ok(Some(bytes.get(place(from)..place(to)).unwrap_or_default().to_vec()))
     }
 
-    /// All that is kept of a stream of a run.
+    /// Returns all stored output of a stream of a run.
     pub(super) async fn kept_output(
         &self,
         id: &ExecId,
@@ -226,7 +229,7 @@ impl Live {
         self.folder.json(&["runs", id.as_str(), "record"]).await
     }
 
-    /// The call that the same request began before: one under way, or one that has ended.
+    /// Returns the call that the same request started before: in progress, or ended.
     async fn known(
         &self,
         session: &Session,
@@ -251,7 +254,8 @@ impl Live {
             let told = Told { text: result.to_string(), failed, artifacts: Vec::new() };
             return Ok(Some(Flight::landed(Ok(told))));
         }
-        // A server was killed under it. In the same sandbox the same exec is found again; elsewhere it would run twice.
+        // The server was killed during the run. In the same sandbox, the exec can be found by its id;
+        // elsewhere the code would run twice.
         let same = session.persistence == Persistence::Session && run.sandbox == session.sandbox;
         if same || run.sandbox.is_none() {
             return Ok(None);
@@ -282,7 +286,7 @@ impl Drop for Aloft {
 }
 
 impl Runner {
-    /// Waits for its turn, does the work, and writes down how it went.
+    /// Waits in the queue, performs the call, and records the result.
     async fn fly(mut self, work: Work, (first, line): Line, waiting: Waiting) -> Landing {
         let live = Arc::clone(&self.live);
         let mut turn = match first {
@@ -306,7 +310,7 @@ impl Runner {
         self.run.duration_ms = clock::millis(begun.elapsed());
         self.run.result = landing.as_ref().ok().map(|told| without_pictures(&told.text));
         let failed = landing.as_ref().map_or(true, |told| told.failed);
-        // What has not begun may be asked for again.
+        // A call that was not started may be repeated.
         let written = if not_begun { self.forget().await } else { self.write_down(failed).await };
         if let Err(fault) = written {
             tracing::warn!(
@@ -319,7 +323,7 @@ impl Runner {
         landing
     }
 
-    /// Writes the run down, and forgets the oldest.
+    /// Records the run, and deletes the oldest one if there are too many.
     pub(super) async fn write_down(&self, failed: bool) -> Answer<()> {
         let (run, call, kept) = (self.run.clone(), self.call.clone(), self.kept.clone());
         let folder = &self.live.folder;
@@ -348,10 +352,10 @@ impl Runner {
         Ok(self.live.folder.remove(&["runs", self.run.id.as_str()]).await?)
     }
 
-    /// The sandbox of the session, alone in it, and with the session's files where it is a fresh one.
+    /// Returns the sandbox of the session. No earlier run is active in it.
     pub(super) async fn sandbox(&mut self, turn: &mut Turn) -> Answer<Used> {
         let used = match self.live.sandbox(&self.platform, &self.account).await {
-            // The sandbox of the run before may not have ended yet.
+            // The sandbox of the previous run may still be stopping.
             Err(fault) if fault.error().code == ErrorCode::QuotaExceeded && turn.leaving.is_some() => {
                 if let Some(leaving) = turn.leaving.take() {
                     let _ = leaving.await;
@@ -373,7 +377,8 @@ impl Runner {
         Ok(used)
     }
 
-    /// Waits for what a server before this one left running: runs of a session never overlap (requirement A3.04).
+    /// Waits for execs that a previous server left running: runs of a session never overlap (requirement
+    /// A3.04).
     async fn alone(&mut self, used: &Used) -> Answer<()> {
         let own = [self.run.id.clone(), beside(&self.run.id, "install")];
         for info in used.call.execs().await? {
@@ -395,7 +400,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Gives up a sandbox that was for this run alone, or that is not what it should be. Nobody waits for its end.
+    /// Releases a sandbox that was used only for this run, or that is unusable. Stops it in the background.
     pub(super) async fn leave(&self, turn: &mut Turn, used: &Used) {
         let mut record = self.live.record.lock().await;
         if record.session.sandbox.as_ref() != Some(&used.id) {
@@ -426,7 +431,8 @@ impl Runner {
         }));
     }
 
-    /// Runs something, and has the run say how it went. What is not told goes to the answer only.
+    /// Runs an exec and records its result in the run. If not `told`, the output is not published, and the
+    /// result is recorded only if the exec failed.
     pub(super) async fn exec(
         &mut self,
         used: &Used,
@@ -451,7 +457,7 @@ impl Runner {
         Ok(ran)
     }
 
-    /// Puts the files of the session where they were. What cannot be done makes the sandbox useless.
+    /// Restores the session's files in the sandbox. If that fails, the sandbox is unusable.
     pub(super) async fn give(&self, used: &Used) -> Answer<()> {
         let manifest = self.live.folder.manifest().await?;
         let given = timeout(FILES_WITHIN, self.live.folder.give(&manifest, &used.call)).await;
@@ -462,19 +468,20 @@ impl Runner {
         Ok(given.unwrap_or_else(|_| Err(late()))?)
     }
 
-    /// Whether files of `/workspace` are the session's, and outlive its sandboxes.
+    /// Returns true if the files of `/workspace` belong to the session and outlive its sandboxes.
     pub(super) fn keeps_workspace(&self) -> bool {
         self.session.set == ToolSet::Interpreter || self.session.persistence == Persistence::Run
     }
 }
 
-/// The id of something that belongs to a run: always the same for the same run.
+/// Returns the id of an additional exec of a run. It is always the same for the same run.
 pub(super) fn beside(run: &ExecId, what: &str) -> ExecId {
     let hash = Sha256::digest(format!("{run} {what}"));
     ExecId::from_random(hash.first_chunk::<16>().copied().unwrap_or_default())
 }
 
-/// Which of the kept bytes are those from an offset on: to the gap, or all that come after it.
+/// Returns the range of the stored bytes from an offset of the stream: up to the gap, or from the end of the
+/// gap on.
 fn within(offset: u64, kept: u64, gap: Option<(u64, u64)>) -> (u64, u64) {
     match gap {
         Some((from, _)) if offset < from => (offset, from),
@@ -483,7 +490,8 @@ fn within(offset: u64, kept: u64, gap: Option<(u64, u64)>) -> (u64, u64) {
     }
 }
 
-/// An answer as it is remembered: pictures are files of the session, and large.
+/// Removes pictures from a response before it is stored: they are large, and are stored as files of the
+/// session.
 fn without_pictures(text: &str) -> Value {
     let mut result: Value = serde_json::from_str(text).unwrap_or_default();
     for file in result.get_mut("files").and_then(Value::as_array_mut).into_iter().flatten() {
@@ -511,7 +519,7 @@ mod tests {
 
     #[test]
     fn offsets_are_those_of_the_stream_whatever_was_not_kept() {
-        // Requirement A3.02: 10 bytes kept of 25, those from 5 to 20 were not.
+        // Requirement A3.02: 10 of 25 bytes are stored; bytes 5 to 20 are missing.
         for (offset, expected) in
             [(0, (0, 5)), (4, (4, 5)), (5, (5, 10)), (12, (5, 10)), (20, (5, 10)), (23, (8, 10))]
         {

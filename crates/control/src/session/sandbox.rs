@@ -1,4 +1,5 @@
-//! The sandbox of a session: made for the first call, found for the next, replaced when it is gone, given up.
+//! The sandbox of a session: created for the first call, found for the next, replaced when it has ended,
+//! released.
 
 use std::sync::Arc;
 
@@ -15,33 +16,36 @@ use crate::fault::Answer;
 use crate::platform::{NewSandbox, Platform};
 use crate::trace;
 
-/// Folders that are there from the start (requirement A5.03).
+/// Folders that exist from the start (requirement A5.03).
 const FOLDERS: [&str; 2] = ["/tmp/data", "/tmp/output"];
-/// What the sandbox of a single run outlives a killed server by.
+/// Maximum idle time of the sandbox of a single run, so that it ends soon if its server was killed.
 const RUN_IDLE_MS: u64 = 60_000;
-/// How often a sandbox is asked for that turns out to be gone: once is enough, unless several have ended unseen.
+/// Maximum number of retries if the requested sandbox has already ended. One is enough unless several ended
+/// unnoticed.
 const TRIES: u32 = 3;
 
-/// A sandbox in use, and whether it is fresh.
+/// A sandbox in use.
 pub struct Used {
     /// Its id.
     pub id: SandboxId,
     /// The call that keeps it in use.
     pub call: Call,
-    /// Whether it has not got yet what one begins with.
+    /// True if the sandbox does not have its initial files yet.
     pub fresh: bool,
 }
 
 impl Live {
-    /// The sandbox, with all its datasets. The record is held meanwhile: whoever ends the session waits, and then ends this one too.
+    /// Returns the sandbox, with all datasets in it. The record stays locked meanwhile, so a concurrent end
+    /// of the session waits and then stops this sandbox too.
     ///
     /// # Errors
-    /// The session was ended, or no sandbox can be made, or a dataset cannot be copied; then the next call tries again.
+    /// The session has ended, no sandbox can be created, or a dataset cannot be copied; then the next call
+    /// tries again.
     pub(super) async fn sandbox(&self, platform: &Arc<Platform>, account: &Arc<Account>) -> Answer<Used> {
         let mut record = self.record.lock().await;
         check_open(&record.session)?;
         let used = self.found_or_made(platform, account, &mut record).await?;
-        // A server that was killed during an installation has left its policy there.
+        // A server that was killed during an installation may have left the installation's policy in place.
         let shown = platform.node.find(&used.id);
         if shown.is_some_and(|shown| shown.policy != record.session.policy) {
             platform.node.set_policy(&used.id, record.session.policy.clone()).await?;
@@ -58,7 +62,7 @@ impl Live {
     ) -> Answer<Used> {
         if let Some(id) = record.session.sandbox.clone() {
             match platform.node.call(&id).await {
-                // Of a run whose server was killed: no other may have it (requirement A10.04).
+                // Left by a run whose server was killed. No other run may use it (requirement A10.04).
                 Ok(_) if record.session.persistence == Persistence::Run => {
                     self.release(platform, account, record).await;
                 }
@@ -83,13 +87,13 @@ impl Live {
                 record.session.sandbox = Some(sandbox.id.clone());
                 let used = self.begun(platform, record, sandbox.id).await;
                 if used.is_err() {
-                    // The next call is to find a fresh one, or none.
+                    // The next call must find a new sandbox or none.
                     self.release(platform, account, record).await;
                     let _ = self.save(platform, record).await;
                 }
                 return used;
             }
-            // It was made for a call that a killed server never answered, and has ended since.
+            // Created for a call of a killed server, and ended since.
             self.spend(record);
             self.save(platform, record).await?;
             if tries.next().is_none() {
@@ -98,7 +102,7 @@ impl Live {
         }
     }
 
-    /// Writes down that a sandbox is the session's, and makes what is there from the start.
+    /// Records the sandbox in the session, and creates the initial folders.
     async fn begun(&self, platform: &Platform, record: &Record, id: SandboxId) -> Answer<Used> {
         self.save(platform, record).await?;
         let call = platform.node.call(&id).await?;
@@ -109,8 +113,8 @@ impl Live {
         Ok(Used { id, call, fresh: true })
     }
 
-    /// Asks for a sandbox under a name that is made of the session and how many it has had: a server that is killed in between finds it
-    /// again instead of making another.
+    /// Creates a sandbox with an idempotency key from the session's id and the number of earlier sandboxes.
+    /// After a crash, the server therefore finds this sandbox instead of creating another one.
     async fn make(
         &self,
         platform: &Arc<Platform>,
@@ -125,7 +129,8 @@ impl Live {
             limits: session.limits,
             idle_ms: match session.persistence {
                 Persistence::Session => session.idle_ms,
-                // It is in use until it is stopped: one that is idle has lost its server.
+                // A sandbox of a single run is in use until it is stopped. It is idle only if its server was
+                // killed.
                 Persistence::Run => session.idle_ms.min(RUN_IDLE_MS),
             },
             on_timeout: OnTimeout::Stop,
@@ -143,7 +148,7 @@ impl Live {
         making.instrument(trace::create()).await
     }
 
-    /// Copies the datasets that the sandbox does not have yet (requirement A5.02).
+    /// Copies the datasets that the sandbox lacks (requirement A5.02).
     async fn place_datasets(&self, platform: &Platform, record: &mut Record, call: &Call) -> Answer<()> {
         let datasets = record.session.datasets.clone();
         let missing = datasets.iter().filter(|dataset| !record.placed.contains(&dataset.path));
@@ -166,8 +171,8 @@ impl Live {
         Ok(())
     }
 
-    /// Stops the sandbox, if there is one. What cannot be stopped is written to the log, and ends by its own limits (requirement A1.04); says
-    /// whether nothing is left.
+    /// Stops the sandbox, if any. A failure is logged, and the limits of the sandbox end it later
+    /// (requirement A1.04). Returns false after a failure.
     pub(super) async fn release(&self, platform: &Platform, account: &Account, record: &mut Record) -> bool {
         let Some(id) = record.session.sandbox.clone() else { return true };
         let stopping = async {
@@ -191,7 +196,8 @@ impl Live {
         stopped
     }
 
-    /// Its sandbox has what one begins with. For a single run nobody asks again.
+    /// Records that the sandbox has its initial files. Not saved for a single run, whose sandbox is not used
+    /// again.
     pub(super) async fn prepared(&self, platform: &Platform) -> Answer<()> {
         let mut record = self.record.lock().await;
         record.prepared = true;
@@ -201,7 +207,7 @@ impl Live {
         }
     }
 
-    /// Has the next sandbox be another one.
+    /// Detaches the sandbox from the session, so that the next call gets a new one.
     pub(super) fn spend(&self, record: &mut Record) {
         record.session.sandbox = None;
         record.spent += 1;

@@ -1,4 +1,4 @@
-//! What each tool does, step by step. What it says is in [`tools`].
+//! The steps of each tool. Texts and formats of responses are in [`tools`].
 
 use api::code::Code;
 use api::exec::{ExecSpec, OutputMode};
@@ -18,14 +18,14 @@ use super::run::{FILES_WITHIN, Runner, beside};
 use super::sandbox::Used;
 use crate::fault::Answer;
 
-/// A call that was checked.
+/// A validated call.
 pub(super) enum Work {
-    /// Needs no sandbox.
+    /// Cleanup, which needs no sandbox.
     Cleanup,
     Inside(Inside),
 }
 
-/// What is done in a sandbox.
+/// Work in a sandbox.
 pub(super) enum Inside {
     Analysis(analysis::Asked),
     Python { script: String, requirements: Vec<String> },
@@ -33,7 +33,7 @@ pub(super) enum Inside {
 }
 
 impl Runner {
-    /// Does what was asked for, in the sandbox of the session.
+    /// Performs the call, in the sandbox of the session.
     pub(super) async fn work(&mut self, work: Work, turn: &mut Turn) -> Answer<Told> {
         let inside = match work {
             Work::Cleanup => return self.cleanup().await,
@@ -41,7 +41,7 @@ impl Runner {
         };
         let used = self.sandbox(turn).await?;
         if let Err(fault) = self.prepare(&used).await {
-            // Half of what should be there is worse than nothing.
+            // A partly prepared sandbox is worse than none.
             self.leave(turn, &used).await;
             return Err(fault);
         }
@@ -64,7 +64,7 @@ impl Runner {
         done
     }
 
-    /// What a fresh sandbox needs before anything runs in it.
+    /// Prepares a new sandbox before code runs in it.
     async fn prepare(&self, used: &Used) -> Answer<()> {
         if !used.fresh {
             return Ok(());
@@ -86,7 +86,7 @@ impl Runner {
         let ran = self.exec(used, (&self.run.id.clone(), true), spec, seconds).await?;
         let (session, run) = (&self.session, &self.run.id);
         let keeping = self.live.keep_outputs(turn, session, run, &used.call);
-        // The answer of the command is worth more than its files.
+        // The response of the command is more important than its files, so errors here are only logged.
         let (names, artifacts) = kept(session, timeout(FILES_WITHIN, keeping).await);
         let executed = analysis::Executed::new(&ran, &names);
         Ok(Told { artifacts, ..told(&executed, ran.said().exit_code != 0) })
@@ -136,7 +136,7 @@ impl Runner {
         }
     }
 
-    /// Edits a file, or says why not.
+    /// Edits a file, or returns the reason for refusing to.
     async fn edit(
         &self,
         used: &Used,
@@ -196,7 +196,8 @@ impl Runner {
         Ok(told(&executed, !executed.is_well()))
     }
 
-    /// Installs packages, while the package index and nothing else can be reached (requirement A4.04).
+    /// Installs packages. During the installation, the package index is reachable in addition to the hosts of the
+    /// session's policy (requirement A4.04).
     async fn install(&mut self, turn: &mut Turn, used: &Used, requirements: Vec<String>) -> Answer<Ran> {
         let closed = self.session.policy.clone();
         let mut opened = closed.clone();
@@ -206,7 +207,7 @@ impl Runner {
         let spec = ExecSpec { code: Some(code), ..limited(self.seconds()) };
         let ran = self.exec(used, (&beside(&self.run.id, "install"), false), spec, self.seconds()).await;
         if let Err(error) = self.platform.node.set_policy(&used.id, closed).await {
-            // Nothing runs where the index stays open. Of a sandbox that has ended there is nothing to close.
+            // No code may run while the index stays reachable. An error of the installation takes precedence.
             self.leave(turn, used).await;
             ran?;
             return Err(error.into());
@@ -218,7 +219,7 @@ impl Runner {
         let script = format!("{}/{}", interpreter::WORKSPACE, interpreter::SCRIPT);
         write(&used.call, &script, code).await?;
         let mut before = versions(&used.call).await?;
-        // What is ours is new each time.
+        // The script is ours and counts as new in each run.
         before.remove(interpreter::SCRIPT);
         let seconds = self.seconds();
         let env = [("PYTHONPATH", interpreter::HOOK_DIRECTORY), ("MPLBACKEND", "Agg")];
@@ -238,7 +239,8 @@ impl Runner {
         Ok(Told { artifacts, ..told(&executed, !executed.is_well()) })
     }
 
-    /// Frees all that the session holds on the machine (requirement A7.08), and what it keeps for the next sandbox.
+    /// Releases all resources of the session on the machine (requirement A7.08), and removes the files stored
+    /// for the next sandbox.
     async fn cleanup(&mut self) -> Answer<Told> {
         let mut record = self.live.record.lock().await;
         let success = self.live.release(&self.platform, &self.account, &mut record).await;
@@ -255,10 +257,10 @@ impl Runner {
     }
 }
 
-/// Checks a call, before anything is made for it.
+/// Validates a call, before anything is created for it.
 ///
 /// # Errors
-/// It is wrong. What a tool refuses in its own words is an answer.
+/// The call is invalid. A refusal in the format of the tool is a response instead.
 pub(super) fn checked(
     session: &Session,
     tool: &str,
@@ -278,7 +280,7 @@ pub(super) fn checked(
     Ok(Ok(Work::Inside(inside)))
 }
 
-/// A failure in the shape of its tool set, if it has one (requirements A7.03, A8.07).
+/// Converts an error into the format of its tool set, if it has one (requirements A7.03, A8.07).
 pub(super) fn shaped(session: &Session, error: Error) -> Landing {
     match session.set {
         ToolSet::Analysis => Err(error),
@@ -288,19 +290,20 @@ pub(super) fn shaped(session: &Session, error: Error) -> Landing {
 }
 
 fn told(answer: &impl Serialize, failed: bool) -> Told {
-    // Types of ours: they can be written.
+    // Cannot fail for our types.
     let text = serde_json::to_string(answer).unwrap_or_default();
     Told { text, failed, artifacts: Vec::<SessionArtifact>::new() }
 }
 
-/// What all execs of tools have in common (requirements A2.08, A2.10, A3.05).
+/// Returns the options that all execs of tools share (requirements A2.08, A2.10, A3.05).
 fn limited(timeout_seconds: f64) -> ExecSpec {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few hundred seconds")]
     let deadline_ms = (timeout_seconds * 1000.0).round() as u64;
     ExecSpec { deadline_ms: Some(deadline_ms), output: OutputMode::Keep, ..ExecSpec::default() }
 }
 
-/// What was kept; where that did not work, or took too long, the log says so, and the answer stays.
+/// Returns the stored files. After an error or a timeout, logs it and returns none, and the response is
+/// unchanged.
 fn kept<T: Default>(
     session: &Session,
     kept: Result<Result<T, node::Error>, tokio::time::error::Elapsed>,

@@ -1,4 +1,4 @@
-//! Projects and keys. Every write here is on the disk when it is answered.
+//! Projects and keys. Every write here except that of last uses is on disk when it returns.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use super::read::For;
 use super::{Error, Lasting, Store, begin, body, failed, integer, parse};
 
 impl Store {
-    /// Makes a project, or gives it another quota.
+    /// Creates a project, or changes its quota.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn put_project(&self, name: &str, quota: &Quota, now_ms: u64) -> Result<Project, Error> {
         const ACT: &str = "save a project";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
@@ -34,10 +34,10 @@ impl Store {
         Ok(Project { name: name.into(), quota: *quota, created_at_ms: created_at_ms.unsigned_abs() })
     }
 
-    /// All projects, by name.
+    /// Returns all projects, ordered by name.
     ///
     /// # Errors
-    /// The store does not answer, or a row of it is damaged.
+    /// The store does not respond, or a row is damaged.
     pub async fn projects(&self) -> Result<Vec<Project>, Error> {
         const ACT: &str = "list projects";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -49,10 +49,10 @@ impl Store {
         rows.into_iter().map(|(name, quota, created_at_ms)| project(name, &quota, created_at_ms)).collect()
     }
 
-    /// A project, if there is one of this name.
+    /// Returns a project, if it exists.
     ///
     /// # Errors
-    /// The store does not answer, or a row of it is damaged.
+    /// The store does not respond, or a row is damaged.
     pub async fn project(&self, name: &str) -> Result<Option<Project>, Error> {
         const ACT: &str = "look up a project";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -65,10 +65,10 @@ impl Store {
         row.map(|(quota, created_at_ms)| project(name.to_owned(), &quota, created_at_ms)).transpose()
     }
 
-    /// Keeps a key by the SHA-256 of its secret.
+    /// Saves a new key under the SHA-256 of its secret.
     ///
     /// # Errors
-    /// Its project is not known, or its id or secret is another key's.
+    /// The project does not exist, or another key has the same id or secret.
     pub async fn create_key(&self, key: &Key, secret_hash: &KeyHash) -> Result<(), Error> {
         const ACT: &str = "save a key";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
@@ -79,11 +79,11 @@ impl Store {
         Ok(())
     }
 
-    /// Puts a new key in place of another, which then expires after so many milliseconds from now, unless it does before. Both are
-    /// written at once. Returns false if the old one no longer works.
+    /// Replaces a key by a new one. The old one then expires after this many milliseconds, unless it expires
+    /// earlier. Both changes are one transaction. Returns false if the old key is no longer valid.
     ///
     /// # Errors
-    /// The store does not answer, or the new id or secret is another key's.
+    /// The store does not respond, or another key has the new id or secret.
     pub async fn rotate_key(
         &self,
         old: &str,
@@ -93,7 +93,7 @@ impl Store {
         const ACT: &str = "rotate a key";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
         let mut transaction = begin(&mut connection, ACT).await?;
-        // As it is now: of two rotations at once the earlier end counts.
+        // Read the key in the transaction: of two concurrent rotations, the earlier expiry applies.
         let text: Option<String> =
             sqlx::query_scalar("SELECT body FROM keys WHERE id = ? AND revoked_at_ms IS NULL")
                 .bind(old)
@@ -120,10 +120,10 @@ impl Store {
         Ok(true)
     }
 
-    /// Keeps when keys were last used, by their ids.
+    /// Saves the last uses of keys, by key id.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn keys_used(&self, used_ms: &HashMap<String, u64>) -> Result<(), Error> {
         const ACT: &str = "save when keys were last used";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
@@ -139,10 +139,10 @@ impl Store {
         transaction.commit().await.map_err(failed(ACT))
     }
 
-    /// All keys that are not revoked, the oldest first.
+    /// Returns all keys that are not revoked, oldest first.
     ///
     /// # Errors
-    /// The store does not answer, or a row of it is damaged.
+    /// The store does not respond, or a row is damaged.
     pub async fn keys(&self) -> Result<Vec<Key>, Error> {
         const ACT: &str = "list keys";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -161,11 +161,11 @@ impl Store {
             .collect()
     }
 
-    /// Revokes a key, for good. False where there is none that still works. On a disk that cannot be written the key is refused all
-    /// the same, and the revocation is kept beside the store.
+    /// Revokes a key permanently. Returns false if no valid key has this id. If the disk cannot be written,
+    /// the key is refused nevertheless, and the revocation is saved beside the store.
     ///
     /// # Errors
-    /// The revocation could not be kept. The key is refused for as long as this server runs.
+    /// The revocation could not be saved. The key is refused until this server stops.
     pub async fn revoke_key(&self, id: &str, now_ms: u64) -> Result<bool, Error> {
         match self.write_revocation(id, now_ms).await {
             Err(Error::Unavailable { .. }) if !api::defence::is_off("L-11") => {
@@ -190,7 +190,7 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// Whether there is a key with this id that is not revoked.
+    /// Returns true if a key with this id exists and is not revoked.
     pub(super) async fn has_key(&self, id: &str) -> Result<bool, Error> {
         const ACT: &str = "look up a key";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -201,11 +201,11 @@ impl Store {
             .map_err(failed(ACT))
     }
 
-    /// The key with this secret, and the project it acts for, unless it is revoked. Whether it has expired is for the caller to
-    /// say, who has the time.
+    /// Returns the key with this secret and its project, unless the key is revoked. The caller must check the
+    /// expiry against its current time.
     ///
     /// # Errors
-    /// The store does not answer, or a row of it is damaged.
+    /// The store does not respond, or a row is damaged.
     pub async fn key_by_hash(&self, hash: &KeyHash) -> Result<Option<(Key, Project)>, Error> {
         const ACT: &str = "look up a key";
         let mut reader = self.reader(For::Stranger, ACT).await?;
@@ -223,10 +223,10 @@ impl Store {
         Ok(Some((parse(&id, &body)?, project(name, &quota, created_at_ms)?)))
     }
 
-    /// Whether there is any key that is not revoked.
+    /// Returns true if any key is not revoked.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn has_keys(&self) -> Result<bool, Error> {
         const ACT: &str = "check whether keys exist";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -255,7 +255,7 @@ async fn insert_key(
     Ok(())
 }
 
-/// What an insert of something that belongs to a project was refused for.
+/// Classifies the error of an insert into a table whose rows belong to a project.
 pub(super) fn refused(error: sqlx::Error, act: &'static str, project: &str) -> Error {
     let (foreign, unique) = error
         .as_database_error()

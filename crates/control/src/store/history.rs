@@ -1,4 +1,4 @@
-//! Looking sandboxes up. Nothing of one project is ever shown to another.
+//! Lookup of sandboxes. A project never sees sandboxes of another one.
 
 use api::SandboxId;
 use api::sandbox::Sandbox;
@@ -9,17 +9,18 @@ use tracing::{Instrument as _, info_span};
 use super::read::For;
 use super::{Error, Store, failed, integer, parse};
 
-/// The place after which a page begins. Rows never change their place, so a list is the same however many are added in front.
+/// Position after which a page begins. Positions of rows never change, so paging is not affected by rows
+/// added in front.
 pub(super) struct Cursor {
     pub created_at_ms: u64,
     pub id: String,
 }
 
 impl Store {
-    /// The sandbox of a project with this id, else the live one with this name.
+    /// Returns the sandbox of a project with this id, else the live one with this name.
     ///
     /// # Errors
-    /// The store does not answer, or the row is damaged.
+    /// The store does not respond, or the row is damaged.
     pub async fn sandbox(&self, project: &str, id_or_name: &str) -> Result<Option<Sandbox>, Error> {
         const ACT: &str = "look up a sandbox";
         let mut reader = self.reader(For::Project(project), ACT).await?;
@@ -38,10 +39,10 @@ impl Store {
         row.map(|(id, body)| parse(&id, &body)).transpose()
     }
 
-    /// Whether a sandbox was asked for under this idempotency key.
+    /// Returns true if a sandbox was requested with this idempotency key.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn knows_key(&self, project: &str, key: &str) -> Result<bool, Error> {
         const ACT: &str = "look up a request";
         let mut reader = self.reader(For::Project(project), ACT).await?;
@@ -56,10 +57,10 @@ impl Store {
         .map_err(failed(ACT))
     }
 
-    /// A page of a project's sandboxes, the newest first.
+    /// Returns a page of a project's sandboxes, newest first.
     ///
     /// # Errors
-    /// The cursor is not one that a page gave, the store does not answer, or a row is damaged.
+    /// The cursor does not come from a page, the store does not respond, or a row is damaged.
     pub async fn sandboxes(
         &self,
         project: &str,
@@ -82,7 +83,7 @@ impl Store {
             .bind(project)
             .bind(after.as_ref().map_or(i64::MAX, |after| integer(after.created_at_ms)))
             .bind(after.as_ref().map_or("", |after| after.id.as_str()))
-            // One more than is shown tells whether there is a next page.
+            // One row more than the page holds, to detect a next page.
             .bind(limit + 1)
             .fetch_all(&mut *reader)
             .await
@@ -94,10 +95,10 @@ impl Store {
         Ok(Page { items, next })
     }
 
-    /// The live sandboxes of all projects.
+    /// Returns the live sandboxes of all projects.
     ///
     /// # Errors
-    /// The store does not answer, or a row is damaged.
+    /// The store does not respond, or a row is damaged.
     pub async fn live(&self) -> Result<Vec<Sandbox>, Error> {
         const ACT: &str = "list live sandboxes";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -121,10 +122,10 @@ impl Cursor {
     pub fn parse(text: &str) -> Result<Self, Error> {
         let (time, id) = text.split_once('-').ok_or(Error::Cursor)?;
         let created_at_ms = u64::from_str_radix(time, 16).map_err(|_| Error::Cursor)?;
-        // Ids of all kinds are written alike.
+        // Ids of sessions have the same form.
         let id = id.parse::<SandboxId>().map_err(|_| Error::Cursor)?.to_string();
         let cursor = Self { created_at_ms, id };
-        // A number can be written in several ways, and a page gives only one.
+        // A number has several spellings, of which a page uses only one.
         if cursor.spell() == text { Ok(cursor) } else { Err(Error::Cursor) }
     }
 }

@@ -1,8 +1,8 @@
-//! Connections that read, and whose turn it is. A project has at most half of them, so that one that floods the store waits behind
-//! itself, and others wait for a few short reads at most.
+//! Connections for reading, and their scheduling. A project can use at most half of them. If it floods the
+//! store, its own reads queue up, and others wait only for a few short reads.
 //!
-//! They are our own few and no pool of the driver's: that one takes a connection back in a task of its own, so whoever has left still
-//! holds it while the server is busy, and no count of turns would be right.
+//! The connections are not in a pool of the driver. That pool takes a connection back in a separate task, so
+//! a dropped caller still holds one while the server is busy, and permits would not match free connections.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -15,35 +15,38 @@ use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
 use super::{Error, OPENING, Store, WAIT, failed};
 
-/// Reads are single index lookups or a page; two cores have no use for more of them at once.
+/// Number of connections. Reads are single index lookups or a page, so two cores cannot use more of them at
+/// once.
 const READERS: usize = 4;
-/// Reads of one project at once.
+/// Maximum number of concurrent reads of one project.
 const PROJECT_READERS: usize = READERS / 2;
-/// How long a read waits behind others of its project. Each takes milliseconds: whoever waits longer has thousands under way.
+/// Timeout for a read that waits behind others of its project. Each takes milliseconds, so only a caller with
+/// thousands of queued reads waits longer.
 const TURN_WITHIN: Duration = Duration::from_secs(10);
 
-/// Whom a read is for.
+/// The party for which a read is done.
 #[derive(Clone, Copy)]
 pub(super) enum For<'a> {
     /// A project.
     Project(&'a str),
-    /// Whoever shows a key that is not known yet.
+    /// A caller whose key is not cached yet.
     Stranger,
-    /// The server, or its administrator.
+    /// The server or its administrator.
     Server,
 }
 
-/// The connections that read. Cheap to clone.
+/// The connections for reading. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Readers {
     connections: Arc<[Arc<tokio::sync::Mutex<SqliteConnection>>]>,
-    /// As many as there are connections: whoever has one finds a connection in nobody's hand.
+    /// One permit per connection: the holder of a permit always finds a free connection.
     places: Arc<Semaphore>,
-    /// By project; that of strangers has no name. There are as many as an administrator made.
+    /// Permits by project; callers with unknown keys share the empty name. Unbounded, because only
+    /// administrators create projects.
     turns: Arc<Mutex<HashMap<String, Arc<Semaphore>>>>,
 }
 
-/// A connection that reads, in the hand of whose turn it is. The fields are given back in this order.
+/// A connection for reading, in use. The fields are dropped in this order.
 pub(super) struct Reader {
     connection: OwnedMutexGuard<SqliteConnection>,
     _place: OwnedSemaphorePermit,
@@ -51,7 +54,7 @@ pub(super) struct Reader {
 }
 
 impl Readers {
-    /// Opens them, with the patience of a start.
+    /// Opens the connections, with the timeout for a server start.
     pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Self, sqlx::Error> {
         let opened = async {
             let mut connections = Vec::new();
@@ -65,7 +68,7 @@ impl Readers {
         Ok(Self { connections, places: Arc::new(Semaphore::new(READERS)), turns: Arc::default() })
     }
 
-    /// A connection, when it is the turn of whom it is for.
+    /// Waits until the party may read, and returns a connection.
     pub(super) async fn next(&self, whom: For<'_>) -> Result<Reader, sqlx::Error> {
         let turn = match whom {
             For::Server => None,
@@ -79,7 +82,7 @@ impl Readers {
         Ok(Reader { connection, _place: place, _turn: turn })
     }
 
-    /// Waits for those that read. Nobody reads afterwards.
+    /// Waits for running reads, and prevents further ones.
     pub(super) async fn close(&self) {
         for connection in self.connections.iter() {
             drop(connection.lock().await);
@@ -115,7 +118,7 @@ impl DerefMut for Reader {
 }
 
 impl Store {
-    /// A connection to read with, when it is the turn of whom it is for.
+    /// Waits until the party may read, and returns a connection.
     pub(super) async fn reader(&self, whom: For<'_>, act: &'static str) -> Result<Reader, Error> {
         self.readers.next(whom).await.map_err(failed(act))
     }

@@ -1,4 +1,5 @@
-//! A sandbox's row from the request to the end: asked for once, inside the quota, and only ever moved forwards.
+//! The row of a sandbox, from request to end: created once, within the quota, with a state that only moves
+//! forwards.
 
 use api::SandboxId;
 use api::account::Quota;
@@ -8,40 +9,42 @@ use sqlx::sqlite::SqliteConnection;
 use super::account::refused;
 use super::{Error, Lasting, Store, Writer, begin, body, failed, integer, parse};
 
-/// What a transaction is for that takes note of how sandboxes are doing.
+/// Operation named in errors of transactions that save the states of sandboxes.
 const KEEP: &str = "save the state of a sandbox";
-/// Rows removed in one transaction: few enough that nobody waits long behind it.
+/// Maximum number of rows deleted in one transaction, so that other writers do not wait long.
 const PRUNED_AT_ONCE: u32 = 1000;
 
 /// A request for a sandbox.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// What is to be made. Its state is `starting`, whatever it says.
+    /// The sandbox to create. Its state is stored as `starting`, regardless of the value here.
     pub sandbox: &'a Sandbox,
-    /// What its project may have.
+    /// The project's quota.
     pub quota: &'a Quota,
-    /// The caller's idempotency key, and the SHA-256 of what it asked for.
+    /// The caller's idempotency key, and the SHA-256 of the request.
     pub idempotency: Option<(&'a str, [u8; 32])>,
 }
 
-/// What became of a request. Either way the sandbox is in the store.
+/// Result of a request. In both cases, the sandbox is in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Requested {
-    /// It is written down, and whoever asked is to start it.
+    /// The request was recorded, and the caller must start the sandbox.
     New(Sandbox),
-    /// The same request was made before; this is how its sandbox is doing.
+    /// The same request was made before; this is the current state of its sandbox.
     Known(Sandbox),
 }
 
 impl Store {
-    /// Writes down that a sandbox was asked for, before anything of it is made.
+    /// Records the request for a sandbox, before anything of the sandbox is created.
     ///
-    /// A key stays used as long as the sandbox's row is kept, except that a sandbox in which nothing ever ran
-    /// (`start_failed`, `interrupted`) gives it back. A caller that is dropped while it waits does not know whether the row is
-    /// there: whoever starts sandboxes does so in a task of its own, not in the request's.
+    /// An idempotency key stays in use for as long as the sandbox's row exists, except that a sandbox that
+    /// never ran (`start_failed`, `interrupted`) releases it. A caller that is dropped while it waits cannot
+    /// know if the row exists. Therefore sandboxes are created in separate tasks, not in the task of the
+    /// request.
     ///
     /// # Errors
-    /// The idempotency key was used for another request, the name or the quota is used up, or the project is not known.
+    /// The idempotency key was used for another request, the name is taken, the quota is used up, or the
+    /// project does not exist.
     pub async fn request(&self, ask: &Request<'_>) -> Result<Requested, Error> {
         const ACT: &str = "save a request for a sandbox";
         let project = &ask.sandbox.project;
@@ -53,7 +56,8 @@ impl Store {
             ..ask.sandbox.clone()
         };
         let mut connection = self.connection(Lasting::Process, ACT).await?;
-        // Nearly always nothing is in the way, which one statement can see. Else it is looked for what is.
+        // Usually nothing conflicts, which a single statement can check. Otherwise the transaction below
+        // finds the conflict.
         if insert_if_fits(&mut connection, &sandbox, ask).await? {
             return Ok(Requested::New(sandbox));
         }
@@ -81,19 +85,20 @@ impl Store {
         Ok(Requested::New(sandbox))
     }
 
-    /// Takes note of how a sandbox is doing: its state, why it ended, its idle time. What it was asked to be stays as it was
-    /// written down. False where nothing changed: it is not known, has ended, or is further on already.
+    /// Saves the changes of a sandbox: its state, the reason of its end, its idle time. Its other parameters
+    /// stay as requested. Returns false if nothing changed: the sandbox is unknown, has ended, or has a later
+    /// state in the store.
     ///
     /// # Errors
-    /// The store does not answer, or the row is damaged.
+    /// The store does not respond, or the row is damaged.
     pub async fn moved(&self, sandbox: &Sandbox) -> Result<bool, Error> {
         Ok(self.moved_all(std::slice::from_ref(sandbox)).await? == [true])
     }
 
-    /// The same of several, in one transaction.
+    /// Like [`Store::moved`], for several sandboxes in one transaction.
     ///
     /// # Errors
-    /// As [`Store::moved`]; then nothing of any of them is kept.
+    /// As [`Store::moved`]; then none of the changes is saved.
     pub async fn moved_all(&self, sandboxes: &[Sandbox]) -> Result<Vec<bool>, Error> {
         let mut connection = self.connection(Lasting::Process, KEEP).await?;
         let mut transaction = begin(&mut connection, KEEP).await?;
@@ -105,10 +110,10 @@ impl Store {
         Ok(moved)
     }
 
-    /// Forgets a sandbox that was asked for and never begun: nothing of it was ever there.
+    /// Deletes a sandbox that was requested but never started: nothing of it was ever created.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn withdraw(&self, id: &SandboxId) -> Result<bool, Error> {
         const ACT: &str = "withdraw a request for a sandbox";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
@@ -120,12 +125,13 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// Takes in a sandbox that the node knows and the store does not, because the store was lost or put back from a copy. Neither
-    /// quota nor name can refuse what is already there: a project that is not known is made with the default quota, and a
-    /// name that another live sandbox has is left out. False where the sandbox is known.
+    /// Adds a sandbox that the node has and the store lacks, because the store was lost or restored from a
+    /// copy. Neither quota nor name can refuse an existing sandbox: an unknown project is created with the
+    /// default quota, and a name that another live sandbox has is omitted. Returns false if the store has the
+    /// sandbox.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn adopt(&self, sandbox: &Sandbox) -> Result<bool, Error> {
         const ACT: &str = "add a running sandbox";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
@@ -159,10 +165,10 @@ impl Store {
         Ok(true)
     }
 
-    /// Forgets the sandboxes that ended before a time, and says how many.
+    /// Deletes the sandboxes that ended before a time, and returns their number.
     ///
     /// # Errors
-    /// The store does not answer; what was forgotten until then stays so.
+    /// The store does not respond; rows deleted before that stay deleted.
     pub async fn prune(&self, ended_before_ms: u64) -> Result<u64, Error> {
         const ACT: &str = "delete old sandboxes";
         let mut pruned = 0;
@@ -188,7 +194,7 @@ impl Store {
     }
 }
 
-/// Takes note of one.
+/// Saves the changes of one sandbox.
 async fn moved_one(connection: &mut SqliteConnection, sandbox: &Sandbox) -> Result<bool, Error> {
     let id = sandbox.id.as_str();
     let known: Option<String> =
@@ -222,7 +228,8 @@ async fn moved_one(connection: &mut SqliteConnection, sandbox: &Sandbox) -> Resu
     Ok(done.rows_affected() > 0)
 }
 
-/// What is to be written down after news of a sandbox that has not ended; nothing if the news is old or says nothing new.
+/// Returns the sandbox to save after an update to a live sandbox. Returns `None` if the update is
+/// outdated or changes nothing.
 fn next(known: &Sandbox, news: &Sandbox) -> Option<Sandbox> {
     if rank(news.state) < rank(known.state) {
         return None;
@@ -248,7 +255,7 @@ fn rank(state: SandboxState) -> u8 {
     }
 }
 
-/// The end that [`Store::prune`] goes by. Without one, an ended sandbox would be kept for good.
+/// Returns the end time that [`Store::prune`] uses. Without one, an ended sandbox would be kept for ever.
 fn ended_at_ms(sandbox: &Sandbox) -> Option<i64> {
     sandbox.state.is_terminal().then(|| integer(sandbox.ended_at_ms.unwrap_or(sandbox.created_at_ms)))
 }
@@ -262,7 +269,7 @@ async fn name_is_taken(connection: &mut SqliteConnection, project: &str, name: &
         .map_err(failed("look up a name"))
 }
 
-/// Refuses what would not fit beside what the project has: into the quota, or because of its name.
+/// Rejects a sandbox that would exceed the quota, or whose name is taken.
 async fn fits(connection: &mut SqliteConnection, ask: &Request<'_>) -> Result<(), Error> {
     let (count, memory_bytes, disk_bytes, taken): (i64, i64, i64, bool) = sqlx::query_as(
         "SELECT count(*), coalesce(sum(memory_bytes), 0), coalesce(sum(disk_bytes), 0), coalesce(max(name = ?), 0)
@@ -289,8 +296,8 @@ async fn fits(connection: &mut SqliteConnection, ask: &Request<'_>) -> Result<()
     Ok(())
 }
 
-/// Writes a request down where nothing is in the way: no earlier one of its key, no quota, no name. The same conditions as
-/// [`fits`], which then says which of them it was.
+/// Inserts a request if nothing conflicts: no earlier request with its key, no quota, no name. The conditions
+/// are those of [`fits`], which then reports the violated one.
 async fn insert_if_fits(writer: &mut Writer, sandbox: &Sandbox, ask: &Request<'_>) -> Result<bool, Error> {
     let (limits, quota, key) = (&sandbox.limits, ask.quota, ask.idempotency);
     let done = sqlx::query(

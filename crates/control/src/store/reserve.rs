@@ -1,12 +1,12 @@
-//! What is set aside beside the store so that a key can be revoked on a full disk (L-11).
+//! Disk space reserved beside the store, so that a key can be revoked on a full disk (L-11).
 //!
 //! ```text
-//! <store>.ballast   blocks that are given back to the file system, so that the store can be written once more
-//! <store>.revoked   the slate: revocations that are not in the store yet, overwritten in place, which needs no free block
+//! <store>.ballast   blocks that are released to the file system, so that the store can be written again
+//! <store>.revoked   the slate: revocations not yet in the store; overwritten in place, which needs no free block
 //! ```
 //!
-//! A revoked key is refused from memory at once, whatever the disk says. What is on the slate holds over a restart; it is moved
-//! into the store as soon as the store can be written.
+//! A revoked key is refused from memory at once, regardless of the disk. Revocations on the slate survive a
+//! restart; they are moved into the store as soon as it can be written.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -19,20 +19,22 @@ use sha2::{Digest, Sha256};
 use super::{Error, Store, beside};
 use crate::audit::hex;
 
-/// The ballast: a write-ahead log with the pages of a hundred revocations, and as much again for its checkpoint.
+/// Size of the ballast: a write-ahead log with the pages of a hundred revocations, and the same again for its
+/// checkpoint.
 const BALLAST_BYTES: usize = 512 << 10;
-/// The ballast is made again only where so much is free: else it would take what somebody has just freed.
+/// Minimum free space for recreating the ballast. With less, it would take space that an administrator has
+/// just freed.
 const BALLAST_BELOW_BYTES: u64 = 64 << 20;
-/// One revocation on the slate: an id, a time, a checksum, and spaces.
+/// Length of one revocation on the slate: an id, a time, a checksum, and spaces.
 const LINE_BYTES: usize = 128;
-/// Revocations on the slate: 64 KiB of them.
+/// Maximum number of revocations on the slate, which has 64 KiB.
 const LINES_MAX: usize = 512;
-/// The longest id that fits on a line; those of keys are shorter.
+/// Maximum length of an id that fits on a line. Ids of keys are shorter.
 const KEY_BYTES_MAX: usize = 64;
-/// Digits of a line's checksum.
+/// Number of digits of a line's checksum.
 const SUM_DIGITS: usize = 16;
 
-/// The files, and what is on the slate.
+/// The files, and the content of the slate.
 #[derive(Debug)]
 pub(super) struct Reserve {
     ballast: PathBuf,
@@ -40,7 +42,7 @@ pub(super) struct Reserve {
     pending: Mutex<Vec<Revocation>>,
 }
 
-/// A key that was revoked, which is not in the store yet.
+/// A revocation that is not in the store yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Revocation {
     key: String,
@@ -48,7 +50,7 @@ struct Revocation {
 }
 
 impl Reserve {
-    /// Reads the slate, and sets aside what is missing. A disk that is full already cannot be helped.
+    /// Reads the slate, and reserves missing space. If the disk is already full, only a warning is logged.
     pub fn open(store: &Path) -> Self {
         let (ballast, slate) = (beside(store, ".ballast"), beside(store, ".revoked"));
         let lines = fs::read(&slate).unwrap_or_default();
@@ -69,12 +71,12 @@ impl Reserve {
         reserve
     }
 
-    /// Whether a key was revoked and the store does not have it yet.
+    /// Returns true if the key has been revoked and the revocation is not in the store yet.
     pub fn refuses(&self, key: &str) -> bool {
         self.pending().iter().any(|one| one.key == key)
     }
 
-    /// Refuses a key from now on, from memory.
+    /// Refuses a key from memory from now on.
     fn refuse(&self, key: &str, at_ms: u64) {
         let mut pending = self.pending();
         if pending.iter().all(|one| one.key != key) {
@@ -82,7 +84,7 @@ impl Reserve {
         }
     }
 
-    /// Writes all that is pending on the slate, in place.
+    /// Writes all pending revocations to the slate, in place.
     fn note(&self) -> io::Result<()> {
         let pending = self.pending();
         if pending.len() > LINES_MAX {
@@ -95,21 +97,21 @@ impl Reserve {
         file.sync_data()
     }
 
-    /// The store has it now.
+    /// Removes a revocation that is now in the store.
     fn written(&self, key: &str) {
         self.pending().retain(|one| one.key != key);
         if let Err(error) = self.note() {
-            // It is revoked once more when the next server starts, which changes nothing.
+            // When the server restarts, the key is revoked again, which has no effect.
             tracing::warn!(%error, "cannot remove a saved revocation from the pending revocations");
         }
     }
 
-    /// Gives the ballast back to the file system. False where there is none.
+    /// Releases the ballast to the file system. Returns false if there is no ballast.
     fn release(&self) -> bool {
         fs::remove_file(&self.ballast).is_ok()
     }
 
-    /// Sets the ballast aside again, where there is room enough.
+    /// Recreates the ballast if enough space is free.
     fn restore(&self) {
         let directory = self.ballast.parent().unwrap_or(Path::new("."));
         if self.ballast.exists() || node::admission::disk_free_bytes(directory) < BALLAST_BELOW_BYTES {
@@ -140,10 +142,10 @@ impl Revocation {
 }
 
 impl Store {
-    /// Revokes a key that the store could not be made to revoke: from memory at once, in the store once the ballast is gone, else on
-    /// the slate.
+    /// Revokes a key after the store failed to do so: in memory at once, then in the store after releasing
+    /// the ballast, else on the slate.
     pub(super) async fn revoke_anyway(&self, id: &str, now_ms: u64) -> Result<bool, Error> {
-        // Where even that cannot be read, the key is refused as if it were there.
+        // If the lookup fails as well, the key is refused as if it existed.
         if id.len() > KEY_BYTES_MAX || matches!(self.has_key(id).await, Ok(false)) {
             return Ok(false);
         }
@@ -158,7 +160,8 @@ impl Store {
         }
     }
 
-    /// Moves revocations from the slate into the store, as far as it can be written, and sets aside what was used up.
+    /// Moves revocations from the slate into the store, as far as it can be written, and recreates the
+    /// ballast.
     pub(super) async fn write_revocations(&self) -> Result<(), Error> {
         let pending = self.reserve.pending().clone();
         for Revocation { key, at_ms } in &pending {
@@ -170,7 +173,7 @@ impl Store {
     }
 }
 
-/// Makes a file with blocks of its own, or none.
+/// Creates a file with allocated blocks. Leaves no file on failure.
 fn set_aside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;

@@ -1,4 +1,4 @@
-//! How a store comes to be, and whether a file is one.
+//! Creation, checks and migrations of a store.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -11,13 +11,14 @@ use sqlx::{ConnectOptions, Connection, SqlSafeStr};
 
 use super::{Error, beside, failed, options};
 
-/// The newest schema this release knows.
+/// The newest schema that this release supports.
 pub(super) const KNOWN: i64 = 7;
-/// How much newer a store may be: the release after this one may be taken back, the one after that may not.
+/// Maximum number of versions by which a store may be newer: one release can be rolled back, two cannot.
 const NEWER_MAX: i64 = 1;
 const ACT: &str = "be created";
 
-/// Makes a store under another name and renames it when it is whole, so that a file by the store's own name always is one.
+/// Creates a store under another name and renames it when it is complete. A file under the store's own name
+/// is therefore always a store.
 pub(super) async fn create_if_missing(path: &Path) -> Result<(), Error> {
     match fs::metadata(path) {
         Ok(found) if found.is_file() => return Ok(()),
@@ -35,7 +36,7 @@ pub(super) async fn create_if_missing(path: &Path) -> Result<(), Error> {
             Ok(()) | Err(_) => {}
         }
     }
-    // SQLite gives the files beside it the same mode. The hashes of keys are nobody else's business.
+    // SQLite creates its additional files with the same mode. Only the server may read the hashes of keys.
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh).map_err(io_failed)?;
     let mut connection =
         options(&fresh).journal_mode(SqliteJournalMode::Wal).connect().await.map_err(failed(ACT))?;
@@ -47,7 +48,7 @@ pub(super) async fn create_if_missing(path: &Path) -> Result<(), Error> {
     File::open(directory).and_then(|directory| directory.sync_all()).map_err(io_failed)
 }
 
-/// Refuses a file that is damaged, is not ours, or is too new.
+/// Rejects a file that is damaged, is not a store, or is too new.
 pub(super) async fn check(connection: &mut SqliteConnection) -> Result<(), Error> {
     let said: String = sqlx::query_scalar("PRAGMA quick_check(1)")
         .fetch_one(&mut *connection)
@@ -73,7 +74,7 @@ pub(super) async fn check(connection: &mut SqliteConnection) -> Result<(), Error
     Ok(())
 }
 
-/// Brings the schema to the newest this release knows. A newer one stays as it is.
+/// Migrates to the newest schema that this release supports. A newer schema is left unchanged.
 pub(super) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Error> {
     let steps = [
         (1, "accounts and sandboxes", include_str!("../../migrations/1_accounts_and_sandboxes.sql")),
@@ -81,7 +82,8 @@ pub(super) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Err
         (3, "sessions", include_str!("../../migrations/3_sessions.sql")),
         (4, "clock", include_str!("../../migrations/4_clock.sql")),
         (5, "use of keys", include_str!("../../migrations/5_use_of_keys.sql")),
-        // Two versions later than the one before: a release without pauses cannot read the state `paused`.
+        // Version 6 is skipped, so that releases without pauses refuse the store: they cannot read the state
+        // `paused`.
         (KNOWN, "pauses", include_str!("../../migrations/7_pauses.sql")),
     ];
     let migrations = steps.map(|(version, name, text)| {
@@ -93,7 +95,7 @@ pub(super) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Err
     if let MigrateError::Execute(source) | MigrateError::ExecuteMigration(source, _) = error {
         return Err(failed("be migrated")(source));
     }
-    // What was applied is not what we know, or was applied by half.
+    // A migration in the store differs from ours, or is incomplete.
     Err(Error::Damaged(error.to_string()))
 }
 

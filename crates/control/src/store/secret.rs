@@ -1,4 +1,4 @@
-//! Secrets and authorities, sealed. Every write here is on the disk when it is answered.
+//! Secrets and authorities, encrypted. Every write here is on disk when it returns.
 
 use api::secret::{SECRETS_MAX, Secret};
 
@@ -7,10 +7,10 @@ use super::read::For;
 use super::{Error, Lasting, Store, begin, failed, integer};
 
 impl Store {
-    /// Keeps a sealed value under a name, in the place of the one before.
+    /// Saves an encrypted value under a name. Replaces the previous one.
     ///
     /// # Errors
-    /// The project is not known, or has as many as it may; or the store does not answer.
+    /// The project does not exist or is at its limit, or the store does not respond.
     pub async fn put_secret(
         &self,
         project: &str,
@@ -49,10 +49,10 @@ impl Store {
         Ok(Secret { name: name.into(), created_at_ms, changed_at_ms: now_ms })
     }
 
-    /// The secrets of a project, by name, without their values.
+    /// Returns the secrets of a project, ordered by name, without their values.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn secrets(&self, project: &str) -> Result<Vec<Secret>, Error> {
         const ACT: &str = "list secrets";
         let mut reader = self.reader(For::Project(project), ACT).await?;
@@ -71,10 +71,10 @@ impl Store {
         Ok(rows.into_iter().map(secret).collect())
     }
 
-    /// A sealed value, if there is one.
+    /// Returns an encrypted value, if it exists.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn sealed_secret(&self, project: &str, name: &str) -> Result<Option<Vec<u8>>, Error> {
         const ACT: &str = "look up a secret";
         let mut reader = self.reader(For::Project(project), ACT).await?;
@@ -86,10 +86,10 @@ impl Store {
             .map_err(failed(ACT))
     }
 
-    /// Removes a secret. One that is not there is fine.
+    /// Removes a secret. Succeeds if it does not exist.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn remove_secret(&self, project: &str, name: &str) -> Result<(), Error> {
         const ACT: &str = "remove a secret";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
@@ -105,10 +105,10 @@ impl Store {
         Ok(())
     }
 
-    /// Whether any project has a secret.
+    /// Returns true if any project has a secret.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn has_secrets(&self) -> Result<bool, Error> {
         const ACT: &str = "check whether secrets exist";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -118,10 +118,10 @@ impl Store {
             .map_err(failed(ACT))
     }
 
-    /// The certificate of a project's authority, and its sealed key.
+    /// Returns the certificate of a project's authority, and its encrypted key.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn authority(&self, project: &str) -> Result<Option<(String, Vec<u8>)>, Error> {
         const ACT: &str = "look up a certificate authority";
         let mut reader = self.reader(For::Project(project), ACT).await?;
@@ -132,10 +132,10 @@ impl Store {
             .map_err(failed(ACT))
     }
 
-    /// Keeps the authority of a project, in the place of the one before.
+    /// Saves the authority of a project. Replaces the previous one.
     ///
     /// # Errors
-    /// The project is not known, or the store does not answer.
+    /// The project does not exist, or the store does not respond.
     pub async fn put_authority(
         &self,
         project: &str,

@@ -1,4 +1,4 @@
-//! Sessions: which there are, and which sandbox each has. What they keep is the node's ([`node::folder`]).
+//! Sessions, and the sandbox of each. The data that they keep is stored by the node ([`node::folder`]).
 
 use api::SessionId;
 use api::server::{PAGE_MAX, Page};
@@ -9,14 +9,15 @@ use super::read::For;
 use super::{Error, Lasting, Store, begin, body, failed, integer, parse};
 use crate::session::Record;
 
-/// Sessions of one project that are not forgotten yet.
+/// Maximum number of stored sessions of one project.
 pub const SESSIONS_MAX: u64 = 100_000;
 
 impl Store {
-    /// Keeps a new session, once for each idempotency key. Gives the one that is there, if the same was asked for before.
+    /// Saves a new session, once for each idempotency key. Returns the existing session if an earlier request
+    /// created it.
     ///
     /// # Errors
-    /// The key was used for another request, the project has as many as it may, or the store does not answer.
+    /// The key was used for another request, the project is at its limit, or the store does not respond.
     pub async fn create_session(
         &self,
         record: &Record,
@@ -67,10 +68,10 @@ impl Store {
         Ok(None)
     }
 
-    /// A session of a project.
+    /// Returns a session of a project.
     ///
     /// # Errors
-    /// The store does not answer, or the row is damaged.
+    /// The store does not respond, or the row is damaged.
     pub async fn session(&self, project: &str, id: &SessionId) -> Result<Option<Record>, Error> {
         const ACT: &str = "look up a session";
         let mut reader = self.reader(For::Project(project), ACT).await?;
@@ -84,10 +85,10 @@ impl Store {
         row.map(|text| parse(id.as_str(), &text)).transpose()
     }
 
-    /// A page of a project's sessions, the newest first.
+    /// Returns a page of a project's sessions, newest first.
     ///
     /// # Errors
-    /// The cursor is not one that a page gave, the store does not answer, or a row is damaged.
+    /// The cursor does not come from a page, the store does not respond, or a row is damaged.
     pub async fn sessions(
         &self,
         project: &str,
@@ -121,10 +122,10 @@ impl Store {
         Ok(Page { items, next })
     }
 
-    /// Writes a session down as it is now. False where it is not there any more.
+    /// Saves the current state of a session. Returns false if it no longer exists.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn put_session(&self, record: &Record, now_ms: u64) -> Result<bool, Error> {
         const ACT: &str = "save a session";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
@@ -139,10 +140,10 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// Sessions of which nothing has changed since a time.
+    /// Returns sessions that have not changed since a time, up to one page.
     ///
     /// # Errors
-    /// The store does not answer, or a row is damaged.
+    /// The store does not respond.
     pub async fn old_sessions(&self, before_ms: u64) -> Result<Vec<Session>, Error> {
         const ACT: &str = "list old sessions";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -153,7 +154,7 @@ impl Store {
                 .fetch_all(&mut *reader)
                 .await
                 .map_err(failed(ACT))?;
-        // One that cannot be understood keeps no other from being forgotten.
+        // A damaged session must not prevent the deletion of others.
         let read = |(id, text): &(String, String)| match parse::<Record>(id, text) {
             Ok(record) => Some(record.session),
             Err(error) => {
@@ -164,10 +165,10 @@ impl Store {
         Ok(rows.iter().filter_map(read).collect())
     }
 
-    /// Forgets a session.
+    /// Deletes a session.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub async fn forget_session(&self, id: &SessionId) -> Result<(), Error> {
         const ACT: &str = "delete a session";
         let mut connection = self.connection(Lasting::Process, ACT).await?;

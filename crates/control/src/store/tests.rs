@@ -1,4 +1,4 @@
-//! The store against a real file, one for each test.
+//! Tests of the store, each with a real file.
 
 mod account;
 mod life;
@@ -11,7 +11,7 @@ use api::sandbox::{CreateSandbox, EndReason, Sandbox, SandboxState};
 
 use super::{Error, Request, Requested, Store};
 
-/// A store in a directory of its own, with the project `p`.
+/// A store in a temporary directory, with the project `p`.
 pub(crate) struct Place {
     pub store: Store,
     pub path: std::path::PathBuf,
@@ -27,12 +27,12 @@ impl Place {
         Self { store, path, _directory: directory }
     }
 
-    /// Asks for a sandbox of `p` with the default quota.
+    /// Requests a sandbox of `p` with the default quota.
     pub(crate) async fn ask(&self, sandbox: &Sandbox) -> Result<Requested, Error> {
         ask(&self.store, sandbox, &Quota::default(), None).await
     }
 
-    /// Runs a statement behind the store's back.
+    /// Runs a statement on a separate connection.
     pub(crate) async fn meddle(&self, statement: &'static str) {
         use sqlx::{ConnectOptions, Connection};
         let mut connection = super::options(&self.path).connect().await.unwrap();
@@ -50,7 +50,7 @@ pub(crate) async fn ask(
     store.request(&Request { sandbox, quota, idempotency }).await
 }
 
-/// A sandbox of `p` that is to be made.
+/// Returns a sandbox of `p` to be requested.
 pub(crate) fn sandbox(id: &str) -> Sandbox {
     Sandbox::asked(id.parse().unwrap(), "p", &CreateSandbox::default(), &Default::default(), 1)
 }

@@ -1,7 +1,8 @@
-//! The latest time that was seen. What has expired stays expired, also when the clock of the machine is set back (L-12).
+//! The latest observed time. Expired keys stay expired even if the machine's clock is set back (L-12).
 //!
-//! Time here never goes back and never stands still: it is the later of the machine's clock and of what it was before plus what
-//! has passed since, by the clock that nobody can set. It is kept in the store, so that it holds over a restart.
+//! This time never goes back and never stops. It is the maximum of the machine's clock and of the previous
+//! time plus the time elapsed since, by a clock that cannot be set. It is saved in the store, so that it
+//! survives a restart.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,21 +13,22 @@ use tokio::sync::Notify;
 
 use super::{Error, Lasting, Store, Writer, failed, integer};
 
-/// How far the time in the store may be behind. A clock that goes back after a kill gives an expired key this much at most.
+/// Maximum lag of the time in the store. If the clock goes back after a kill, an expired key gains at most
+/// this much.
 const WRITE_EVERY_MS: u64 = 60_000;
-/// A clock that is behind by more than this is worth a warning: a correction by a time server is smaller.
+/// Minimum lag of the clock that is logged as a warning: corrections by a time server are smaller.
 const BEHIND_MS: u64 = 60_000;
 
-/// The latest time that was seen.
+/// The latest observed time.
 #[derive(Debug, Default)]
 pub(super) struct Latest {
     seen: Mutex<Seen>,
-    /// What is in the store.
+    /// The time in the store.
     written_ms: AtomicU64,
     due: Notify,
 }
 
-/// A time, and when it was that time.
+/// A time, and the value of the boot clock at that time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     time_ms: u64,
@@ -34,7 +36,7 @@ struct Seen {
 }
 
 impl Latest {
-    /// The time now, where the machine's clock says this.
+    /// Returns the current time, from the current values of the machine's clock and of the boot clock.
     fn now_ms(&self, wall_ms: u64, boot_ms: u64) -> u64 {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let passed_ms = boot_ms.saturating_sub(seen.boot_ms);
@@ -48,7 +50,7 @@ impl Latest {
 }
 
 impl Store {
-    /// The time by which things expire, where the machine's clock says this.
+    /// Returns the time by which keys expire, from the current value of the machine's clock.
     pub fn now_ms(&self, wall_ms: u64) -> u64 {
         if api::defence::is_off("L-12") {
             return wall_ms;
@@ -60,7 +62,7 @@ impl Store {
         now_ms
     }
 
-    /// Begins with the time that is in the store. Warns where the machine's clock is behind it.
+    /// Loads the time from the store. Logs a warning if the machine's clock is behind it.
     pub(super) async fn read_time(&self) -> Result<(), Error> {
         let latest: Option<i64> = sqlx::query_scalar("SELECT latest_ms FROM clock")
             .fetch_optional(&self.writer)
@@ -79,12 +81,12 @@ impl Store {
         Ok(())
     }
 
-    /// Waits until the time should be written, but no longer than this.
+    /// Waits until the time should be saved, but no longer than this.
     pub async fn time_is_due(&self, within: Duration) {
         let _ = tokio::time::timeout(within, self.latest.due.notified()).await;
     }
 
-    /// Writes the time, where it is much later than the one that is written.
+    /// Saves the time if it is much later than the saved one.
     pub(super) async fn write_time_if_due(&self) -> Result<(), Error> {
         const ACT: &str = "save the time";
         if !self.latest.is_due(self.now_ms(clock::wall_ms())) {

@@ -1,12 +1,13 @@
-//! The write-ahead log of the store: whether a file is one, and how it is emptied.
+//! The write-ahead log of the store: validation and truncation.
 //!
-//! SQLite treats a log whose header does not add up as an empty log and reports nothing: everything since the last checkpoint is
-//! gone, and a key that was revoked since then works again. Two rules prevent that (L-10):
+//! SQLite treats a log with an invalid header as empty and reports nothing. Everything since the last
+//! checkpoint is then lost, and a key that was revoked since then is valid again. Two rules prevent that
+//! (L-10):
 //!
-//! - A log with content and without a valid header is refused when the store is opened.
-//! - Whatever must outlive the machine ([`super::Lasting::Machine`]: keys, projects, secrets) is moved into the store's file and
-//!   the log is truncated. A checkpoint alone is not enough: a log that is damaged in its middle is read up to there, and its older
-//!   pages would cover the newer ones in the file.
+//! - A log with content but without a valid header is refused when the store is opened.
+//! - Data that must survive a power failure ([`super::Lasting::Machine`]: keys, projects, secrets) is moved into the
+//!   store's file, and the log is truncated. A checkpoint without truncation is not enough: a log that is damaged in the
+//!   middle is read up to the damage, and its older pages would override the newer ones in the file.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,18 +16,18 @@ use std::sync::atomic::Ordering;
 
 use super::{Error, Lasting, Store, Writer, beside, failed};
 
-/// The length of the header, by SQLite's file format.
+/// Length of the header in SQLite's file format.
 const HEADER_BYTES: usize = 32;
-/// The part of it that its checksum covers.
+/// Length of the part of the header that its checksum covers.
 const SUMMED_BYTES: usize = 24;
-/// The first four bytes; the lowest bit says in which byte order the checksum adds up.
+/// First four bytes of the header; the lowest bit is the byte order of the checksum.
 const MAGIC: u32 = 0x377f_0682;
-/// The version of the format, the only one there is.
+/// Version of the format. No other version exists.
 const VERSION: u32 = 3_007_000;
 
 impl Store {
-    /// Moves everything from the log into the file, and empties the log. A reader that is in the way is waited for, but not for
-    /// long: what is in the log is on the disk already, and [`Store::upkeep`] tries again.
+    /// Moves everything from the log into the file, and empties the log. It waits for readers, but not for
+    /// long: the log is already on disk, and [`Store::upkeep`] tries again.
     pub(super) async fn checkpoint(&self, writer: &mut Writer) {
         if api::defence::is_off("L-10") {
             return;
@@ -39,10 +40,10 @@ impl Store {
         self.turns.unfolded.store(!matches!(done, Ok((0, ..))), Ordering::Release);
     }
 
-    /// Empties the log where that could not be done before.
+    /// Empties the log if that failed before.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The store does not respond.
     pub(super) async fn checkpoint_if_due(&self) -> Result<(), Error> {
         if !self.turns.unfolded.load(Ordering::Acquire) {
             return Ok(());
@@ -53,7 +54,7 @@ impl Store {
     }
 }
 
-/// Refuses a log that has content and that SQLite would ignore.
+/// Rejects a log that has content and that SQLite would ignore.
 pub(super) fn check(path: &Path) -> Result<(), Error> {
     let log = beside(path, "-wal");
     let mut header = Vec::new();
@@ -68,7 +69,7 @@ pub(super) fn check(path: &Path) -> Result<(), Error> {
     Err(Error::Log { path: log.display().to_string() })
 }
 
-/// Whether these bytes are the header of a log.
+/// Returns true if these bytes are the header of a log.
 fn is_header(bytes: &[u8]) -> bool {
     let Some((summed, sums)) = bytes.split_at_checked(SUMMED_BYTES) else { return false };
     let big = |bytes: &[u8]| -> Vec<u32> {

@@ -1,7 +1,8 @@
-//! The steps of the last requests, in memory.
+//! Steps of the latest requests, in memory.
 //!
-//! A trace is there from the moment its sandbox is known, so that what goes on can be looked at; a step that goes on has no end
-//! yet. The lock of one trace is held to add or end one step; that of all traces, once for each trace and once for each look.
+//! A trace is visible as soon as its sandbox is known, even while the request is in progress. A step in
+//! progress has no end yet. The lock of one trace is held to add or end one step. The lock of all traces is
+//! taken once for each trace and once for each query.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,14 +19,15 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::is_root;
 
-/// Traces that are kept: at thirty steps each about 8 MiB, and minutes of a machine's work at its fullest.
+/// Maximum number of traces. With thirty steps each, they need about 8 MiB and cover minutes of a machine at
+/// full load.
 const TRACES_MAX: usize = 4096;
-/// Steps of one trace. A create has about thirty.
+/// Maximum number of steps of one trace. A create has about thirty.
 const STEPS_MAX: usize = 64;
-/// Traces of one sandbox: the next one takes the place of its oldest exec.
+/// Maximum number of traces of one sandbox. The next trace replaces that of the oldest exec.
 const OF_SANDBOX_MAX: usize = 16;
 
-/// Keeps the steps of the last requests. Cheap to clone: all clones are one.
+/// Recorder of the steps of the latest requests. All clones share one state.
 #[derive(Clone, Default)]
 pub struct Recorder {
     kept: Arc<Mutex<Kept>>,
@@ -33,13 +35,13 @@ pub struct Recorder {
 
 #[derive(Default)]
 struct Kept {
-    /// By the number of each, which only grows: the first is the oldest.
+    /// Traces by number. Numbers only grow, so the first trace is the oldest.
     traces: BTreeMap<u64, Arc<Open>>,
     of_sandbox: HashMap<String, VecDeque<u64>>,
     next: u64,
 }
 
-/// A trace that may still go on.
+/// Trace that may still be in progress.
 struct Open {
     at_ms: u64,
     begun: Instant,
@@ -62,13 +64,13 @@ struct Span {
     took: Option<Duration>,
 }
 
-/// What a span of the registry is here: a step of a trace, unless it was left out.
+/// Position of a span: its trace, and its step there unless the step was omitted.
 struct Place {
     trace: Arc<Open>,
     step: Option<u32>,
 }
 
-/// What the fields of a span say.
+/// Values of a span's fields.
 #[derive(Default)]
 struct Said {
     sandbox: Option<String>,
@@ -77,7 +79,7 @@ struct Said {
 }
 
 impl Recorder {
-    /// What is kept of a sandbox, the oldest first; of one exec, if one is named.
+    /// Returns the traces of a sandbox, oldest first. If `exec` is set, returns only those of that exec.
     pub fn traces(&self, sandbox: &SandboxId, exec: Option<&ExecId>) -> Vec<Trace> {
         let found: Vec<Arc<Open>> = {
             let kept = locked(&self.kept);
@@ -127,7 +129,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
 }
 
 impl Recorder {
-    /// Takes in which sandbox and exec a trace is about. The first time that its sandbox is known, it can be found.
+    /// Records the sandbox and the exec of a trace. The trace can be found once its sandbox is known.
     fn name(&self, trace: &Arc<Open>, said: Said) {
         if said.sandbox.is_none() && said.exec.is_none() {
             return;
@@ -164,7 +166,7 @@ impl Kept {
         }
     }
 
-    /// Takes a trace that is gone out of its sandbox's.
+    /// Removes a trace from the list of its sandbox, after the trace itself was removed.
     fn forget(&mut self, number: u64, trace: &Open) {
         let Some(sandbox) = locked(&trace.state).sandbox.clone() else { return };
         let Some(of_sandbox) = self.of_sandbox.get_mut(&sandbox) else { return };
@@ -176,7 +178,7 @@ impl Kept {
 }
 
 impl Place {
-    /// The first step of a trace that begins now.
+    /// Creates the first step of a new trace.
     fn first(metadata: &'static Metadata<'static>, what: Option<String>) -> Self {
         let first = Span { name: metadata.name(), what, parent: None, begun: Duration::ZERO, took: None };
         let state = State { spans: vec![first], ..State::default() };
@@ -184,7 +186,7 @@ impl Place {
         Self { trace: Arc::new(open), step: Some(0) }
     }
 
-    /// A step below this one that begins now. What is below a step that was left out is left out too.
+    /// Creates a new step below this one. The step is omitted if this one was omitted.
     fn below(&self, metadata: &'static Metadata<'static>, what: Option<String>) -> Self {
         let begun = self.trace.begun.elapsed();
         let mut state = locked(&self.trace.state);
@@ -219,7 +221,7 @@ impl Span {
 }
 
 impl Said {
-    /// Most steps say nothing, and then nothing is looked at.
+    /// Reads the fields of a new span. Most steps have no fields, which is cheap to check.
     fn in_new(attributes: &Attributes<'_>) -> Self {
         let mut said = Self::default();
         if !attributes.fields().is_empty() {
@@ -265,7 +267,7 @@ mod tests {
     use super::super::{Steps, about, about_exec, create, exec};
     use super::*;
 
-    /// What this thread does from here on is recorded.
+    /// Records the steps of this thread until the guard is dropped.
     fn recorded() -> (Recorder, tracing::subscriber::DefaultGuard) {
         let recorder = Recorder::default();
         let layer = recorder.clone().with_filter(Steps);
@@ -360,7 +362,7 @@ mod tests {
         assert_eq!((kept.traces.len(), kept.of_sandbox.len()), (TRACES_MAX, TRACES_MAX));
     }
 
-    /// The figure is that of a build without optimisation, with room for a machine that does other things too.
+    /// The limit is for a build without optimization, with a margin for a busy machine.
     #[test]
     fn a_step_costs_microseconds() {
         const STEPS: u32 = 20_000;

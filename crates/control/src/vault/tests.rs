@@ -1,4 +1,4 @@
-//! What is sealed opens at its place, with its key, and nowhere else.
+//! Encrypted data can be decrypted only at its place and with its key.
 
 // A test fails by panicking.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
@@ -108,14 +108,14 @@ async fn a_key_that_is_missing_or_foreign_is_told_as_such_and_never_made_anew_ov
     fs::write(&key, [7; KEY_BYTES]).unwrap();
     let foreign = Vault::new(store.clone(), data.path());
     assert!(matches!(foreign.open_secret("a", "KEY").await, Err(Error::KeyForeign(_))));
-    // An authority can be had all the same: it is another one.
+    // The authority is replaced by a new one.
     assert_ne!(foreign.authority("a").await.unwrap().certificate(), authority);
     foreign.put("a", "KEY", value()).await.unwrap();
     assert_eq!(foreign.secret("a", "KEY").await.unwrap().unwrap().expose(), CANARY);
     fs::write(&key, kept).unwrap();
     store.remove_secret("a", "KEY").await.unwrap();
     fs::remove_file(&key).unwrap();
-    // Nothing needs the one that is gone.
+    // No secret needs the missing key.
     Vault::new(store, data.path()).put("a", "KEY", value()).await.unwrap();
     assert!(key.exists());
 }

@@ -1,14 +1,15 @@
-//! The attacks of `attacks/` on what may leave: N, C-15 and S-01, S-02, on a real `bellglass serve` in a world of its own ([`e2e::world`]).
+//! The egress attacks of `attacks/`: N, C-15 and S-01, S-02, on a real `bellglass serve` in a simulated
+//! internet ([`e2e::world`]).
+//! Every address that a payload tries to reach has a server behind it. The control runs the same payload
+//! without a sandbox, with a proxy without restrictions on the same port. The addresses that the control
+//! reaches prove that the attack works.
 //!
-//! Every address that a payload wants has a server behind it. The control is the same payload without a sandbox, with a proxy on the same
-//! port that believes everything: what it reaches shows that the attack arrives.
-//!
-//! | module | holds |
+//! | module | contains |
 //! |---|---|
-//! | [`ground`] | payloads, their controls, and what they said |
-//! | [`secrets`] | S-01, S-02, N-32, N-37: secrets, looked for inside, and had told by the proxy |
-//! | [`hosts`] | N-30, N-34, N-38: hosts and programs that take memory, descriptors and the audit log |
-//! | [`packages`] | N-31, N-39: packages that no policy lets in, through the gate |
+//! | [`ground`] | the payloads, their controls, and their output |
+//! | [`secrets`] | S-01, S-02, N-32, N-37: searching for secrets inside, and making the proxy reveal them |
+//! | [`hosts`] | N-30, N-34, N-38: hosts and programs that use up memory, descriptors and the audit log |
+//! | [`packages`] | N-31, N-39: fetching packages that the policy does not allow, through the gate |
 
 mod ground;
 mod hosts;
@@ -30,7 +31,7 @@ fn what_is_not_the_internet_stays_closed_when_all_of_it_is_open() {
     in_a_world(async |world| {
         on_each_tier(world, async |siege| {
             let port = siege.api_port().to_string();
-            // Named in so many words, or all of it: neither opens them.
+            // Neither `open` nor a rule that names them makes these addresses reachable.
             let named =
                 ["169.254.169.254", "meta.example", "private.example:5432", "loop.example", "good.example"];
             for (words, what) in [(&["open"][..], "open"), (&named[..], "named")] {
@@ -41,7 +42,7 @@ fn what_is_not_the_internet_stays_closed_when_all_of_it_is_open() {
                     ("N-03", &[port.as_str()], 4),
                     ("N-06", &[], 20),
                 ] {
-                    // Most of the disguises are names that no rule could name.
+                    // No rule can name most of the disguised addresses, so N-02 has no case `named`.
                     if (id, what) == ("N-02", "named") {
                         continue;
                     }
@@ -55,7 +56,8 @@ fn what_is_not_the_internet_stays_closed_when_all_of_it_is_open() {
     });
 }
 
-/// N-04, N-05, N-07, N-08, N-09, N-11, N-15: a policy that allows one host cannot be bypassed to reach another.
+/// N-04, N-05, N-07, N-08, N-09, N-11, N-15: a policy that allows one host cannot be bypassed to reach
+/// another.
 #[test]
 fn one_host_that_is_allowed_opens_no_other() {
     in_a_world(async |world| {
@@ -78,7 +80,7 @@ fn one_host_that_is_allowed_opens_no_other() {
     });
 }
 
-/// N-10, N-12: names are asked for only where a rule allows the host, and never many that are new.
+/// N-10, N-12: a name is resolved only if a rule allows the host, and the rate of new names is limited.
 #[test]
 fn names_carry_no_words_out() {
     in_a_world(async |world| {
@@ -98,7 +100,7 @@ fn names_carry_no_words_out() {
             let through = asked() - before;
             assert!((100..400).contains(&through), "{through} of 1,200 names were asked for");
             siege.told(&open, "too many new host name lookups per second").await;
-            // What is not there and what is private are told alike.
+            // Nonexistent and private names get the same response.
             let script = "import sys, urllib.request, urllib.error\nfor host in ('private.example', 'nobody.example'):\n    try:\n        urllib.request.urlopen(f'http://{host}/')\n    except urllib.error.HTTPError as error:\n        print(error.code, error.read().decode().replace(host, 'HOST'))";
             let said = siege.python(&siege.sandbox(Policy::of_words(&["open"]).unwrap()).await, script).await;
             let half = said.len() / 2;
@@ -110,7 +112,7 @@ fn names_carry_no_words_out() {
     });
 }
 
-/// N-20 (and D-02): nothing that is empty or wrong is taken for open.
+/// N-20 (and D-02): an empty or invalid policy never counts as open.
 #[test]
 fn a_policy_that_is_empty_or_wrong_opens_nothing() {
     in_a_world(async |world| {
@@ -138,7 +140,8 @@ fn a_policy_that_is_empty_or_wrong_opens_nothing() {
     });
 }
 
-/// N-19, N-21: a change cuts what is under way, and a server that is started anew lets out what the one before it did.
+/// N-19, N-21: a policy change closes connections that it no longer allows, and a restarted server enforces
+/// the same policy as before.
 #[test]
 fn a_policy_holds_for_what_is_under_way_and_after_a_restart() {
     in_a_world(async |world| {
@@ -169,7 +172,7 @@ fn a_policy_holds_for_what_is_under_way_and_after_a_restart() {
     });
 }
 
-/// C-15: connections without end, and a neighbour.
+/// C-15: a flood of connections does not slow down a neighbour.
 #[test]
 fn as_many_connections_as_there_can_be_leave_the_neighbour_its_own() {
     in_a_world(async |world| {

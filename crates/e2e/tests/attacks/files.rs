@@ -1,17 +1,18 @@
-//! The attacks of `attacks/` on the files of a sandbox: what code plants, and what clients send.
+//! The attacks of `attacks/` on the files of a sandbox: files that code plants, and files that clients send.
 //!
 //! | module | attacks |
 //! |---|---|
-//! | [`names`] | P-01, P-10, P-14: names that lead elsewhere, or into somebody's terminal |
-//! | [`planted`] | P-02, P-03, P-04, P-06, P-07, P-08, P-13: what lies where a file is expected |
-//! | [`races`] | P-05, P-09, P-17, U-08: what changes while it is looked at |
-//! | [`sizes`] | P-11, P-12, P-16: too many, too deep, too large, too often |
-//! | [`archives`] | P-15, U-01, U-02, U-03, U-05, U-09: archives that strangers made |
-//! | [`kept`] | T-01: what code leaves where a session keeps files |
+//! | [`names`] | P-01, P-10, P-14: names that lead elsewhere, or that affect a terminal |
+//! | [`planted`] | P-02, P-03, P-04, P-06, P-07, P-08, P-13: links, devices and unreadable files where a file is expected |
+//! | [`races`] | P-05, P-09, P-17, U-08: changes during an operation |
+//! | [`sizes`] | P-11, P-12, P-16: too many, too deep, too large, too frequent |
+//! | [`archives`] | P-15, U-01, U-02, U-03, U-05, U-09: untrusted archives |
+//! | [`kept`] | T-01: hostile files in the folder of a session |
 //! | [`forms`] | U-07: bodies that are forms |
-//! | [`ground`] | what all of them stand on |
+//! | [`ground`] | setup that all of them share |
 //!
-//! Each has a control that shows what happens to whoever does the same without the defence, in a directory of the test's own.
+//! Each attack has a control, in a separate directory, that shows how a program without the defence is
+//! affected.
 
 mod archives;
 mod forms;

@@ -1,9 +1,10 @@
-//! The attacks of `attacks/` on what templates are made from: U-10, U-11, U-12, U-20, U-21, on the real `bellglass template`.
+//! The attacks of `attacks/` on the sources of templates: U-10, U-11, U-12, U-20, U-21, on the real
+//! `bellglass template`.
 //!
-//! | module | holds |
+//! | module | contains |
 //! |---|---|
-//! | [`steps`] | U-12: a step that wants more than its own layer |
-//! | [`forgery`] | U-20, U-21: a layer larger than what was written, lines that are not the build's |
+//! | [`steps`] | U-12: a step that reaches beyond its own layer |
+//! | [`forgery`] | U-20, U-21: a layer larger than the data written, and forged lines in the build log |
 
 mod forgery;
 mod steps;
@@ -18,11 +19,11 @@ use e2e::service::{binary, lend_template};
 use e2e::world::{EVIL, World, in_a_world};
 use tempfile::TempDir;
 
-/// What is refused is refused in this time.
+/// Maximum duration of a refusal.
 const REFUSED_WITHIN: Duration = Duration::from_secs(60);
 const PORT: &str = "5443";
 
-/// A data directory, and recipes beside it.
+/// A data directory, and recipes next to it.
 struct Place {
     home: TempDir,
 }
@@ -38,7 +39,7 @@ impl Place {
         self.home.path().join("data")
     }
 
-    /// The words that build a recipe which begins with this.
+    /// Writes a recipe that starts from this image, and returns the command that builds it.
     fn build(&self, name: &str, from: &str, more: &[&str]) -> Vec<String> {
         let recipe = self.home.path().join(format!("{name}.toml"));
         fs::write(&recipe, format!("from = {from:?}\n")).unwrap();
@@ -47,14 +48,15 @@ impl Place {
         words.into_iter().chain(rest.into_iter().chain(more.iter().copied()).map(str::to_owned)).collect()
     }
 
-    /// The files of the one layer of a template, seen as the operator of the machine sees them.
+    /// Returns the directory with the files of a template's only layer, as the operator of the machine sees
+    /// it.
     fn layer(&self, name: &str) -> PathBuf {
         let text = fs::read(self.data().join(format!("templates/{name}.json"))).unwrap();
         let template: serde_json::Value = serde_json::from_slice(&text).unwrap();
         self.data().join("layers").join(template["layers"][0].as_str().unwrap()).join("fs")
     }
 
-    /// The files of the last layer of a template.
+    /// Returns the directory with the files of a template's last layer.
     fn top_layer(&self, name: &str) -> PathBuf {
         let text = fs::read(self.data().join(format!("templates/{name}.json"))).unwrap();
         let template: serde_json::Value = serde_json::from_slice(&text).unwrap();
@@ -62,7 +64,7 @@ impl Place {
         self.data().join("layers").join(last).join("fs")
     }
 
-    /// That nothing of what was refused is left.
+    /// Asserts that refused builds left nothing behind.
     fn assert_tidy(&self) {
         let layers = fs::read_dir(self.data().join("layers")).into_iter().flatten().flatten();
         let left: Vec<_> = layers
@@ -80,7 +82,7 @@ fn said(output: &Output) -> String {
     [String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)].concat()
 }
 
-/// Requests that arrived where clouds keep secrets, or at a private address.
+/// Returns the number of requests that arrived at a metadata service or a private address.
 fn strayed(world: &World) -> usize {
     let said = world.seen()["said"].as_array().unwrap().clone();
     said.iter().filter(|one| !one["here"].as_str().unwrap().starts_with("93.184.216.")).count()
@@ -95,7 +97,7 @@ fn registry(world: &World) -> e2e::world::Inside {
     registry
 }
 
-/// U-10.
+/// U-10: malformed images are refused or made harmless.
 #[test]
 fn images_that_nobody_should_have_made_are_refused_or_made_harmless() {
     in_a_world(async |world| {
@@ -152,13 +154,13 @@ fn images_that_nobody_should_have_made_are_refused_or_made_harmless() {
     });
 }
 
-/// U-11.
+/// U-11: a registry cannot redirect a pull to a forbidden address.
 #[test]
 fn a_pull_is_not_led_to_where_it_may_not_go() {
     in_a_world(async |world| {
         let _registry = registry(world);
         let place = Place::new();
-        // The same registry leads another client there.
+        // Control: the same registry redirects a client without this defence.
         let naive = "import re, ssl, sys, urllib.request, urllib.error\ntry: urllib.request.urlopen(sys.argv[1], context=ssl._create_unverified_context())\nexcept urllib.error.HTTPError as error: urllib.request.urlopen(re.search('realm=\"([^\"]*)\"', error.headers['www-authenticate'])[1])";
         let words = ["python3", "-c", naive, &format!("https://evil.example:{PORT}/v2/realm/manifests/1")];
         let output = world.command(&words.map(str::to_owned)).output().unwrap();
@@ -207,7 +209,7 @@ fn a_pull_is_not_led_to_where_it_may_not_go() {
             println!("attack U-11 {reference} held");
         }
         assert_eq!(strayed(world), strayed_before, "nothing has arrived where it may not go");
-        // A private registry is asked when the operator names it, and leads nowhere else.
+        // A private registry is contacted after the operator has named it.
         let output = world
             .command(&place.build("named", "10.0.0.5:8080/a/b:1", &["--registry", "http://10.0.0.5:8080"]))
             .output()
@@ -217,7 +219,7 @@ fn a_pull_is_not_led_to_where_it_may_not_go() {
     });
 }
 
-/// A real registry, Debian's, with what Bellglass itself exported and another tool pushed.
+/// Uses a real registry, from Debian, and an image that Bellglass exported and another tool pushed.
 #[test]
 fn an_image_of_a_real_registry_becomes_a_template_that_runs() {
     in_a_world(async |world| {
@@ -235,7 +237,7 @@ fn an_image_of_a_real_registry_becomes_a_template_that_runs() {
             std::net::TcpStream::connect("93.184.216.40:5000").is_ok()
         })
         .await;
-        // A template of this machine, as one file, that another tool reads.
+        // A template of this machine, exported as one file that another tool reads.
         std::fs::create_dir_all(place.data()).unwrap();
         lend_template(&place.data(), "base", 'b');
         let bellglass = |words: &[&str]| {
@@ -262,7 +264,8 @@ fn an_image_of_a_real_registry_becomes_a_template_that_runs() {
         assert!(pulled.status.success(), "{}", said(&pulled));
         let ran = bellglass(&["run", "--template", "pulled", "--", "python3", "-c", "print(6 * 7)"]);
         assert_eq!(String::from_utf8_lossy(&ran.stdout), "42\n", "{}", said(&ran));
-        // A second time the layers are here: nothing of them is asked for.
+        // All layers are already present, but the manifest is still fetched, so the build fails without the
+        // registry's blobs.
         fs::remove_dir_all(store.join("docker/registry/v2/blobs/sha256")).unwrap();
         let gone = world.command(&place.build("again", reference, &[])).output().unwrap();
         assert!(!gone.status.success(), "the manifest is still asked for: {}", said(&gone));

@@ -1,15 +1,15 @@
-//! The house rules, each an ordinary test over the files of the repository.
+//! The house rules. Each is an ordinary test over the files of the repository.
 //!
 //! | module | rules about |
 //! |---|---|
-//! | [`source`] | Rust files: module docs, length, names, where `unsafe` may stand, names of tests |
+//! | [`source`] | Rust files: module docs, length, names, location of `unsafe`, names of tests |
 //! | [`manifest`] | `Cargo.toml`: layering as in `docs/architecture.md`, descriptions |
-//! | [`modules`] | the modules of a crate: circles of imports |
+//! | [`modules`] | the modules of a crate: import cycles |
 //! | [`prose`] | documents: links, decisions, the glossary |
 //! | [`words`] | every file: words and paths that must not be committed |
 //!
-//! A rule is a pure function from a file to the lines that break it, so each has a test of its own that shows it
-//! biting. A rule that never bites is removed; `docs/style.md` says why each exists.
+//! A rule is a pure function from a file to the lines that violate it, so each has a test which shows that it
+//! detects violations. Rules that never detect any are removed; `docs/style.md` states the reason for each.
 
 mod manifest;
 mod modules;
@@ -19,15 +19,18 @@ mod source;
 mod tree;
 mod words;
 
+use std::collections::BTreeMap;
+
 use tree::File;
 
-/// The rest of a plan is hiding in a file this long.
+/// Maximum number of lines of a file. A longer file contains more than one subject.
 const LINES_MAX: usize = 600;
-/// Modules of one crate that import each other in a circle cannot be understood or taken out one by one.
+/// Maximum number of modules in an import cycle. Modules in a cycle can be understood or removed only
+/// together.
 const CYCLE_MAX: usize = 4;
-/// Crates that are above this bound. A number here only ever becomes smaller.
+/// Crates above this limit. These numbers may only decrease.
 const CYCLES_LEFT: [(&str, usize); 2] = [("control", 16), ("guest", 5)];
-/// Phrases of the dialect per 10,000 words of documents.
+/// Maximum number of the phrases in [`words`] per 10,000 words of documents, and of the comments of each crate.
 const HABITS_MAX: usize = 8;
 
 #[test]
@@ -131,7 +134,8 @@ fn nothing_unfinished_and_no_path_of_a_build_machine_is_committed() {
     obey(|file| [words::unfinished(file), words::machine_paths(file)].concat(), files);
 }
 
-/// Fails with every line that breaks the rule, in all files; a rule about no file at all has lost its way.
+/// Checks that tests named by requirements exist, that the counts are correct, and that all files refer to
+/// existing requirements.
 #[test]
 fn every_requirement_names_tests_that_exist() {
     let files = tree::files().unwrap();
@@ -151,6 +155,21 @@ fn every_requirement_names_tests_that_exist() {
 #[test]
 fn documents_install_only_packages_that_are_ours() {
     obey(words::installs, ending(".md"));
+}
+
+#[test]
+fn comments_are_written_in_plain_english() {
+    let mut crates = BTreeMap::<String, (usize, usize)>::new();
+    for file in rust() {
+        let mut parts = file.path.split('/').filter(|part| *part != "crates");
+        let (all, count) = words::habits(&words::rust_prose(&file.text));
+        let sum = crates.entry(parts.next().unwrap_or_default().to_owned()).or_default();
+        *sum = (sum.0 + all, sum.1 + count);
+    }
+    for (name, (all, count)) in crates {
+        println!("{name}: {count} phrases in {all} words of comments");
+        assert!(count * 10_000 <= HABITS_MAX * all, "{name}: more than {HABITS_MAX} per 10,000 words");
+    }
 }
 
 #[test]
@@ -174,6 +193,8 @@ fn documents_are_written_in_plain_english() {
     assert!(count * 10_000 <= HABITS_MAX * all, "more than {HABITS_MAX} per 10,000 words");
 }
 
+/// Fails with all lines in all files that violate a rule. Fails also if there is no file to which the rule
+/// applies, because the rule is then pointless.
 fn obey(rule: impl Fn(&File) -> Vec<String>, files: Vec<File>) {
     assert!(!files.is_empty(), "no file under {} is one that this rule is about", tree::root().display());
     let broken: Vec<String> = files
@@ -191,7 +212,7 @@ fn manifests() -> Vec<File> {
     ending("/Cargo.toml").into_iter().filter(is_member).collect()
 }
 
-/// Whether it is of a crate of the workspace.
+/// Returns true if the file belongs to a crate of the workspace.
 fn is_member(file: &File) -> bool {
     file.path.starts_with("crates/") || file.path.starts_with("bench/")
 }

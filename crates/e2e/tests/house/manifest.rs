@@ -1,16 +1,16 @@
-//! Rules about manifests: which crate may use which, as the table of `docs/architecture.md` says.
+//! Rules about manifests: dependencies between crates, as specified by the table in `docs/architecture.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tree::File;
 
-/// What a crate that does no I/O and knows no clock cannot need.
+/// Crates that are useless to a crate without I/O and without a clock.
 const IO_CRATES: [&str; 6] = ["async-trait", "hyper", "libc", "rustix", "tokio", "tokio-util"];
 
-/// The crates of the workspace, each with those it may use.
+/// The crates of the workspace, each with the crates that it may use.
 pub(crate) type Layers = BTreeMap<String, BTreeSet<String>>;
 
-/// Reads the table with the columns crate, is, may use.
+/// Parses the table with the columns crate, is, may use.
 pub(crate) fn layers(architecture: &str) -> Layers {
     let mut layers = Layers::new();
     let mut is_table = false;
@@ -28,7 +28,7 @@ pub(crate) fn layers(architecture: &str) -> Layers {
     layers
 }
 
-/// A crate names only crates that its row allows.
+/// Checks that a crate depends only on crates that its row allows.
 pub(crate) fn layering(file: &File, layers: &Layers) -> Vec<String> {
     let name = file.path.trim_start_matches("crates/").trim_end_matches("/Cargo.toml");
     let Some(allowed) = layers.get(name) else {
@@ -44,13 +44,13 @@ pub(crate) fn layering(file: &File, layers: &Layers) -> Vec<String> {
     broken
 }
 
-/// A crate says what it is.
+/// Checks that a crate has a description.
 pub(crate) fn description(file: &File) -> Vec<String> {
     let described = file.text.lines().any(|line| line.starts_with("description = \"") && line.len() > 30);
     if described { Vec::new() } else { vec!["no `description`".to_owned()] }
 }
 
-/// The names of all dependencies: ordinary, of tests, of the build, of one target.
+/// Returns the names of all dependencies: normal, dev, build and target-specific ones.
 fn dependencies(manifest: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut section = String::new();
@@ -74,7 +74,7 @@ fn dependencies(manifest: &str) -> BTreeSet<String> {
     names
 }
 
-/// The words in backticks.
+/// Returns the words in backticks.
 fn quoted(text: &str) -> BTreeSet<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }

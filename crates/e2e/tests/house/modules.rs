@@ -1,16 +1,16 @@
-//! Rules about the modules of a crate: which of them import each other in a circle.
+//! Rules about the modules of a crate: import cycles.
 //!
-//! A module is a file or folder directly below `src`. An import is `crate::name`, also of a name that the crate's root exports again
-//! from a module.
+//! A module is a file or directory directly below `src`. An import is `crate::name`, including names that the
+//! crate's root reexports from a module.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::tree::File;
 
-/// The modules of each crate, and what each of them imports.
+/// The modules of a crate, and the imports of each.
 type Graph<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 
-/// The largest circle of imports in each crate.
+/// Returns the largest import cycle of each crate.
 pub(crate) fn largest_cycles(files: &[File]) -> BTreeMap<String, Vec<String>> {
     let mut crates: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
     for file in files {
@@ -61,7 +61,7 @@ fn graph<'a>(files: &[(&'a str, &'a str)]) -> Graph<'a> {
     graph
 }
 
-/// Lines, with the parts of an import that stands on several lines put together.
+/// Returns the lines, with each import that spans several lines joined into one.
 fn statements<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut all = Vec::new();
     let mut open: Option<String> = None;
@@ -77,7 +77,7 @@ fn statements<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
     all
 }
 
-/// The first word of each part of a group of imports.
+/// Returns the first word of each item in a group of imports.
 fn first_words(group: &str) -> Vec<String> {
     let (mut depth, mut parts) = (0_u32, vec![String::new()]);
     for letter in group.chars() {

@@ -2,14 +2,15 @@
 
 use crate::tree::File;
 
-/// A decision that needs more is two decisions.
+/// Maximum number of lines of a decision. A longer one contains two decisions.
 const DECISION_LINES_MAX: usize = 60;
-/// One word per thing: each of these has a row in the glossary.
+/// Nouns that need a row in the glossary, because each term has one word.
 const NOUNS: &str = "artifact, channel, context, control, dataset, exec, exec group, group, guest, key, layer, lease, \
                      node, outcome, policy, posture, project, runtime, sandbox, session, snapshot, spool, template, \
                      tier, tool, tool set";
 
-/// Every relative link leads to a file. `exists` is asked for paths from the root of the repository.
+/// Checks that every relative link leads to a file. `exists` receives paths relative to the root of the
+/// repository.
 pub(crate) fn links(file: &File, exists: impl Fn(&str) -> bool) -> Vec<String> {
     let directory = file.path.rsplit_once('/').map_or("", |(directory, _)| directory);
     let mut broken = Vec::new();
@@ -31,7 +32,7 @@ pub(crate) fn links(file: &File, exists: impl Fn(&str) -> bool) -> Vec<String> {
     broken
 }
 
-/// A decision is one page that says what was decided, why, and what was rejected.
+/// Checks that a decision is one page with the decision, the reasons and the rejected alternatives.
 pub(crate) fn decision(file: &File) -> Vec<String> {
     let mut broken = Vec::new();
     let lines = file.text.lines().count();
@@ -46,7 +47,7 @@ pub(crate) fn decision(file: &File) -> Vec<String> {
     broken
 }
 
-/// Decisions are numbered from 0001 without a hole; the names are `0001-what-was-decided.md`.
+/// Checks that decisions are numbered from 0001 without gaps, with names such as `0001-the-decision.md`.
 pub(crate) fn decision_numbers(paths: &[&str]) -> Vec<String> {
     let mut sorted = paths.to_vec();
     sorted.sort_unstable();
@@ -59,7 +60,7 @@ pub(crate) fn decision_numbers(paths: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// Each noun has a row, and each row ends with a path that exists or with `later`.
+/// Checks that each noun has a row, and that each row ends with an existing path or with `later`.
 pub(crate) fn glossary(file: &File, exists: impl Fn(&str) -> bool) -> Vec<String> {
     let rows: Vec<Vec<&str>> = file
         .text
@@ -81,7 +82,8 @@ pub(crate) fn glossary(file: &File, exists: impl Fn(&str) -> bool) -> Vec<String
     broken
 }
 
-/// Each promise has a number of its own and is held by a recipe that exists; each test that is named beside it exists too.
+/// Checks that each promise has a unique number and a recipe that exists, and that each test named next to it
+/// exists.
 pub(crate) fn promises(file: &File, recipes: &[&str], functions: &[&str]) -> Vec<String> {
     let (mut broken, mut numbers) = (Vec::new(), std::collections::HashSet::new());
     for line in file.text.lines().filter(|line| line.starts_with("| P")) {
@@ -108,12 +110,12 @@ pub(crate) fn promises(file: &File, recipes: &[&str], functions: &[&str]) -> Vec
     broken
 }
 
-/// What the inline links of a line point to.
+/// Returns the targets of the inline links in a line.
 fn targets(line: &str) -> Vec<&str> {
     line.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next()).collect()
 }
 
-/// A relative path seen from a directory, as a path from the root.
+/// Converts a path relative to a directory into a path relative to the root.
 fn resolve(directory: &str, path: &str) -> String {
     let mut parts: Vec<&str> = directory.split('/').filter(|part| !part.is_empty()).collect();
     for part in path.split('/') {

@@ -4,11 +4,11 @@ use std::collections::HashSet;
 
 use crate::tree::File;
 
-/// The states of `docs/requirements.md`; those that need a test come first.
+/// The states in `docs/requirements.md`. The first two require a test.
 const STATES: [&str; 5] = ["shown", "shown on a stand-in", "untested", "partial", "missing"];
 
-/// Each requirement has one row with a known state; each test that a row names exists, and a row that is shown names one. `has_test`
-/// returns whether a file has a function.
+/// Checks that each requirement has one row with a known state, that the tests named in a row exist, and that
+/// each row in a shown state names a test. `has_test` returns true if a file contains a function.
 pub(crate) fn tests(file: &File, has_test: impl Fn(&str, &str) -> bool) -> Vec<String> {
     let (mut broken, mut ids) = (Vec::new(), HashSet::new());
     for (id, cells) in rows(&file.text) {
@@ -37,7 +37,7 @@ pub(crate) fn tests(file: &File, has_test: impl Fn(&str, &str) -> bool) -> Vec<S
     broken
 }
 
-/// The table at the top has the numbers of the rows.
+/// Checks that the table at the top has the correct counts of rows.
 pub(crate) fn counts(file: &File) -> Vec<String> {
     let every: Vec<(&str, Option<&str>)> =
         rows(&file.text).into_iter().map(|(id, cells)| (id, cells.get(3).copied())).collect();
@@ -53,7 +53,7 @@ pub(crate) fn counts(file: &File) -> Vec<String> {
         .collect()
 }
 
-/// Every requirement that a file names has a row in the page.
+/// Checks that every requirement that a file mentions has a row in the page.
 pub(crate) fn pointers(file: &File, page: &str) -> Vec<String> {
     let known: HashSet<&str> = rows(page).into_iter().map(|(id, _)| id).collect();
     let words = file.text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '.');
@@ -61,7 +61,7 @@ pub(crate) fn pointers(file: &File, page: &str) -> Vec<String> {
     ids.filter(|id| !known.contains(id)).map(|id| format!("requirement {id} has no row")).collect()
 }
 
-/// The cells of each row of a requirement, by its id.
+/// Returns the id and the cells of each row of a requirement.
 fn rows(page: &str) -> Vec<(&str, Vec<&str>)> {
     let lines = page.lines().filter(|line| line.starts_with("| "));
     lines
@@ -73,7 +73,7 @@ fn rows(page: &str) -> Vec<(&str, Vec<&str>)> {
         .collect()
 }
 
-/// Whether a word looks like `A6.18`.
+/// Returns true if a word has the form `A6.18`.
 fn is_id(word: &str) -> bool {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let numbers = word.strip_prefix(['A', 'B']).and_then(|rest| rest.split_once('.'));

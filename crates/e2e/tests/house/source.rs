@@ -2,18 +2,18 @@
 
 use crate::tree::File;
 
-/// Words that say "and the rest": what they name could not find its noun.
+/// Words without meaning: a name that contains one does not describe its content.
 const EMPTY_WORDS: [&str; 7] = ["util", "utils", "helper", "helpers", "common", "misc", "manager"];
-/// Whole names of that kind; as a part of a longer name they may mean something.
+/// Complete names without meaning, which may have one as a part of a longer name.
 const EMPTY_NAMES: [&str; 1] = ["types"];
-/// Endings that say "the same again".
+/// Endings that mark a second version of the same name.
 const EMPTY_ENDINGS: [&str; 2] = ["_inner", "_impl"];
-/// Crates in which `unsafe` may stand.
+/// Crates that may contain `unsafe`.
 const UNSAFE_CRATES: [&str; 2] = ["crates/runtime/", "crates/guest/"];
-/// Two words are a label; three can be a sentence.
+/// Minimum number of words in the name of a test: two are a label, three can be a sentence.
 const WORDS_MIN: usize = 3;
 
-/// A file opens with what it is for.
+/// Checks that a file begins with a module doc.
 pub(crate) fn module_doc(file: &File) -> Vec<String> {
     match file.text.lines().next() {
         Some(line) if line.starts_with("//! ") && line.len() > 8 => Vec::new(),
@@ -21,7 +21,7 @@ pub(crate) fn module_doc(file: &File) -> Vec<String> {
     }
 }
 
-/// A file ends before another one is hiding in it.
+/// Checks that a file is not too long.
 pub(crate) fn length(file: &File, most: usize) -> Vec<String> {
     let lines = file.text.lines().count();
     if lines > most {
@@ -31,7 +31,7 @@ pub(crate) fn length(file: &File, most: usize) -> Vec<String> {
     }
 }
 
-/// Files, modules and functions have names that mean something.
+/// Checks that files, modules and functions have meaningful names.
 pub(crate) fn names(file: &File) -> Vec<String> {
     let parts = file.path.trim_end_matches(".rs").split('/').filter(|part| is_empty_name(part));
     let mut broken: Vec<String> = parts.map(|part| format!("`{part}` in the path names nothing")).collect();
@@ -48,7 +48,7 @@ pub(crate) fn names(file: &File) -> Vec<String> {
     broken
 }
 
-/// `unsafe` stands only where it is reviewed.
+/// Checks that `unsafe` appears only in crates where it is reviewed.
 pub(crate) fn unsafe_place(file: &File) -> Vec<String> {
     if UNSAFE_CRATES.iter().any(|krate| file.path.starts_with(krate)) {
         return Vec::new();
@@ -60,7 +60,7 @@ pub(crate) fn unsafe_place(file: &File) -> Vec<String> {
         .collect()
 }
 
-/// A test's name says what it shows.
+/// Checks that the name of a test describes the expected behavior.
 pub(crate) fn test_names(file: &File) -> Vec<String> {
     let code = code(&file.text);
     let mut broken = Vec::new();
@@ -80,7 +80,7 @@ pub(crate) fn test_names(file: &File) -> Vec<String> {
     broken
 }
 
-/// The names of all functions.
+/// Returns the names of all functions.
 pub(crate) fn functions(text: &str) -> Vec<&str> {
     let after = text.split("fn ").skip(1);
     after
@@ -105,7 +105,8 @@ fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().map(|(index, line)| (index + 1, line))
 }
 
-/// The text with comments and literals blanked, line for line, so that a rule reads code only.
+/// Returns the text with comments and literals replaced by spaces, with the same lines, so that a rule reads
+/// code only.
 fn code(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -117,7 +118,8 @@ fn code(text: &str) -> String {
             out.extend(taken.chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
         } else {
             out.push(first);
-            // A quote inside a word is no literal: take the word whole, so that `r` and `b` open none either.
+            // A quote inside a word does not begin a literal: consume the whole word, so that a final `r` or
+            // `b` begins none either.
             if is_word(first) {
                 let word = left.find(|c: char| !is_word(c)).unwrap_or(left.len());
                 let (word, left) = left.split_at(word);
@@ -131,7 +133,7 @@ fn code(text: &str) -> String {
     out
 }
 
-/// The length of the comment that begins here.
+/// Returns the length of the comment that begins here.
 fn comment(text: &str) -> Option<usize> {
     if text.starts_with("//") {
         return Some(text.find('\n').unwrap_or(text.len()));
@@ -139,7 +141,7 @@ fn comment(text: &str) -> Option<usize> {
     text.starts_with("/*").then(|| text.find("*/").map_or(text.len(), |end| end + 2))
 }
 
-/// The length of the string literal, raw or not, that begins here.
+/// Returns the length of the string literal, raw or not, that begins here.
 fn string(text: &str) -> Option<usize> {
     let prefixes = ["br", "cr", "r"];
     for prefix in prefixes {
@@ -163,7 +165,7 @@ fn string(text: &str) -> Option<usize> {
     Some(text.len())
 }
 
-/// The length of the character literal that begins here; a lifetime is none.
+/// Returns the length of the character literal that begins here. A lifetime is not a literal.
 fn character(text: &str) -> Option<usize> {
     let open = ["'", "b'"].into_iter().find(|open| text.starts_with(open))?.len();
     let rest = text.get(open..)?;

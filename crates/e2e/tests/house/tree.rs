@@ -3,32 +3,32 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What holds no text of ours: directories, and in a second work tree the file that `.git` is there.
+/// Entries without source text: directories, and `.git`, which is a file in a linked work tree.
 const SKIPPED: [&str; 4] = [".git", "target", "node_modules", "__pycache__"];
 
-/// One text file.
+/// A text file.
 #[derive(Clone, Debug)]
 pub(crate) struct File {
-    /// Its path from the root of the repository, with `/`.
+    /// Path relative to the root of the repository, with `/`.
     pub(crate) path: String,
-    /// What it says.
+    /// Content of the file.
     pub(crate) text: String,
 }
 
 impl File {
-    /// A file for the test of a rule.
+    /// Creates a file for the test of a rule.
     #[cfg(test)]
     pub(crate) fn example(path: &str, text: &str) -> Self {
         Self { path: path.to_owned(), text: text.to_owned() }
     }
 }
 
-/// The root of the repository.
+/// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Every file that is UTF-8, in order of their paths.
+/// Returns all files with valid UTF-8, sorted by path.
 pub(crate) fn files() -> io::Result<Vec<File>> {
     let root = root();
     let mut files = Vec::new();
@@ -46,7 +46,7 @@ pub(crate) fn files() -> io::Result<Vec<File>> {
             if !kind.is_file() {
                 continue;
             }
-            // Bytes that are not text are not ours to read: an archive that a test unpacks, for one.
+            // Files that are not text are skipped, for example an archive that a test extracts.
             if let Ok(text) = std::fs::read_to_string(entry.path()) {
                 let path = entry.path().strip_prefix(&root).map(|path| path.to_string_lossy().into_owned());
                 files.push(File { path: path.unwrap_or_default(), text });
@@ -57,7 +57,7 @@ pub(crate) fn files() -> io::Result<Vec<File>> {
     Ok(files)
 }
 
-/// The file of that path.
+/// Returns the file with this path.
 pub(crate) fn named<'a>(files: &'a [File], path: &str) -> Option<&'a File> {
     files.iter().find(|file| file.path == path)
 }

@@ -1,8 +1,9 @@
-//! Rules about words, in every file.
+//! Rules about words, for all files.
 
 use crate::tree::File;
 
-/// Package names that are ours. Documents must not tell users to install any other name as Bellglass: somebody else may own it.
+/// Package names that we own. Documents must not tell users to install another name as Bellglass, because a
+/// third party may own it.
 const OWNED_PACKAGES: [&str; 1] = ["bellglass"];
 /// Commands that install packages by name.
 const INSTALLERS: [&str; 8] = [
@@ -15,7 +16,8 @@ const INSTALLERS: [&str; 8] = [
     "npx",
     "cargo install",
 ];
-/// Phrases of the dialect that `docs/style.md` replaces by standard terms. A last word with `*` matches its beginning.
+/// Colloquial phrases that `docs/style.md` replaces with standard terms. In a last word with `*`, the prefix
+/// is compared.
 const HABITS: [&str; 24] = [
     "whoever",
     "nobody",
@@ -43,9 +45,10 @@ const HABITS: [&str; 24] = [
     "the like",
 ];
 
-/// Notes to oneself: do it, or write it into the tracker. Cut in two, so that this file may be read as well.
+/// Markers of unfinished work, which belongs into the issue tracker. Split in two, so that this file passes
+/// the rule itself.
 const UNFINISHED: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
-/// Beginnings of paths that exist on somebody's machine only.
+/// Prefixes of paths that exist only on the machine of one developer.
 const MACHINE_PATHS: [&str; 5] = [
     concat!("/wo", "rk/"),
     concat!("/Us", "ers/"),
@@ -54,7 +57,7 @@ const MACHINE_PATHS: [&str; 5] = [
     concat!("/root/", ".rustup"),
 ];
 
-/// Nothing is left as a note.
+/// Checks that a file has no markers of unfinished work.
 pub(crate) fn unfinished(file: &File) -> Vec<String> {
     found(file, |line| {
         let mut words = line.split(|c: char| !c.is_alphanumeric());
@@ -62,12 +65,12 @@ pub(crate) fn unfinished(file: &File) -> Vec<String> {
     })
 }
 
-/// Nothing depends on where it was written.
+/// Checks that a file has no paths of one developer's machine.
 pub(crate) fn machine_paths(file: &File) -> Vec<String> {
     found(file, |line| MACHINE_PATHS.iter().find(|path| line.contains(**path)).map(|path| (*path).to_owned()))
 }
 
-/// Install commands name only packages that are ours, or packages that do not pretend to be.
+/// Checks that install commands contain no package whose name suggests Bellglass, other than our own.
 pub(crate) fn installs(file: &File) -> Vec<String> {
     found(file, |line| {
         let (_, after) = INSTALLERS.iter().find_map(|command| line.split_once(&format!("{command} ")))?;
@@ -77,7 +80,7 @@ pub(crate) fn installs(file: &File) -> Vec<String> {
     })
 }
 
-/// How many words a text has, and how many phrases of the dialect.
+/// Returns the number of words in a text, and the number of its colloquial phrases.
 pub(crate) fn habits(text: &str) -> (usize, usize) {
     let words: Vec<String> = text
         .split(|c: char| !c.is_alphanumeric() && c != '\'' && c != '_')
@@ -100,13 +103,19 @@ pub(crate) fn habits(text: &str) -> (usize, usize) {
     (text.split_whitespace().count(), count)
 }
 
-/// The docstrings and comments of a Python file.
+/// Returns the docstrings and comments of a Python file.
 pub(crate) fn python_prose(text: &str) -> String {
     let docstrings = text.split("\"\"\"").skip(1).step_by(2);
     let code = text.split("\"\"\"").step_by(2);
     let comments =
         code.flat_map(str::lines).filter_map(|line| line.split_once('#')).map(|(_, comment)| comment);
     docstrings.chain(comments).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns the comments of a Rust file. A line of code is not parsed: text after `//` in a string counts as a comment.
+pub(crate) fn rust_prose(text: &str) -> String {
+    let comments = text.lines().filter_map(|line| line.split_once("//").map(|(_, comment)| comment));
+    comments.map(|comment| comment.trim_start_matches(['/', '!'])).collect::<Vec<_>>().join("\n")
 }
 
 fn found(file: &File, what: impl Fn(&str) -> Option<String>) -> Vec<String> {
@@ -143,4 +152,11 @@ fn phrases_of_the_dialect_are_counted_as_words() {
     assert_eq!((words, count), (13, 4));
     let prose = python_prose("\"\"\"One that stays.\"\"\"\nx = 'nobody'  # somebody\n");
     assert_eq!(habits(&prose).1, 2);
+}
+
+#[test]
+fn comments_of_rust_files_are_found() {
+    let text = concat!("//! A file.\n\nfn f() {} // Calls no", "body.\nlet x = 1;\n    /// Returns.\n");
+    assert_eq!(rust_prose(text), concat!(" A file.\n Calls no", "body.\n Returns."));
+    assert_eq!(habits(&rust_prose(text)).1, 1);
 }

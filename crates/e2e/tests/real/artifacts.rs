@@ -1,4 +1,5 @@
-//! Artifacts and datasets of real sandboxes: kept after the sandbox is gone, over every kill, and never less than is told.
+//! Artifacts and datasets of real sandboxes: artifacts outlive the sandbox and every kill of the server, and
+//! no file is omitted without a report.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,10 +18,10 @@ use e2e::service::{PLENTY, Service, served, small, until};
 use rustix::process::{Pid, Signal, kill_process};
 use sha2::{Digest, Sha256};
 
-/// A collection, on a machine under load.
+/// Timeout for the collection of a run's artifacts, on a machine under load.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// The tiers that this machine has.
+/// Returns the tiers that this machine supports and the test run includes.
 fn tiers() -> Vec<Tier> {
     let mut tiers = Vec::new();
     if wanted("runc") {
@@ -54,7 +55,7 @@ fn keeping(text: &str, keep: Keep) -> ExecSpec {
     ExecSpec { artifacts: Some(keep), ..script(text) }
 }
 
-/// Runs a script to its end, and what was kept of it.
+/// Runs a script to its end, and returns the artifacts that were kept.
 async fn run(client: &Client, id: &SandboxId, text: &str, keep: Keep) -> (ExecId, Artifacts) {
     let exec = client.exec(id, &keeping(text, keep)).await.unwrap();
     let of = exec.id().clone();
@@ -65,7 +66,7 @@ async fn run(client: &Client, id: &SandboxId, text: &str, keep: Keep) -> (ExecId
     (of, kept)
 }
 
-/// Nothing is passed over in silence.
+/// Fails unless every file that was found is accounted for: kept, listed as left out, or counted as left out.
 fn whole(kept: &Artifacts) {
     assert!(!kept.pending, "{kept:?}");
     let told = kept.items.len() as u64 + kept.left_out.len() as u64 + kept.more_left_out;
@@ -101,7 +102,7 @@ fn files_of_a_run_are_kept_and_read_after_the_sandbox_is_gone() {
         assert_eq!(types, ["text/csv", "application/octet-stream", "application/json", "image/png"]);
         assert_eq!(kept.items[3].path, "/workspace/out/plot.PNG");
         assert_eq!((kept.items[3].size_bytes, kept.items[3].sha256.clone()), (3, sha256(b"a\0b")));
-        // A second run has what is new since the first.
+        // The second run keeps only the files that are new since the first.
         let (second, again) = run(&client, &id, "echo third > out/d", out()).await;
         assert_eq!(names(&again), ["d"]);
         client.stop(&id).await.unwrap();
@@ -171,7 +172,7 @@ fn hostile_names_and_files_that_never_rest_do_no_harm() {
         assert_eq!(odd.path_encoded.as_deref(), Some("/workspace/out/%FF%FE"));
         assert!(names(&kept).contains(&"manifest.json") && names(&kept).contains(&"new\nline"));
         client.stop(&id).await.unwrap();
-        // A folder that is a file, one that leads out, and one that is not there.
+        // A folder that does not exist, and a folder that is a file.
         let id = client.create(&roomy(tier)).await.unwrap().id;
         let (_, none) = run(&client, &id, "true", Keep::folders(vec!["/nowhere".into()])).await;
         assert!(none.complete && none.found == 0, "{none:?}");
@@ -186,7 +187,7 @@ fn a_server_that_is_killed_before_or_during_a_collection_loses_nothing() {
     on_each(async |service, tier| {
         let client = service.client();
         let id = client.create(&roomy(tier)).await.unwrap().id;
-        // While the exec runs: it ends when nobody is there.
+        // Killed while the exec runs: the exec ends while no server is running.
         let text = "mkdir -p out; echo before > out/early; sleep 1; echo after > out/late";
         let early = client.start(&id, &keeping(text, out())).await.unwrap().id;
         service.kill();
@@ -196,7 +197,7 @@ fn a_server_that_is_killed_before_or_during_a_collection_loses_nothing() {
         whole(&kept);
         assert!(kept.complete, "{kept:?}");
         assert_eq!(names(&kept), ["early", "late"]);
-        // While its files are read.
+        // Killed while the files of the exec are being read.
         let text = "mkdir -p big; for n in $(seq 10 24); do head -c 4000000 /dev/urandom > big/$n; done; sha256sum big/*";
         let keep = Keep::folders(vec!["big".into()]);
         let exec = client.exec(&id, &keeping(text, keep)).await.unwrap();
@@ -218,7 +219,7 @@ fn a_server_that_is_killed_before_or_during_a_collection_loses_nothing() {
     });
 }
 
-/// What is written down as wanted. What a killed server left half-written is none of it.
+/// Lists the persisted requests for artifacts. Partial files that a killed server left do not count.
 fn wanted_files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     let all = entries.flat_map(|path| if path.is_dir() { wanted_files(&path) } else { vec![path] });
@@ -233,7 +234,7 @@ fn kept_directory(service: &Service, id: &SandboxId, of: &ExecId) -> PathBuf {
 fn a_sandbox_that_ends_first_is_told_and_what_could_be_had_is_there() {
     on_each(async |service, tier| {
         let client = service.client();
-        // Stopped at once after the exec ended: the stop waits for its files.
+        // Stopped right after the exec ended: the stop waits until its files are collected.
         let id = client.create(&roomy(tier)).await.unwrap().id;
         let exec = client.exec(&id, &keeping("mkdir out; echo x > out/x", out())).await.unwrap();
         let of = exec.id().clone();
@@ -241,7 +242,7 @@ fn a_sandbox_that_ends_first_is_told_and_what_could_be_had_is_there() {
         client.stop(&id).await.unwrap();
         let kept = client.artifacts(&id, &of, Duration::ZERO).await.unwrap();
         assert!(kept.complete && names(&kept) == ["x"], "{kept:?}");
-        // Stopped while it runs.
+        // Stopped while the exec runs.
         let id = client.create(&roomy(tier)).await.unwrap().id;
         let of = client.start(&id, &keeping("mkdir out; echo y > out/y; sleep 99", out())).await.unwrap().id;
         until(WAIT, "the file", async || said(&client, &id, "ls out 2>&- || true").await == "y").await;
@@ -250,7 +251,7 @@ fn a_sandbox_that_ends_first_is_told_and_what_could_be_had_is_there() {
         whole(&kept);
         assert!(!kept.complete && names(&kept) == ["y"], "{kept:?}");
         assert_eq!(kept.error.unwrap().code, ErrorCode::SandboxLost);
-        // Killed from the host, under a server and between two.
+        // Killed from the host: once while the server runs, once while no server runs.
         for between in [false, true] {
             let id = client.create(&roomy(tier)).await.unwrap().id;
             let of =
@@ -293,12 +294,12 @@ fn artifacts_and_datasets_of_another_project_are_not_there() {
         assert_eq!(reader.artifact(&id, &of, &kept.items[0]).await.unwrap(), b"x\n");
         let refused = reader.put_dataset("mine", Bytes::new()).await.unwrap_err();
         assert_eq!(refused.code(), Some(ErrorCode::Forbidden));
-        // The control: its own project has it.
+        // Positive control: the owning project can read the artifact.
         assert_eq!(client.artifact(&id, &of, &kept.items[0]).await.unwrap(), b"x\n");
     });
 }
 
-/// A server whose configuration is this file, which can be written anew.
+/// Starts a server that reads this configuration file, which the test can rewrite later.
 fn configured(text: &str) -> (tempfile::TempDir, PathBuf, Service) {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("bellglass.toml");
@@ -379,7 +380,7 @@ fn datasets_are_there_before_the_first_exec() {
         let said = said(&client, &id, text).await;
         let sum = sha256(&table);
         assert_eq!(said, format!("data/in/table.csv 1000 644 3000000\n/tmp/empty 1000 644 0\n{sum}  -"));
-        // Another content later is for later sandboxes.
+        // A new version of a dataset applies only to sandboxes created later.
         client.put_dataset("table.csv", Bytes::from_static(b"new")).await.unwrap();
         let next = client.create(&with_datasets(tier, &[("t", "table.csv")])).await.unwrap().id;
         assert_eq!(self::said(&client, &next, "cat t").await, "new");
@@ -399,7 +400,7 @@ fn a_sandbox_that_cannot_have_its_datasets_is_refused_and_nothing_is_left() {
         let missing = client.create(&with_datasets(tier, &[("a", "nothing")])).await.unwrap_err();
         assert_eq!(missing.code(), Some(ErrorCode::NotFound));
         assert!(missing.to_string().contains("nothing"), "{missing}");
-        // Larger than the disk of the sandbox: it fails half-way.
+        // Larger than the sandbox's disk: the copy fails half-way.
         client.put_dataset("large", Bytes::from(vec![1; 80 << 20])).await.unwrap();
         let request = CreateSandbox {
             limits: e2e::service::small_limits().into(),
@@ -413,7 +414,7 @@ fn a_sandbox_that_cannot_have_its_datasets_is_refused_and_nothing_is_left() {
             "{all:?}"
         );
         service.assert_nothing_left().await;
-        // A quota holds for what is kept too, and a name is one.
+        // Datasets count towards the disk quota, and a dataset's name must not be a path.
         let poor = Quota { disk_bytes: 1000, ..PLENTY };
         let poor = service.client_of("poor", Role::Write, poor).await;
         let over = poor.put_dataset("x", Bytes::from(vec![0; 2000])).await.unwrap_err();

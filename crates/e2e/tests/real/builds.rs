@@ -1,4 +1,5 @@
-//! Templates from recipes: steps in sandboxes, packages through the gate, layers that are kept, and one file to carry a template in.
+//! Templates from recipes: steps in sandboxes, packages through the gate, cached layers, and export to a
+//! single file.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +17,7 @@ use node::template::{Builder, Order, Progress, Store, Template};
 use node::{Error, Sandbox};
 use runtime::Spec;
 
-/// Builds a recipe, and says which of its steps were made.
+/// Builds a recipe; returns the template and the steps that were executed instead of taken from the cache.
 async fn build(lab: &Lab, name: &str, recipe: &str, home: &Path) -> Result<(Template, Vec<String>), Error> {
     let made = Mutex::new(Vec::new());
     let builder = Builder::new(&lab.machine, Arc::clone(&lab.runtime));
@@ -32,7 +33,7 @@ async fn build(lab: &Lab, name: &str, recipe: &str, home: &Path) -> Result<(Temp
     Ok((template, made))
 }
 
-/// What a script prints in a sandbox of a template.
+/// Runs a script in a sandbox of a template, and returns its standard output.
 async fn said(lab: &Lab, template: &Template, script: &str) -> String {
     let limits = template.limits.over(Limits::default());
     let spec = Spec { layers: template.layer_directories(lab.data()), ..lab.spec(limits) };
@@ -49,7 +50,8 @@ fn log(lab: &Lab, name: &str) -> String {
     String::from_utf8(Store::new(lab.data()).build_log(name).unwrap()).unwrap()
 }
 
-/// `apt-get install` in a build step and `pip install`, through the gate, with nothing else let out.
+/// `apt-get install` and `pip install` in build steps work through the gate, without any other network
+/// access.
 #[test]
 fn packages_come_through_the_gate_and_only_what_changed_is_built_again() {
     on(&["runc"], async |lab| {
@@ -106,14 +108,14 @@ fn packages_come_through_the_gate_and_only_what_changed_is_built_again() {
         fs::write(home.path().join("app/hello.py"), "print('changed')\n").unwrap();
         let (_, made) = build(lab, "tools", &recipe("\"idna\""), home.path()).await.unwrap();
         assert!(made[0].starts_with("copy") && !made.iter().any(|what| what.starts_with("apt")), "{made:?}");
-        // What other recipes need later is not swept away with what no template names.
+        // Removing unused layers keeps the layers of cached steps, although no template names them.
         node::remove_unused_layers(lab.data()).unwrap();
         let (_, made) = build(lab, "tools", &recipe("\"idna\""), home.path()).await.unwrap();
         assert_eq!(made, free);
     });
 }
 
-/// Bytecode is there and is believed: it was compiled at build, and the times of files survive.
+/// Bytecode is compiled at build time and stays valid at run time, because file times are preserved.
 #[test]
 fn what_was_compiled_when_it_was_built_is_not_compiled_again() {
     on(&["runc"], async |lab| {
@@ -205,7 +207,7 @@ fn what_looks_like_a_command_is_a_word() {
         )
         .await;
         assert_eq!(seen, "/opt/$(touch pwned)\n/srv/;touch pwned\n/srv/;touch pwned/$(touch pwned)\ncontent");
-        // A name that pip takes for more than a name is looked for, and not done.
+        // pip takes this name for a requirement with a marker and rejects it; nothing is executed.
         let recipe = "from = \"base\"\nsteps = [{ pip = [\"idna; touch /srv/pwned\"] }]";
         let error = build(lab, "words", recipe, home.path()).await.unwrap_err().to_api();
         assert!(
@@ -216,7 +218,7 @@ fn what_looks_like_a_command_is_a_word() {
     });
 }
 
-/// One file, usable on a machine that has nothing but Bellglass and a runtime.
+/// A template is exported to one file, usable on a machine that has only Bellglass and a runtime.
 #[test]
 fn a_template_is_carried_to_another_machine_in_one_file() {
     on(&["runc"], async |lab| {
@@ -253,7 +255,7 @@ fn a_template_is_carried_to_another_machine_in_one_file() {
         let here = said(lab, &template, script).await;
         assert_eq!(said(&other, &imported, script).await, here);
         assert!(here.starts_with("/opt/a\nb c\none\none\none\n33 2 86400\n"), "{here}");
-        // The same again is here already.
+        // A second import of the same file finds all its layers in place.
         let kept = Mutex::new(0);
         let watch = |progress: Progress<'_>| {
             if let Progress::Kept { .. } = progress {
@@ -265,7 +267,7 @@ fn a_template_is_carried_to_another_machine_in_one_file() {
     });
 }
 
-/// A template whose sandboxes serve from their beginning.
+/// Saves a template whose sandboxes run a start command and a readiness check.
 fn serving(service: &Service, name: &str, start: &str, ready: &str) {
     let store = Store::new(service.data());
     let words = |script: &str| Some(["/bin/sh", "-c", script].map(str::to_owned).to_vec());
@@ -276,7 +278,8 @@ fn serving(service: &Service, name: &str, start: &str, ready: &str) {
     store.save(&Template { name: name.into(), ..template }).unwrap();
 }
 
-/// `start` and `ready`: a sandbox runs when what it serves does, and says why where that never is.
+/// `start` and `ready`: a create returns once the template's service is ready. If the service never becomes
+/// ready, the create fails and the error contains the output of both commands.
 #[test]
 fn a_sandbox_is_started_when_what_its_template_starts_is_ready() {
     served(async || {
@@ -297,7 +300,8 @@ fn a_sandbox_is_started_when_what_its_template_starts_is_ready() {
             let spec = exec(&["/bin/sh", "-c", asks]);
             let done = client.exec(&sandbox.id, &spec).await.unwrap().collect().await.unwrap();
             assert_eq!(done.end.outcome, Outcome::Exited { code: 0 }, "{done:?}");
-            // That it serves keeps it from nothing: nobody calls.
+            // A running service does not count as activity: without calls, the sandbox still ends after its
+            // idle time.
             e2e::service::until(std::time::Duration::from_secs(20), "it is idle and ends", async || {
                 client.sandbox(&sandbox.id).await.unwrap().reason == Some(EndReason::Idle)
             })
@@ -312,7 +316,8 @@ fn a_sandbox_is_started_when_what_its_template_starts_is_ready() {
     });
 }
 
-/// A step is kept for the layer it was made on, and not for another one that came of the same words.
+/// A step is cached for the layer that it was built on. If the step below is rebuilt, the steps above it are
+/// rebuilt too, although their text is unchanged.
 #[test]
 fn a_step_below_that_is_made_again_has_those_above_it_made_again() {
     on(&["runc"], async |lab| {

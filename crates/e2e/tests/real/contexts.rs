@@ -1,5 +1,5 @@
-//! Contexts in real sandboxes: what stays from cell to cell, in which order cells run, how one is interrupted, and what
-//! is reported when its state is lost. Ids such as A3.04 are those of `docs/requirements.md`.
+//! Contexts in real sandboxes: state between cells, the order of cells, interrupts, and the report of lost
+//! state. Ids such as A3.04 are those of `docs/requirements.md`.
 
 mod losses;
 mod shells;
@@ -11,7 +11,8 @@ use api::code::{Code, ContextSpec, ContextState, Language, RunResult};
 use api::exec::{ExecSpec, Outcome};
 use e2e::room::{cell, coded, in_a_room};
 
-/// The reverse of requirement A3.06: variables, imports, magics, `await` and the last value stay; what one call sets does not.
+/// The opposite of requirement A3.06: variables, imports, magics, `await` and the last value persist;
+/// environment variables of one call do not.
 #[test]
 fn what_a_cell_leaves_is_there_for_the_next() {
     in_a_room(async |_, room| {
@@ -30,11 +31,11 @@ fn what_a_cell_leaves_is_there_for_the_next() {
         once.env.insert("ONCE".into(), "here".into());
         assert_eq!(room.exec(&once).await.well().value(), "'here'");
         assert_eq!(run("os.environ.get('ONCE')").await.results.len(), 0);
-        // An error keeps everything; nobody's input is waited for.
+        // An error keeps the state, and reading input fails immediately.
         let failed = room.cell(&context, "x = 21\n1 / 0").await;
         assert_eq!((failed.code(), failed.error().frames[0].line), (1, 2));
         assert_eq!(room.cell(&context, "input()").await.error().name, "EOFError");
-        // What cannot be read is told as Python tells it, without frames of IPython.
+        // Code that cannot be parsed is reported as Python reports it, without frames of IPython.
         for (source, name, line, told) in [
             ("y = 1\nx = (", "SyntaxError", 2, "never closed"),
             ("if x:\n    y = 1\n  z = 2", "IndentationError", 3, "unindent"),
@@ -57,7 +58,8 @@ fn what_a_cell_leaves_is_there_for_the_next() {
         let variables = room.client.variables(&room.id, &context).await.unwrap();
         let x = variables.iter().find(|variable| variable.name == "x").unwrap();
         assert_eq!((x.kind.as_str(), x.preview.as_str()), ("int", "21"));
-        // Names that are no text, and objects that lie about themselves, lose neither a result nor the list.
+        // Text that is not valid Unicode, and objects with misleading attributes, lose neither a result nor
+        // the list of variables.
         let failed = room.cell(&context, "name = '\\udcff.csv'; raise ValueError(name)").await;
         assert_eq!((failed.error().name.as_str(), failed.error().message.as_str()), ("ValueError", "?.csv"));
         run("class Odd:\n    __module__ = None\n    shape = (-1,)\n    nbytes = 1 << 70\nodd = Odd()").await;
@@ -95,7 +97,7 @@ fn cells_take_turns_and_contexts_do_not_wait_for_each_other() {
         let since = Instant::now();
         tokio::join!(room.cell(&others[0], nap), room.cell(&others[1], nap), room.cell(&context, nap));
         assert!(since.elapsed() < Duration::from_secs(4), "{:?}", since.elapsed());
-        // A cell that waits can be cancelled; it never begins.
+        // A queued cell can be cancelled; it never starts.
         let long = room.client.exec(&room.id, &cell(&context, "time.sleep(30)")).await.unwrap();
         let waits = room.client.exec(&room.id, &cell(&context, "seen.append('never')")).await.unwrap();
         room.client.cancel(&room.id, waits.id()).await.unwrap();
@@ -107,7 +109,7 @@ fn cells_take_turns_and_contexts_do_not_wait_for_each_other() {
     });
 }
 
-/// What is asked of contexts that cannot be is refused by name; removed ones are gone with their cells.
+/// Invalid requests for contexts are refused with the reason, and removing a context also ends its cell.
 #[test]
 fn contexts_are_made_listed_and_removed() {
     in_a_room(async |_, room| {

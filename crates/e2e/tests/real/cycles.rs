@@ -1,5 +1,5 @@
-//! Sandboxes that come and go, a thousand times and more, under a server and clients that die: nothing is left, and nothing
-//! grows.
+//! A thousand and more life cycles of sandboxes, under a server and clients that are killed: nothing is left
+//! behind, and nothing grows.
 
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -15,20 +15,23 @@ use e2e::random::Random;
 use e2e::service::{Service, served, small, until};
 use tokio::task::JoinSet;
 
-/// Cycles under way at once: as many starts as the server makes at once.
+/// Number of concurrent cycles: as many as the server starts at once.
 const AT_ONCE: u32 = 8;
-/// After so many cycles the server has grown to its size: each thread has filled its cache of freed memory (the C library
-/// keeps seven pieces of each of 64 sizes for it), and each connection to the store its cache of pages.
+/// Number of cycles after which the server has its full size: each thread has filled its cache of freed
+/// memory (the C library keeps seven chunks of each of 64 sizes per thread), and each connection to the store
+/// has filled its page cache.
 const GROWN_AFTER: u32 = 1000;
-/// Without the caches of the threads it has its size much sooner.
+/// Number of cycles after which a server without per-thread caches has its full size, which is much sooner.
 const GROWN_WITHOUT_CACHES_AFTER: u32 = 100;
-/// Has the C library keep no freed memory for each thread: what a server holds then is what it has not freed.
+/// Command prefix that disables the C library's per-thread caches of freed memory, so that the server's size
+/// shows only memory that was not freed.
 const WITHOUT_CACHES: [&str; 2] = ["env", "GLIBC_TUNABLES=glibc.malloc.tcache_count=0"];
-/// A `bellglass run` that was killed keeps its sandbox for a minute, for a client that comes back.
+/// Timeout for the end of sandboxes of killed `bellglass run` clients. The server keeps each for a minute, so
+/// that its client can reconnect.
 const RUN_KEEPS: Duration = Duration::from_secs(90);
 
-/// How many cycles, kills of the server and kills of clients: `BELLGLASS_CYCLES` cycles and in proportion, or what CI has
-/// time for.
+/// Returns the numbers of cycles, of server kills and of client kills: `BELLGLASS_CYCLES` and numbers in
+/// proportion to it, or small numbers for CI.
 fn sizes() -> (u32, u32, u32) {
     match std::env::var("BELLGLASS_CYCLES").ok().and_then(|text| text.parse::<u32>().ok()) {
         Some(cycles) => (cycles, cycles * 3 / 10, cycles / 5),
@@ -36,7 +39,7 @@ fn sizes() -> (u32, u32, u32) {
     }
 }
 
-/// What a process holds: resident bytes, and descriptors.
+/// Returns the resident memory of a process in bytes, and the number of its open descriptors.
 fn held(pid: u32) -> (u64, usize) {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -44,9 +47,9 @@ fn held(pid: u32) -> (u64, usize) {
     (kib * 1024, std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
 }
 
-/// What the server holds when nothing is under way: no connection, no sandbox.
+/// Measures the server at rest: without connections and without sandboxes.
 async fn at_rest(service: &Service) -> (u64, usize) {
-    // Connections to the store are opened when they are first needed, a few at most.
+    // The store opens its connections on first use, a few at most. Make it open all of them now.
     let mut looks = JoinSet::new();
     for _ in 0..64 {
         let wire = service.wire();
@@ -54,7 +57,8 @@ async fn at_rest(service: &Service) -> (u64, usize) {
     }
     looks.join_all().await;
     let mut least = held(service.pid());
-    // Connections and what the server tries of itself come and go within seconds.
+    // Connections and the server's own probes come and go within seconds, so take the minimum of the
+    // descriptors.
     let since = Instant::now();
     while since.elapsed() < Duration::from_secs(3) {
         let (bytes, descriptors) = held(service.pid());
@@ -64,7 +68,7 @@ async fn at_rest(service: &Service) -> (u64, usize) {
     least
 }
 
-/// Makes sandboxes and ends them, several at once, on connections that are closed afterwards.
+/// Creates and stops sandboxes, several at once, on connections that are closed afterwards.
 async fn cycle(service: &Service, cycles: u32) {
     let (client, left) = (service.client(), Arc::new(AtomicU32::new(cycles)));
     let mut workers = JoinSet::new();
@@ -79,7 +83,7 @@ async fn cycle(service: &Service, cycles: u32) {
     workers.join_all().await;
 }
 
-/// Fails if a server that has gone through some cycles is larger after many more of them, or has left anything.
+/// Fails if the server is larger after `more` cycles than after the `first` ones, or if anything is left.
 async fn assert_does_not_grow(service: &Service, first: u32, more: u32) {
     let begun = Instant::now();
     cycle(service, first).await;
@@ -102,7 +106,7 @@ async fn assert_does_not_grow(service: &Service, first: u32, more: u32) {
 /// Many create and stop cycles leave nothing behind, and the server's memory and descriptors do not grow.
 #[test]
 fn a_thousand_cycles_leave_nothing_and_the_server_does_not_grow() {
-    // The test below is stricter, and enough for CI.
+    // The test below is stricter, and sufficient for CI.
     if std::env::var_os("BELLGLASS_CYCLES").is_none() {
         eprintln!("skipped: takes 1,000 cycles to mean something; run it with `just soak`");
         return;
@@ -113,7 +117,7 @@ fn a_thousand_cycles_leave_nothing_and_the_server_does_not_grow() {
     });
 }
 
-/// What is not freed shows at once where freed memory is not kept.
+/// Without per-thread caches, memory that is not freed shows at once.
 #[test]
 fn nothing_of_a_sandbox_stays_in_the_memory_of_the_server() {
     served(async || {
@@ -123,7 +127,7 @@ fn nothing_of_a_sandbox_stays_in_the_memory_of_the_server() {
     });
 }
 
-/// A sandbox from its request to its end, as a client sees it who knows nothing of what happens to the server.
+/// Takes a sandbox from create to stop, as a client that is unaware of kills of the server.
 async fn whole_life(client: Client) -> SandboxId {
     let id = client.create(&small()).await.unwrap().id;
     let spec = script("echo once >> /workspace/runs; cat /workspace/runs");
@@ -134,7 +138,8 @@ async fn whole_life(client: Client) -> SandboxId {
     id
 }
 
-/// Whatever the server does when it is killed, the client gets its result, the command runs once, and nothing is left.
+/// Regardless of the server's activity when it is killed, the client gets its result, the command runs once,
+/// and nothing is left.
 #[test]
 fn a_server_killed_during_a_create_an_exec_or_a_stop_finishes_or_forgets_it() {
     served(async || {
@@ -155,7 +160,7 @@ fn a_server_killed_during_a_create_an_exec_or_a_stop_finishes_or_forgets_it() {
     });
 }
 
-/// A client that will be killed: one that creates, one in the middle of an exec, one that runs.
+/// Starts a client that will be killed: `create` (0), `exec` (1) or `run` (anything else).
 async fn doomed(service: &Service, kind: u64) -> Child {
     let small_words = ["--memory", "128M", "--disk", "64M", "--inodes", "1024", "--tmp", "16M"];
     let command = ["--timeout", "1s", "--", "sleep", "30"];
@@ -171,7 +176,8 @@ async fn doomed(service: &Service, kind: u64) -> Child {
     child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// The sandboxes of a client that is killed during a create, an exec or a run are removed when their time is over.
+/// The sandboxes of a client that is killed during a create, an exec or a run are removed when their idle
+/// time is over.
 #[test]
 fn a_client_killed_at_any_moment_leaves_nothing_once_its_time_is_over() {
     served(async || {
@@ -180,7 +186,7 @@ fn a_client_killed_at_any_moment_leaves_nothing_once_its_time_is_over() {
         let (_, _, clients) = sizes();
         let full = std::env::var_os("BELLGLASS_CYCLES").is_some();
         for _ in 0..clients {
-            // A run's sandbox stays a minute: CI has no time for that.
+            // The sandbox of a `run` stays for a minute, which CI has no time for.
             let mut client = doomed(&service, random.below(if full { 3 } else { 2 })).await;
             tokio::time::sleep(Duration::from_millis(random.below(300))).await;
             client.kill().unwrap();

@@ -1,4 +1,5 @@
-//! What may leave a sandbox, and what that costs: a real server in a world of its own, programs that know nothing of it.
+//! Egress policies of sandboxes, and the overhead of the broker: a real server in a simulated network, and
+//! unmodified programs.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use client::{Client, Collected};
 use e2e::service::{Service, small};
 use e2e::world::{World, in_a_world};
 
-/// A program of the standard library, which is told of the proxy by its environment alone.
+/// Python program that uses only the standard library, and finds the proxy through its environment variables.
 const FETCH: &str = "
 import ssl, sys, urllib.request, urllib.error
 context = ssl.create_default_context(cadata=open('/workspace/certificate').read())
@@ -30,7 +31,7 @@ async fn on_each_tier(world: &World, test: impl AsyncFn(&Service, Tier)) {
     }
 }
 
-/// A sandbox with such a policy, in which the world's certificate lies.
+/// Creates a sandbox with this policy, and uploads the world's certificate into it.
 async fn sandbox(client: &Client, world: &World, tier: Tier, words: &[&str]) -> SandboxId {
     let policy = Some(Policy::of_words(words).unwrap());
     let id = client.create(&CreateSandbox { tier, policy, ..small() }).await.unwrap().id;
@@ -117,7 +118,7 @@ try:
 except urllib.error.HTTPError as error:
     print(error.code, error.read().decode())";
             let said = python(&client, &id, program, &[]).await;
-            // Both mean that there is no way; gVisor has the second.
+            // Both errors mean that no route exists; the second one is gVisor's.
             let no_way = ["failed [Errno 101] Network is unreachable\nfailed ", "failed [Errno 113] No route to host\nfailed "];
             assert!(no_way.iter().any(|words| said.starts_with(words)), "{said}");
             assert!(said.contains("\nfast\n403 bellglass: good.example:80: this sandbox has no network access\n"), "{said}");
@@ -126,7 +127,8 @@ except urllib.error.HTTPError as error:
     });
 }
 
-/// Bytes: a rate that is kept, and an end that is told.
+/// Byte limits: the rate is enforced, and exceeding the total ends the transfer and is recorded in the audit
+/// log.
 #[test]
 fn a_policy_bounds_bytes_by_second_and_altogether() {
     in_a_world(async |world| {
@@ -161,7 +163,7 @@ print(got, time.monotonic() - began)";
     });
 }
 
-/// A server that is killed: who is connected is cut, who comes later is served by the next one, and waits meanwhile.
+/// A program that connects while the server is down waits, and the next server handles its request.
 #[test]
 fn the_next_server_lets_out_what_the_one_before_it_did() {
     in_a_world(async |world| {
@@ -188,7 +190,7 @@ print(urllib.request.urlopen('http://good.example/quick', timeout=60).read())";
     });
 }
 
-/// Figures: a request through the broker beside one without, and a neighbour beside 500 connections at once.
+/// Measures a request with and without the broker, and a request next to 500 connections of another sandbox.
 #[test]
 fn the_broker_costs_little_and_is_fair() {
     in_a_world(async |world| {
@@ -222,7 +224,7 @@ print(took[len(took) // 2] * 1000)";
             }
             let best = |pick: fn(&(f64, f64)) -> f64| pairs.iter().map(pick).fold(f64::MAX, f64::min);
             let (direct, proxied) = (best(|pair| pair.0), best(|pair| pair.1));
-            // 500 connections at once, each of which keeps asking.
+            // 500 concurrent connections, each of which keeps sending data.
             let crowd = "
 import socket, threading, time
 end = time.monotonic() + 8

@@ -1,7 +1,7 @@
-//! Engines: Docker and Podman, as they are where people have them; and Daytona, as a server of the test tree.
+//! Engines: Docker and Podman as users run them, and a stand-in for Daytona.
 //!
-//! These start engines, so they need root, and `BELLGLASS_RUNTIMES` has to name `docker`, `podman` or `daytona`: `just engines` does all of
-//! it.
+//! These tests start engines. They need root, and `BELLGLASS_RUNTIMES` must name `docker`, `podman` or
+//! `daytona`; `just engines` sets this up.
 
 mod daytona;
 mod parity;
@@ -15,7 +15,7 @@ use std::process::{Command, Output};
 use e2e::lab::wanted;
 use runtime::engine::Kind;
 
-/// The engines that are to be tried.
+/// Returns the engines under test.
 fn engines() -> Vec<Kind> {
     if std::env::var_os("BELLGLASS_REAL").is_none() {
         eprintln!("skipped: needs root and engines; run it with `just engines`");
@@ -24,24 +24,24 @@ fn engines() -> Vec<Kind> {
     Kind::ALL.into_iter().filter(|kind| wanted(kind.name())).collect()
 }
 
-/// Whether Docker is.
+/// Returns true if Docker is under test.
 fn docker() -> bool {
     engines().contains(&Kind::Docker)
 }
 
-/// Whether workspaces of the server that stands for Daytona are.
+/// Returns true if workspaces of the Daytona stand-in are under test.
 fn daytona() -> bool {
     docker() && wanted("daytona")
 }
 
-/// What a command said to both, and its code.
+/// Runs a command; returns its exit code, and its standard output followed by its standard error.
 fn said(command: &mut Command) -> (i32, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     (status.code().unwrap_or(-1), text)
 }
 
-/// `bellglass` with a data directory, without anything of the environment but what finds programs.
+/// Returns a `bellglass` command with this data directory, and with an environment that contains only `PATH`.
 fn bellglass(data: &std::path::Path) -> Command {
     let mut command = Command::new(e2e::service::binary());
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").arg("--data").arg(data);

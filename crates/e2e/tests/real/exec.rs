@@ -1,4 +1,4 @@
-//! Execs in real sandboxes: how they end, what they leave, what they read.
+//! Execs in real sandboxes: outcomes, remaining processes, input and environment.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,8 @@ fn a_background_child_does_not_hold_the_exec() {
     });
 }
 
-/// A caller that lost the answer asks again, maybe before the first start has come to its verdict.
+/// A caller that lost the response repeats its request, possibly before the first start has succeeded or
+/// failed.
 #[test]
 fn a_start_that_is_asked_for_twice_at_once_is_answered_the_same_twice() {
     on(EVERYWHERE, async |lab| {
@@ -123,7 +124,8 @@ fn a_process_that_ends_at_once_is_never_waited_for() {
     });
 }
 
-/// A process that a signal ends is reported with that signal, and every exit code is reported as it is.
+/// A process that a signal terminates is reported with that signal, and every exit code is reported
+/// unchanged.
 #[test]
 fn a_signal_is_never_taken_for_success() {
     on(EVERYWHERE, async |lab| {
@@ -138,7 +140,8 @@ fn a_signal_is_never_taken_for_success() {
     });
 }
 
-/// A program that cannot be started, or a directory that cannot be entered, is `spawn_failed` with `ran: no`.
+/// A program that cannot be started, or a directory that cannot be entered, fails with `spawn_failed` and
+/// `ran: no`.
 #[test]
 fn what_cannot_be_started_is_an_error_and_did_not_run() {
     on(EVERYWHERE, async |lab| {
@@ -179,14 +182,15 @@ fn stdin_is_empty_unless_asked_for_and_ends_after_its_last_byte() {
         let exec = start(&sandbox, &with_stdin).await.unwrap();
         let within = Duration::from_secs(5);
         assert_eq!(exec.write_stdin(0, Bytes::from_static(b"hello "), false, within).await.unwrap(), 6);
-        // The same bytes again are not written twice.
+        // Bytes that are sent again at the same offset are not written twice.
         assert_eq!(exec.write_stdin(0, Bytes::from_static(b"hello "), false, within).await.unwrap(), 6);
         assert_eq!(exec.write_stdin(6, Bytes::from_static(b"world"), true, within).await.unwrap(), 11);
         assert_eq!(text(&exec.collect().await.unwrap()), "hello world");
     });
 }
 
-/// Scripts open their streams by name, as in `echo x > /dev/stderr`. Not under gVisor, where that would open them to others too.
+/// Scripts can open their streams by name, as in `echo x > /dev/stderr`. Not under gVisor, where this would
+/// also let other processes open them.
 #[test]
 fn a_program_may_open_its_streams_by_their_names() {
     on(&["runc"], async |lab| {
@@ -315,11 +319,11 @@ fn every_exec_finds_a_usable_home() {
             ],
             "{text}"
         );
-        // Nine of them say where the way out is.
+        // Nine of the variables are proxy settings.
         assert!(lines[10].parse::<u32>().unwrap() <= 15 + 9, "{text}");
         let files = sh(&sandbox, "ulimit -Hn; ulimit -c").await;
         let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
-        // What the machine has in all is shared out among sandboxes.
+        // The limit is at most a sandbox's share of the machine's open files.
         let share = runtime::tables::open_files(&api::limits::Limits::default());
         assert_eq!(e2e::lab::text(&files), format!("{}\n0\n", hard.min(share)));
     });
@@ -331,12 +335,12 @@ fn nothing_inside_tells_of_the_host() {
     const LOOK: &str = "cat /sys/class/dmi/id/* /sys/devices/virtual/dmi/id/* /sys/firmware/dmi/tables/* 2>/dev/null; \
                         cat /proc/cmdline; echo; cat /proc/keys /proc/key-users 2>/dev/null; dmesg 2>/dev/null; \
                         cat /dev/kmsg 2>/dev/null; cat /proc/kmsg 2>/dev/null; true";
-    // Words of the host that are long enough to be nobody else's.
+    // Returns the words that are long enough to be specific to this host.
     let words = |text: &str| -> std::collections::BTreeSet<String> {
         text.split_whitespace().filter(|word| word.len() >= 8).map(str::to_owned).collect()
     };
     on(EVERYWHERE, async |lab| {
-        // The same command on the host, as its root, finds some.
+        // Positive control: root on the host finds such words in the same sources.
         let control = "cat /proc/cmdline /proc/keys; dmesg 2>/dev/null | tail -200; cat /sys/class/dmi/id/* 2>/dev/null";
         let host = std::process::Command::new("sh").args(["-c", control]).output().unwrap();
         let host = words(&String::from_utf8_lossy(&host.stdout));
@@ -348,7 +352,7 @@ fn nothing_inside_tells_of_the_host() {
         }
         for one in &seen {
             let told: Vec<String> = words(one).intersection(&host).cloned().collect();
-            // gVisor invents a kernel log and a command line of its own, out of words that kernels use.
+            // gVisor makes up a kernel log and a command line from words that kernels commonly use.
             assert!(told.is_empty() || lab.runtime.name() == "runsc" && told.len() < 3, "{told:?} in {one}");
         }
         if lab.runtime.name() != "runsc" {

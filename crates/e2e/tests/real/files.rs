@@ -1,4 +1,5 @@
-//! Files of real sandboxes, through the whole platform: any bytes, any name, whole or not at all, over every cut.
+//! Files in real sandboxes, through the whole platform: any content, any name, atomic writes, across every
+//! interruption.
 
 mod copies;
 mod relay;
@@ -16,10 +17,10 @@ use client::{Client, Files};
 use e2e::lab::script;
 use e2e::service::{Service, served, small};
 
-/// Larger than any small file here.
+/// Read limit, larger than every small file of these tests.
 const MOST: u64 = 1 << 20;
 
-/// The tiers that this machine has.
+/// Returns the tiers that this machine supports and the test run includes.
 fn tiers() -> Vec<Tier> {
     let wanted = std::env::var("BELLGLASS_RUNTIMES").unwrap_or_else(|_| "runc,runsc".into());
     let mut tiers = Vec::new();
@@ -32,7 +33,7 @@ fn tiers() -> Vec<Tier> {
     tiers
 }
 
-/// A sandbox of this tier with room on its disk.
+/// Returns a create request for a sandbox of this tier with a disk of this size.
 fn roomy(tier: Tier, disk_bytes: u64) -> CreateSandbox {
     let limits = Limits { disk_bytes, disk_inodes: 16_384, ..e2e::service::small_limits() };
     CreateSandbox { tier, limits: limits.into(), ..small() }

@@ -1,7 +1,8 @@
 //! The laws on every backend of this machine, on stock runc, and on mutants that break one law each.
 //!
-//! These need root and the OCI runtimes, so without `BELLGLASS_REAL` they are skipped. With it, whatever is missing is
-//! a failure; `BELLGLASS_RUNTIMES` names the runtimes of a machine that does not have all. `youki` is tried where it is.
+//! These tests need root and the OCI runtimes; without `BELLGLASS_REAL` they are skipped. With it, anything
+//! that is missing is a failure; `BELLGLASS_RUNTIMES` names the runtimes of a machine that does not have all
+//! of them. `youki` is tested where it is installed.
 
 mod ground;
 mod mutants;
@@ -50,7 +51,7 @@ async fn daytona_keeps_all_laws() {
     ground.assert_clean();
 }
 
-/// Nobody has to have it: it is not in Debian.
+/// `youki` is optional, because it is not in Debian.
 #[tokio::test]
 async fn youki_keeps_all_laws_where_it_is_installed() {
     let Some(ground) = Ground::find("youki").filter(|_| Flavor::youki().find().is_ok()) else { return };

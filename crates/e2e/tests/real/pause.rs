@@ -25,7 +25,7 @@ use e2e::world::in_a_world;
 use crate::ports::ground::{Application, asked, exchange, on_each_tier};
 
 const WAIT: Duration = Duration::from_secs(20);
-/// Counts in memory and shows the count in a file.
+/// Shell loop that keeps a count in memory and writes it to a file.
 const COUNTER: &str = "i=0; while :; do i=$((i+1)); echo $i > /workspace/count.new; mv /workspace/count.new /workspace/count; sleep 0.01; done";
 
 pub(crate) async fn read_count(client: &Client, id: &SandboxId) -> u64 {
@@ -47,12 +47,12 @@ pub(crate) async fn until_paused(client: &Client, id: &SandboxId) {
     until(WAIT, "the pause", async || state(client, id).await == SandboxState::Paused).await;
 }
 
-/// Processor time of all processes of a sandbox, as the machine counts it.
+/// Returns the CPU time of all processes of a sandbox, as the host counts it.
 pub(crate) async fn used(client: &Client, id: &SandboxId) -> u64 {
     client.usage(id).await.unwrap().cpu_us
 }
 
-/// A server whose configuration contains these lines.
+/// Starts a server with this configuration file.
 fn configured(text: &str) -> (tempfile::TempDir, PathBuf, Service) {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("bellglass.toml");
@@ -95,7 +95,7 @@ fn a_paused_sandbox_continues_where_it_was() {
             let mut last = read_count(&client, &id).await;
             for round in 0..20 {
                 client.pause(&id).await.unwrap();
-                // Every second time a request that needs the sandbox resumes it.
+                // In every second round, the request that reads the count resumes the sandbox.
                 if round % 2 == 0 {
                     client.resume(&id).await.unwrap();
                 }
@@ -188,7 +188,7 @@ fn no_time_elapses_while_paused() {
     });
 }
 
-/// `on_timeout = pause`: both timeouts pause the sandbox, and a request resumes it with what it had in memory.
+/// `on_timeout = pause`: both timeouts pause the sandbox, and a request resumes it with its memory intact.
 #[test]
 fn a_timeout_pauses_a_sandbox_that_wants_that() {
     served(async || {
@@ -208,7 +208,8 @@ fn a_timeout_pauses_a_sandbox_that_wants_that() {
                 let id = client.create(&request).await.unwrap().id;
                 let counting = match what {
                     "time to live" => client.start(&id, &script(COUNTER)).await.map(drop),
-                    // A running exec keeps a sandbox from being idle; a process that it left behind does not.
+                    // A running exec keeps a sandbox from being idle; a background process of an ended exec
+                    // does not.
                     _ => client
                         .exec(&id, &script(&format!("({COUNTER}) > /dev/null 2>&1 &")))
                         .await
@@ -229,7 +230,7 @@ fn a_timeout_pauses_a_sandbox_that_wants_that() {
                 client.stop(&id).await.unwrap();
             }
         }
-        // Control: without the option it ends.
+        // Control: without the option, the time to live ends the sandbox.
         let limits = Limits { ttl_ms: 2_000, ..Limits::default() };
         let id = client.create(&CreateSandbox { limits: limits.into(), ..small() }).await.unwrap().id;
         until(WAIT, "the end", async || state(&client, &id).await == SandboxState::Ended).await;
@@ -237,7 +238,8 @@ fn a_timeout_pauses_a_sandbox_that_wants_that() {
     });
 }
 
-/// The output of a paused sandbox is silent and continues after the pause, without a gap, for a reader that stays.
+/// A reader that stays connected receives nothing during a pause, and the rest of the output after it,
+/// without a gap.
 #[test]
 fn a_reader_waits_through_a_pause() {
     served(async || {
@@ -248,7 +250,7 @@ fn a_reader_waits_through_a_pause() {
         let mut exec = client.exec(&id, &script(lines)).await.unwrap();
         assert!(matches!(exec.next().await.unwrap(), Some(Event::Data { .. })));
         client.pause(&id).await.unwrap();
-        // Longer than a connection to a guest that does not answer lasts.
+        // Longer than a connection to an unresponsive guest is kept.
         let reading = tokio::spawn(exec.collect());
         tokio::time::sleep(Duration::from_secs(35)).await;
         assert!(!reading.is_finished(), "the reader ended during the pause");
@@ -264,7 +266,8 @@ fn a_reader_waits_through_a_pause() {
     });
 }
 
-/// Files, ports, leases, policies and new execs resume a paused sandbox; requests that only look at it do not.
+/// Files, ports, leases, policies and new execs resume a paused sandbox; requests that only inspect it do
+/// not.
 #[test]
 fn requests_resume_a_paused_sandbox() {
     on_each_tier(async |service, tier| {
@@ -288,7 +291,7 @@ fn requests_resume_a_paused_sandbox() {
         let workspace = FilePath::new(b"/workspace").unwrap();
         assert!(client.files(id).list(&workspace, 1).await.is_ok());
         assert_eq!(state(client, id).await, SandboxState::Running);
-        // An open connection is silent during a pause, and continues.
+        // An open connection is silent during a pause, and continues after it.
         let mut socket = application.websocket();
         assert_eq!(exchange(&mut socket, "before"), "before");
         paused().await;
@@ -300,7 +303,7 @@ fn requests_resume_a_paused_sandbox() {
     });
 }
 
-/// A policy and a secret hold after a pause, for a program that was running.
+/// A policy and a secret still apply after a pause, to a program that was already running.
 #[test]
 fn a_policy_and_a_secret_outlive_a_pause() {
     in_a_world(async |world| {
@@ -380,7 +383,7 @@ fn a_paused_sandbox_ends_after_the_longest_pause_and_counts_until_then() {
     });
 }
 
-/// `bellglass pause`, `resume` and `create --on-timeout`, as a person uses them.
+/// `bellglass pause`, `resume` and `create --on-timeout` from the command line.
 #[test]
 fn the_command_line_pauses_and_resumes() {
     served(async || {

@@ -1,4 +1,5 @@
-//! Sandboxes that are ready before anybody asks, on real runtimes: what they are, whose they are, and what a killed server leaves.
+//! Pre-warmed sandboxes on real runtimes: their equality with cold ones, their claims, and the leftovers of a
+//! killed server.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -12,10 +13,10 @@ use e2e::lab::script;
 use e2e::service::{Service, served, small, tiers, until};
 use tokio::task::JoinSet;
 
-/// To make a few ahead on a busy machine, and their imports.
+/// Timeout for pre-warming a few sandboxes, with their imports, on a busy machine.
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
-/// A server that makes sandboxes ahead, which others do not in tests.
+/// Starts a server with a pool, which the servers of other tests do not have.
 fn pooled(more: &str) -> (Service, tempfile::NamedTempFile) {
     let config = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(config.path(), format!("pool_ready = 1\n{more}")).unwrap();
@@ -100,7 +101,8 @@ async fn many() {
     assert_eq!(warm, 20);
     all.extend(made.into_iter().map(|one| one.id));
     assert_eq!(all.len(), 40, "each was given once");
-    // Whatever was ready or being made when the server was killed is gone, and what was given goes on.
+    // After a kill, sandboxes that were in the pool or being created are gone, and claimed sandboxes
+    // continue.
     for _ in 0..3 {
         let asking = client.clone();
         let creating = tokio::spawn(async move {
@@ -128,13 +130,14 @@ async fn many() {
         ends.spawn(async move { client.stop(&id).await.unwrap() });
     }
     ends.join_all().await;
-    // Nobody has asked this server for one yet.
+    // This server has received no create yet, so it has no pre-warmed sandboxes.
     service.assert_nothing_left().await;
 }
 
 #[test]
 fn code_in_a_ready_sandbox_finds_its_imports_done() {
-    // Requirements A10.02, A10.03.
+    // Requirements A10.02, A10.03: the imports are loaded in a warm sandbox, which is ten times faster than a
+    // cold one.
     served(async || {
         if tiers().any(|tier| tier == Tier::Container) {
             imported().await;
@@ -145,7 +148,8 @@ fn code_in_a_ready_sandbox_finds_its_imports_done() {
 async fn imported() {
     let (mut service, config) = pooled("");
     e2e::layer::lend(service.data(), "interpreter");
-    // Whoever makes a template inherits orphans; those of a killed server are the next one's to end, and nobody's here.
+    // Building a template makes this process adopt orphans. Orphans of a killed server belong to the next
+    // server, so stop that.
     let _ = rustix::process::set_child_subreaper(None);
     std::fs::write(config.path(), "pool_ready = 1\npool_templates = [\"interpreter\"]\n").unwrap();
     service.kill();

@@ -1,13 +1,13 @@
-//! Ports inside sandboxes, reached through a real server: an application the test brings along, asked by curl, by raw sockets,
-//! by `bellglass forward` and by a browser.
+//! Ports inside sandboxes, reached through a real server: an application that the test provides, accessed with
+//! curl, raw sockets, `bellglass forward` and a browser.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`http`] | what an application is asked and what it answers, by name and by headers, with HTTP/1.1 and HTTP/2 |
+//! | [`http`] | requests and responses, by name and by headers, with HTTP/1.1 and HTTP/2 |
 //! | [`streams`] | WebSocket, events, large bodies, tunnels |
-//! | [`ends`] | whoever goes away: clients, applications, servers |
+//! | [`ends`] | disconnects and deaths of clients, applications and servers |
 //! | [`browser`] | a page in Chromium |
-//! | [`ground`] | what all of them stand on |
+//! | [`ground`] | the setup that all of them share |
 
 mod browser;
 mod ends;

@@ -1,5 +1,5 @@
-//! Secrets: what a program inside has, what the host gets, and what comes back. A real server in a world of its own, and programs that
-//! know nothing of either.
+//! Secrets: placeholders inside, values at the bound host, and responses without values. A real server in a
+//! simulated network, and unmodified programs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use e2e::world::{World, in_a_world};
 
 const CANARY: &str = "canary-5f0e9c2b+77/31d4=";
 const NEXT: &str = "canary-of-tomorrow-8c1d";
-/// Where it is bound, in most tests.
+/// Policy of most tests: binds the secret to one path of one host.
 const BOUND: [&str; 4] = ["good.example", "evil.example", "*.good.example", "secret:API_KEY=good.example/v1"];
 
-/// Prints what a URL answers, however it is asked for.
+/// Python program that sends the secret to a URL in the given header, and prints the response.
 const ASK: &str = "
 import os, sys, urllib.request, urllib.error
 header, url, body = sys.argv[1], sys.argv[2], sys.argv[3].encode() if len(sys.argv) > 3 else None
@@ -65,7 +65,7 @@ async fn ask(client: &Client, id: &SandboxId, rest: &[&str]) -> String {
     run(client, id, &[&["python3", "-c", ASK], rest].concat()).await
 }
 
-/// The last request that a host of the world has seen over TLS.
+/// Returns the last request that a host of the world received over TLS.
 fn last(world: &World) -> serde_json::Value {
     requests_of(world).last().unwrap().clone()
 }
@@ -88,7 +88,7 @@ fn a_placeholder_becomes_the_value_at_its_place_and_nowhere_else() {
             assert!(inside.starts_with("bellglass-secret-API_KEY-"), "{inside}");
             let real = format!("Bearer {CANARY}");
             let placeholder = format!("Bearer {inside}");
-            // S-02: whatever is not the place gets the placeholder.
+            // S-02: every other header, path and host gets the placeholder.
             for (header, url, gets) in [
                 ("authorization", "https://good.example/v1/a", &real),
                 ("authorization", "https://good.example/v1", &real),
@@ -100,7 +100,8 @@ fn a_placeholder_becomes_the_value_at_its_place_and_nowhere_else() {
             ] {
                 let strange = url.contains("evil") || url.contains("www");
                 let said = if strange {
-                    // Not looked into: the host's own certificate, which the template does not trust.
+                    // Not intercepted: the program sees the host's own certificate, which the template does
+                    // not trust.
                     let refused = ask(&client, &id, &[header, url]).await;
                     assert!(refused.contains("CERTIFICATE_VERIFY_FAILED"), "{url}: {refused}");
                     let token = format!("{header}: {placeholder}");
@@ -130,7 +131,8 @@ fn a_placeholder_becomes_the_value_at_its_place_and_nowhere_else() {
     });
 }
 
-/// Programs of all kinds are told whom to trust, and cannot change it; those without a secret trust nobody more.
+/// Programs of all kinds trust the project's authority and cannot change that; a sandbox without a secret
+/// trusts no additional authority.
 #[test]
 fn programs_trust_the_project_where_a_secret_is_bound_and_see_the_hosts_own_certificate_elsewhere() {
     in_a_world(async |world| {
@@ -177,7 +179,7 @@ grep -c BEGIN $SSL_CERT_FILE";
     });
 }
 
-/// S-02: answers that give back what came hold no value, in whatever form and pieces.
+/// S-02: responses that reflect a request contain no value, in whatever encoding and pieces.
 #[test]
 fn an_echo_tells_nothing() {
     in_a_world(async |world| {
@@ -210,7 +212,7 @@ fn an_echo_tells_nothing() {
                     assert!(said.contains(&format!("Bearer {}", "*".repeat(CANARY.len()))), "{kind}: {said}");
                 }
             }
-            // A redirect is followed by the program, which has nothing to take along.
+            // The program follows a redirect itself, and has only the placeholder to send.
             let curl = "curl -sLk --location-trusted -H \"authorization: Bearer $API_KEY\" https://good.example/v1/reflect/redirect; echo; echo $API_KEY";
             let said = run(&client, &id, &["sh", "-c", curl]).await;
             let seen = last(world);
@@ -224,7 +226,8 @@ fn an_echo_tells_nothing() {
     });
 }
 
-/// A change counts from the next request on, also over a killed server; what is removed is refused by name.
+/// A change applies from the next request on, also after a kill of the server; use of a removed secret is
+/// refused with its name.
 #[test]
 fn a_secret_is_changed_and_removed_under_a_running_sandbox() {
     in_a_world(async |world| {
@@ -258,7 +261,7 @@ fn a_secret_is_changed_and_removed_under_a_running_sandbox() {
             let refused =
                 client.set_policy(&id, &Policy::of_words(&BOUND).unwrap()).await.unwrap_err().to_string();
             assert!(refused.contains("project default has no secret API_KEY"), "{refused}");
-            // Without the binding the host is not looked into any more.
+            // Without the binding, TLS to the host is no longer intercepted.
             client.set_policy(&id, &Policy::of_words(&BOUND[..3]).unwrap()).await.unwrap();
             let said = run(
                 &client,
@@ -276,7 +279,8 @@ fn a_secret_is_changed_and_removed_under_a_running_sandbox() {
     });
 }
 
-/// S-03, and what is refused before anything is made.
+/// S-03: a secret belongs to its project, and a binding that cannot work is refused before a sandbox is
+/// created.
 #[test]
 fn a_secret_is_its_projects_and_what_cannot_be_used_is_refused_by_name() {
     in_a_world(async |world| {
@@ -303,7 +307,7 @@ fn a_secret_is_its_projects_and_what_cannot_be_used_is_refused_by_name() {
         assert_eq!(reader.secrets().await.unwrap().len(), 1);
         assert!(reader.put_secret("API_KEY", &PutSecret { value: NEXT.into() }).await.is_err());
         assert!(reader.remove_secret("API_KEY").await.is_err());
-        // A rule for methods and paths holds inside TLS, where each request is read.
+        // A rule for methods and paths also applies inside TLS, where the broker reads each request.
         let id = client
             .create(&words(&["GET good.example/v1/*", "secret:API_KEY=good.example"]))
             .await
@@ -350,7 +354,7 @@ fn the_value_is_nowhere() {
                 told += &ask(&client, &id, &["authorization", &format!("https://good.example/v1/reflect/{kind}")]).await;
             }
             assert_eq!(last(world)["headers"]["authorization"], format!("Bearer {plain}"), "it was used");
-            // One that goes on, so that there is something to look at.
+            // This process keeps running, so that the search has something to find.
             let spec = ExecSpec { argv: ["sh", "-c", "echo $API_KEY > /workspace/kept; sleep 60"].map(str::to_owned).to_vec(), ..ExecSpec::default() };
             client.start(&id, &spec).await.unwrap();
             let search = "
@@ -377,14 +381,14 @@ print(*found)";
             assert!(!told.contains(plain), "{told}");
             let everywhere = |word: &str| holding(service.data(), word.as_bytes());
             assert!(everywhere(plain).is_empty(), "{:?}", everywhere(plain));
-            // The control: the search finds what is there.
+            // Control: the search finds words that exist.
             assert!(everywhere("API_KEY").iter().any(|path| path.contains("bellglass.db")) && everywhere("secret_set").iter().any(|path| path.ends_with("audit.log")));
         })
         .await;
     });
 }
 
-/// A person is asked, and what is typed is not shown.
+/// The command prompts for the value, and does not echo it.
 #[test]
 fn a_value_is_typed_unseen() {
     served(async || {
@@ -401,7 +405,7 @@ fn a_value_is_typed_unseen() {
             move |screen: &[String]| screen.iter().any(|row| row.trim_end() == format!("value of {name}:"))
         };
         tmux.until(shows, "a question", asks("API_KEY")).await;
-        // Longer than a line of the kernel's.
+        // Longer than a line of the kernel's terminal buffer.
         tmux.line(&"canary-5f0e".repeat(500));
         tmux.until(shows, "the next question", asks("OTHER")).await;
         tmux.text("canary-5f0e");
@@ -422,13 +426,13 @@ fn tempfile(text: &str) -> tempfile::NamedTempFile {
     file
 }
 
-/// The files below a directory that hold a word.
+/// Returns the files below a directory that contain these bytes.
 fn holding(directory: &Path, word: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         let Ok(kind) = entry.file_type() else { continue };
-        // Layers are lent by link, and are the tests' own.
+        // Layers are symlinks to those of the tests, and hold no data of this server.
         if kind.is_dir() {
             found.extend(holding(&path, word));
         } else if kind.is_file() {
@@ -441,7 +445,7 @@ fn holding(directory: &Path, word: &[u8]) -> Vec<String> {
     found
 }
 
-/// As RFC 4648 has it.
+/// Encodes text in base64, as specified by RFC 4648.
 fn base64(text: &str) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut coded = String::new();

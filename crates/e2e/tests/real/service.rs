@@ -1,4 +1,4 @@
-//! A service that people leave running: kills, upgrades, and what is left after them.
+//! A server in continuous use: kills, upgrades, and their leftovers.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -9,10 +9,11 @@ use e2e::lab::{exec, script};
 use e2e::random::Random;
 use e2e::service::{Service, binary, served, small};
 
-/// Counts until it is told to stop, without starting a process for each number: that alone would fill a machine.
+/// Python program that counts until `/workspace/stop` exists. It starts no process for each number, because
+/// that alone would overload a machine.
 const COUNTER: &str = "import os, time\ni = 0\nwhile not os.path.exists('/workspace/stop'):\n    print(i)\n    i += 1\n    time.sleep(0.02)\nprint('last', i)";
 
-/// How often the server is killed: `BELLGLASS_KILLS`, or what CI has time for.
+/// Returns the number of kills of the server: `BELLGLASS_KILLS`, or a small number for CI.
 fn kills() -> u32 {
     std::env::var("BELLGLASS_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
 }
@@ -30,7 +31,7 @@ fn another_release_takes_over_under_load_and_hands_back() {
     let other = place.path().join("bellglass");
     under_load(4, |service, time| {
         if !other.exists() {
-            // Another file, as a rebuild is, which does the same.
+            // A different file with the same behaviour, as after a rebuild.
             std::fs::copy(binary(), &other).unwrap();
             std::fs::File::options().append(true).open(&other).unwrap().write_all(b"another build").unwrap();
         }
@@ -38,8 +39,8 @@ fn another_release_takes_over_under_load_and_hands_back() {
     });
 }
 
-/// 50 sandboxes, each with an exec that prints a counter in mode `block`, under a server that is killed again and again, and
-/// that is changed each time before it comes back.
+/// Runs 50 sandboxes, each with an exec that prints a counter in mode `block`, under a server that is killed
+/// again and again, and that `change` modifies before each restart.
 fn under_load(times: u32, change: impl Fn(&mut Service, u32)) {
     const SANDBOXES: usize = 50;
     served(async || {
@@ -73,7 +74,7 @@ fn under_load(times: u32, change: impl Fn(&mut Service, u32)) {
             change(&mut service, time);
             let down = Instant::now();
             service.begin();
-            // Back means: it answers, and knows them all.
+            // The server is back when it responds and lists all sandboxes.
             let live = client.sandboxes(false).await.unwrap();
             slowest = slowest.max(down.elapsed());
             assert_eq!(live.iter().filter(|one| one.state == SandboxState::Running).count(), SANDBOXES);

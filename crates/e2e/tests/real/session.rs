@@ -1,5 +1,6 @@
-//! A notebook of some thirty cells, run as cells of a context, against what each must come to; and the same notebook executed by
-//! nbconvert with a Jupyter kernel, in the same sandbox, which must show the same.
+//! A notebook of some thirty cells, run as cells of a context and compared with the expected results.
+//! nbconvert then executes the same notebook with a Jupyter kernel in the same sandbox, and must display the
+//! same.
 
 use api::code::{Bundle, Language, RunResult};
 use api::exec::Outcome;
@@ -8,19 +9,19 @@ use e2e::room::{Ran, Room, in_a_room_with, python};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// A cell and what it must come to.
+/// Cell of the notebook, with its expected result.
 #[derive(Deserialize)]
 struct Cell {
     source: String,
     code: i32,
     error: Option<String>,
-    /// The types of everything that is shown, in order.
+    /// Types of each displayed result, in order.
     types: Vec<Vec<String>>,
 }
 
-/// Jupyter's own tools, beside what the template has.
+/// Jupyter's own tools, in addition to the packages of the template.
 const JUPYTER: [&str; 2] = ["nbconvert", "ipykernel"];
-/// Executes the notebook of the working directory, and prints what each cell has shown.
+/// Python program that executes the notebook in the working directory, and prints the results of each cell.
 const CONVERT: &str = r#"
 import json, os, subprocess, sys
 # The template's choice is for programs without a notebook.
@@ -53,14 +54,14 @@ fn a_session_shows_what_a_notebook_shows() {
     };
     in_a_room_with(limits, &["python-packages"], async |_, room| {
         let ours = session(room, &cells).await;
-        // A Jupyter kernel takes minutes there, and shows nothing else.
+        // Under gVisor a Jupyter kernel takes minutes, and shows nothing different.
         if room.is_container() {
             compare(&cells, &ours, &notebook(room, &cells).await);
         }
     });
 }
 
-/// Runs all cells in one context, and says what types each has shown.
+/// Runs all cells in one context, and returns the types that each cell displayed.
 async fn session(room: &Room, cells: &[Cell]) -> Vec<Vec<Vec<String>>> {
     let context = room.context(Language::Python).await;
     let mut all = Vec::new();
@@ -82,12 +83,12 @@ async fn session(room: &Room, cells: &[Cell]) -> Vec<Vec<Vec<String>>> {
 }
 
 fn representations(ran: &Ran) -> Vec<Vec<String>> {
-    // A notebook puts an update in the place of what it updates.
+    // In a notebook, an update replaces an earlier display instead of adding one, so updates are not counted.
     let shown = ran.shown().into_iter().filter(|bundle: &&Bundle| !bundle.update);
     shown.map(|bundle| bundle.data.keys().cloned().collect()).collect()
 }
 
-/// Has Jupyter execute the cells, and gives back what it told of each.
+/// Executes the cells with Jupyter, and returns the results of each.
 async fn notebook(room: &Room, cells: &[Cell]) -> Vec<Value> {
     let cells: Vec<Value> = cells
         .iter()

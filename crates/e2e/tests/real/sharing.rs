@@ -1,5 +1,5 @@
-//! Many who ask at once: room and quotas are never overrun, what is asked twice is done once, and what belongs to one project is
-//! not there for another.
+//! Concurrent callers: capacity and quotas are never exceeded, a repeated request takes effect once, and
+//! projects are isolated from each other.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -16,12 +16,13 @@ use e2e::wire::{Answer, Wire, command, sandbox};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-/// How many ask at once for what only few can have: `BELLGLASS_CROWD`, or what CI has time for.
+/// Returns the number of concurrent callers that compete for a few sandboxes: `BELLGLASS_CROWD`, or a number
+/// that suits CI.
 fn crowd() -> usize {
     std::env::var("BELLGLASS_CROWD").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
 }
 
-/// Asks for sandboxes, all at once.
+/// Sends this many creates concurrently.
 async fn create_all(wire: &Wire, request: &CreateSandbox, count: usize, key: Option<&str>) -> Vec<Answer> {
     let mut asked = JoinSet::new();
     for _ in 0..count {
@@ -82,7 +83,7 @@ fn creates_beyond_the_room_of_the_machine_are_refused_before_anything_is_made() 
         assert_eq!(count(&answers, 201), ROOM);
         assert_eq!(answers.iter().filter(|answer| is_capacity(answer)).count(), crowd() - ROOM);
         let client = service.client();
-        // A request that was refused has left no row either.
+        // A refused request has not created a row either.
         let rows = client.sandboxes(true).await.unwrap();
         assert_eq!(rows.len(), ROOM);
         client.stop(&rows[0].id).await.unwrap();
@@ -92,7 +93,7 @@ fn creates_beyond_the_room_of_the_machine_are_refused_before_anything_is_made() 
     });
 }
 
-///
+/// concurrent creates never exceed the quota of a project.
 #[test]
 fn a_quota_is_never_overrun_however_many_ask_at_once() {
     const MOST: u32 = 5;
@@ -107,7 +108,7 @@ fn a_quota_is_never_overrun_however_many_ask_at_once() {
                 let wire = wire.clone();
                 asked.spawn(async move {
                     let mut made = 0;
-                    // Whoever got one gives it back, so that there is always one to be had.
+                    // Each caller stops its sandbox, so that the quota is not used up for good.
                     for _ in 0..3 {
                         let answer = wire.ask("POST", "/v1/sandboxes", Some(&sandbox(&small()))).await;
                         if answer.status == 201 {
@@ -130,7 +131,7 @@ fn a_quota_is_never_overrun_however_many_ask_at_once() {
             let directories = std::fs::read_dir(service.data().join("sandboxes")).unwrap().count();
             (looks, most) = (looks + 1, most.max(rows));
             assert!(rows <= MOST as usize, "{rows} live at once");
-            // One more may be the server's own, tried now and then.
+            // One more may belong to the server's own probe, which starts a sandbox now and then.
             assert!(directories <= MOST as usize + 1, "{directories} on the machine at once");
         }
         let made = crowd.await.unwrap();
@@ -170,14 +171,14 @@ fn a_request_with_the_same_key_is_done_once_and_another_with_it_is_a_conflict() 
         assert_eq!((other.status, other.code().as_str()), (409, "conflict"));
         let runs = client.exec(&id, &script("cat /workspace/runs")).await.unwrap().collect().await.unwrap();
         assert_eq!(runs.stdout, b"ran\n");
-        // After the end the key still names what it named.
+        // After the sandbox has ended, the key still refers to it.
         client.stop(&id).await.unwrap();
         let again = create_all(&wire, &small(), 1, Some("the same")).await;
         assert_eq!((again[0].status, id_in(&again[0])), (200, id));
     });
 }
 
-/// Every route of the description, with what stands in braces filled in, and a body that is right.
+/// Returns every route of the OpenAPI description, with its parameters filled in and a valid body.
 fn routes(names: &BTreeMap<&str, &str>) -> Vec<(String, String, Option<Value>)> {
     let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
     let description: Value = serde_json::from_str(&std::fs::read_to_string(text).unwrap()).unwrap();
@@ -240,7 +241,7 @@ fn what_belongs_to_another_project_is_not_there_on_any_route() {
                         (404, "not_found"),
                         "{method} {path}"
                     );
-                    // It is told in the same words as of one that never was.
+                    // The response equals that for a sandbox that never existed.
                     let nothing = wire.ask(&method, &path.replace(name, "nothing"), body.as_ref()).await;
                     assert_eq!(answer.body, nothing.body.replace("nothing", name), "{method} {path}");
                 } else if ["keys", "projects", "node", "metrics"].iter().any(|word| path.contains(word)) {
@@ -290,7 +291,7 @@ fn a_request_without_a_valid_key_is_refused_at_once_on_every_route() {
         let mut asked = 0;
         for (key, number) in keys.into_iter().zip(2..) {
             for ((method, path, body), route) in routes(&names).into_iter().zip(0u8..) {
-                // Wrong keys are counted by address, and there are more routes than one may guess keys.
+                // Wrong keys are counted by address, and there are more routes than an address has attempts.
                 let wire = service.wire().from(Ipv4Addr::new(127, 0, number, 1 + route / 20)).with_key(key);
                 if path == "/healthz" || path == "/openapi.json" {
                     continue;
@@ -354,7 +355,7 @@ fn a_delete_works_while_creating_while_executing_twice_and_says_what_is_unknown(
     served(async || {
         let service = Service::start();
         let (wire, client) = (service.wire(), service.client());
-        // While it is being created: those before it keep it waiting for its turn.
+        // During the create: earlier creates keep it in the queue.
         let before = tokio::spawn({
             let wire = wire.clone();
             async move { create_all(&wire, &small(), 16, None).await }

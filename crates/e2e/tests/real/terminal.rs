@@ -1,6 +1,7 @@
-//! Terminals as a person at one has them, through a server that may be killed.
+//! Terminals from the user's side, through a server that may be killed.
 //!
-//! The person is `tmux`, a real terminal emulator: it starts `bellglass shell`, presses keys and looks at the screen.
+//! The user is `tmux`, a real terminal emulator: it starts `bellglass shell`, presses keys and reads the
+//! screen.
 
 use std::time::{Duration, Instant};
 
@@ -14,9 +15,9 @@ use e2e::service::{Service, binary, served, small};
 use e2e::tmux::Tmux;
 
 const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
-/// Whatever is typed shows by then, on a machine that does much else.
+/// Timeout until typed text shows, on a busy machine.
 const SHOWS: Duration = Duration::from_secs(30);
-/// Draws a screen to its corners, again for each size, and ends with `q`.
+/// Python program that draws to the corners of the screen, redraws at each change of size, and ends with `q`.
 const DRAW: &str = r#"
 import curses
 
@@ -42,7 +43,7 @@ fn on_terminal(spec: ExecSpec) -> ExecSpec {
     ExecSpec { terminal: Some(SIZE), ..spec }
 }
 
-/// The tiers to try, by the runtimes that are wanted.
+/// Returns the tiers whose runtimes are under test.
 fn tiers() -> Vec<(&'static str, Tier)> {
     let all = [("runc", Tier::Container), ("runsc", Tier::UserKernel)];
     all.into_iter().filter(|(runtime, _)| wanted(runtime)).collect()
@@ -52,14 +53,14 @@ async fn sandbox_of(service: &Service, tier: Tier) -> SandboxId {
     service.client().create(&CreateSandbox { tier, ..small() }).await.unwrap().id
 }
 
-/// `bellglass shell` in a terminal emulator, and what it exits with.
+/// Runs `bellglass shell` in a terminal emulator, and then prints its exit code.
 fn at(service: &Service, sandbox: &SandboxId, options: &str) -> Tmux {
     let command = format!("'{}' shell {options} {sandbox}; echo code $?; exec sleep 600", binary().display());
     let (url, key) = (service.url(), service.key.clone());
     Tmux::run(&command, (100, 30), &[("BELLGLASS_SERVER", &url), ("BELLGLASS_API_KEY", &key)])
 }
 
-/// The issue's own words: a screen, a size, an interrupt, and a server that was killed.
+/// A full-screen program, changes of size, an interrupt, and a reconnect after a kill of the server.
 #[test]
 fn a_person_at_a_terminal_sees_the_screen_and_goes_on_after_the_server_was_killed() {
     served(async || {
@@ -73,14 +74,14 @@ fn a_person_at_a_terminal_sees_the_screen_and_goes_on_after_the_server_was_kille
             tmux.until(SHOWS, "a prompt", |screen| screen.iter().any(|row| row.contains('$'))).await;
             tmux.line("PS1='> '; V=kept; stty size");
             tmux.row(SHOWS, "30 100").await;
-            // Ctrl-C.
+            // Ctrl-C interrupts the running command.
             tmux.line("echo begun; sleep 1000");
             tmux.row(SHOWS, "begun").await;
             tokio::time::sleep(Duration::from_millis(500)).await;
             tmux.keys(&["C-c"]);
             tmux.line("echo was $?");
             tmux.row(SHOWS, "was 130").await;
-            // A program that draws, in two sizes, and what was there before it.
+            // A program draws at two sizes; when it ends, the earlier screen is restored.
             tmux.line("python3 /workspace/draw.py");
             drawn(&tmux, (100, 30)).await;
             tmux.resize(72, 20);
@@ -89,7 +90,7 @@ fn a_person_at_a_terminal_sees_the_screen_and_goes_on_after_the_server_was_kille
             tmux.row(SHOWS, "was 130").await;
             tmux.line("stty size");
             tmux.row(SHOWS, "20 72").await;
-            // The server is killed; somebody types meanwhile.
+            // The server is killed, and the user types meanwhile.
             tmux.line("clear");
             service.kill();
             tmux.row(SHOWS, "bellglass: reconnecting…").await;
@@ -113,7 +114,7 @@ fn a_person_at_a_terminal_sees_the_screen_and_goes_on_after_the_server_was_kille
     });
 }
 
-/// Waits until the picture is on the screen, and nothing else.
+/// Waits until the screen shows the picture and nothing else.
 async fn drawn(tmux: &Tmux, (cols, rows): (usize, usize)) {
     let what = format!("the picture in {cols} by {rows}");
     tmux.until(SHOWS, &what, |screen| {
@@ -154,7 +155,7 @@ fn who_leaves_a_terminal_comes_back_to_the_same_screen() {
         again.line("echo $V; exit");
         again.row(SHOWS, "kept").await;
         again.row(SHOWS, "code 0").await;
-        // Without a terminal of our own there is none inside.
+        // Without a local terminal, `bellglass shell` opens none in the sandbox.
         let refused = service.command(&["shell", sandbox.as_str()]).output().unwrap();
         assert_eq!(refused.status.code(), Some(125));
         assert!(String::from_utf8_lossy(&refused.stderr).contains("bellglass exec --stdin"));
@@ -180,7 +181,7 @@ fn every_key_arrives_once_though_the_server_is_killed_while_they_are_typed() {
             let typing = tokio::spawn(async move {
                 for number in 0..LINES {
                     terminal.write(format!("line {number}\r").as_bytes()).unwrap();
-                    // Something is always on its way.
+                    // Short pauses, so that data is in transit at each kill.
                     let pause = tokio::time::sleep(Duration::from_millis(10));
                     tokio::pin!(pause);
                     loop {
@@ -210,7 +211,7 @@ fn every_key_arrives_once_though_the_server_is_killed_while_they_are_typed() {
     });
 }
 
-/// Reads until the output holds this text.
+/// Reads until the output contains this text.
 async fn see(terminal: &mut Terminal, screen: &mut String, wanted: &str) {
     let reading = async {
         while !screen.contains(wanted) {

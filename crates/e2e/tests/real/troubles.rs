@@ -1,4 +1,4 @@
-//! Troubles of one sandbox, one exec or one client: each ends in a typed way, within its time, and touches nobody else.
+//! Failures of one sandbox, exec or client: each has a typed outcome, ends in time, and affects nothing else.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use e2e::service::{PLENTY, Service, served, small, until};
 use e2e::wire::{command, sandbox};
 use serde_json::{Value, json};
 
-/// What a script prints, in a sandbox, where it must succeed.
+/// Runs a script, which must succeed, in a sandbox; returns its standard output.
 async fn said(client: &Client, id: &SandboxId, text: &str) -> String {
     let done = client.exec(id, &script(text)).await.unwrap().collect().await.unwrap();
     let problem = String::from_utf8_lossy(&done.stderr).into_owned();
@@ -21,7 +21,7 @@ async fn said(client: &Client, id: &SandboxId, text: &str) -> String {
     String::from_utf8(done.stdout).unwrap()
 }
 
-/// Waits for the end of a sandbox, by looking, which does not keep it from being idle.
+/// Waits for the end of a sandbox by polling, which does not keep the sandbox from being idle.
 async fn ended(client: &Client, id: &SandboxId, within: Duration) -> Sandbox {
     until(within, "the end of a sandbox", async || client.sandbox(id).await.unwrap().state.is_terminal())
         .await;
@@ -77,19 +77,20 @@ fn an_exec_keeps_its_sandbox_and_looking_at_one_changes_nothing() {
             let all = client.sandboxes(true).await.unwrap();
             for (id, ended) in ids.into_iter().zip(&mut ended) {
                 let one = all.iter().find(|one| one.id == *id).unwrap();
-                // By the server's record: how fast this loop looks depends on the machine, when a sandbox ends does not.
+                // Computed from the server's record: this loop is as fast as the machine, the lifetime of a
+                // sandbox is not.
                 let lived = one.ended_at_ms.map(|at_ms| Duration::from_millis(at_ms - one.created_at_ms));
                 *ended = ended.or(one.reason.zip(lived));
             }
             wire.ask("GET", "/healthz", None).await;
-            // One that is gone, or has just gone, says so.
+            // Both requests fail once their sandbox has ended.
             let _ = client.usage(&looked_at).await;
             let _ = client.exec(&used, &script("true")).await;
             assert!(begun.elapsed() < promised(30), "{ended:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let [busy, looked_at, used] = ended.map(Option::unwrap);
-        // Before it has ended, the server keeps two records of it.
+        // The server writes two records of a sandbox before its end, and the disk can delay each.
         let stalled = 2 * disk.longest();
         eprintln!(
             "busy {busy:?}, looked at {looked_at:?}, used {used:?}; the disk may have held it up for {stalled:?}"
@@ -194,7 +195,7 @@ fn an_exec_that_was_to_end_with_its_reader_does_and_another_does_not() {
             info.outcome == Some(Outcome::Cancelled) && info.processes == 0
         })
         .await;
-        // The other has only just begun.
+        // The other exec may have only just started.
         until(promised(5), "both processes of the other", async || {
             let other = client.exec_info(&id, &names[1]).await.unwrap();
             assert!(other.outcome.is_none(), "{other:?}");
@@ -252,7 +253,7 @@ fn a_program_that_asks_a_person_fails_at_once_where_there_is_none() {
 /// A create that fails returns the reason and leaves nothing behind.
 #[test]
 fn a_create_that_cannot_be_made_says_why_and_leaves_nothing() {
-    // As on a machine where gVisor is not installed.
+    // Hides `runsc`, as on a machine without gVisor.
     let hide = "for one in $(which -a runsc); do mount --bind /dev/null $one; done; exec \"$@\"";
     served(async || {
         let service = Service::with(&["unshare", "-m", "sh", "-c", hide, "sh"], &[]);
@@ -287,7 +288,7 @@ fn a_create_that_cannot_be_made_says_why_and_leaves_nothing() {
     });
 }
 
-/// Templates are added and removed, and layers are collected, while sandboxes are created from them.
+/// Templates are added and removed, and unused layers are removed, while sandboxes are created from them.
 #[test]
 fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
     served(async || {
@@ -333,7 +334,8 @@ fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
         };
         while !makers.iter().all(tokio::task::JoinHandle::is_finished) {
             {
-                // As whoever imports a template does: nothing is tidied between its layers and its name.
+                // As in an import, no layers are removed between adding a template's layers and saving the
+                // template.
                 let _making = node::template::using(service.data()).await.unwrap();
                 service.add_template("passing", 'e');
             }
@@ -349,7 +351,8 @@ fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
         eprintln!(
             "30 sandboxes while the layer was removed {removals} times; {missing} came when it was gone"
         );
-        // One whose template is gone lives on, through a restart, and its layer goes after it.
+        // A sandbox whose template was removed continues, also across a restart; its layer is removed after
+        // its end.
         let own = service.data().join("layers").join("c".repeat(64));
         assert!(own.exists());
         service.kill();
@@ -365,7 +368,7 @@ fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
 /// Files, processes, variables and IPC objects of a sandbox are not visible in the next one.
 #[test]
 fn a_fresh_sandbox_holds_nothing_of_the_one_before() {
-    // A pattern that does not find itself.
+    // The pattern `secre[t]-of-a` does not match the command line that contains it.
     const LEAVE: &str = "for d in /workspace /tmp /dev/shm ~; do echo secret-of-a > $d/secret-of-a; done; ipcmk -M 4096 >/dev/null; \
         ipcmk -Q >/dev/null; (exec -a secret-of-a sleep 600) & sleep 0.1; true";
     const LOOK: &str = "find / -xdev -name '*secre[t]-of-a*' 2>/dev/null; ls -A /workspace /tmp /dev/shm ~; \

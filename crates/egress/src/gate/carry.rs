@@ -1,4 +1,5 @@
-//! One file on its way into a sandbox: from here or from upstream, hashed, metered, and kept if it is what its index says.
+//! The transfer of one file to a sandbox, from the cache or from the upstream. It is hashed and metered, and
+//! it is cached if it matches its index.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -20,31 +21,31 @@ use crate::Refusal;
 use crate::body::Body;
 use crate::flow::SPENT;
 
-/// What is read from a file at once.
+/// Maximum number of bytes in one read of a cached file.
 const PIECE_BYTES: usize = 256 << 10;
-/// Pieces waiting for a sandbox that does not take them.
+/// Maximum number of chunks waiting for a sandbox that does not read.
 const PIECES_WAITING: usize = 2;
-/// No package is larger.
+/// Maximum size of a package file in bytes.
 const FILE_BYTES_MAX: u64 = 8 << 30;
 
-/// The hash of what has passed.
+/// The running hash of the bytes transferred so far.
 enum Hasher {
     Sha256(Sha256),
     Sha512(Sha512),
 }
 
-/// Why nothing more is carried.
+/// The reason why a transfer ends early.
 enum Cut {
-    /// The program, or what is kept here, is gone.
+    /// The program, or the source of the bytes, is gone.
     Gone,
-    /// It is not let in any more.
+    /// The policy no longer allows the transfer, or the file does not match its hash.
     Refused(String),
 }
 
-/// The sandbox's end.
+/// The sending half of a transfer to a sandbox.
 struct Way {
     to: Feed,
-    /// Is dead when nobody reads any more.
+    /// Dead once the program has stopped reading.
     heard: Weak<()>,
     party: Arc<crate::Party>,
     policy: tokio::sync::watch::Receiver<api::policy::Policy>,
@@ -53,7 +54,7 @@ struct Way {
 }
 
 impl Gate {
-    /// Gives a file to a sandbox.
+    /// Sends a file to a sandbox.
     pub(super) async fn give(&self, entry: &Entry, to: Recipient<'_>) -> Result<Response<Body>, Refusal> {
         let key = to.key(entry);
         if let Some((file, size)) = self.store.open(&key).await {
@@ -67,7 +68,7 @@ impl Gate {
             return Ok(response);
         }
         let answer = self.fetch(&entry.url, &[]).await?;
-        // What cannot be compared must at least be known to be whole.
+        // A file without a known hash must at least have a known length, so that a truncated one is detected.
         if answer.status() != 200 || (entry.hash == Hash::Unknown && answer.content_length().is_none()) {
             return Err(Refusal::unreachable("the package index returned an incomplete response".into()));
         }
@@ -85,7 +86,7 @@ impl Gate {
         Ok(response)
     }
 
-    /// Passes an answer on as it comes.
+    /// Forwards a response as it arrives.
     pub(super) fn pass(&self, answer: reqwest::Response, to: Recipient<'_>) -> Response<Body> {
         let (mut way, response) = Way::open(to, answer.content_length());
         let mut answer = answer;
@@ -124,7 +125,7 @@ impl Way {
         (Self { to: sender, heard, party: Arc::clone(party), policy, kind, package }, response)
     }
 
-    /// Carries a file that is here, and says whether it still is what it should be.
+    /// Sends a cached file. Returns false if the file is unreadable or no longer matches its hash.
     async fn carry_kept(mut self, mut file: tokio::fs::File, entry: &Entry) -> bool {
         let mut hasher = Hasher::of(&entry.hash);
         let mut last: Option<Bytes> = None;
@@ -141,14 +142,15 @@ impl Way {
             hasher.update(&piece);
             if let Err(cut) = self.pass_on(&mut last, piece.freeze()).await {
                 self.cut(&cut, &entry.name);
-                // The file is as good as before.
+                // Only the transfer failed; the file is still valid.
                 return true;
             }
         }
         self.end(hasher, last, entry, true).await
     }
 
-    /// Carries what comes from upstream, and gives back what is to be kept of it.
+    /// Sends a file as it arrives from the upstream. Returns the part to store if it is complete and matches
+    /// its hash.
     async fn carry_fetched(
         mut self,
         mut answer: reqwest::Response,
@@ -174,7 +176,7 @@ impl Way {
             {
                 part = None;
             }
-            // Nothing is fetched for who does not want it any more.
+            // The download stops as soon as the program stops reading.
             let passed = self.pass_on(&mut last, piece).await;
             if let Err(cut) = passed.and(if bytes > FILE_BYTES_MAX { Err(Cut::Gone) } else { Ok(()) }) {
                 self.cut(&cut, &entry.name);
@@ -188,7 +190,8 @@ impl Way {
         if self.end(hasher, last, entry, false).await { part } else { None }
     }
 
-    /// Sends the piece before this one. The last of a file waits until all of it was compared.
+    /// Sends the previous chunk. The last chunk of a file is held back until the hash of the whole file was
+    /// checked.
     async fn pass_on(&mut self, last: &mut Option<Bytes>, piece: Bytes) -> Result<(), Cut> {
         match last.replace(piece) {
             Some(before) => self.send(before).await,
@@ -196,7 +199,7 @@ impl Way {
         }
     }
 
-    /// Compares what has passed and sends the last of it; says whether it is what it should be.
+    /// Checks the hash and sends the last chunk. Returns false if the hash does not match.
     async fn end(mut self, hasher: Hasher, last: Option<Bytes>, entry: &Entry, cached: bool) -> bool {
         let Some(hash) = hasher.compared(&entry.hash) else {
             tracing::warn!(
@@ -221,7 +224,7 @@ impl Way {
         true
     }
 
-    /// Sends a piece, as fast as the policy allows, for as long as it does and somebody reads.
+    /// Sends a chunk at the rate of the policy, while the policy allows it and the program reads.
     async fn send(&mut self, piece: Bytes) -> Result<(), Cut> {
         loop {
             let wait = {
@@ -244,7 +247,7 @@ impl Way {
         loop {
             tokio::select! {
                 sent = &mut sending => return sent.map_err(|_| Cut::Gone),
-                // A program that does not read does not keep what it may not have any more.
+                // A policy change also ends the transfer to a program that does not read.
                 Ok(()) = changes.changed() => {
                     let wanted = Wanted { kind: self.kind, package: self.package.clone(), rest: "" };
                     allow(&changes.borrow(), &wanted).map_err(|refusal| Cut::Refused(refusal.why))?;
@@ -254,7 +257,7 @@ impl Way {
     }
 
     fn installed(&self, entry: &Entry, hash: String, cached: bool) {
-        // What belongs to no package is an index.
+        // A file without a package is an index.
         if !self.package.is_empty() {
             let (kind, package, file) = (self.kind, self.package.clone(), entry.name.clone());
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -263,7 +266,7 @@ impl Way {
         }
     }
 
-    /// Without an end, so that nobody takes what came for all there is. What was refused is told.
+    /// Aborts the response, so that it cannot be mistaken for a complete file. A refusal is reported.
     fn cut(self, cut: &Cut, file: &str) {
         if let Cut::Refused(why) = cut {
             self.party
@@ -288,7 +291,7 @@ impl Hasher {
         }
     }
 
-    /// The hash as text, unless another was expected.
+    /// Returns the hash as text, or `None` if another one was expected.
     fn compared(self, expected: &Hash) -> Option<String> {
         let made = match self {
             Self::Sha256(hasher) => hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),

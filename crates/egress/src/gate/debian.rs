@@ -1,4 +1,5 @@
-//! Debian's archive, passed on. apt compares every file with signed indexes by itself; what has its content in its name is kept.
+//! Proxying of Debian's archive. apt verifies every file against signed indexes. Files that never change are
+//! cached: packages, and indexes whose path contains their hash.
 
 use std::sync::Arc;
 
@@ -13,20 +14,22 @@ use crate::Refusal;
 use crate::body::{Body, full};
 use crate::party::Party;
 
-/// Where the archive keeps packages, and where it keeps its indexes.
+/// The directories of packages and of indexes in an archive.
 const POOL: &str = "pool/";
 const INDEXES: &str = "dists/";
-/// Indexes that some archives have elsewhere, with or without an ending such as `.xz`.
+/// Names of indexes that some archives store elsewhere, with or without an extension such as `.xz`.
 const INDEX_NAMES: [&str; 5] = ["InRelease", "Release", "Packages", "Sources", "ls-lR"];
-/// What names of packages have in them, in any case. A mirror may keep them anywhere, so they are guarded wherever they lie.
+/// Parts of package file names, in lower case. A mirror may store packages anywhere, so they are recognized
+/// in every directory.
 const PACKAGE_MARKS: [&str; 8] =
     [".deb", ".udeb", ".ddeb", ".dsc", ".tar", ".diff", ".changes", ".buildinfo"];
-/// What stands before the hash of an index in its path.
+/// The directory that precedes the hash of an index in its path.
 const BY_HASH: &str = "/by-hash/SHA256/";
-/// Hexadecimal digits of a SHA-256.
+/// Length of a SHA-256 hash in hexadecimal digits.
 const SHA256_DIGITS: usize = 64;
 
-/// The package of a path; empty for what belongs to none. Nothing for what is neither a package nor an index.
+/// Returns the package of a path, which is empty for an index. Returns `None` if the path is neither that of
+/// a package nor that of an index.
 pub fn package(rest: &str) -> Option<String> {
     let path = rest.strip_prefix('/').or_else(|| rest.strip_prefix("-security/"))?;
     let plain = |part: &str| {
@@ -34,7 +37,7 @@ pub fn package(rest: &str) -> Option<String> {
             && !part.starts_with('.')
             && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._+~:-".contains(&byte))
     };
-    // apt escapes what stands in versions.
+    // apt escapes characters that occur in versions.
     let path = unescaped(path);
     if !path.split('/').all(plain) {
         return None;
@@ -49,7 +52,7 @@ pub fn package(rest: &str) -> Option<String> {
     is_index(&path, file).then(String::new)
 }
 
-/// Whether a path is that of an index, which belongs to no package.
+/// Returns true if the path is that of an index, which belongs to no package.
 fn is_index(path: &str, file: &str) -> bool {
     if api::defence::is_off("N-31") {
         return true;
@@ -73,7 +76,7 @@ impl Gate {
             Some(path) => (&self.upstreams.debian_security, path),
             None => (&self.upstreams.debian, wanted.rest.trim_start_matches('/')),
         };
-        // In its one form, so that it is kept once.
+        // Unescaped, so that a file is cached only once.
         let path = unescaped(path);
         let url = format!("{}/{path}", base.trim_end_matches('/'));
         let name = path.rsplit('/').next().unwrap_or_default().to_owned();
@@ -106,7 +109,7 @@ impl Gate {
     }
 }
 
-/// A path without the escapes that apt writes: only those of letters that a version may have.
+/// Removes the escapes that apt writes: only those of characters that a version may contain.
 fn unescaped(path: &str) -> String {
     path.replace("%2b", "+")
         .replace("%2B", "+")

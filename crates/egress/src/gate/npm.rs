@@ -1,4 +1,5 @@
-//! npm's registry: what it says of a package is passed on, without versions that are not let in and with addresses of the gate's own.
+//! npm's registry. Its metadata is served without the versions that the policy does not allow, and with URLs
+//! of the gate.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::party::Party;
 const SHORT: &str = "application/vnd.npm.install-v1+json, application/json;q=0.8";
 const LONG: &str = "application/json";
 
-/// The package of a path.
+/// Returns the package of a path.
 pub fn package(rest: &str) -> Option<String> {
     let decoded = rest.replace("%2f", "/").replace("%2F", "/");
     let (named, file) = match decoded.split_once("/-/") {
@@ -43,7 +44,7 @@ impl Gate {
             url: format!("{}/{}", self.upstreams.node.trim_end_matches('/'), package.replace('/', "%2f")),
             package,
             minimum_age_ms,
-            // Only the long form says when a version was published.
+            // Only the long format contains the publication time of a version.
             accept: if minimum_age_ms == 0 { SHORT } else { LONG },
             parse,
         };
@@ -57,7 +58,8 @@ impl Gate {
     }
 }
 
-/// What the registry says, and what a sandbox is told of it: what is needed to install the package.
+/// Parses the metadata of a package, and builds the page for sandboxes, which contains only the fields needed
+/// to install the package.
 fn parse(asking: &Asking, _: (&str, &str), body: &[u8]) -> Option<Index> {
     let mut told: Value = serde_json::from_slice(body).ok()?;
     let Value::Object(versions) = told.get_mut("versions").map(Value::take)? else { return None };
@@ -98,7 +100,7 @@ fn parse(asking: &Asking, _: (&str, &str), body: &[u8]) -> Option<Index> {
     Some(Index { files, page: page.to_string().into() })
 }
 
-/// The file of a version, where it is, and its SHA-512; none if it has no hash to compare.
+/// Returns the file name of a version, its URL and its SHA-512. Returns `None` if it has no hash to verify.
 fn file(version: &Value) -> Option<(String, String, String)> {
     let dist = version.get("dist")?;
     let url = dist.get("tarball")?.as_str()?;

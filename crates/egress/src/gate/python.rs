@@ -1,4 +1,4 @@
-//! Python's index: the simple API as JSON (PEP 691) or HTML (PEP 503), written anew as HTML.
+//! Python's index: the simple API as JSON (PEP 691) or HTML (PEP 503), rewritten as HTML.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::party::Party;
 
 const ACCEPT: &str = "application/vnd.pypi.simple.v1+json, text/html;q=0.5";
 
-/// The package of a path, in its normal form.
+/// Returns the package of a path, as a normalized name.
 pub fn package(rest: &str) -> Option<String> {
     let mut parts = rest.split('/');
     let named = match (parts.next()?, parts.next()?, parts.next(), parts.next()) {
@@ -28,7 +28,7 @@ pub fn package(rest: &str) -> Option<String> {
     (is_plain(named) && is_plain(&normal)).then_some(normal)
 }
 
-/// A name in its normal form (PEP 503).
+/// Returns the normalized name (PEP 503).
 pub fn normal(name: &str) -> String {
     let mut normal = String::with_capacity(name.len());
     for c in name.chars().map(|c| c.to_ascii_lowercase()) {
@@ -67,7 +67,7 @@ impl Gate {
     }
 }
 
-/// One file, as an index lists it.
+/// One file as listed in an index.
 #[derive(Debug, PartialEq, Eq)]
 struct Listed {
     name: String,
@@ -78,7 +78,7 @@ struct Listed {
     yanked: bool,
 }
 
-/// What an index says, and what a sandbox is told of it.
+/// Parses an index, and builds the page for sandboxes.
 fn parse(asking: &Asking, (kind, at): (&str, &str), body: &[u8]) -> Option<Index> {
     let listed = listed(kind, at, body)?;
     let is_young = |file: &Listed| !is_old_enough(file.published.as_deref(), asking.minimum_age_ms);
@@ -113,7 +113,7 @@ fn from_json(base: &Url, body: &[u8]) -> Option<Vec<Listed>> {
     Some(page.get("files")?.as_array()?.iter().filter_map(entry).collect())
 }
 
-/// The anchors of a page. Whatever else is on it is not looked at.
+/// Returns the files of all anchors in a page. Other content is ignored.
 fn from_html(base: &Url, text: &str) -> Vec<Listed> {
     let mut files = Vec::new();
     let mut rest = text;
@@ -136,7 +136,7 @@ fn from_html(base: &Url, text: &str) -> Vec<Listed> {
     files
 }
 
-/// A file that can be given: by a plain name, with a hash to compare.
+/// Returns a file that can be served: its name needs no escaping, and it has a hash to verify.
 fn entry(
     base: &Url,
     url: &str,

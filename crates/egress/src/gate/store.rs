@@ -1,4 +1,4 @@
-//! Files that were fetched, by their key. One is there whole, or it has another name.
+//! Cached files, by their key. An incomplete file has another name.
 
 use std::fs;
 use std::io;
@@ -10,26 +10,26 @@ use std::time::{Duration, SystemTime};
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt as _;
 
-/// What all of them may take.
+/// Size of the cache in bytes at which nothing more is stored.
 const BYTES_MAX: u64 = 20 << 30;
-/// What is removed down to, when it is more.
+/// Size in bytes to which a full cache is reduced.
 const BYTES_KEPT: u64 = 16 << 30;
-/// What was begun and not finished for so long is nobody's.
+/// Age at which an incomplete file counts as orphaned.
 const PART_OLD: Duration = Duration::from_secs(24 * 3600);
 
-/// The files of one directory. Several processes may use it.
+/// The cached files of one directory, which several processes may share.
 pub struct Store {
     directory: PathBuf,
-    /// What of the disk stays free.
+    /// Number of bytes of the disk that must stay free.
     reserve_bytes: u64,
-    /// What they take, as far as is known.
+    /// Number of bytes in complete files, as far as known.
     kept: AtomicU64,
-    /// What is coming takes.
+    /// Number of bytes in incomplete files.
     coming: Arc<AtomicU64>,
     count: AtomicU64,
 }
 
-/// A file that is not whole yet. Dropping it removes it.
+/// An incomplete file. Dropping it removes it.
 pub struct Part {
     path: PathBuf,
     file: tokio::fs::File,
@@ -50,17 +50,17 @@ impl Store {
         store
     }
 
-    /// The name of what is known by a text.
+    /// Returns the key of a file that is identified by this text.
     pub fn key(text: &str) -> String {
         Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// A file that is here, and its size.
+    /// Opens a cached file, and returns it with its size.
     pub async fn open(&self, key: &str) -> Option<(tokio::fs::File, u64)> {
         let path = self.place(key);
         let file = tokio::fs::File::open(&path).await.ok()?;
         let size = file.metadata().await.ok()?.len();
-        // What is asked for often is removed last.
+        // The time of modification is the time of last use: the least recently used files are removed first.
         let _ = fs::File::options()
             .append(true)
             .open(&path)
@@ -68,7 +68,7 @@ impl Store {
         Some((file, size))
     }
 
-    /// A place for one that is coming; none where there is too much already, or no room.
+    /// Creates an incomplete file, or returns `None` if the cache or the disk is full.
     pub async fn begin(&self, key: &str) -> Option<Part> {
         let taken = self.kept.load(Ordering::Relaxed) + self.coming.load(Ordering::Relaxed);
         let room = BYTES_MAX.checked_sub(taken).filter(|room| *room > 0)?;
@@ -85,9 +85,9 @@ impl Store {
         Some(Part { path, file, place: self.place(key), is_kept: false, written: 0, coming, room })
     }
 
-    /// Keeps one that is whole.
+    /// Stores a complete file under its key.
     pub async fn keep(&self, mut part: Part) {
-        // On the disk before it has its name: a power cut must not leave half a file under it.
+        // Flushed before it is renamed: a power failure must not leave a partial file under the key.
         let whole = part.file.flush().await.is_ok() && part.file.sync_all().await.is_ok();
         if whole && tokio::fs::rename(&part.path, &part.place).await.is_ok() {
             part.is_kept = true;
@@ -95,12 +95,12 @@ impl Store {
         }
     }
 
-    /// Removes one that is not what it should be.
+    /// Removes a file that does not match its hash.
     pub async fn forget(&self, key: &str) {
         let _ = tokio::fs::remove_file(self.place(key)).await;
     }
 
-    /// Removes those that were not asked for in the longest time, where there is too much.
+    /// Removes orphaned incomplete files, and the least recently used files of a full cache.
     pub fn tidy(&self) -> io::Result<()> {
         let gone = |removed: io::Result<()>| match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -137,7 +137,7 @@ impl Store {
 }
 
 impl Part {
-    /// Adds to it; no where there is no room for more.
+    /// Appends a chunk. Returns false if there is no space for it.
     pub async fn add(&mut self, piece: &[u8]) -> bool {
         self.written += piece.len() as u64;
         self.coming.fetch_add(piece.len() as u64, Ordering::Relaxed);
@@ -154,7 +154,7 @@ impl Drop for Part {
     }
 }
 
-/// What is in a directory: where, how large, when written.
+/// Returns the path, size and modification time of each file in a directory.
 fn list(directory: &Path) -> io::Result<Vec<(PathBuf, u64, SystemTime)>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -163,7 +163,7 @@ fn list(directory: &Path) -> io::Result<Vec<(PathBuf, u64, SystemTime)>> {
     let mut files = Vec::new();
     for entry in entries {
         let entry = entry?;
-        // One that was removed just now is none.
+        // The file was removed in the meantime.
         let Ok(known) = entry.metadata() else { continue };
         files.push((entry.path(), known.len(), known.modified()?));
     }

@@ -1,4 +1,5 @@
-//! Where this machine gets its packages: what its own pip, npm and apt are configured for, unless the operator says otherwise.
+//! The package sources of this machine, taken from the configuration of its own pip, npm and apt. Public
+//! sources are the default.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -12,24 +13,25 @@ use rustls_platform_verifier::BuilderVerifierExt as _;
 use crate::address;
 use crate::resolve::Names;
 
-/// No host takes longer to take a connection.
+/// Timeout for connecting to a host.
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
 
-/// The addresses. They may have a user and a password in them, and are never shown inside.
+/// The URLs of the package sources. They may contain a user and a password, and are never revealed to
+/// sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstreams {
-    /// Python's index: the address of its simple API.
+    /// Python's index: the URL of its simple API.
     pub python: String,
     /// npm's registry.
     pub node: String,
     /// Debian's archive.
     pub debian: String,
-    /// Its security updates.
+    /// Debian's security updates.
     pub debian_security: String,
 }
 
 impl Default for Upstreams {
-    /// The public ones.
+    /// The public package sources.
     fn default() -> Self {
         Self {
             python: "https://pypi.org/simple".into(),
@@ -41,7 +43,8 @@ impl Default for Upstreams {
 }
 
 impl Upstreams {
-    /// What this machine is configured for, and the public ones where it is not.
+    /// Returns the sources that this machine is configured to use, and the public ones where none is
+    /// configured.
     pub fn of_this_machine() -> Self {
         let public = Self::default();
         let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
@@ -67,11 +70,13 @@ impl Upstreams {
 }
 
 impl Upstreams {
-    /// An address, with the user and the password that this machine has for its host: an index names its files without them.
+    /// Returns the URL with the user and the password that this machine has for its host, because an index
+    /// lists its files without them.
     pub(super) fn with_login(&self, address: &str) -> String {
         let Ok(mut url) = Url::parse(address) else { return address.to_owned() };
         let known = [&self.python, &self.node, &self.debian, &self.debian_security];
-        // Only beside the index itself: what else the same password opens is not for sandboxes.
+        // Only for paths next to the index: other resources that the same password opens are not for
+        // sandboxes.
         let beside = |one: &Url| {
             let path = one.path().trim_end_matches('/');
             url.path().starts_with(path.get(..=path.rfind('/').unwrap_or(0)).unwrap_or("/"))
@@ -90,14 +95,14 @@ impl Upstreams {
     }
 }
 
-/// Where Python's public index keeps its files.
+/// Host of the files in Python's public index.
 const PYTHON_FILES: &str = "files.pythonhosted.org";
-/// From an index to a file there are a few steps.
+/// Maximum number of redirects. A file is at most a few redirects away from its index.
 const REDIRECTS_MAX: usize = 5;
 
 impl Upstreams {
-    /// The hosts that the operator, or this machine's own configuration, has named: they may be in a private network. What they name
-    /// in turn may not.
+    /// Returns the hosts that the operator or this machine's configuration names. Only they may be in a
+    /// private network; hosts to which they refer must be public.
     fn named(&self) -> Vec<(String, u16)> {
         let all = [&self.python, &self.node, &self.debian, &self.debian_security];
         let mut hosts: Vec<(String, u16)> =
@@ -108,7 +113,8 @@ impl Upstreams {
         hosts
     }
 
-    /// Whether an address, as it is written, may be dialled. Names are looked at when they are resolved.
+    /// Returns true if the URL as written may be dialled. Addresses of host names are checked when they are
+    /// resolved.
     pub(super) fn may_dial(&self, address: &str) -> bool {
         Url::parse(address).is_ok_and(|url| may_dial(&self.named(), &url))
     }
@@ -117,7 +123,7 @@ impl Upstreams {
 fn may_dial(named: &[(String, u16)], url: &Url) -> bool {
     let Some((host, port)) = place(url) else { return false };
     if named.iter().any(|(one, _)| *one == host) {
-        // Of a host that was named, the port that was named: others are not for packages.
+        // Only the configured port of a configured host: its other ports do not serve packages.
         return named.iter().any(|(one, on)| *one == host && *on == port);
     }
     let literal: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
@@ -129,14 +135,15 @@ fn place(url: &Url) -> Option<(String, u16)> {
     Some((url.host_str().filter(|_| web)?.to_owned(), url.port_or_known_default()?))
 }
 
-/// The host of the proxy that this machine goes through, if it does.
+/// Returns the hosts of the proxies that this machine is configured to use.
 fn proxies() -> Vec<String> {
     let names = ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
     let values = names.into_iter().filter_map(|name| std::env::var(name).ok());
     values.filter_map(|value| Url::parse(&value).ok()?.host_str().map(str::to_owned)).collect()
 }
 
-/// Resolves what was named as this machine does; what was not must be public.
+/// Resolver that uses the machine's own resolution for configured hosts, and returns only public addresses
+/// for all others.
 struct Resolver {
     named: Vec<String>,
     names: Arc<Names>,
@@ -161,7 +168,7 @@ impl Resolve for Resolver {
     }
 }
 
-/// A client for them, with the certificates and the proxy of this machine.
+/// Returns an HTTP client for the package sources, with the certificates and the proxy of this machine.
 pub(super) fn client(upstreams: &Upstreams) -> Option<reqwest::Client> {
     let named = upstreams.named();
     let hosts = named.iter().map(|(host, _)| host.clone()).chain(proxies()).collect();
@@ -189,7 +196,7 @@ fn is_web(address: &str) -> bool {
     address.starts_with("https://") || address.starts_with("http://")
 }
 
-/// The value of a line `name = value`.
+/// Returns the value of a line `name = value`, if it is a URL.
 fn setting(text: &str, name: &str) -> Option<String> {
     let lines = text.lines().filter_map(|line| line.split_once('='));
     let mut values =
@@ -197,7 +204,7 @@ fn setting(text: &str, name: &str) -> Option<String> {
     values.find(|value| is_web(value)).map(str::to_owned)
 }
 
-/// All that apt is told about sources.
+/// Returns the content of all source files of apt.
 fn sources(apt: &Path) -> String {
     let parts = std::fs::read_dir(apt.join("sources.list.d"))
         .into_iter()
@@ -211,7 +218,7 @@ fn sources(apt: &Path) -> String {
     paths.iter().filter_map(|path| std::fs::read_to_string(path).ok()).map(|text| text + "\n\n").collect()
 }
 
-/// The archive and its security updates, out of both forms in which apt is told.
+/// Returns the archive and its security updates, from source files in either format of apt.
 fn archives(text: &str) -> (Option<String>, Option<String>) {
     let (mut archive, mut security) = (None, None);
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
@@ -231,9 +238,9 @@ fn archives(text: &str) -> (Option<String>, Option<String>) {
     (archive, security)
 }
 
-/// Has clients that bring no cryptography of their own use the one that everything here uses.
+/// Installs `ring` as the default cryptography provider, for clients that do not choose their own.
 pub fn use_ring() {
-    // Somebody may have chosen before, and then that is used.
+    // Fails if a provider is already installed, which is then used.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 

@@ -1,31 +1,31 @@
-//! What a reader of an exec waits for, as steps: the first thing that the exec shows, and then its end.
+//! The trace steps of an exec's reader: the wait for the first event, and then the wait for the end.
 
 use api::trace::STEP;
 use tracing::{Span, info_span};
 
 use super::Event;
 
-/// What is waited for.
+/// The trace step in progress.
 #[derive(Default)]
 pub(super) enum Awaited {
-    /// Nobody reads yet.
+    /// The exec is not being read yet.
     #[default]
     Nothing,
-    /// The first thing that it shows; its end, where it shows nothing.
+    /// The wait for the first event, which is the end if the exec displays nothing.
     First(#[allow(dead_code, reason = "the span measures the time until it is dropped")] Span),
-    /// Its end.
+    /// The wait for the end.
     End(#[allow(dead_code, reason = "the span measures the time until it is dropped")] Span),
 }
 
 impl Awaited {
-    /// Somebody waits.
+    /// Records that a reader waits for an event.
     pub fn begin(&mut self) {
         if let Self::Nothing = self {
             *self = Self::First(info_span!(target: STEP, "first byte"));
         }
     }
 
-    /// This came.
+    /// Records an event.
     pub fn saw(&mut self, event: &Event) {
         match (event, &self) {
             (Event::End(_), _) => *self = Self::Nothing,

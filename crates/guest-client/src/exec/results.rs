@@ -1,8 +1,10 @@
-//! The third stream of an exec: bytes that become lines, and lines that wait for what was written before them.
+//! The result stream of an exec: its bytes are split into lines, and a line is held back until the output
+//! written before it was delivered.
 //!
-//! A guest sends its streams in turns, so a line of results can come before the output that it follows. The first of them waits
-//! here, and what comes behind it waits as bytes, up to the length of one line. Whatever is more is let pass and asked for again
-//! when there is room, from the place that was reached: so nothing is held without a bound, and nothing is lost.
+//! A guest interleaves its streams, so a line of results can arrive before the output that it follows. The
+//! first such line is held back, and up to the length of one line of the bytes after it are buffered. Further
+//! bytes are discarded, and requested again from the position reached once there is space. So the buffer is
+//! bounded, and nothing is lost.
 
 use api::code::{ResultLine, RunResult};
 use api::limits::RESULT_BYTES_MAX;
@@ -12,27 +14,29 @@ use serde::de::IgnoredAny;
 
 use host::error::Error;
 
-/// Values in one line: each takes up to 32 bytes here, many times what it takes on the wire. What has more is told as omitted.
+/// Maximum number of values in one line. Each takes up to 32 bytes in memory, many times its size in transit.
+/// A line with more values is delivered as omitted.
 const VALUES_MAX: usize = 500_000;
 
-/// What was read of the results and not told yet.
+/// Results that were received but not delivered yet.
 #[derive(Default)]
 pub(super) struct Results {
-    /// Where the next line begins: all before it was told.
+    /// Offset of the next line; all lines before it were delivered.
     told: u64,
-    /// The bytes from there on.
+    /// The bytes from that offset.
     buffer: BytesMut,
-    /// What of the buffer is known to hold no end of a line.
+    /// Number of bytes at the beginning of the buffer that are known to contain no end of a line.
     scanned: usize,
-    /// The first line, where it is whole, and where the one after it begins.
+    /// The first line, if it is complete, and the offset of the next one.
     first: Option<(u64, ResultLine)>,
-    /// Bytes were let pass: they are asked for again once the buffer holds no whole line.
+    /// True if bytes were discarded. They are requested again once the buffer holds no complete line.
     behind: bool,
-    /// A line need not begin at `told`, which somebody else has named: the byte before it says.
+    /// True if `told` is an offset from a caller that is not verified yet: the byte before it must end a
+    /// line.
     unsure: bool,
 }
 
-/// Where a line stands among the other streams, whatever it shows.
+/// The position of a line relative to the output streams, whatever result it contains.
 #[derive(Deserialize)]
 struct Place {
     stdout: u64,
@@ -42,32 +46,32 @@ struct Place {
 }
 
 impl Results {
-    /// Begins at an offset that somebody named.
+    /// Starts at an offset that a caller specified.
     pub(super) fn at(told: u64) -> Self {
         Self { told, unsure: told > 0, ..Self::default() }
     }
 
-    /// Where all was told.
+    /// Returns the offset up to which all results were delivered.
     pub(super) fn told(&self) -> u64 {
         self.told
     }
 
-    /// The first byte to ask a guest for.
+    /// Returns the offset from which to request results.
     pub(super) fn asks_from(&self) -> u64 {
         self.told - u64::from(self.unsure)
     }
 
-    /// Forgets what was read and not told: it comes again.
+    /// Drops the results that were not delivered; they will be received again.
     pub(super) fn leave(&mut self) {
         *self = Self { told: self.told, unsure: self.unsure, ..Self::default() };
     }
 
-    /// Whether bytes were let pass that there is room for now.
+    /// Returns true if bytes were discarded and there is space for them now.
     pub(super) fn is_behind(&self) -> bool {
         self.behind && self.first.is_none()
     }
 
-    /// Takes bytes that follow those before.
+    /// Adds the bytes that follow in the stream.
     pub(super) fn take(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         if self.unsure {
             let Some((before, rest)) = bytes.split_first() else { return Ok(()) };
@@ -87,14 +91,15 @@ impl Results {
         self.look()
     }
 
-    /// What was not kept: everything up to there. Says from where, unless all of it was told.
+    /// Skips results that were not retained, up to an offset. Returns the start of the gap, unless all of
+    /// them were delivered.
     pub(super) fn skip(&mut self, to: u64) -> Option<u64> {
         let from = self.told;
         *self = Self { told: to, ..Self::default() };
         (from < to).then_some(from)
     }
 
-    /// The first line, if the reader has come to where it belongs: where it begins, where the next does, and what it is.
+    /// Returns the first line, with its offset and that of the next, if the output before it was delivered.
     pub(super) fn next(&mut self, reached: [u64; 2]) -> Result<Option<(u64, u64, ResultLine)>, Error> {
         let belongs = |(_, line): &(u64, ResultLine)| line.stdout <= reached[0] && line.stderr <= reached[1];
         let Some((next, line)) = self.first.take_if(|first| belongs(first)) else { return Ok(None) };
@@ -103,7 +108,7 @@ impl Results {
         Ok(Some((offset, next, line)))
     }
 
-    /// Takes the first line out of the buffer, if it is whole.
+    /// Extracts the first line from the buffer, if it is complete.
     fn look(&mut self) -> Result<(), Error> {
         if self.first.is_some() {
             return Ok(());
@@ -133,13 +138,14 @@ fn parsed(line: &[u8]) -> Result<ResultLine, Error> {
     {
         return Ok(line);
     }
-    // Code can say what it likes on its channel: what is none of ours harms nobody else's reading.
+    // Code can write anything to its result channel: unknown content must not affect the reading of other
+    // results.
     let Place { stdout, stderr, .. } = serde_json::from_slice(line).map_err(wrong)?;
     let result = RunResult::Omitted { bytes: line.len() as u64, types: Vec::new() };
     Ok(ResultLine { stdout, stderr, result })
 }
 
-/// At least as many values as a line of JSON has, less one.
+/// Returns a number that is at least the number of values in a line of JSON, minus one.
 fn values(line: &[u8]) -> usize {
     let (mut count, mut in_text, mut escaped) = (0, false, false);
     for byte in line {

@@ -1,4 +1,4 @@
-//! One answer about files: read part by part, and believed only where it answers what was asked.
+//! One response about files, which is read part by part and accepted only if it matches the request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,20 +15,21 @@ use hyper::body::Incoming;
 use super::parts::{Found, Parts};
 use crate::link::Link;
 
-/// A head or an end that is no page of a listing: a path or two and an error, escaped at worst.
+/// Maximum size in bytes of a head or an end other than a page of a listing: a few paths and an error, with
+/// worst-case escaping.
 const WORDS_BYTES_MAX: usize = 256 << 10;
-/// What is passed on of a message.
+/// Maximum length in bytes of an error message that is passed on.
 const MESSAGE_BYTES_MAX: usize = 2048;
-/// A path as text: each byte that is no UTF-8 becomes three.
+/// Maximum length of a path as text in bytes: each byte that is not valid UTF-8 becomes three.
 const SHOWN_BYTES_MAX: usize = 3 * PATH_BYTES_MAX;
-/// A version is a few numbers.
+/// Maximum length of a version in bytes. It consists of a few numbers.
 const VERSION_BYTES_MAX: usize = 128;
-/// After its last word a process ends at once; whether it does is not waited for longer.
+/// Timeout for the process inside to exit after its last message. It exits at once.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
-/// When a connection breaks because process 1 died, that is known as soon.
+/// Timeout for learning that a connection broke because process 1 died.
 const DEATH_WITHIN: Duration = Duration::from_secs(1);
 
-/// An answer that is being read.
+/// A response that is being read.
 pub struct Answer {
     body: Incoming,
     parts: Parts,
@@ -36,16 +37,16 @@ pub struct Answer {
     only_looks: bool,
 }
 
-/// Why there is nothing more.
+/// The reason why a response is incomplete.
 #[derive(Debug)]
 pub enum Break {
     /// The connection broke.
     Cut,
-    /// The answer ended before it was whole.
+    /// The response ended early.
     Short,
-    /// Nothing came for so long.
+    /// Nothing arrived for this duration.
     Silent(Duration),
-    /// It is not what the protocol allows.
+    /// The response violates the protocol.
     Wrong(Error),
 }
 
@@ -69,9 +70,9 @@ impl Answer {
         Self { body, parts: Parts::new(most), link, only_looks: ask.only_looks() }
     }
 
-    /// The head. Can be dropped and asked again.
+    /// Returns the head. Cancel safe.
     pub async fn head(&mut self, within: Duration) -> Result<FileAnswer, Break> {
-        // All of it in time: one byte now and then is no answer.
+        // The timeout is for the whole head: a slow trickle of bytes must not extend it.
         let next = tokio::time::timeout(within, self.next(within));
         match next.await.unwrap_or(Err(Break::Silent(within)))? {
             Found::Head(head) => Ok(head),
@@ -79,7 +80,8 @@ impl Answer {
         }
     }
 
-    /// The next thing, if something comes in time. Can be dropped and asked again: nothing is lost.
+    /// Returns the next part, if something arrives in time. Cancel safe: nothing is lost if the future is
+    /// dropped.
     pub async fn next(&mut self, silence: Duration) -> Result<Found<FileAnswer>, Break> {
         loop {
             if let Some(found) = self.parts.next().map_err(Break::Wrong)? {
@@ -94,28 +96,28 @@ impl Answer {
         }
     }
 
-    /// Whether a part has begun and is not whole.
+    /// Returns true if a part is incomplete.
     pub fn is_open(&self) -> bool {
         self.parts.is_open()
     }
 
-    /// Sees the process off that has said its last word.
+    /// Waits briefly for the end of a complete response, and refuses further data.
     pub async fn close(mut self) -> Result<(), Error> {
         self.parts.close();
         match self.next(CLOSE_WITHIN).await {
             Err(Break::Wrong(error)) => Err(error),
-            // A process that stays is ended when this answer is dropped.
+            // If the process does not exit, it is killed when this response is dropped.
             Ok(_) | Err(Break::Cut | Break::Short | Break::Silent(_)) => Ok(()),
         }
     }
 
-    /// What to say of an answer that is not whole.
+    /// Returns the error for an incomplete response.
     pub async fn explain(&self, broken: Break) -> Error {
         explain(&self.link, self.only_looks, broken).await
     }
 }
 
-/// What to say where there is no answer, or none that is whole.
+/// Returns the error for a missing or incomplete response.
 pub async fn explain(link: &Link, only_looks: bool, broken: Break) -> Error {
     let message = match broken {
         Break::Wrong(error) => return error,
@@ -136,10 +138,10 @@ pub async fn explain(link: &Link, only_looks: bool, broken: Break) -> Error {
     Error::Request(api::Error { code, message: message.into(), layer, ran, retry, fix: fix.into() })
 }
 
-/// The answer, if it is one to this ask.
+/// Returns the response if it matches the request.
 ///
 /// # Errors
-/// It was refused, or is an answer to something else.
+/// The sandbox refused the request, or the response is to another one.
 pub fn fitting(ask: &FileAsk, answer: FileAnswer) -> Result<FileAnswer, Error> {
     let fits = match (ask, &answer) {
         (_, FileAnswer::Refused { error }) => return Err(refused(error.clone())),
@@ -148,7 +150,7 @@ pub fn fitting(ask: &FileAsk, answer: FileAnswer) -> Result<FileAnswer, Error> {
             items.len() <= *limit as usize && items.iter().all(sound) && !(*more && items.is_empty())
         }
         (FileAsk::Read { from: first, to: end, .. }, FileAnswer::Content { info, from, to }) => {
-            // What is beyond the end of the file is not there.
+            // A range beyond the end of the file is clipped.
             let clipped = end.is_none_or(|end| *to <= end) && *from == *first.min(to);
             sound(info) && clipped && from <= to && to - from <= READ_BYTES_MAX
         }
@@ -168,10 +170,10 @@ pub fn fitting(ask: &FileAsk, answer: FileAnswer) -> Result<FileAnswer, Error> {
     if fits { Ok(answer) } else { Err(misplaced()) }
 }
 
-/// An event, if it is one.
+/// Parses a file event.
 ///
 /// # Errors
-/// It is none.
+/// The event is malformed.
 pub fn event(bytes: &[u8]) -> Result<FileEvent, Error> {
     let wrong = |why: String| Error::Protocol(format!("malformed file event: {why}"));
     let event: FileEvent = serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))?;
@@ -181,7 +183,8 @@ pub fn event(bytes: &[u8]) -> Result<FileEvent, Error> {
     Ok(event)
 }
 
-/// What the sandbox refused. What it says is passed on, cut to a bound; what is not its to say is not believed.
+/// Returns the error for a refusal by the sandbox. Its message is truncated. An error code that a sandbox
+/// must not report becomes a protocol error.
 pub fn refused(mut error: api::Error) -> Error {
     match error.code {
         ErrorCode::InvalidRequest
@@ -208,7 +211,7 @@ pub fn refused(mut error: api::Error) -> Error {
             return Error::Protocol(format!("error code not allowed for a sandbox: {}", error.code.name()));
         }
     }
-    // Whose doing it was is either the sandbox's or that of its user, never ours.
+    // The cause is the sandbox or its user, never the platform.
     if error.layer == Layer::Platform {
         error.layer = Layer::Sandbox;
     }
@@ -217,19 +220,22 @@ pub fn refused(mut error: api::Error) -> Error {
     Error::Guest(error)
 }
 
+/// Checks a hash.
+///
 /// # Errors
-/// It is no hash, or of another kind than was asked for.
+/// The hash is malformed, or not of the requested kind.
 pub fn checked_hash(hash: &Hash, wanted: Hashing) -> Result<(), Error> {
     let is_hash = hash.kind() == wanted && are_digits(hash.digits());
     if is_hash { Ok(()) } else { Err(Error::Protocol("malformed hash".into())) }
 }
 
-/// The error for a part that answers something else.
+/// Returns the error for a part that does not match the request.
 pub fn misplaced() -> Error {
     Error::Protocol("the response does not match the request".into())
 }
 
-/// Whether it can be what is at a path. Whoever keeps many of them counts on each being small.
+/// Returns true if this can be the metadata of a file. Callers that store many entries rely on the size
+/// limits.
 fn sound(info: &FileInfo) -> bool {
     let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
     let short = |text: &str| text.len() <= SHOWN_BYTES_MAX;

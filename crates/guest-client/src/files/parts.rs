@@ -1,10 +1,11 @@
-//! The parts of an answer about files, out of whatever pieces they come in. Every byte is hostile.
+//! Decoder for the parts of a response about files, from chunks of any size. All input is treated as hostile.
 //!
 //! ```text
-//! head ──▶ data… ──▶ end        nothing comes after the end, nor after a head that is the whole answer
+//! head ──▶ data… ──▶ end        nothing follows the end, or a head that is the whole response
 //! ```
 //!
-//! Data is passed on as it comes and never held; heads and ends are held whole, within their bounds.
+//! Data is passed on as it arrives and never buffered. Heads and ends are buffered completely, within their
+//! size limits.
 
 use api::files::{FileEnd, PART_HEADER_BYTES, Part, PartKind};
 use bytes::{Buf, Bytes, BytesMut};
@@ -12,27 +13,27 @@ use serde::de::DeserializeOwned;
 
 use host::error::Error;
 
-/// The parts of one answer.
+/// Decoder for the parts of one response.
 pub struct Parts {
-    /// What came and was not looked at yet.
+    /// Bytes that were received and not decoded yet.
     piece: Bytes,
-    /// A header, or the payload of a head or an end, until it is whole.
+    /// An incomplete header, or the incomplete payload of a head or an end.
     held: BytesMut,
-    /// The head or the end that is being held.
+    /// The header of the head or end that is being received.
     open: Option<Part>,
-    /// Bytes of data still to come of the part that is being passed on.
+    /// Number of bytes still to come of the current data part.
     left: usize,
     stage: Stage,
-    /// The largest head or end that is taken.
+    /// Maximum size of a head or an end in bytes.
     most: usize,
 }
 
-/// What was found.
+/// A decoded part.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found<H> {
     /// The head.
     Head(H),
-    /// Bytes, of one part or of a piece of it.
+    /// Bytes of a data part, or of a fragment of it.
     Data(Bytes),
     /// The end.
     End(FileEnd),
@@ -46,26 +47,27 @@ enum Stage {
 }
 
 impl Parts {
-    /// No parts yet; heads and ends of at most so many bytes.
+    /// Creates a decoder that accepts heads and ends of at most `most` bytes.
     pub fn new(most: usize) -> Self {
         let (piece, held) = (Bytes::new(), BytesMut::new());
         Self { piece, held, open: None, left: 0, stage: Stage::Head, most }
     }
 
-    /// Takes what came. Everything that came before was looked at: [`Parts::next`] has said so.
+    /// Passes in the next chunk. The previous one must be decoded completely: [`Parts::next`] has returned
+    /// `None`.
     pub fn take(&mut self, piece: Bytes) {
         self.piece = piece;
     }
 
-    /// Whether a part has begun and is not whole.
+    /// Returns true if a part is incomplete.
     pub fn is_open(&self) -> bool {
         self.left > 0 || self.open.is_some() || !self.held.is_empty()
     }
 
-    /// The next thing in what came; none if there is no more of it.
+    /// Decodes the next part or fragment. Returns `None` if more input is needed.
     ///
     /// # Errors
-    /// It breaks the protocol.
+    /// The input violates the protocol.
     pub fn next<H: DeserializeOwned>(&mut self) -> Result<Option<Found<H>>, Error> {
         loop {
             if self.left > 0 {
@@ -98,7 +100,7 @@ impl Parts {
         }
     }
 
-    /// Says that nothing may follow any more.
+    /// Declares the response complete: any further input is an error.
     pub fn close(&mut self) {
         self.stage = Stage::Ended;
     }
@@ -154,7 +156,8 @@ mod tests {
         bytes
     }
 
-    /// Everything in these bytes, which come in pieces of a size: the head, the data, the end.
+    /// Decodes bytes in chunks of this size. Returns three values: true if a head was found, the data, and
+    /// true if an end was found.
     fn read(bytes: &[u8], size: usize) -> Result<(bool, Vec<u8>, bool), Error> {
         let (mut parts, mut seen) = (Parts::new(MOST), (false, Vec::new(), false));
         for piece in bytes.chunks(size) {

@@ -1,4 +1,4 @@
-//! A cell from its place in the queue to its end.
+//! A cell from the queue to its end.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,14 +18,15 @@ use crate::shell;
 use crate::sweep::{self, Whom};
 use crate::table::Table;
 
-/// A cell that was interrupted is interrupted once more after this.
+/// Interval at which an interrupted cell is interrupted again.
 const INTERRUPT_EVERY: Duration = Duration::from_secs(1);
-/// And killed after this: with what it takes to notice, an interruption ends within five seconds.
+/// Time after which an interrupted cell is killed. Including the time to notice the end, an interruption
+/// takes at most five seconds.
 const KILL_AFTER: Duration = Duration::from_secs(3);
-/// Before a cell begins, packages apart.
+/// Timeout for the start of a cell, without the time for packages.
 const BEGIN_WITHIN: Duration = Duration::from_secs(60);
 
-/// How a cell's turn ended.
+/// End of a cell's turn.
 enum Turn {
     Done(i32),
     Gone,
@@ -52,14 +53,14 @@ impl Context {
             return exec.over(Outcome::Cancelled);
         }
         if let Some(reason) = exec.reason() {
-            // It was asked to end while its process was started: none of it runs.
+            // The cell was cancelled while its process was starting, so none of it runs.
             return exec.over(reason);
         }
         match process {
             Ok(process) => self.run(&table, &exec, &job, &process).await,
             Err(error) => {
                 exec.show(&RunResult::Refused { error });
-                // What a shell says of a command that it cannot start.
+                // The exit code of a shell for a command that it cannot start.
                 exec.over(Outcome::Exited { code: 127 });
             }
         }
@@ -81,7 +82,7 @@ impl Context {
                 let ended = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
                 let outcome = ended.unwrap_or(Outcome::Unknown);
                 sweep::kill(Whom::Group(process.group)).await;
-                // The next cell must not be given to it.
+                // The next cell must not get this process.
                 let _ = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
                 exec.state_lost.set(true);
                 if exec.is_struck() {
@@ -97,7 +98,7 @@ impl Context {
         exec.over(outcome);
     }
 
-    /// What is to be said before a cell begins.
+    /// Reports pending notices before a cell begins.
     fn tell(&self, exec: &Exec) {
         if let Some(because) = self.untold.take() {
             exec.show(&RunResult::Restarted { because });
@@ -120,7 +121,7 @@ impl Context {
         channel.write(&Tell::Cell(cell)).await
     }
 
-    /// Waits until no interrupt that came at the very end of a cell can be taken for one of the next.
+    /// Waits until an interrupt sent at the very end of a cell can no longer hit the next one.
     async fn settle(&self, channel: &Records) {
         if self.spec.language != Language::Python {
             return;
@@ -137,8 +138,8 @@ impl Context {
         let _ = tokio::time::timeout(END_WITHIN, settled).await;
     }
 
-    /// Follows a cell until it is done or its process is gone. A reason to end it becomes an interruption; no word and no silence of
-    /// the cell's holds that up.
+    /// Follows a cell until it is done or its process is gone. A reason to end the cell leads to an
+    /// interruption, which neither messages nor silence of the cell can delay.
     async fn follow(&self, exec: &Rc<Exec>, process: &Process, running: &Running, job: &Job) -> Turn {
         let heard = async {
             match self.say(&running.channel, job).await {
@@ -181,7 +182,7 @@ impl Context {
     }
 }
 
-/// Hears what a cell says until it says that it is done.
+/// Handles the messages of a cell until it reports that it is done.
 async fn hear(exec: &Rc<Exec>, process: &Process, running: &Running) -> Turn {
     loop {
         let record = tokio::select! {
@@ -196,7 +197,7 @@ async fn hear(exec: &Rc<Exec>, process: &Process, running: &Running) -> Turn {
                 shown(exec, &running.streams, (result, record.patience()), &running.channel).await;
             }
             Some(Said::Done(Done { code })) => return Turn::Done(code),
-            // Whatever else it says harms only itself.
+            // Other messages harm only the cell itself.
             Some(Said::Refused(_) | Said::Variables(_) | Said::Settled(_)) | None => {}
         }
     }

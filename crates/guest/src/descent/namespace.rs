@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! inside   outside
-//! 0        the user        its capabilities are over what is mapped here, and nothing else
-//! 1 …      the same        so that forks have the ids that everybody knows
-//! –        0               the sandbox's root is nobody here
+//! 0        the user        its capabilities apply only to the ids mapped here
+//! 1 …      the same        so that forks have their usual ids
+//! –        0               the sandbox's root is not mapped
 //! ```
 
 use std::ffi::CStr;
@@ -12,31 +12,33 @@ use std::io::{self, Write as _};
 
 use crate::launch::done;
 
-/// A line of a map, and the next.
+/// Maximum size of the two lines of an id map.
 const TEXT_BYTES: usize = 64;
 
-/// Has this process enter one of its own, with `uid` as its root. Runs in a child before it becomes its program, and only makes
-/// system calls on memory of its stack.
+/// Moves this process into a new user namespace with `uid` as its root. Runs in a child before its exec, and
+/// only makes system calls on memory of its own stack.
 pub fn enter(uid: libc::uid_t) -> io::Result<()> {
-    // Opened now: of a process that nobody may look into they belong to the root of its namespace, who is nobody until they are written.
+    // Open the maps first: in a new namespace, the `/proc` files of a non-dumpable process belong to the
+    // namespace's root, which is not mapped until the maps are written.
     let maps = [open(c"/proc/self/uid_map")?, open(c"/proc/self/gid_map")?];
     let mut ends = [0; 2];
-    // SAFETY: an array of two, as the call writes them.
+    // SAFETY: an array of two descriptors, as the call writes them.
     done(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
     let [ready, tell] = ends;
-    // Who maps the ids must have power over the ones outside, which whoever enters gives up: so there are two of us for a moment.
+    // Mapping the ids requires capabilities over the outside ids, which a process loses when it enters the
+    // namespace. So a helper process writes the maps.
     // SAFETY: this process has one thread, and both sides only make system calls.
     let helper = unsafe { libc::fork() };
     done(helper)?;
     if helper == 0 {
         let status = map(uid, maps, ready, tell).err().map_or(0, |error| error.raw_os_error().unwrap_or(1));
-        // SAFETY: ends this process, without anything of the one it is a copy of being run.
+        // SAFETY: ends the helper without running exit handlers of the process it was forked from.
         unsafe { libc::_exit(status) };
     }
     // SAFETY: no pointers.
     done(unsafe { libc::unshare(libc::CLONE_NEWUSER) })?;
     let mut status = 0;
-    // SAFETY: descriptors of ours, closed once; the status is written to memory that outlives the call.
+    // SAFETY: our own descriptors, each closed once; the status is written to memory that outlives the call.
     unsafe {
         for descriptor in [ready, tell].into_iter().chain(maps) {
             libc::close(descriptor);
@@ -46,10 +48,11 @@ pub fn enter(uid: libc::uid_t) -> io::Result<()> {
     if status == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::WEXITSTATUS(status))) }
 }
 
-/// In the helper: waits until the one that it was forked from has entered, and maps its ids.
+/// Maps the ids, in the helper, once the process that forked it has entered its namespace.
 fn map(uid: libc::uid_t, maps: [libc::c_int; 2], ready: libc::c_int, tell: libc::c_int) -> io::Result<()> {
     let mut none = 0_u8;
-    // SAFETY: a descriptor of ours, closed once; nothing is read into the byte: the end comes when the other closes its own.
+    // SAFETY: our own descriptor, closed once. No byte is read: the read returns when the other process
+    // closes its end.
     unsafe {
         libc::close(tell);
         libc::read(ready, (&raw mut none).cast(), 1);
@@ -59,7 +62,7 @@ fn map(uid: libc::uid_t, maps: [libc::c_int; 2], ready: libc::c_int, tell: libc:
     write!(left, "0 {uid} 1\n1 1 {}\n", uid - 1)?;
     let bytes = TEXT_BYTES - left.len();
     for map in maps {
-        // SAFETY: so many bytes of the text were written; the descriptor is ours.
+        // SAFETY: this many bytes of the text were written; the descriptor is our own.
         done(unsafe { libc::write(map, text.as_ptr().cast(), bytes) } as libc::c_int)?;
     }
     Ok(())

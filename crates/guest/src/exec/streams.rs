@@ -1,4 +1,4 @@
-//! The streams of an exec: from its pipes to its spools, and what code shows besides.
+//! The streams of an exec: from its pipes to its spools, and the results of code.
 
 use std::cell::RefCell;
 use std::io;
@@ -13,11 +13,12 @@ use super::Exec;
 use crate::spool::{Spool, Taken};
 use crate::watched::Watched;
 
-/// One read of a pipe. Shared by all execs: a read and its spooling happen without a pause between.
+/// Size of one read of a pipe. The buffer is shared by all execs, because a read and its spooling happen
+/// without an await in between.
 const SCRATCH_BYTES: usize = 256 * 1024;
-/// What a terminal can hold that was written and not read: Linux has 68 KiB, gVisor 128 KiB and a page.
+/// Maximum unread output of a terminal: 68 KiB on Linux, 128 KiB and a page on gVisor.
 const TERMINAL_BYTES_MAX: usize = 256 * 1024;
-/// Beyond this no result is kept any more, only that there was one.
+/// Above this size of the results spool, only a notice of each further result is stored.
 const RESULTS_FULL: u64 = limits::RESULTS_BYTES_MAX - 1_000_000;
 
 thread_local! {
@@ -25,7 +26,7 @@ thread_local! {
 }
 
 impl Exec {
-    /// Does something with the spool of a stream.
+    /// Accesses the spool of a stream.
     pub fn spool<T>(&self, stream: Stream, act: impl FnOnce(&mut Spool) -> T) -> T {
         let [stdout, stderr, results] = &mut *self.spools.borrow_mut();
         act(match stream {
@@ -35,17 +36,17 @@ impl Exec {
         })
     }
 
-    /// Bytes of its output that can be read again.
+    /// Returns the number of retained bytes of output.
     pub fn kept(&self) -> u64 {
         self.spools.borrow().iter().map(Spool::kept).sum()
     }
 
-    /// Whether some of its output is on the disk.
+    /// Returns true if some of the output is on disk.
     pub fn has_file(&self) -> bool {
         self.spools.try_borrow().is_ok_and(|spools| spools.iter().any(Spool::has_file))
     }
 
-    /// Lets go of its output; says whether that could be done now. A reader that comes for it is told of the gap.
+    /// Discards the output. Returns false if the spools are in use. A reader gets a gap instead.
     pub fn forget_output(&self) -> bool {
         self.spools.try_borrow_mut().is_ok_and(|mut spools| {
             spools.iter_mut().for_each(Spool::forget);
@@ -53,27 +54,27 @@ impl Exec {
         })
     }
 
-    /// A reader has everything below the offset.
+    /// Acknowledges all bytes below the offset for a reader.
     pub fn consume(&self, stream: Stream, offset: u64) {
         self.spool(stream, |spool| spool.consume(offset));
         self.room.notify_waiters();
     }
 
-    /// A reader was sent everything below the offset.
+    /// Notes that all bytes below the offset were sent to a reader.
     pub fn sent(&self, stream: Stream, offset: u64) {
         if self.spool(stream, |spool| spool.sent(offset)) {
             self.room.notify_waiters();
         }
     }
 
-    /// Puts something among its results, in order with what was written to the other streams so far.
+    /// Appends a result, ordered relative to the output so far.
     pub fn show(&self, result: &RunResult) {
         if let Ok(text) = serde_json::to_string(result) {
             self.show_raw(&text);
         }
     }
 
-    /// The same for JSON that came from its process; that it is JSON is known.
+    /// Appends a result that is already JSON, as received from the process.
     pub fn show_raw(&self, result: &str) {
         let (stdout, stderr) = (self.written(Stream::Stdout), self.written(Stream::Stderr));
         let line = format!("{{\"stdout\":{stdout},\"stderr\":{stderr},\"result\":{result}}}\n");
@@ -95,7 +96,8 @@ impl Exec {
         self.spool(stream, |spool| spool.written())
     }
 
-    /// Moves what is in the pipes now to the spools: it was written before whatever is said next.
+    /// Moves the current content of the pipes to the spools. It was written before the next message of the
+    /// process.
     pub async fn catch_up(&self, streams: &[(Stream, Rc<Watched>)]) {
         for (stream, pipe) in streams {
             self.drain(*stream, pipe, self.pending(pipe)).await;
@@ -106,7 +108,7 @@ impl Exec {
     pub(super) async fn pump(self: Rc<Self>, stream: Stream, pipe: Rc<Watched>) {
         loop {
             let Ok(mut ready) = pipe.readable().await else { return };
-            // Asked for last: whoever shows a result fills the same spool.
+            // After `readable`, because results share the room in the spools.
             let most = self.until_room(stream).await;
             match ready.try_io(|pipe| self.take(stream, pipe.get_ref(), most)) {
                 Ok(Ok(0)) => return,
@@ -131,7 +133,8 @@ impl Exec {
         }
     }
 
-    /// How many bytes may be in a pipe now. A terminal does not say, and is read until it has nothing.
+    /// Returns how many bytes may be in a pipe now. A terminal does not report that, so it is read until it
+    /// is empty.
     pub(super) fn pending(&self, pipe: &Watched) -> usize {
         if self.has_terminal() {
             return TERMINAL_BYTES_MAX;
@@ -140,7 +143,7 @@ impl Exec {
         count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
     }
 
-    /// Waits until the spool takes at least one byte; says how many it takes.
+    /// Waits until the spool accepts at least one byte. Returns how many it accepts.
     pub async fn until_room(&self, stream: Stream) -> usize {
         loop {
             let room = self.room.notified();
@@ -153,7 +156,7 @@ impl Exec {
         }
     }
 
-    /// One read of a pipe, straight into the spool: no byte is ever held between the two.
+    /// Reads a pipe once, straight into the spool: no byte is ever held in between.
     pub fn take(&self, stream: Stream, pipe: &OwnedFd, most: usize) -> io::Result<usize> {
         SCRATCH.with_borrow_mut(|scratch| {
             let most = most.min(SCRATCH_BYTES);
@@ -168,7 +171,7 @@ impl Exec {
     }
 }
 
-/// Reads and throws away, so that a process left behind neither blocks nor dies of a closed pipe.
+/// Reads and discards, so that a process left behind neither blocks nor dies of a closed pipe.
 pub(super) async fn discard(pipe: Rc<Watched>) {
     while let Ok(mut ready) = pipe.readable().await {
         let read = ready.try_io(|pipe| {

@@ -1,8 +1,9 @@
 //! Packing a directory into an archive, and unpacking one.
 //!
-//! An archive that arrives is a stranger's. `tar` splits it into headers and contents, refused where readers of archives
-//! disagree (`layer::entry`), metered and without its compression (`layer::source`). Every path is walked here, one
-//! name at a time, and no symlink is followed: what is unpacked lies below its directory.
+//! A received archive is untrusted. `tar` splits it into headers and contents. `layer::source` decompresses
+//! and meters it, and `layer::entry` refuses headers that archive readers interpret differently. Every path
+//! is walked here, one name at a time, without following symlinks, so all unpacked files lie below the target
+//! directory.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
@@ -25,10 +26,10 @@ use super::place::{Place, enter, join, kind, version};
 use super::worker::{changed, unheard};
 use crate::layer::{Ahead, Entry, Fault, Kind, Source, broken};
 
-/// Entries of one archive.
+/// Maximum number of entries of one archive.
 const ENTRIES_MAX: u64 = 1_000_000;
 
-/// An archive that is being made.
+/// An archive that is being written.
 struct Packer<W: Write> {
     builder: Builder<W>,
     report: ArchiveReport,
@@ -38,12 +39,12 @@ struct Packer<W: Write> {
 struct Unpacker {
     root: OwnedFd,
     path: Vec<u8>,
-    /// Where the last entry was: archives list a directory's files together.
+    /// Parent directory of the last entry. Cached, because archives list a directory's files together.
     last: Option<(Vec<Vec<u8>>, OwnedFd)>,
     report: ArchiveReport,
 }
 
-/// So many bytes, whatever becomes of the file meanwhile.
+/// Reader of exactly `size` bytes, even if the file changes meanwhile.
 struct Exactly<'a> {
     file: &'a OwnedFd,
     at: u64,
@@ -51,7 +52,7 @@ struct Exactly<'a> {
     short: bool,
 }
 
-/// Sends a directory, or a file, as an archive.
+/// Sends a directory or a file as an archive.
 pub fn pack(path: &FilePath, compression: Compression) -> Result<(), Error> {
     let place = Place::find(path)?;
     let stat = place.stat().map_err(|errno| failed("inspect", &place.path, errno))?;
@@ -107,7 +108,7 @@ fn pack_into<W: Write>(
 }
 
 impl<W: Write> Packer<W> {
-    /// Adds what is in a directory, whose path in the archive is `path`.
+    /// Adds the entries of a directory, whose path in the archive is `path`.
     fn inside(&mut self, directory: &OwnedFd, path: &[u8], depth: u32) -> Result<(), Error> {
         let fault = |errno| failed("list", path, errno);
         for entry in Dir::read_from(directory).map_err(fault)? {
@@ -121,7 +122,7 @@ impl<W: Write> Packer<W> {
         Ok(())
     }
 
-    /// Adds one thing. What cannot be read is left out and counted: the rest is still wanted.
+    /// Adds one file or directory. Unreadable ones are skipped and counted, because the rest is still useful.
     fn one(&mut self, parent: &OwnedFd, name: &[u8], path: &[u8], depth: u32) -> Result<(), Error> {
         let Ok(stat) = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) else {
             self.report.skipped += 1;
@@ -179,7 +180,8 @@ impl<W: Write> Packer<W> {
 }
 
 impl Read for Exactly<'_> {
-    /// A file that became shorter is filled up with zeros: the archive has promised its size. It is counted as changed.
+    /// Fills up a file that became shorter with zeros, because the header already states its size. It is
+    /// counted as changed.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = usize::try_from(self.size - self.at).unwrap_or(usize::MAX);
         let most = left.min(buffer.len());
@@ -210,7 +212,8 @@ pub fn unpack(path: &FilePath, compression: Compression, sent: Sent) -> Result<A
     let mut unpacker = Unpacker { root, path: place.path, last: None, report: ArchiveReport::default() };
     let unpacked = unpacker.all(&mut archive);
     let finished = unpacked.and_then(|()| archive.into_inner().finish());
-    // Decoders and the archive's reader hide why their source failed: the source's own word comes first.
+    // Decoders and the archive reader hide why their source failed, so the source's own error takes
+    // precedence.
     finished.map_err(|error| fault.take().unwrap_or(error))?;
     Ok(unpacker.report)
 }
@@ -231,7 +234,7 @@ impl Unpacker {
         if self.report.entries + self.report.skipped >= ENTRIES_MAX {
             return Err(api::limits::exceeded("the number of entries", ENTRIES_MAX + 1, ENTRIES_MAX));
         }
-        // The directory itself: it is there.
+        // The root directory itself already exists.
         let Some((parents, name)) = entry.name.split() else { return Ok(()) };
         let path = entry.name.bytes();
         let whole = join(&self.path, &path);
@@ -244,7 +247,7 @@ impl Unpacker {
                     Err(errno) => return Err(fault(errno)),
                 }
                 let directory = enter(&parent, name).map_err(fault)?;
-                // Its owner must be able to go on unpacking into it.
+                // Its owner must be able to unpack more entries into it.
                 rustix::fs::fchmod(&directory, Mode::from_raw_mode(entry.meta.mode & 0o777 | 0o700))
                     .map_err(fault)?;
             }
@@ -285,7 +288,7 @@ impl Unpacker {
         Ok(())
     }
 
-    /// The directory of an entry, made where it is missing. No symlink is on the way.
+    /// Returns the parent directory of an entry, creating missing directories. Does not follow symlinks.
     fn parent(&mut self, parents: &[Vec<u8>], entry: &[u8]) -> Result<OwnedFd, Error> {
         let duplicate = |fd: &OwnedFd| fd.try_clone().map_err(|error| failed_io("unpack", entry, &error));
         if let Some((path, directory)) = &self.last
@@ -316,7 +319,7 @@ impl Unpacker {
     }
 }
 
-/// Makes way for an entry that is no directory.
+/// Removes the existing file at the path of an entry that is not a directory.
 fn clear(parent: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(), Error> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),

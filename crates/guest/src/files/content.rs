@@ -1,7 +1,8 @@
 //! Reading, writing, hashing and editing one file.
 //!
-//! A file that is replaced is there whole, or as it was before: its new content is put beside it and takes its name at the end. One that is
-//! written *on* is changed in place, so that what arrived stays and can be gone on from.
+//! Replacing a file is atomic: the new content is written to a temporary file next to it, which is renamed at
+//! the end. Writing *at an offset* changes the file in place, so that an interrupted upload keeps its data
+//! and can be resumed.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -18,15 +19,15 @@ use super::parts::{self, Outlet};
 use super::place::{Place, describe, version};
 use super::worker::{changed, unheard};
 
-/// One read or write of a file.
+/// Size of one read or write of a file.
 const CHUNK_BYTES: usize = 256 * 1024;
-/// How long one who writes on a file waits for another to end.
+/// Maximum number of checks for the end of another write to the same file.
 const ALONE_LOOKS: u32 = 500;
 const ALONE_LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The permissions of a new file.
+/// Permissions of a new file.
 const MODE: u32 = 0o644;
 
-/// A file beside the one that it will replace. Dropping it removes it.
+/// A temporary file next to the file that it will replace. Dropping it removes it.
 pub struct Fresh<'a> {
     place: &'a Place,
     name: Vec<u8>,
@@ -35,11 +36,11 @@ pub struct Fresh<'a> {
     placed: bool,
 }
 
-/// What is said of the hash of a file that is written.
+/// Hashes of a file that is written.
 pub struct Wanted {
-    /// The SHA-256 that it must have.
+    /// Expected SHA-256, if the request states one.
     pub sha256: Option<String>,
-    /// What is answered, and made at all.
+    /// Kind of hash to compute and return.
     pub digest: Hashing,
 }
 
@@ -87,7 +88,7 @@ pub fn read(
     parts::end(&end).map_err(unheard)
 }
 
-/// Sends the bytes; none if there were fewer.
+/// Sends the bytes. Returns `None` if the file has fewer.
 fn send(file: &OwnedFd, from: u64, to: u64, mut digest: Digest) -> io::Result<Option<Hash>> {
     let (mut at, mut outlet) = (from, Outlet::default());
     while at < to {
@@ -101,7 +102,7 @@ fn send(file: &OwnedFd, from: u64, to: u64, mut digest: Digest) -> io::Result<Op
     Ok(Some(digest.finish()))
 }
 
-/// Replaces a file, or makes it.
+/// Replaces or creates a file.
 pub fn replace(
     path: &FilePath,
     mode: Option<u32>,
@@ -119,7 +120,7 @@ pub fn replace(
     Ok(FileAnswer::Whole { info: describe(&place.path, &stat), hash })
 }
 
-/// Writes a file in place, from a byte on that it has.
+/// Writes to a file in place, from an offset within it.
 pub fn write_on(
     path: &FilePath,
     offset: u64,
@@ -161,7 +162,8 @@ pub fn write_on(
     Ok(FileAnswer::Whole { info: describe(&place.path, &stat), hash })
 }
 
-/// Waits until nobody else writes on a file: a request that broke off may still be putting down what had arrived.
+/// Waits until no other request writes to the file: an interrupted request may still be writing the data that
+/// it received.
 fn alone(file: &OwnedFd, place: &Place) -> Result<(), Error> {
     for _ in 0..ALONE_LOOKS {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -194,7 +196,7 @@ pub fn hash(path: &FilePath, digest: Hashing) -> Result<FileAnswer, Error> {
     Ok(FileAnswer::Whole { info: place.describe(&stat), hash })
 }
 
-/// Replaces a text that the file has once, or wherever it has it.
+/// Replaces the only occurrence of a text in a file, or all occurrences.
 pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, Error> {
     let place = Place::find(path)?;
     let (file, stat) = place.open(OFlags::RDONLY)?;
@@ -223,7 +225,7 @@ pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, E
     }
     let fresh = Fresh::new(&place, stat.st_mode & 0o777)?;
     take(&mut after.as_slice(), &fresh.file, &place.path, |_| {})?;
-    // Whoever wrote to it since it was read would lose what they wrote.
+    // Otherwise, changes made since the file was read would be lost.
     if place.stat().map_or(true, |now| version(&now) != version(&stat)) {
         return Err(conflict(
             format!("{} changed during the edit", show(&place.path)),
@@ -235,7 +237,7 @@ pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, E
 }
 
 impl<'a> Fresh<'a> {
-    /// An empty file beside the one of that place.
+    /// Creates an empty temporary file next to a place.
     pub fn new(place: &'a Place, mode: u32) -> Result<Self, Error> {
         let name = place.beside()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -247,7 +249,7 @@ impl<'a> Fresh<'a> {
         Ok(fresh)
     }
 
-    /// Takes the name of its place. What is no regular file there is left alone.
+    /// Renames the file to its final name. Refuses to replace anything but a regular file.
     pub fn put(mut self) -> Result<Stat, Error> {
         self.place.replaceable()?;
         rustix::fs::renameat(
@@ -270,7 +272,7 @@ impl Drop for Fresh<'_> {
     }
 }
 
-/// Writes everything that was sent to a file.
+/// Writes all received data to a file.
 pub fn take(
     sent: &mut impl Read,
     file: &OwnedFd,
@@ -324,7 +326,7 @@ fn hash_of(file: &OwnedFd, path: &[u8], kind: Hashing) -> Result<Hash, Error> {
     }
 }
 
-/// What stands there with every `old` replaced, from left to right, and how many there were.
+/// Replaces every `old` from left to right. Returns the new content and the number of replacements.
 fn substitute(before: &[u8], old: &[u8], new: &[u8]) -> (Vec<u8>, u64) {
     let (mut after, mut rest, mut count) = (Vec::with_capacity(before.len()), before, 0);
     while let Some((first, tail)) = rest.split_first() {

@@ -1,12 +1,13 @@
-//! The one hash of a file that was asked for: of each byte no more than one is made, because it is most of what a byte costs.
+//! The requested hash of a file. Only one hash per byte is computed, because hashing is most of the cost of a
+//! byte.
 
 use api::files::{Hash, Hashing};
 use sha2::{Digest as _, Sha256};
 
-/// A hash in the making.
+/// A hash in progress.
 pub enum Digest {
     Sha256(Sha256),
-    /// Two kilobytes, and so elsewhere.
+    /// Boxed, because it is two kilobytes in size.
     Blake3(Box<blake3::Hasher>),
 }
 

@@ -1,4 +1,4 @@
-//! How file requests say no: the act, the path, whose doing it was, what to do.
+//! Errors of file requests: the operation, the path, the responsible layer, and the fix.
 
 use std::fmt::Write as _;
 use std::io;
@@ -6,10 +6,10 @@ use std::io;
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 use rustix::io::Errno;
 
-/// What is shown of a path.
+/// Maximum length of a path in a message.
 const SHOWN_BYTES: usize = 512;
 
-/// A system call that failed on a path.
+/// Returns the error for a system call that failed on a path.
 pub fn failed(act: &str, path: &[u8], errno: Errno) -> Error {
     let (code, layer, retry, fix) = match errno {
         Errno::NOENT => (
@@ -64,12 +64,12 @@ pub fn failed(act: &str, path: &[u8], errno: Errno) -> Error {
     Error { code, message, layer, ran: Ran::No, retry, fix: fix.into() }
 }
 
-/// As [`failed`], for what the standard library says.
+/// Like [`failed`], for errors of the standard library.
 pub fn failed_io(act: &str, path: &[u8], error: &io::Error) -> Error {
     failed(act, path, error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
 }
 
-/// The thing is not in a state in which this can be done.
+/// Returns the error for a file whose state does not permit the operation.
 pub fn conflict(message: String, fix: &str) -> Error {
     Error {
         code: ErrorCode::Conflict,
@@ -81,7 +81,7 @@ pub fn conflict(message: String, fix: &str) -> Error {
     }
 }
 
-/// A path as people can read it: nothing in it reaches a terminal as it is.
+/// Formats a path for messages. All special characters are escaped, so that none reaches a terminal.
 pub fn show(path: &[u8]) -> String {
     let shown = String::from_utf8_lossy(path.get(..SHOWN_BYTES).unwrap_or(path));
     let mut text = format!("{shown:?}");

@@ -1,7 +1,7 @@
-//! Listings, page by page, in the order of their names: directories before what is in them.
+//! Listings, page by page, sorted by name: each directory comes before its entries.
 //!
-//! A directory can have a million entries, so it is never held whole: of the names that come after the page before, the
-//! first few are kept while it is read.
+//! A directory can have a million entries, so they are never all held in memory. While a directory is read,
+//! only the first few names after the previous page are kept.
 
 use std::collections::BinaryHeap;
 use std::os::fd::OwnedFd;
@@ -13,9 +13,9 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use super::failure::{conflict, failed, show};
 use super::place::{Place, describe, enter, join, kind, target, unseen};
 
-/// A page ends when its paths have so many bytes, however few they are: it must fit a body, escaped.
+/// Maximum total length of the paths of a page, whatever their number, so that the escaped page fits a body.
 const PAGE_BYTES_MAX: usize = 1 << 20;
-/// The longest name that Linux has.
+/// Maximum length of a name on Linux.
 const NAME_BYTES_MAX: usize = 255;
 
 /// A page that is being filled.
@@ -26,7 +26,7 @@ struct Page {
     more: bool,
 }
 
-/// One page of a listing.
+/// Returns one page of a listing.
 pub fn page(path: &FilePath, depth: u32, after: Option<FilePath>, limit: u32) -> Result<FileAnswer, Error> {
     let place = Place::find(path)?;
     let directory = open(&place)?;
@@ -44,7 +44,7 @@ pub fn page(path: &FilePath, depth: u32, after: Option<FilePath>, limit: u32) ->
 }
 
 fn open(place: &Place) -> Result<OwnedFd, Error> {
-    // The one that was named may be a symlink's target: `ls DIRECTORY/` follows, and so do we, for the path that was given.
+    // Follows a symlink at the requested path itself, like `ls DIRECTORY/`.
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     rustix::fs::openat(&place.parent, place.name.as_slice(), flags, Mode::empty()).map_err(
         |errno| match errno {
@@ -57,7 +57,7 @@ fn open(place: &Place) -> Result<OwnedFd, Error> {
     )
 }
 
-/// Whether every name in a directory makes a path that can be told.
+/// Returns true if the path of every possible entry of a directory fits the maximum length.
 fn has_room(path: &[u8]) -> bool {
     path.len() + 1 + NAME_BYTES_MAX <= PATH_BYTES_MAX
 }
@@ -71,7 +71,7 @@ fn too_long(path: &[u8]) -> Error {
     }
 }
 
-/// The names that lead from a directory to a path below it.
+/// Returns the names that lead from a directory to a path below it.
 fn below(directory: &[u8], path: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     let directory = directory.strip_suffix(b"/").unwrap_or(directory);
     let rest = path.strip_prefix(directory).and_then(|rest| rest.strip_prefix(b"/"));
@@ -88,7 +88,7 @@ impl Page {
         self.items.len() >= self.limit || self.bytes >= PAGE_BYTES_MAX
     }
 
-    /// Adds what is in a directory after the names in `after`, and what is below it.
+    /// Adds the entries of a directory that come after the names in `after`, recursively.
     fn fill(
         &mut self,
         directory: &OwnedFd,
@@ -98,7 +98,7 @@ impl Page {
     ) -> Result<(), rustix::io::Errno> {
         let mut last = Vec::new();
         if let Some((first, rest)) = after.split_first() {
-            // The page before ended here or below here.
+            // The previous page ended at this entry or below it.
             self.descend(directory, &join(path, first), depth, rest);
             last.clone_from(first);
         }
@@ -124,7 +124,7 @@ impl Page {
         }
     }
 
-    /// Adds one entry; says whether it is a directory.
+    /// Adds one entry. Returns true if it is a directory.
     fn add(&mut self, directory: &OwnedFd, path: &[u8], name: &[u8]) -> bool {
         let path = join(path, name);
         self.bytes += path.len();
@@ -136,7 +136,8 @@ impl Page {
                 }
                 info
             }
-            // It went between being listed and being looked at, or may not be looked at: the others are still listed.
+            // The entry was removed after it was listed, or must not be inspected. The other entries are
+            // still listed.
             Err(errno) => unseen(&path, failed("inspect", &path, errno)),
         };
         let goes_down = info.kind == FileKind::Directory;
@@ -144,7 +145,7 @@ impl Page {
         goes_down
     }
 
-    /// Goes into a directory that was listed. One that cannot be opened says so itself.
+    /// Adds the entries of a listed directory. If it cannot be opened, its own entry gets the error.
     fn descend(&mut self, parent: &OwnedFd, path: &[u8], depth: u32, after: &[Vec<u8>]) {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         if depth <= 1 {
@@ -167,7 +168,7 @@ impl Page {
     }
 }
 
-/// The first `most` names of a directory that come after `last`, in order.
+/// Returns the first `most` names of a directory that come after `last`, sorted.
 fn next(directory: &OwnedFd, last: &[u8], most: usize) -> Result<Vec<Vec<u8>>, rustix::io::Errno> {
     let mut first: BinaryHeap<Vec<u8>> = BinaryHeap::new();
     for entry in Dir::read_from(directory)? {
@@ -191,7 +192,7 @@ fn next(directory: &OwnedFd, last: &[u8], most: usize) -> Result<Vec<Vec<u8>>, r
 mod tests {
     use super::*;
 
-    /// Everything below a directory, page by page.
+    /// Lists everything below a directory, page by page.
     fn all(root: &std::path::Path, depth: u32, limit: u32) -> Vec<String> {
         let path = FilePath::new(root.to_str().unwrap()).unwrap();
         let (mut seen, mut after) = (Vec::new(), None);

@@ -1,4 +1,5 @@
-//! The parts of `api::files`, read from standard input and written to standard output. Blocking: this process does nothing else.
+//! The parts of `api::files`, read from standard input and written to standard output. The calls block,
+//! because this process does nothing else.
 
 use std::io::{self, Read, Write};
 
@@ -8,23 +9,23 @@ use api::limits::BODY_BYTES_MAX;
 use rustix::stdio::{stdin, stdout};
 use serde::Serialize;
 
-/// The payload of one part: what one frame of the connection carries, less the header.
+/// Maximum payload of one part: that of one frame of the connection, less the header.
 const CHUNK_BYTES: usize = 256 * 1024 - PART_HEADER_BYTES;
 
-/// What comes after the head of a request: bytes, then the word that this was all.
+/// The body of a request: data, then an end marker.
 #[derive(Default)]
 pub struct Sent {
     left: usize,
     ended: bool,
 }
 
-/// Where the data of an answer goes. What is written is held until a part is full.
+/// Writer for the data of an answer. Buffers until a part is full.
 pub struct Outlet {
-    /// A header's room, then the payload.
+    /// Space for a header, then the payload.
     buffer: Vec<u8>,
 }
 
-/// Takes the request.
+/// Reads the request.
 pub fn ask() -> Result<FileAsk, Error> {
     let broke_off = |error: io::Error| {
         Error::invalid(format!("the request ended early: {error}"), "Send the request again.")
@@ -41,12 +42,12 @@ pub fn ask() -> Result<FileAsk, Error> {
     Ok(ask)
 }
 
-/// Says the head of the answer.
+/// Writes the head of the answer.
 pub fn head(answer: &FileAnswer) -> io::Result<()> {
     json(PartKind::Head, answer)
 }
 
-/// Says the end of an answer that had data.
+/// Writes the end of an answer with data.
 pub fn end(end: &FileEnd) -> io::Result<()> {
     json(PartKind::End, end)
 }
@@ -59,7 +60,7 @@ pub fn data(bytes: &[u8]) -> io::Result<()> {
 }
 
 impl Read for Sent {
-    /// Reads data; the end of file is the word that this was all. Without that word it is an error.
+    /// Reads data. Returns 0 after the end marker; input that ends without it is an error.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.left == 0 && !self.ended {
             let part = header()?;
@@ -91,7 +92,8 @@ impl Default for Outlet {
 }
 
 impl Outlet {
-    /// Fills one part by a read that may be short, without copying, and sends it. Zero at the end.
+    /// Fills one part with a read, which may be short, without copying, and sends it. Returns an empty slice
+    /// at the end.
     pub fn fill(
         &mut self,
         most: u64,

@@ -1,7 +1,7 @@
-//! A path as a directory and a name in it, and what is there.
+//! A path as a directory and a name in it, and the file at that path.
 //!
-//! Symlinks on the way to a name are followed, as they are for any program of the sandbox; the name itself never is. What walks
-//! below a directory goes from descriptor to descriptor and follows nothing.
+//! Symlinks in the directory part are followed, as for any program in the sandbox. The last name is never
+//! followed. Walks below a directory go from descriptor to descriptor and follow no symlinks.
 
 use std::os::fd::OwnedFd;
 
@@ -12,12 +12,12 @@ use rustix::io::Errno;
 
 use super::failure::{failed, show};
 
-/// Where relative paths begin; this process is there.
+/// Base of relative paths, and working directory of this process.
 const WORKSPACE: &[u8] = b"/workspace";
 
 /// Prefix of the names of temporary files.
 const TEMPORARY: &str = ".bellglass-";
-/// What opens a directory to walk on from it.
+/// Flags that open a directory as the base of further opens.
 pub const DIRECTORY: OFlags =
     OFlags::DIRECTORY.union(OFlags::PATH).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -25,14 +25,14 @@ pub const DIRECTORY: OFlags =
 pub struct Place {
     /// The directory.
     pub parent: OwnedFd,
-    /// The name; `.` for a directory that has none here, as `/`.
+    /// The name; `.` for a directory without one, such as `/`.
     pub name: Vec<u8>,
-    /// The whole path, from the root on.
+    /// Absolute path.
     pub path: Vec<u8>,
 }
 
 impl Place {
-    /// Finds the directory that a path's last name is in.
+    /// Opens the directory that contains a path's last name.
     pub fn find(path: &FilePath) -> Result<Self, Error> {
         let (whole, above, name) = split(path);
         let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
@@ -41,7 +41,7 @@ impl Place {
         Ok(Self { parent, name, path: whole })
     }
 
-    /// As [`Place::find`], after making the directories above.
+    /// Like [`Place::find`], but creates missing parent directories first.
     pub fn find_or_make(path: &FilePath) -> Result<Self, Error> {
         match Self::find(path) {
             Err(error) if error.code == api::ErrorCode::NotFound => {
@@ -53,18 +53,18 @@ impl Place {
         }
     }
 
-    /// What is there; a symlink is not followed.
+    /// Returns the status of the file, without following a symlink.
     pub fn stat(&self) -> Result<Stat, Errno> {
         rustix::fs::statat(&self.parent, self.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// As [`Place::stat`], told in full.
+    /// Like [`Place::stat`], as a full description.
     pub fn info(&self) -> Result<FileInfo, Error> {
         let stat = self.stat().map_err(|errno| failed("inspect", &self.path, errno))?;
         Ok(self.describe(&stat))
     }
 
-    /// Tells what was seen.
+    /// Describes a file with this status.
     pub fn describe(&self, stat: &Stat) -> FileInfo {
         let mut info = describe(&self.path, stat);
         if info.kind == FileKind::Symlink {
@@ -73,7 +73,7 @@ impl Place {
         info
     }
 
-    /// Opens a regular file. Nothing else is opened, and nothing blocks.
+    /// Opens a regular file. Refuses all other kinds, and never blocks.
     pub fn open(&self, flags: OFlags) -> Result<(OwnedFd, Stat), Error> {
         let refuse = |stat: &Stat| not_regular(&String::from_utf8_lossy(&self.path), kind(stat));
         let fault = |errno| failed("open", &self.path, errno);
@@ -84,7 +84,7 @@ impl Place {
         let safe = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.parent, self.name.as_slice(), flags | safe, Mode::empty())
             .map_err(fault)?;
-        // Somebody may have put something else there in between.
+        // Another file may have replaced it meanwhile.
         let stat = rustix::fs::fstat(&file).map_err(fault)?;
         if kind(&stat) != FileKind::File {
             return Err(refuse(&stat));
@@ -92,7 +92,7 @@ impl Place {
         Ok((file, stat))
     }
 
-    /// Refuses what is there if it is no regular file; gives its permissions if it is one.
+    /// Refuses an existing file that is not regular. Returns the permissions of a regular one.
     pub fn replaceable(&self) -> Result<Option<u32>, Error> {
         if self.name == b"." {
             return Err(not_regular(&String::from_utf8_lossy(&self.path), FileKind::Directory));
@@ -105,7 +105,7 @@ impl Place {
         }
     }
 
-    /// A name beside it that nothing has.
+    /// Returns an unused name in the same directory.
     pub fn beside(&self) -> Result<Vec<u8>, Error> {
         let mut bytes = [0; 8];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -120,7 +120,7 @@ pub fn is_temporary(name: &[u8]) -> bool {
         .is_some_and(|rest| rest.len() == 16 && rest.iter().all(u8::is_ascii_hexdigit))
 }
 
-/// What can be said of a thing without its symlink's target.
+/// Describes a file, except for a symlink's target.
 pub fn describe(path: &[u8], stat: &Stat) -> FileInfo {
     let (text, exact) = files::shown(path);
     let kind = kind(stat);
@@ -142,7 +142,7 @@ pub fn describe(path: &[u8], stat: &Stat) -> FileInfo {
     }
 }
 
-/// An entry of which nothing can be said but its name.
+/// Describes an entry of which only the name is known.
 pub fn unseen(path: &[u8], error: Error) -> FileInfo {
     let (text, exact) = files::shown(path);
     FileInfo {
@@ -160,12 +160,13 @@ pub fn unseen(path: &[u8], error: Error) -> FileInfo {
     }
 }
 
-/// Another text whenever the file is another or was written to. The time of the last change cannot be set by anybody.
+/// Returns a string that changes whenever the file is replaced or written to. It contains the ctime, which
+/// programs cannot set.
 pub fn version(stat: &Stat) -> String {
     format!("{:x}-{:x}-{:x}.{:x}", stat.st_ino, stat.st_size, stat.st_ctime, stat.st_ctime_nsec)
 }
 
-/// What a thing is.
+/// Returns the kind of a file.
 pub fn kind(stat: &Stat) -> FileKind {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => FileKind::File,
@@ -178,14 +179,14 @@ pub fn kind(stat: &Stat) -> FileKind {
     }
 }
 
-/// Where a symlink leads, as text.
+/// Returns the target of a symlink, as text.
 pub fn target(parent: &OwnedFd, name: &[u8]) -> Option<String> {
     let target = rustix::fs::readlinkat(parent, name, Vec::new()).ok()?;
     Some(String::from_utf8_lossy(target.as_bytes()).into_owned())
 }
 
-/// Opens a directory by its name; a symlink is none. gVisor follows one that is opened as a directory, whatever the flags say, so
-/// what was opened must be what was seen.
+/// Opens a directory by its name; refuses a symlink. gVisor follows a symlink that is opened as a directory,
+/// regardless of the flags, so the result is compared with the status from before.
 pub fn enter(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
     let seen = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if kind(&seen) != FileKind::Directory {
@@ -198,13 +199,13 @@ pub fn enter(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
     if same { Ok(directory) } else { Err(Errno::NOTDIR) }
 }
 
-/// A name below a path.
+/// Appends a name to a path.
 pub fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     let path = path.strip_suffix(b"/").unwrap_or(path);
     [path, b"/", name].concat()
 }
 
-/// The whole path, the directory of its last name as this process can open it, and that name.
+/// Splits a path into the absolute path, the parent directory as this process can open it, and the last name.
 fn split(path: &FilePath) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
     let absolute = path.as_bytes().starts_with(b"/");
     let parts: Vec<&[u8]> = path
@@ -225,7 +226,7 @@ fn split(path: &FilePath) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
     }
 }
 
-/// The refusal of a tree that is too deep to walk.
+/// Returns the error for a tree that is too deep to walk.
 pub fn too_deep(path: &[u8]) -> Error {
     api::limits::exceeded(
         &format!("the directory depth of {}", show(path)),

@@ -1,4 +1,4 @@
-//! Making, moving, copying and removing: from descriptor to descriptor, following nothing.
+//! Creating, moving, copying and removing: from descriptor to descriptor, without following symlinks.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,10 +12,11 @@ use super::failure::{conflict, failed, show};
 use super::place::{DIRECTORY, Place, enter, join, kind, too_deep};
 use super::worker::{changed, undone};
 
-/// Names of a directory that are removed before it is read again: a million of them are never held at once.
+/// Number of names that are removed before a directory is read again, so that a million names are never held
+/// at once.
 const BATCH: usize = 4096;
 
-/// Makes a directory and those above it; says how many were made.
+/// Creates a directory and its parents. Returns how many were created.
 pub fn make(path: &[u8]) -> Result<u64, Error> {
     let mut made = 0;
     let ends = path.iter().enumerate().filter(|(at, byte)| *at > 0 && **byte == b'/').map(|(at, _)| at);
@@ -24,7 +25,7 @@ pub fn make(path: &[u8]) -> Result<u64, Error> {
         match rustix::fs::mkdirat(CWD, above, Mode::from_raw_mode(0o755)) {
             Ok(()) => made += 1,
             Err(Errno::EXIST) => {}
-            // What may not be written to may be there all the same.
+            // An existing directory can fail with another error, for example on a read-only file system.
             Err(_) if is_directory(above) => {}
             Err(errno) => return Err(failed("create", above, errno)),
         }
@@ -32,7 +33,7 @@ pub fn make(path: &[u8]) -> Result<u64, Error> {
     if is_directory(path) { Ok(made) } else { Err(failed("create", path, Errno::NOTDIR)) }
 }
 
-/// Gives a thing another name, on another file system too.
+/// Renames a file or directory, also across file systems.
 pub fn rename(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
     let (source, target) = (Place::find(from)?, Place::find_or_make(to)?);
     let renamed = place(&source.parent, &source.name, &target, replace);
@@ -50,7 +51,7 @@ pub fn rename(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Erro
     }
 }
 
-/// Copies a file or a tree. It is there whole, or not at all.
+/// Copies a file or a directory tree, atomically.
 pub fn copy(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
     let (source, target) = (Place::find(from)?, Place::find_or_make(to)?);
     let stat = source.stat().map_err(|errno| failed("inspect", &source.path, errno))?;
@@ -90,7 +91,7 @@ pub fn copy(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error>
     placed
 }
 
-/// Removes a thing; says how many things went.
+/// Removes a file or directory. Returns how many entries were removed.
 pub fn remove(path: &FilePath, all: bool) -> Result<u64, Error> {
     let place = match Place::find(path) {
         Err(error) if error.code == api::ErrorCode::NotFound => return Ok(0),
@@ -119,7 +120,7 @@ pub fn remove(path: &FilePath, all: bool) -> Result<u64, Error> {
     clear(&place.parent, &place.name, (&place.path, 0))
 }
 
-/// Removes a thing and what is in it. `at` is its path and how deep it lies.
+/// Removes a file or directory with its entries. `at` is its path and depth.
 fn clear(parent: &OwnedFd, name: &[u8], at: (&[u8], u32)) -> Result<u64, Error> {
     let (path, depth) = at;
     let fault = |errno| failed("remove", path, errno);
@@ -153,7 +154,7 @@ fn clear(parent: &OwnedFd, name: &[u8], at: (&[u8], u32)) -> Result<u64, Error> 
     Ok(count + 1)
 }
 
-/// Copies a thing and what is in it to a name that nothing has. `at` is its path and how deep it lies.
+/// Copies a file or directory with its entries to an unused name. `at` is its path and depth.
 fn clone(parent: &OwnedFd, name: &[u8], to: &OwnedFd, new: &[u8], at: (&[u8], u32)) -> Result<u64, Error> {
     let (path, depth) = at;
     let fault = |errno| failed("copy", path, errno);
@@ -193,7 +194,7 @@ fn clone(parent: &OwnedFd, name: &[u8], to: &OwnedFd, new: &[u8], at: (&[u8], u3
     }
 }
 
-/// Refuses a copy of a directory into itself: it would have no end.
+/// Refuses to copy a directory into itself, which would never end.
 fn refuse_inside(source: &Place, target: &Place) -> Result<(), Error> {
     let fault = |errno| failed("copy to", &target.path, errno);
     let same = |one: &Stat, other: &Stat| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino);
@@ -217,7 +218,7 @@ fn refuse_inside(source: &Place, target: &Place) -> Result<(), Error> {
     Err(too_deep(&target.path))
 }
 
-/// Gives a thing the name of a place, which must be free unless it may be replaced.
+/// Renames a file or directory to a place, which must be unused unless `replace` is set.
 fn place(parent: &OwnedFd, name: &[u8], target: &Place, replace: bool) -> Result<(), Errno> {
     let rename =
         |flags| rustix::fs::renameat_with(parent, name, &target.parent, target.name.as_slice(), flags);
@@ -225,7 +226,7 @@ fn place(parent: &OwnedFd, name: &[u8], target: &Place, replace: bool) -> Result
         return rename(RenameFlags::empty());
     }
     match rename(RenameFlags::NOREPLACE) {
-        // gVisor's disks do not know it: looking first is the next best.
+        // gVisor's disks do not support this flag. Checking first is the next best solution.
         Err(Errno::INVAL | Errno::NOSYS) => match target.stat() {
             Ok(_) => Err(Errno::EXIST),
             Err(_) => rename(RenameFlags::empty()),

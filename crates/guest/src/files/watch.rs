@@ -1,8 +1,8 @@
-//! Telling what happens to files, for as long as somebody listens.
+//! Reporting changes to files while a caller listens.
 //!
-//! The kernel's queue is emptied whether or not anybody reads what we say: what happened is kept here, each thing once, and when
-//! there is no room for more, *that* is said instead. So a storm costs a bounded amount of memory and never stops the one
-//! who causes it.
+//! The kernel's queue is emptied even if the caller does not read. Pending events are stored here, each only
+//! once. When the storage is full, one overflow event replaces the rest. So a storm of changes uses bounded
+//! memory, and never blocks the program that causes it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem::MaybeUninit;
@@ -21,14 +21,14 @@ use super::parts;
 use super::place::{Place, is_temporary, join, kind};
 use super::worker::unheard;
 
-/// What happened and was not told yet.
+/// Maximum number of events that are not sent yet.
 const PENDING_MAX: usize = 4096;
-/// Directories that are watched at once; the kernel's own bound for a user is often 8192.
+/// Maximum number of watched directories. The kernel's own limit per user is often 8192.
 const DIRECTORIES_MAX: usize = 4096;
-/// The kernel's records, read at once.
+/// Size of the buffer for the kernel's events.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// What is waited for in a directory.
+/// Watched events of a directory.
 const WANTED: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MODIFY)
@@ -39,18 +39,18 @@ const WANTED: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE_SELF)
     .union(WatchFlags::DONT_FOLLOW);
 
-/// What is watched, and what happened.
+/// The watches, and the pending events.
 struct Watcher {
     kernel: OwnedFd,
     deep: bool,
-    /// The path of each watch.
+    /// Path of each watch.
     watched: HashMap<i32, Vec<u8>>,
     pending: VecDeque<FileEvent>,
     known: HashSet<FileEvent>,
     overflowed: bool,
 }
 
-/// Tells what happens from now on, until nobody listens.
+/// Reports changes from now on, until the reader is gone.
 pub fn tell(path: &FilePath, deep: bool) -> Result<(), Error> {
     let place = Place::find(path)?;
     let stat = place.stat().map_err(|errno| failed("watch", &place.path, errno))?;
@@ -92,7 +92,8 @@ impl Watcher {
             if happened.contains(PollFlags::IN) {
                 self.take()?;
             }
-            // A pipe that can be written to takes a page; an event is smaller, or waits for its turn.
+            // A writable pipe accepts at least a page. Most events are smaller; writing a larger one can
+            // block.
             if told.contains(PollFlags::OUT)
                 && let Some(event) = self.pending.pop_front()
             {
@@ -106,7 +107,7 @@ impl Watcher {
         }
     }
 
-    /// Takes what the kernel has.
+    /// Reads all events that the kernel has queued.
     fn take(&mut self) -> Result<(), Errno> {
         let mut seen = Vec::new();
         let mut buffer = vec![MaybeUninit::uninit(); BUFFER_BYTES];
@@ -148,7 +149,7 @@ impl Watcher {
         if what.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
             self.push(Change::Created, &path);
             if self.deep && what.contains(ReadFlags::ISDIR) && self.add(&path).is_ok() {
-                // What was made in it before it was watched.
+                // Files created in it before it was watched.
                 self.below(&path, 0, true);
             }
         } else if what.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM | ReadFlags::DELETE_SELF) {
@@ -158,7 +159,7 @@ impl Watcher {
         }
     }
 
-    /// Watches the directories below one; with `tell`, says that what is in them is there.
+    /// Watches the directories below a path. With `tell`, also reports their entries as created.
     fn below(&mut self, path: &[u8], depth: u32, tell: bool) {
         let flags = super::place::DIRECTORY.difference(rustix::fs::OFlags::PATH) | rustix::fs::OFlags::RDONLY;
         let Ok(directory) = rustix::fs::openat(CWD, path, flags, rustix::fs::Mode::empty()) else { return };
@@ -176,7 +177,7 @@ impl Watcher {
             if stat.is_ok_and(|stat| kind(&stat) == FileKind::Directory) && depth < DEPTH_MAX {
                 match self.add(&inner) {
                     Ok(()) => self.below(&inner, depth + 1, tell),
-                    // Gone already.
+                    // Already removed.
                     Err(Errno::NOENT) => {}
                     Err(_) => self.overflow(),
                 }
@@ -204,7 +205,7 @@ impl Watcher {
         }
     }
 
-    /// Says once that something was missed.
+    /// Reports once that events were missed.
     fn overflow(&mut self) {
         if !self.overflowed {
             self.overflowed = true;

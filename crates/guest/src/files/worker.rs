@@ -1,4 +1,5 @@
-//! The process that serves one request: `guest files`. It has the rights of the user that code runs as, and no others.
+//! The process that serves one request: `guest files`. It has the rights of the user that code runs as, and
+//! no others.
 
 use std::io;
 use std::process::ExitCode;
@@ -13,33 +14,35 @@ use super::parts::{self, Sent};
 use super::place::Place;
 use super::{archive, content, list, tree, watch};
 
-/// Whether anything was changed that stays as it is if the request fails. This process serves one request.
+/// True if a failing request would leave changes behind. A static suffices, because this process serves one
+/// request.
 static CHANGED: AtomicBool = AtomicBool::new(false);
 
-/// From now on a failure is one of something half-done.
+/// Marks the request as having changed something, which later errors report.
 pub fn changed() {
     CHANGED.store(true, Ordering::Relaxed);
 }
 
-/// What was changed is as it was again.
+/// Marks all changes as undone.
 pub fn undone() {
     CHANGED.store(false, Ordering::Relaxed);
 }
 
-/// Takes one request from standard input and answers it on standard output.
+/// Reads one request from standard input and answers it on standard output.
 pub fn run() -> ExitCode {
-    // Other processes of this user cannot look into it; what they could do to it, they could do to their own.
+    // Keeps other processes of this user from inspecting this one. They would gain nothing anyway, because it
+    // has only their own rights.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let answered = match parts::ask().and_then(answer) {
         Ok(Some(answer)) => parts::head(&answer),
-        // It has answered by itself: there was data.
+        // The operation has written its own answer, because it has data.
         Ok(None) => Ok(()),
         Err(error) if CHANGED.load(Ordering::Relaxed) => {
             parts::head(&FileAnswer::Refused { error: Error { ran: Ran::Yes, ..error } })
         }
         Err(error) => parts::head(&FileAnswer::Refused { error }),
     };
-    // Nobody listens any more: there is nobody to tell.
+    // A failure means that the reader is gone, so there is no one left to report it to.
     if answered.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -81,7 +84,7 @@ fn answer(ask: FileAsk) -> Result<Option<FileAnswer>, Error> {
     })
 }
 
-/// The error for an answer that nobody reads any more. Nobody reads it.
+/// Returns the error for an answer whose reader is gone. The error itself is never read.
 pub fn unheard(_: io::Error) -> Error {
     Error::invalid("the caller has disconnected", "Retry.")
 }

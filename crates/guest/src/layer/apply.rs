@@ -1,14 +1,14 @@
-//! The rules: what becomes of each entry of a layer.
+//! The rules: the treatment of each entry of a layer.
 //!
-//! | entry | becomes |
+//! | entry | result |
 //! |---|---|
-//! | directory, file, symlink | the same, with its owner, its permissions and its time |
-//! | hard link | a link inside this layer, or a copy of what a lower layer has |
-//! | `.wh.NAME`, `.wh..wh..opq` | what an overlay reads: a whiteout, an opaque directory |
-//! | device, FIFO | nothing, and is counted |
-//! | set-user-id, set-group-id, extended attributes | nothing, and are counted |
-//! | anything at a path of the sandbox's own | nothing, and is counted |
-//! | the same name again | the last one, made anew; a directory keeps what is in it |
+//! | directory, file, symlink | the same, with owner, permissions and time |
+//! | hard link | a link inside this layer, or a copy of a lower layer's file |
+//! | `.wh.NAME`, `.wh..wh..opq` | an overlay's whiteout or opaque directory |
+//! | device, FIFO | omitted and counted |
+//! | set-user-id, set-group-id, extended attributes | omitted and counted |
+//! | any entry at a path reserved for the sandbox | omitted and counted |
+//! | a name that occurs again | replaced by the later entry; a directory keeps its entries |
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -23,10 +23,10 @@ use super::refusal::{broken, failed, over, refused};
 use super::source::Source;
 use super::tree::{self, Place, Tree};
 
-/// Entries of one layer: ten times what a large development image has in all its layers.
+/// Maximum number of entries of one layer: ten times that of a large development image in all its layers.
 const ENTRIES_MAX: u64 = 1_000_000;
 
-/// What may stay of a mode: of a directory also the bit that makes `/tmp` safe to share.
+/// Mode bits to keep. For a directory, also the sticky bit, which makes `/tmp` safe to share.
 const FILE_MODE: u32 = 0o777;
 const DIRECTORY_MODE: u32 = 0o1777;
 
@@ -35,14 +35,14 @@ pub struct Unpacker {
     tree: Tree,
     entries: u64,
     skipped: Skipped,
-    /// Directories above the current entry that get their time when the archive leaves them.
+    /// Directories above the current entry, whose times are set when the archive leaves them.
     unfinished: Vec<(Vec<Part>, OwnedFd, u32)>,
-    /// Where the last file was made: archives list a directory's files together.
+    /// Place of the last file. Cached, because archives list a directory's files together.
     last: Option<Place>,
 }
 
 impl Unpacker {
-    /// Unpacks into this tree.
+    /// Creates an unpacker for this tree.
     pub fn new(tree: Tree) -> Self {
         Self { tree, entries: 0, skipped: Skipped::default(), unfinished: Vec::new(), last: None }
     }
@@ -59,7 +59,7 @@ impl Unpacker {
         ahead.end()
     }
 
-    /// Ends: the tree, how many entries there were, and what was left out.
+    /// Finishes. Returns the tree, the number of entries, and the counts of omitted ones.
     pub fn done(mut self) -> Result<(Tree, u64, Skipped), Error> {
         self.leave(None)?;
         Ok((self.tree, self.entries, self.skipped))
@@ -129,7 +129,8 @@ impl Unpacker {
             Kind::Link(source) => self.link(&place, source)?,
             Kind::Device | Kind::Fifo => {}
         }
-        // Where no symlink is on the way, a new file changes the way to nothing.
+        // If the path contains no symlink, a new file cannot change how it resolves, so the directory can be
+        // reused.
         let keeps =
             entry.kind == Kind::File && place.path.split_last().is_some_and(|(_, path)| path == parents);
         self.last = keeps.then_some(place);
@@ -175,7 +176,7 @@ impl Unpacker {
         Ok(())
     }
 
-    /// Where a name leads; nowhere if it is the sandbox's own.
+    /// Resolves a name to a place. Returns `None` if it is reserved for the sandbox.
     fn place(&mut self, parents: &[Part], last: &Part) -> Result<Option<Place>, Error> {
         if let Some(mut place) = self.last.take()
             && place.path.split_last().is_some_and(|(_, path)| path == parents)
@@ -185,7 +186,7 @@ impl Unpacker {
             return Ok(Some(place));
         }
         let Canonical::Path(mut path) = self.tree.merged().canonical(parents)? else { return Ok(None) };
-        // A name inside a closed directory must not have its parents made there.
+        // Check the full path first, so that no parent directories are created inside a closed directory.
         path.push(last.clone());
         if name::is_closed(&path) {
             return Ok(None);
@@ -194,7 +195,7 @@ impl Unpacker {
         Ok(Some(Place { directory, path }))
     }
 
-    /// Gives their times to the directories that the archive has left.
+    /// Sets the times of the directories that the archive has left.
     fn leave(&mut self, path: Option<&[Part]>) -> Result<(), Error> {
         let is_above =
             |above: &[Part]| path.is_some_and(|path| path.len() > above.len() && path.starts_with(above));

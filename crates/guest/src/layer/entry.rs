@@ -1,9 +1,9 @@
-//! One entry of an archive, put together from its headers.
+//! One entry of an archive, assembled from its headers.
 //!
-//! `tar` is asked for the bare headers: the ones that only describe the next entry (long names, PAX records) are read
-//! here, with a bound, because a reader that trusts their sizes can be made to take any amount of memory. Wherever
-//! readers of archives are known to disagree, the archive is refused: then nobody can be shown another content than
-//! what is unpacked.
+//! `tar` returns the raw headers only. Headers that describe the next entry (long names, PAX records) are
+//! parsed here, with a size limit, because a reader that trusts their sizes can be made to use any amount of
+//! memory. Archives that are known to be interpreted differently by different readers are refused. So all
+//! other readers show the same content that is unpacked here.
 
 use std::io::Read;
 
@@ -13,15 +13,15 @@ use tar::Header;
 use super::name::{Name, PATH_BYTES_MAX};
 use super::refusal::{broken, over, refused};
 
-/// Bytes of one header that describes the next entry. Extended attributes are the largest things in there, and file
-/// systems allow 64 KiB of them.
+/// Maximum size of a header that describes the next entry. Its largest content is extended attributes, of
+/// which file systems allow 64 KiB.
 const DESCRIPTION_BYTES_MAX: u64 = 1 << 20;
-/// The highest user and group id: those of a sandbox's own range.
+/// Maximum user and group id: the last one of a sandbox's range.
 const ID_MAX: u64 = api::limits::UID_RANGE as u64 - 1;
-/// Modification times are between 1970 and 2106, which every file system of a host can hold.
+/// Maximum modification time: the year 2106, which all file systems of a host can store.
 const MTIME_MAX: u64 = u32::MAX as u64;
 
-/// Types of entries, as the format spells them.
+/// Types of entries, as encoded in the format.
 const REGULAR: u8 = b'0';
 const LINK: u8 = b'1';
 const SYMLINK: u8 = b'2';
@@ -36,16 +36,16 @@ const GNU_LONG_NAME: u8 = b'L';
 const GNU_LONG_LINK: u8 = b'K';
 const GNU_SPARSE: u8 = b'S';
 
-/// What an entry is.
+/// Type of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A directory.
     Directory,
     /// A regular file; its content follows in the archive.
     File,
-    /// A symbolic link to this text.
+    /// A symbolic link with this target.
     Symlink(Vec<u8>),
-    /// One more name of another entry.
+    /// A hard link to another entry.
     Link(Name),
     /// A device node.
     Device,
@@ -53,45 +53,45 @@ pub enum Kind {
     Fifo,
 }
 
-/// Who owns a thing, what may be done with it, and since when it is as it is.
+/// Owner, permissions and modification time of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
     /// Permission bits.
     pub mode: u32,
-    /// The owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// The group.
+    /// Group id.
     pub gid: u32,
-    /// Seconds since 1970.
+    /// Modification time in seconds since 1970.
     pub mtime: u32,
 }
 
-/// One entry.
+/// An entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its name.
+    /// Name.
     pub name: Name,
-    /// What it is.
+    /// Type.
     pub kind: Kind,
-    /// Its owner, mode and time, as the archive has them.
+    /// Owner, mode and time, as stated in the archive.
     pub meta: Meta,
-    /// The size of its content.
+    /// Size of the content.
     pub size: u64,
-    /// Extended attributes that came with it.
+    /// Number of extended attributes of the entry.
     pub attributes: u64,
 }
 
-/// What the headers read so far say of the entry that comes next.
+/// Information about the next entry from the headers read so far.
 #[derive(Debug, Default)]
 pub struct Ahead {
     name: Option<Vec<u8>>,
     target: Option<Vec<u8>>,
     records: Option<Records>,
-    /// Whose the entries are does not matter: they will be somebody else's.
+    /// True if owners are ignored, because the unpacked files get another owner.
     any_owner: bool,
 }
 
-/// The PAX records that are heeded.
+/// The supported PAX records.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Records {
     path: Option<Vec<u8>>,
@@ -103,12 +103,12 @@ struct Records {
 }
 
 impl Ahead {
-    /// For an archive whose entries will all belong to whoever unpacks it.
+    /// Creates a reader for an archive whose files will all belong to the user that unpacks it.
     pub fn of_any_owner() -> Self {
         Self { any_owner: true, ..Self::default() }
     }
 
-    /// Takes one bare header. Gives the entry when it was that, nothing when it describes the next.
+    /// Reads one raw header. Returns the entry, or `None` if the header describes the next entry.
     pub fn take<R: Read>(&mut self, raw: &mut tar::Entry<'_, R>) -> Result<Option<Entry>, Error> {
         let header = raw.header().clone();
         let label = header.path_bytes().into_owned();
@@ -119,7 +119,8 @@ impl Ahead {
             GNU_LONG_LINK => once(&mut self.target, text(raw, size, &label)?, &label)?,
             PAX => once(&mut self.records, Records::parse(&description(raw, size, &label)?)?, &label)?,
             PAX_GLOBAL => {
-                // Comments of the tool that made the archive are fine, orders for all entries that follow are not.
+                // Comments of the tool that created the archive are harmless. Settings for all later entries
+                // are refused.
                 let records = Records::parse(&description(raw, size, &label)?)?;
                 if records != Records::default() {
                     return Err(refused(
@@ -133,7 +134,7 @@ impl Ahead {
         Ok(None)
     }
 
-    /// Refuses an archive that ends with descriptions of nothing.
+    /// Refuses an archive whose last headers describe a missing entry.
     pub fn end(&self) -> Result<(), Error> {
         match self {
             Self { name: None, target: None, records: None, any_owner: _ } => Ok(()),
@@ -141,7 +142,7 @@ impl Ahead {
         }
     }
 
-    /// Puts together an entry from its own header and what came before.
+    /// Assembles an entry from its own header and the headers before it.
     fn finish(&mut self, header: &Header, size: u64) -> Result<Entry, Error> {
         let any_owner = self.any_owner;
         let fresh = Self { any_owner, ..Self::default() };
@@ -172,7 +173,7 @@ impl Ahead {
             mode: header.mode().map_err(|error| refused(&spelled, error))? & 0o7777,
             uid: id(records.uid, header.uid())?,
             gid: id(records.gid, header.gid())?,
-            // A time that cannot be read is no reason to refuse an image.
+            // An unreadable time is no reason to refuse an image.
             mtime: u32::try_from(header.mtime().unwrap_or(0).min(MTIME_MAX)).unwrap_or(0),
         };
         Ok(Entry { name, kind, meta, size, attributes: records.attributes })
@@ -180,7 +181,8 @@ impl Ahead {
 }
 
 impl Records {
-    /// Reads records of the form `LENGTH KEY=VALUE\n`. By their lengths: a value may hold any byte.
+    /// Parses records of the form `LENGTH KEY=VALUE\n`. The lengths delimit them, because a value may contain
+    /// any byte.
     fn parse(mut bytes: &[u8]) -> Result<Self, Error> {
         let malformed = || broken("a PAX record is malformed");
         let mut records = Self::default();
@@ -221,7 +223,7 @@ fn kind(header: &Header, spelled: &[u8], target: Option<Vec<u8>>) -> Result<Kind
         || target.filter(|target| !target.is_empty()).ok_or_else(|| refused(spelled, "links to nothing"));
     match header.entry_type().as_byte() {
         DIRECTORY => Ok(Kind::Directory),
-        // Archives from before directories had a type of their own say it with a slash.
+        // Old archives have no type for directories, and mark them by a trailing slash.
         REGULAR | CONTIGUOUS if spelled.ends_with(b"/") => Ok(Kind::Directory),
         REGULAR | CONTIGUOUS => Ok(Kind::File),
         SYMLINK => {
@@ -239,7 +241,7 @@ fn kind(header: &Header, spelled: &[u8], target: Option<Vec<u8>>) -> Result<Kind
     }
 }
 
-/// Refuses headers that some readers take for another format, or whose size does not fit.
+/// Refuses headers that some readers take for another format, and sizes that do not fit.
 fn check_header(header: &Header, label: &[u8]) -> Result<(), Error> {
     let fields = header.as_old();
     let bytes = header.as_bytes();
@@ -247,7 +249,7 @@ fn check_header(header: &Header, label: &[u8]) -> Result<(), Error> {
     if magic && header.as_ustar().is_none() && header.as_gnu().is_none() {
         return Err(refused(label, "has an unknown archive format version"));
     }
-    // The base-256 form has twelve bytes and `tar` reads the last eight.
+    // The base-256 encoding has twelve bytes, but `tar` reads only the last eight.
     let [first, second, third, fourth, ..] = fields.size;
     if first & 0x80 != 0 && (first != 0x80 || [second, third, fourth] != [0; 3]) {
         return Err(refused(label, "has an invalid size"));
@@ -255,7 +257,7 @@ fn check_header(header: &Header, label: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a describing header holds, if it is not too much.
+/// Reads the content of a describing header, up to the size limit.
 fn description<R: Read>(raw: &mut tar::Entry<'_, R>, size: u64, label: &[u8]) -> Result<Vec<u8>, Error> {
     if size > DESCRIPTION_BYTES_MAX {
         return Err(over(
@@ -271,7 +273,7 @@ fn description<R: Read>(raw: &mut tar::Entry<'_, R>, size: u64, label: &[u8]) ->
     Ok(bytes)
 }
 
-/// A long name, without the NUL that ends it.
+/// Reads a long name, without its final NUL byte.
 fn text<R: Read>(raw: &mut tar::Entry<'_, R>, size: u64, label: &[u8]) -> Result<Vec<u8>, Error> {
     let mut bytes = description(raw, size, label)?;
     if bytes.last() == Some(&0) {
@@ -280,7 +282,7 @@ fn text<R: Read>(raw: &mut tar::Entry<'_, R>, size: u64, label: &[u8]) -> Result
     Ok(bytes)
 }
 
-/// Nothing is said twice: readers disagree on who wins.
+/// Sets a value that may occur only once: readers disagree on which of two values applies.
 fn once<T>(slot: &mut Option<T>, value: T, label: &[u8]) -> Result<(), Error> {
     match slot.replace(value) {
         None => Ok(()),

@@ -1,8 +1,8 @@
-//! What a path means when the layer that is being made lies on those below it.
+//! The meaning of a path when a new layer is on top of those below it.
 //!
-//! An image's layers were made on top of each other, so an entry below `bin` goes where the lower layer's symlink
-//! `bin -> usr/bin` leads. Overlay file systems show the same: the highest layer that has a path decides, a whiteout
-//! hides it, and an opaque directory hides what lower layers have in it.
+//! An image's layers were created on top of each other, so an entry below `bin` goes to the target of the
+//! lower layer's symlink `bin -> usr/bin`. Overlay file systems behave the same way: the highest layer that
+//! has a path decides, a whiteout hides it, and an opaque directory hides the entries of lower layers.
 
 use std::os::fd::OwnedFd;
 
@@ -14,49 +14,49 @@ use super::entry::Meta;
 use super::name::{self, DEPTH_MAX, Part};
 use super::refusal::{broken, failed, over, refused};
 
-/// The mark of an opaque directory, as overlay mounts with `userxattr` read it.
+/// Attribute that marks an opaque directory, for overlay mounts with `userxattr`.
 pub const OPAQUE: &str = "user.overlay.opaque";
-/// Symlinks on the way of one path, as many as Linux follows.
+/// Maximum number of symlinks in one path, the same as in Linux.
 const LINKS_MAX: usize = 40;
 
-/// The layers, the lowest first; the last is the one that is being made.
+/// The layers, lowest first; the last is the new layer, which is being created.
 pub struct Merged {
     layers: Vec<OwnedFd>,
 }
 
-/// What is at a path.
+/// A file or directory at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Thing {
     /// A directory.
     Directory(Meta),
     /// A regular file.
     File(Meta),
-    /// A symbolic link to this text.
+    /// A symbolic link with this target.
     Symlink(Meta, Vec<u8>),
-    /// Anything else.
+    /// Any other type.
     Other,
 }
 
-/// Where a path leads.
+/// Result of resolving a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Canonical {
-    /// To this path, on whose way no symlink is.
+    /// This path, which contains no symlink.
     Path(Vec<Part>),
-    /// Into what belongs to the sandbox itself.
+    /// A path inside a directory that belongs to the sandbox.
     Closed,
 }
 
-/// What one layer says of a path.
+/// Lookup of a path in one layer.
 enum Said {
     Here(Thing),
-    /// It has nothing there; those below may.
+    /// Nothing in this layer, but lower layers may have the path.
     Ask,
-    /// Nothing is there, whatever those below have.
+    /// Hidden: lower layers must not be searched.
     Hidden,
 }
 
 impl Merged {
-    /// Puts layers on each other.
+    /// Creates a stack of layers.
     pub fn new(layers: Vec<OwnedFd>) -> Result<Self, Error> {
         if layers.is_empty() {
             return Err(broken("the target directory is missing"));
@@ -64,27 +64,27 @@ impl Merged {
         Ok(Self { layers })
     }
 
-    /// The root of the layer that is being made.
+    /// Returns the root of the new layer.
     pub fn target(&self) -> Result<&OwnedFd, Error> {
         self.layers.last().ok_or_else(|| broken("the target directory is missing"))
     }
 
-    /// The roots of the layers below, the highest first.
+    /// Returns the roots of the layers below, highest first.
     pub fn lower(&self) -> impl Iterator<Item = &OwnedFd> {
         self.layers.iter().rev().skip(1)
     }
 
-    /// Whether nothing lies below the layer that is being made.
+    /// Returns true if there are no layers below the new layer.
     pub fn is_lowest(&self) -> bool {
         self.layers.len() == 1
     }
 
-    /// What is at a path on whose way no symlink is, and in which layer, counted from the highest.
+    /// Looks up a path without symlinks. Returns the file and its layer, counted from the highest.
     pub fn look(&self, path: &[Part]) -> Result<Option<(usize, Thing)>, Error> {
         self.look_from(0, path)
     }
 
-    /// The same without the layer that is being made.
+    /// Looks up a path without symlinks in the layers below the new layer.
     pub fn look_below(&self, path: &[Part]) -> Result<Option<Thing>, Error> {
         Ok(self.look_from(1, path)?.map(|(_, thing)| thing))
     }
@@ -100,7 +100,7 @@ impl Merged {
         Ok(None)
     }
 
-    /// Where a path leads when every symlink on its way is followed inside the image, and `..` ends at its root.
+    /// Resolves a path: symlinks are followed within the image, and `..` stops at its root.
     pub fn canonical(&self, parts: &[Part]) -> Result<Canonical, Error> {
         let mut ahead: Vec<Part> = parts.iter().rev().cloned().collect();
         let mut path: Vec<Part> = Vec::new();
@@ -111,7 +111,7 @@ impl Merged {
                 continue;
             }
             path.push(part);
-            // A name is bounded; the symlinks on its way must not be a way round that.
+            // The length of a name is limited. Symlinks in its path must not circumvent that.
             if path.len() >= DEPTH_MAX {
                 let message = format!("the path of entry {:?} is nested too deeply", show(parts));
                 return Err(over(message, DEPTH_MAX));
@@ -154,7 +154,7 @@ impl Merged {
     }
 }
 
-/// What a status says of a thing's owner, mode and time.
+/// Extracts owner, mode and time from a status.
 pub fn meta(status: &Stat) -> Meta {
     Meta {
         mode: status.st_mode & 0o7777,
@@ -164,18 +164,18 @@ pub fn meta(status: &Stat) -> Meta {
     }
 }
 
-/// Whether a status is that of a whiteout.
+/// Returns true if a status is that of a whiteout.
 pub fn is_whiteout(status: &Stat) -> bool {
     FileType::from_raw_mode(status.st_mode) == FileType::CharacterDevice && status.st_rdev == 0
 }
 
-/// Opens a directory and never follows.
+/// Opens a directory without following symlinks.
 pub fn directory(parent: &OwnedFd, part: &Part) -> Result<OwnedFd, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(parent, part, flags, Mode::empty())
 }
 
-/// The directory at a path below `root`; none is `root` itself.
+/// Opens the directory at a path below `root`. Returns `None` for `root` itself.
 pub fn descend(root: &OwnedFd, path: &[Part]) -> Result<Option<OwnedFd>, Errno> {
     let mut here = None;
     for part in path {
@@ -199,7 +199,7 @@ fn say(root: &OwnedFd, path: &[Part]) -> Result<Said, Errno> {
                 here = Some(next);
             }
             Err(Errno::NOENT) => return Ok(below),
-            // A file, a symlink or a whiteout in the way.
+            // A file, a symlink or a whiteout is in the way.
             Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Said::Hidden),
             Err(errno) => return Err(errno),
         }

@@ -1,53 +1,55 @@
-//! The name of an entry, checked, and which names belong to the sandbox itself.
+//! Validated names of entries, and the names reserved for the sandbox.
 
 use api::Error;
 
 use super::refusal::{over, refused};
 
-/// `PATH_MAX` of Linux: a longer path could not be opened by anybody.
+/// Maximum length of a path: `PATH_MAX` of Linux, beyond which no program could open it.
 pub const PATH_BYTES_MAX: usize = 4096;
-/// `NAME_MAX` of Linux file systems.
+/// Maximum length of a component: `NAME_MAX` of Linux file systems.
 const PART_BYTES_MAX: usize = 255;
-/// Directories inside each other: what unpacks, removes and mounts a layer walks it with a descriptor for each.
+/// Maximum depth of directories. Code that unpacks, removes or mounts a layer holds a descriptor for each
+/// level.
 pub const DEPTH_MAX: usize = 256;
 
-/// What begins the name of an entry that hides something of the layers below.
+/// Prefix of entries that hide a file of the layers below.
 pub const HIDES: &[u8] = b".wh.";
-/// What hides all that the layers below have in this directory.
+/// Name of the entry that hides all entries that the layers below have in its directory.
 pub const HIDES_ALL: &[u8] = b".wh..wh..opq";
 
-/// Directories that the sandbox mounts something on, so that no image may have anything else there. Of those in
-/// [`CLOSED`] an image has nothing to say at all.
+/// Directories on which the sandbox mounts something. In an image, these paths can only be directories. Those
+/// in [`CLOSED`] cannot have entries either.
 pub const RESERVED: [&str; 8] =
     ["proc", "sys", "dev", "tmp", "workspace", "home", "home/sandbox", ".bellglass"];
-/// Directories in which an image may have nothing.
+/// Directories in which images cannot have entries.
 const CLOSED: [&str; 4] = ["proc", "sys", "dev", ".bellglass"];
 
 /// One component of a path.
 pub type Part = Vec<u8>;
 
-/// A path inside the layer: no `..`, nothing empty, bounded. No parts at all is the root.
+/// A path inside the layer, of limited length, without `..` or empty components. The root has no components.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Name {
-    /// Its components.
+    /// Components of the path.
     pub parts: Vec<Part>,
 }
 
-/// What the last part of a name says.
+/// Meaning of the last component of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meaning {
-    /// The name of a thing.
+    /// The name of a file or directory.
     Thing,
-    /// The thing of that name in the layers below is hidden.
+    /// Hides the file with this name in the layers below.
     Hides(Part),
-    /// Everything that the layers below have in this directory is hidden.
+    /// Hides all entries of this directory in the layers below.
     HidesAll,
-    /// A note of an old union file system to itself.
+    /// An internal marker of an old union file system.
     Note,
 }
 
 impl Name {
-    /// Reads a name as archives spell it. A leading slash means the layer's root, as it does for everybody.
+    /// Parses a name as spelled in archives. A leading slash refers to the layer's root, as in all archive
+    /// readers.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         if bytes.len() > PATH_BYTES_MAX {
             let message = format!("the name of entry {:?} is {} bytes long", start(bytes), bytes.len());
@@ -76,18 +78,18 @@ impl Name {
         Ok(Self { parts })
     }
 
-    /// The name as one path.
+    /// Returns the name as one path.
     pub fn bytes(&self) -> Vec<u8> {
         self.parts.join(&b'/')
     }
 
-    /// The directory and the last part; none for the root.
+    /// Splits off the last component. Returns `None` for the root.
     pub fn split(&self) -> Option<(&[Part], &Part)> {
         self.parts.split_last().map(|(last, parents)| (parents, last))
     }
 }
 
-/// What a last part says.
+/// Returns the meaning of a last component.
 pub fn meaning(last: &[u8]) -> Result<Meaning, Error> {
     match last.strip_prefix(HIDES) {
         None => Ok(Meaning::Thing),
@@ -98,18 +100,18 @@ pub fn meaning(last: &[u8]) -> Result<Meaning, Error> {
     }
 }
 
-/// Whether something at this path would be inside what belongs to the sandbox.
+/// Returns true if this path is inside a directory that belongs to the sandbox.
 pub fn is_closed(path: &[Part]) -> bool {
     path.len() > 1 && path.first().is_some_and(|first| CLOSED.iter().any(|name| name.as_bytes() == first))
 }
 
-/// Whether only a directory may be at this path.
+/// Returns true if only a directory is allowed at this path.
 pub fn is_reserved(path: &[Part]) -> bool {
     let joined = path.join(&b'/');
     RESERVED.iter().any(|name| name.as_bytes() == joined)
 }
 
-/// The parts of a symlink's target, and whether they begin at the root.
+/// Returns true for an absolute symlink target, and the target's components.
 pub fn target(bytes: &[u8]) -> (bool, Vec<Part>) {
     let parts = bytes.split(|byte| *byte == b'/').filter(is_part).map(<[u8]>::to_vec);
     (bytes.starts_with(b"/"), parts.collect())
@@ -119,7 +121,7 @@ fn is_part(part: &&[u8]) -> bool {
     !part.is_empty() && *part != b"."
 }
 
-/// The beginning of a name that is too long to be shown.
+/// Returns the beginning of a name that is too long for a message.
 fn start(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.get(..64).unwrap_or(bytes)).into_owned()
 }

@@ -1,14 +1,14 @@
-//! The way back: a layer as an archive, in the one order that its names have.
+//! Packs a layer as an archive, with entries sorted by name.
 //!
-//! | in the layer | becomes |
+//! | in the layer | in the archive |
 //! |---|---|
-//! | directory, file, symlink | the same, with its owner, its permissions and its time |
-//! | a second name of a file | a hard link to the first |
+//! | directory, file, symlink | the same, with owner, permissions and time |
+//! | another hard link to a file | a hard link to the first name |
 //! | an overlay's whiteout, an opaque directory | `.wh.NAME`, `.wh..wh..opq` |
-//! | anything else, and what is at a path of the sandbox's own | nothing |
+//! | all other types, and paths inside reserved directories | omitted |
 //!
-//! What a build has left there is a stranger's. Nobody else runs when it is read, no symlink is followed, and what comes out is unpacked
-//! under the same rules as any other archive.
+//! The layer of a build is untrusted. No other process runs while it is read, no symlink is followed, and the
+//! archive is later unpacked under the same rules as any other.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -25,14 +25,14 @@ use tokio::sync::mpsc;
 use super::merged::{is_opaque, is_whiteout};
 use super::name::{DEPTH_MAX, HIDES, HIDES_ALL, is_closed};
 
-/// Bytes of one piece.
+/// Size of one chunk.
 const PIECE_BYTES: usize = 256 * 1024;
 
-/// A piece of an archive.
+/// A chunk of an archive.
 pub enum Packed {
     /// Some bytes.
     Bytes(Bytes),
-    /// That was all. Without this it broke off.
+    /// End marker. Without it, the archive is incomplete.
     End,
 }
 
@@ -43,17 +43,17 @@ struct Outlet<'a> {
 
 struct Packer<W: Write> {
     builder: Builder<W>,
-    /// The first name of files that have several.
+    /// First name of each file with several hard links, by inode number.
     first: HashMap<u64, Vec<u8>>,
 }
 
-/// Packs what is in a directory. Says that it is all only if it is.
+/// Packs the content of a directory. Sends the end marker only if the archive is complete.
 pub fn pack(root: &OwnedFd, pieces: &mpsc::Sender<Packed>) {
     let outlet = Outlet { pieces, now: BytesMut::new() };
     let mut packer = Packer { builder: Builder::new(outlet), first: HashMap::new() };
     let packed = packer.inside(root, &[]).and_then(|()| packer.builder.into_inner()?.flush());
     if packed.is_ok() {
-        // Nobody may be listening.
+        // The receiver may be gone.
         let _ = pieces.blocking_send(Packed::End);
     }
 }
@@ -75,7 +75,7 @@ impl<W: Write> Packer<W> {
         }
         names.sort();
         for name in names {
-            // A real thing of such a name would hide another one.
+            // Another archive reader would take such a name for a whiteout.
             if !name.starts_with(HIDES) {
                 self.one(directory, name, path)?;
             }
@@ -142,7 +142,7 @@ impl<W: Write> Packer<W> {
         Ok(())
     }
 
-    /// Adds an empty file whose name says something.
+    /// Adds an empty file that serves as a marker, by its name.
     fn mark(&mut self, directory: &[Vec<u8>], name: &[u8]) -> io::Result<()> {
         let path = [directory, &[name.to_vec()]].concat().join(&b'/');
         let mut header = empty(0o644);
@@ -172,12 +172,12 @@ fn header(stat: &Stat) -> Header {
     let mut header = empty(stat.st_mode & 0o7777);
     header.set_uid(stat.st_uid.into());
     header.set_gid(stat.st_gid.into());
-    // Before 1970 nobody had files.
+    // Times before 1970 become 0.
     header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));
     header
 }
 
-/// A header with every number that readers look for.
+/// Returns a header with all numeric fields set.
 fn empty(mode: u32) -> Header {
     let mut header = Header::new_gnu();
     header.set_mode(mode);

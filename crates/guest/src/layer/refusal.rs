@@ -1,14 +1,14 @@
-//! How unpacking says no: the entry by name, the limit by name, whose doing it was.
+//! Errors of unpacking: the name of the entry, the limit, and the responsible layer.
 
 use std::fmt::Display;
 
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 use rustix::io::Errno;
 
-/// What is shown of a name.
+/// Maximum length of a name or a reason in a message.
 const SHOWN_BYTES: usize = 256;
 
-/// An entry that no layer may have.
+/// Returns the error for an entry that layers must not contain.
 pub fn refused(name: &[u8], why: impl Display) -> Error {
     Error::invalid(
         format!("entry {:?} of the archive {}", shown(name), tame(&why)),
@@ -16,7 +16,7 @@ pub fn refused(name: &[u8], why: impl Display) -> Error {
     )
 }
 
-/// Something that is no layer at all.
+/// Returns the error for an archive that cannot be read as a layer.
 pub fn broken(why: impl Display) -> Error {
     Error::invalid(
         format!("cannot read the archive: {}", tame(&why)),
@@ -24,7 +24,7 @@ pub fn broken(why: impl Display) -> Error {
     )
 }
 
-/// A bound that the layer goes over.
+/// Returns the error for a limit that the layer exceeds.
 pub fn over(what: impl Display, most: impl Display) -> Error {
     Error {
         code: ErrorCode::LimitExceeded,
@@ -36,7 +36,7 @@ pub fn over(what: impl Display, most: impl Display) -> Error {
     }
 }
 
-/// A system call that failed on something of the layer.
+/// Returns the error for a system call that failed on a file of the layer.
 pub fn failed(act: &str, name: &[u8], errno: Errno) -> Error {
     let mut error = platform(&format!("{act} {:?}", shown(name)), &errno);
     if matches!(errno, Errno::NOSPC | Errno::DQUOT) {
@@ -46,7 +46,7 @@ pub fn failed(act: &str, name: &[u8], errno: Errno) -> Error {
     error
 }
 
-/// A mark that hides something of a lower layer and cannot be made in this tier.
+/// Returns the error for a whiteout of a lower layer's file that this tier cannot create.
 pub fn no_marks(name: &[u8]) -> Error {
     Error {
         code: ErrorCode::Unsupported,
@@ -63,7 +63,7 @@ pub fn no_marks(name: &[u8]) -> Error {
     }
 }
 
-/// Something of ours that failed.
+/// Returns the error for an operation of the platform that failed.
 pub fn platform(act: &str, cause: &dyn Display) -> Error {
     Error {
         code: ErrorCode::Platform,
@@ -75,12 +75,12 @@ pub fn platform(act: &str, cause: &dyn Display) -> Error {
     }
 }
 
-/// A reason without what the archive may have put into it for somebody's terminal.
+/// Replaces control characters in a reason, because the archive can contain them to attack a terminal.
 fn tame(why: &dyn Display) -> String {
     why.to_string().chars().take(SHOWN_BYTES).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// A name as people can read it.
+/// Formats a name for messages.
 fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(name.get(..SHOWN_BYTES).unwrap_or(name)).into_owned()
 }

@@ -1,4 +1,4 @@
-//! The archive's bytes: as they arrive, without their compression, metered and hashed.
+//! The archive's bytes as they arrive: decompressed, metered and hashed.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, BufRead, BufReader, Read};
@@ -15,30 +15,31 @@ use tokio::sync::mpsc;
 
 use super::refusal::{broken, over};
 
-/// Bytes of one layer without its compression: several times the largest images that are in use for code.
+/// Maximum uncompressed size of one layer: several times that of the largest images in use for code.
 const LAYER_BYTES_MAX: u64 = 16 << 30;
-/// Bytes out for each byte in: deflate reaches 1032 on zeros alone, file systems with programs in them about 4.
+/// Maximum compression ratio. Deflate reaches 1032 on zeros only; file systems with programs reach about 4.
 const RATIO_MAX: u64 = 1000;
-/// Below this a layer may be all zeros: nobody is harmed.
+/// Size below which the ratio does not matter: so few bytes are harmless, even if all are zeros.
 const RATIO_AFTER_BYTES: u64 = 16 << 20;
-/// What a Zstandard frame may make its reader keep: the largest window that image builders choose.
+/// Maximum window of a Zstandard frame, which its reader has to hold in memory: the largest that image
+/// builders use.
 const WINDOW_BYTES_MAX: u64 = 32 << 20;
-/// What is read at once when the rest of a layer is read for its digest alone.
+/// Size of one read of the data after the end of the archive, which only counts for the digest.
 const REST_BYTES: usize = 64 * 1024;
 
-/// The first thing that went wrong with a source. Decoders hide their reader's errors, so it is kept aside.
+/// The first error of a source. Stored separately, because decoders hide the errors of their reader.
 #[derive(Clone, Debug, Default)]
 pub struct Fault(Rc<RefCell<Option<Error>>>);
 
-/// A piece of a body.
+/// A chunk of a body.
 pub enum Piece {
     /// Some bytes.
     Bytes(Bytes),
-    /// The body is complete. Without this it broke off.
+    /// End marker. Without it, the body is incomplete.
     End,
 }
 
-/// A body, read by a thread.
+/// Reader of a body, for use in a thread.
 pub struct Arriving {
     pieces: mpsc::Receiver<Piece>,
     now: Bytes,
@@ -46,7 +47,7 @@ pub struct Arriving {
     fault: Fault,
 }
 
-/// An archive's bytes without their compression.
+/// Reader of an archive's uncompressed bytes.
 pub struct Source<R: Read> {
     decoder: Decoder<Counted<R>>,
     taken: Rc<Cell<u64>>,
@@ -55,7 +56,7 @@ pub struct Source<R: Read> {
     fault: Fault,
 }
 
-/// Counts what was read from a reader.
+/// Reader that counts the bytes read.
 struct Counted<R> {
     reader: R,
     count: Rc<Cell<u64>>,
@@ -67,7 +68,7 @@ enum Decoder<R: Read> {
     Zstd(Box<Frames<R>>),
 }
 
-/// Zstandard frames, one after the other, without those that are to be skipped.
+/// Reader of consecutive Zstandard frames, without the skippable ones.
 struct Frames<R> {
     reader: BufReader<R>,
     frame: FrameDecoder,
@@ -76,14 +77,14 @@ struct Frames<R> {
 }
 
 impl Fault {
-    /// Keeps the error, if it is the first, and gives one that any reader can return.
+    /// Stores the error if it is the first. Returns an equivalent that a reader can return.
     fn raise(&self, error: Error) -> io::Error {
         let message = error.message.clone();
         self.0.borrow_mut().get_or_insert(error);
         io::Error::other(message)
     }
 
-    /// What was kept.
+    /// Removes and returns the stored error.
     pub fn take(&self) -> Option<Error> {
         self.0.borrow_mut().take()
     }
@@ -94,7 +95,7 @@ impl Fault {
 }
 
 impl Arriving {
-    /// A body whose pieces come through a channel.
+    /// Creates a reader for a body whose chunks arrive through a channel.
     pub fn new(pieces: mpsc::Receiver<Piece>, fault: Fault) -> Self {
         Self { pieces, now: Bytes::new(), ended: false, fault }
     }
@@ -118,7 +119,7 @@ impl Read for Arriving {
 }
 
 impl<R: Read> Source<R> {
-    /// The bytes of `reader`, packed like this.
+    /// Creates a reader for the bytes of `reader`, which have this compression.
     pub fn new(reader: R, compression: Compression, fault: Fault) -> Self {
         let taken = Rc::new(Cell::new(0));
         let counted = Counted { reader, count: Rc::clone(&taken) };
@@ -130,7 +131,8 @@ impl<R: Read> Source<R> {
         Self { decoder, taken, given: 0, hasher: Sha256::new(), fault }
     }
 
-    /// Reads what is left after the archive's end, which may only be padding, and gives digest and size of it all.
+    /// Reads the data after the archive's end, which may only be padding. Returns the digest and the total
+    /// size.
     pub fn finish(mut self) -> Result<(String, u64), Error> {
         let mut rest = vec![0; REST_BYTES];
         loop {
@@ -195,7 +197,7 @@ impl<R: Read> Frames<R> {
         Self { reader: BufReader::new(reader), frame, open: false, fault }
     }
 
-    /// Begins the next frame. False at the end.
+    /// Starts the next frame. Returns false at the end.
     fn begin(&mut self) -> io::Result<bool> {
         loop {
             if self.reader.fill_buf()?.is_empty() {

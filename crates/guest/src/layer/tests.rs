@@ -1,4 +1,4 @@
-//! Layers that strangers make: each unpacks inside its directory, or is refused by name.
+//! Tests with untrusted layers: each either unpacks inside its directory, or is refused with a reason.
 
 mod archive;
 mod formats;
@@ -18,7 +18,7 @@ use super::source::Fault;
 use super::{Order, unpack};
 use archive::Archive;
 
-/// A directory with layers in it, and beside them what must stay as it is.
+/// A directory with layers, and files outside them that must not change.
 struct Bench {
     directory: TempDir,
     done: Vec<PathBuf>,
@@ -37,7 +37,7 @@ impl Bench {
         bench
     }
 
-    /// The path outside, as an absolute name that an archive can try.
+    /// Returns the path outside the layers, as an absolute name for malicious archives.
     fn outside(&self) -> String {
         self.directory.path().join("outside").to_str().unwrap().to_owned()
     }
@@ -46,7 +46,7 @@ impl Bench {
         self.directory.path().join(format!("layer{number}"))
     }
 
-    /// Unpacks a layer on those that are done.
+    /// Unpacks a layer on top of the earlier ones.
     fn layer_with(&mut self, archive: &Archive) -> Result<LayerReport, Error> {
         self.packed(&archive.bytes, Compression::None, false)
     }
@@ -66,7 +66,7 @@ impl Bench {
         report
     }
 
-    /// The last layer that was unpacked.
+    /// Returns the last unpacked layer.
     fn top(&self) -> &Path {
         self.done.last().unwrap()
     }

@@ -1,4 +1,5 @@
-//! What the last layer of an image gets besides: mount points, the user that code runs as, and the sandbox's names.
+//! Additions to the last layer of an image: mount points, the user that code runs as, and the sandbox's host
+//! names.
 
 use std::io::Read;
 
@@ -11,22 +12,22 @@ use super::name::{Name, Part, RESERVED};
 use super::refusal::{platform, refused};
 use super::tree::{Place, Tree};
 
-/// What is read of a list of users. The longest in use have some hundred lines.
+/// Maximum size of a user or group list. The longest in use have a few hundred lines.
 const LIST_BYTES_MAX: u64 = 1 << 20;
-/// Directories and the file that only the guest uses; bound over when a sandbox starts.
+/// Directories and the file that only the guest uses. They are mount points at the start of a sandbox.
 const OWN_DIRECTORIES: [&str; 2] = [".bellglass/channel", ".bellglass/spool"];
 const OWN_FILE: &str = ".bellglass/guest";
 
 const HOSTS: &str = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n";
 const HOSTNAME: &str = "sandbox\n";
-/// Files that would name one machine in all its copies: emptied where they are.
+/// Files that would give all copies the identity of one machine. They are emptied if they exist.
 const IDENTITIES: [&str; 2] = ["etc/machine-id", "var/lib/dbus/machine-id"];
 
-/// The one other name that the user may have, as a step of a recipe writes it: the one that clients of E2B's SDKs know. Whatever else has
-/// our number was somebody else in the image.
+/// The only alternative name of the user, as a step of a recipe writes it, for clients of E2B's SDKs. Any
+/// other user with this uid is an unrelated user of the image.
 const RENAMED: [&str; 2] = ["user:x:1000:1000:user:/home/user:/bin/bash", "user:x:1000:"];
 
-/// Finishes the last layer of an image.
+/// Completes the last layer of an image.
 pub fn finish(tree: &Tree) -> Result<(), Error> {
     tree.root(owned(0o755))?;
     for path in RESERVED.into_iter().chain(OWN_DIRECTORIES) {
@@ -41,7 +42,7 @@ pub fn finish(tree: &Tree) -> Result<(), Error> {
     list(tree, "etc/group", "root:x:0:", &format!("{USER}:x:{UID}:"))?;
     write(tree, "etc/hosts", HOSTS)?;
     write(tree, "etc/hostname", HOSTNAME)?;
-    // Nothing that the machine which made the image used to ask.
+    // Do not keep the name servers of the machine that built the image.
     write(tree, "etc/resolv.conf", "")?;
     for path in IDENTITIES {
         let (place, there) = find(tree, path)?;
@@ -52,7 +53,8 @@ pub fn finish(tree: &Tree) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes a list of users or groups: what the image has, without whoever has our name or number, and with us.
+/// Writes a list of users or groups: the image's list without entries that have our name or id, and with our
+/// own entry.
 fn list(tree: &Tree, path: &str, first: &str, ours: &str) -> Result<(), Error> {
     let (place, there) = find(tree, path)?;
     let mut text = Vec::new();
@@ -86,7 +88,7 @@ fn write(tree: &Tree, path: &str, text: &str) -> Result<(), Error> {
     tree.file(&place, owned(0o644), text.len() as u64, &mut text.as_bytes())
 }
 
-/// Where a path of the image leads, and what is there.
+/// Resolves a path of the image. Returns its place and the file there.
 fn find(tree: &Tree, path: &str) -> Result<(Place, Option<(usize, Thing)>), Error> {
     let name = Name::parse(path.as_bytes())?;
     let lost = || refused(path.as_bytes(), "has no valid location");
@@ -98,7 +100,7 @@ fn find(tree: &Tree, path: &str) -> Result<(Place, Option<(usize, Thing)>), Erro
     Ok((Place { directory, path }, there))
 }
 
-/// A place that no image has a say in, so that no symlink is on its way.
+/// Returns a place that images cannot influence, so that its path contains no symlink.
 fn own_place(tree: &Tree, path: &str) -> Result<Place, Error> {
     let path: Vec<Part> = path.split('/').map(|part| part.as_bytes().to_vec()).collect();
     let directory = tree.directory_at(path.get(..path.len().saturating_sub(1)).unwrap_or_default())?;

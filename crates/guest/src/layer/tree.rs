@@ -1,7 +1,7 @@
-//! Making and replacing things in the layer that is being made, always relative to a directory's descriptor.
+//! Creating and replacing files in the new layer, always relative to a directory's descriptor.
 //!
-//! Whatever is made is made new: what was there before is removed first, so nothing is ever opened that an earlier
-//! entry of the archive has put there, and no write goes through a link.
+//! Every file is created anew: an existing one is removed first. So no file from an earlier entry of the
+//! archive is ever opened, and no write goes through a link.
 
 use std::cell::Cell;
 use std::io::{self, Read, Seek as _, SeekFrom, Write};
@@ -16,41 +16,42 @@ use super::merged::{self, Merged, OPAQUE, Thing};
 use super::name::Part;
 use super::refusal::{broken, failed, no_marks, over, platform, refused};
 
-/// What is read and written at once.
+/// Size of one read and write.
 const BUFFER_BYTES: usize = 128 * 1024;
-/// Zeros that are not written: what is shorter saves no block.
+/// Minimum length of a run of zeros that becomes a hole: a shorter run does not save a block.
 const HOLE_BYTES_MIN: usize = 4096;
-/// Bytes that hard links to files of lower layers may copy into one layer; the same as its archive may have.
+/// Maximum total of bytes that hard links to files of lower layers copy into one layer; the same as for its
+/// archive.
 const COPIED_BYTES_MAX: u64 = 16 << 30;
-/// What must stay free where the layer is written: the host's own logs and records need room.
+/// Free space to preserve on the disk of the layer, because the host's own logs and records need space.
 const FREE_BYTES_MIN: u64 = 1 << 30;
-/// The same for files, where the file system counts them.
+/// Free inodes to preserve, if the file system counts them.
 const FREE_INODES_MIN: u64 = 10_000;
-/// How often free space is looked at, in bytes written.
+/// Number of written bytes between two checks of the free space.
 const LOOK_EVERY_BYTES: u64 = 16 << 20;
-/// What an entry without content counts for: one block.
+/// Cost of an entry without content: one block.
 const ENTRY_BYTES: u64 = 4096;
-/// A directory that no entry described.
+/// Metadata of a directory that no entry described.
 const IMPLIED: Meta = Meta { mode: 0o755, uid: 0, gid: 0, mtime: 0 };
-/// Nobody may open what is not finished.
+/// Mode of unfinished files: no access for other users.
 const UNFINISHED: Mode = Mode::RWXU;
 
-/// The layer that is being made, on those below it.
+/// The new layer, on top of those below it.
 pub struct Tree {
     merged: Merged,
     unseen: Cell<u64>,
     copied: Cell<u64>,
 }
 
-/// Where something is to be made: a directory and a name in it.
+/// Location of a new file: a directory and a name in it.
 pub struct Place {
     /// The directory.
     pub directory: OwnedFd,
-    /// The whole path, on whose way no symlink is.
+    /// Full path, which contains no symlink.
     pub path: Vec<Part>,
 }
 
-/// What was removed to make room.
+/// Type of an entry that was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Was {
     Nothing,
@@ -60,18 +61,18 @@ enum Was {
 }
 
 impl Tree {
-    /// A tree in the last of these layers.
+    /// Creates a tree in the last of these layers.
     pub fn new(merged: Merged) -> Self {
         Self { merged, unseen: Cell::new(LOOK_EVERY_BYTES), copied: Cell::new(0) }
     }
 
-    /// The layers.
+    /// Returns the layers.
     pub fn merged(&self) -> &Merged {
         &self.merged
     }
 
-    /// The directory at a path on whose way no symlink is; directories that are missing in this layer are made, like
-    /// those that lower layers have there.
+    /// Opens the directory at a path without symlinks. Creates directories that are missing in this layer,
+    /// with the metadata of those in lower layers.
     pub fn directory_at(&self, path: &[Part]) -> Result<OwnedFd, Error> {
         let mut here = duplicate(self.merged.target()?)?;
         for (index, part) in path.iter().enumerate() {
@@ -92,7 +93,7 @@ impl Tree {
         Ok(here)
     }
 
-    /// Makes a directory, or takes over the one that is there with what is in it.
+    /// Creates a directory, or reuses an existing one with its entries.
     pub fn directory(&self, place: &Place, meta: Meta) -> Result<OwnedFd, Error> {
         let base = place.base()?;
         let (opened, was) = match merged::directory(&place.directory, base) {
@@ -113,12 +114,12 @@ impl Tree {
         Ok(opened)
     }
 
-    /// Sets owner and mode of the layer's own root.
+    /// Sets the owner and mode of the layer's own root.
     pub fn root(&self, meta: Meta) -> Result<(), Error> {
         set(self.merged.target()?, meta).map_err(|errno| failed("own", b"/", errno))
     }
 
-    /// Makes a regular file with the next `size` bytes of `content`.
+    /// Creates a regular file from the next `size` bytes of `content`.
     pub fn file(&self, place: &Place, meta: Meta, size: u64, content: &mut dyn Read) -> Result<(), Error> {
         self.clear(place)?;
         self.spend(ENTRY_BYTES)?;
@@ -138,7 +139,7 @@ impl Tree {
             }
             let piece = buffer.get(..count).unwrap_or_default();
             left = left.saturating_sub(count as u64);
-            // What is empty stays a hole: a file that cost its author nothing costs the layer nothing.
+            // Zeros stay a hole: a file that cost its author nothing costs the layer nothing.
             let written = if count >= HOLE_BYTES_MIN && piece.iter().all(|byte| *byte == 0) {
                 let hole = i64::try_from(count).map_err(io::Error::other);
                 hole.and_then(|hole| file.seek(SeekFrom::Current(hole))).map(drop)
@@ -148,12 +149,12 @@ impl Tree {
             };
             written.map_err(failed)?;
         }
-        // A hole at the end is none until the file has its length.
+        // A hole at the end has no effect until the length is set.
         file.set_len(size).map_err(failed)?;
         set(&OwnedFd::from(file), meta).map_err(|errno| place.failed("own", errno))
     }
 
-    /// Makes a symbolic link. Its text is nobody's business here: it is followed inside the sandbox only.
+    /// Creates a symbolic link. Its target is not checked, because it is only followed inside the sandbox.
     pub fn symlink(&self, place: &Place, meta: Meta, text: &[u8]) -> Result<(), Error> {
         self.clear(place)?;
         self.spend(ENTRY_BYTES)?;
@@ -168,7 +169,7 @@ impl Tree {
             .map_err(|errno| place.failed("create symlink", errno))
     }
 
-    /// Makes one more name for what is at `source`; what a lower layer has is copied.
+    /// Creates a hard link to the file at `source`. A file of a lower layer is copied instead.
     pub fn link(&self, place: &Place, source: &[Part]) -> Result<(), Error> {
         let shown = place.path.join(&b'/');
         if source == place.path {
@@ -200,7 +201,7 @@ impl Tree {
         }
     }
 
-    /// Hides what lower layers have at this place. False if they have nothing.
+    /// Hides the file of lower layers at this place. Returns false if there is none.
     pub fn hide(&self, place: &Place) -> Result<bool, Error> {
         if self.merged.look_below(&place.path)?.is_none() {
             return Ok(false);
@@ -212,13 +213,13 @@ impl Tree {
                     .and_then(|directory| set_opaque(&directory))
                     .map_err(|errno| place.failed("mark", errno))?;
             }
-            // What this layer has there hides what is below by itself.
+            // Any other file in this layer already hides the one below.
             Ok(_) => {}
             Err(Errno::NOENT) => {
                 self.spend(ENTRY_BYTES)?;
                 rustix::fs::mknodat(&place.directory, base, FileType::CharacterDevice, Mode::empty(), 0)
                     .map_err(|errno| match errno {
-                        // gVisor's kernel makes no device nodes at all.
+                        // gVisor's kernel does not create device nodes at all.
                         Errno::PERM => no_marks(&place.path.join(&b'/')),
                         errno => place.failed("hide", errno),
                     })?;
@@ -228,12 +229,12 @@ impl Tree {
         Ok(true)
     }
 
-    /// Hides everything that lower layers have in a directory.
+    /// Hides all entries that lower layers have in a directory.
     pub fn hide_all(&self, directory: &OwnedFd, path: &[Part]) -> Result<(), Error> {
         if !path.is_empty() {
             return set_opaque(directory).map_err(|errno| failed("mark", &path.join(&b'/'), errno));
         }
-        // An overlay does not look for the mark on the roots of its layers.
+        // An overlay ignores the attribute on the roots of its layers.
         let mut names = Vec::new();
         for root in self.merged.lower() {
             names.extend(list(root).map_err(|errno| failed("list", b"/", errno))?);
@@ -247,7 +248,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes a directory that no entry described.
+    /// Creates a directory that no entry described.
     fn implied(&self, place: &Place, meta: Meta) -> Result<OwnedFd, Error> {
         let status = rustix::fs::statat(&place.directory, place.base()?, AtFlags::SYMLINK_NOFOLLOW);
         match status {
@@ -257,7 +258,7 @@ impl Tree {
         }
     }
 
-    /// Removes what is at a place.
+    /// Removes the file or directory at a place.
     fn clear(&self, place: &Place) -> Result<Was, Error> {
         let base = place.base()?;
         let was = match rustix::fs::statat(&place.directory, base, AtFlags::SYMLINK_NOFOLLOW) {
@@ -271,7 +272,7 @@ impl Tree {
         Ok(was)
     }
 
-    /// Counts bytes that were written, and looks at what is free once in a while.
+    /// Counts written bytes, and occasionally checks the free space.
     fn spend(&self, bytes: u64) -> Result<(), Error> {
         self.unseen.set(self.unseen.get().saturating_add(bytes));
         if self.unseen.get() < LOOK_EVERY_BYTES {
@@ -281,7 +282,7 @@ impl Tree {
         let space = rustix::fs::fstatvfs(self.merged.target()?)
             .map_err(|errno| failed("check the free space of", b"/", errno))?;
         let bytes = space.f_bavail.saturating_mul(space.f_frsize);
-        // A file system without a number of inodes says 0.
+        // A file system without a fixed number of inodes reports 0.
         if bytes < FREE_BYTES_MIN || (space.f_files > 0 && space.f_favail < FREE_INODES_MIN) {
             return Err(failed("keep the minimum free space on", b"/", Errno::NOSPC));
         }
@@ -290,7 +291,7 @@ impl Tree {
 }
 
 impl Place {
-    /// The name in the directory.
+    /// Returns the name in the directory.
     pub fn base(&self) -> Result<&Part, Error> {
         self.path.last().ok_or_else(|| broken("the root of a layer can only be a directory"))
     }
@@ -300,18 +301,18 @@ impl Place {
     }
 }
 
-/// Whether a directory has nothing in it.
+/// Returns true if a directory has no entries.
 pub fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
     Ok(list(directory)?.is_empty())
 }
 
-/// Sets the time of a directory once nothing more is made in it.
+/// Sets the time of a directory, after its last entry was created.
 pub fn touch(directory: &OwnedFd, mtime: u32) -> Result<(), Errno> {
     rustix::fs::futimens(directory, &times(mtime))
 }
 
 fn set(thing: &OwnedFd, meta: Meta) -> Result<(), Errno> {
-    // The owner first: a change of owner takes mode bits away.
+    // The owner first, because changing it clears mode bits.
     rustix::fs::fchown(thing, Some(Uid::from_raw(meta.uid)), Some(Gid::from_raw(meta.gid)))?;
     rustix::fs::fchmod(thing, Mode::from_raw_mode(meta.mode))?;
     touch(thing, meta.mtime)
@@ -330,7 +331,7 @@ fn duplicate(directory: &OwnedFd) -> Result<OwnedFd, Error> {
     directory.try_clone().map_err(|error| platform("keep a directory open", &error))
 }
 
-/// Removes a thing and, if it is a directory, everything in it. Names are bounded in depth, so this is too.
+/// Removes a file or directory, recursively. The recursion is bounded, because the depth of names is.
 fn remove(parent: &OwnedFd, name: &Part) -> Result<(), Errno> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Err(Errno::ISDIR) => {

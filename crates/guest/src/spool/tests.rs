@@ -1,4 +1,4 @@
-//! The modes of a spool, with a disk that has room and with one that has none.
+//! Tests of the modes of a spool, with room on the disk and with a full disk.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,8 @@ fn full_disk() -> io::Result<File> {
     Err(io::ErrorKind::StorageFull.into())
 }
 
-/// Everything a reader that starts at `offset` gets: bytes with their offsets, and the bytes reported as gaps.
+/// Reads everything from `offset` on. Returns the bytes with their offsets, and the number of bytes reported
+/// as gaps.
 fn drain(spool: &Spool, mut offset: u64, step: usize) -> (Vec<(u64, u8)>, u64) {
     let (mut got, mut gaps) = (Vec::new(), 0);
     let mut buffer = vec![0; step];
@@ -93,7 +94,7 @@ proptest! {
         prop_assert_eq!(got.len() as u64 + gaps, total as u64);
         prop_assert_eq!(gaps, spool.dropped());
         prop_assert!(got.iter().all(|(offset, value)| byte(*offset) == *value));
-        // The last lines are there whatever the disk does.
+        // The last lines are available even with a full disk.
         let last = (total as u64).saturating_sub(LAST_BYTES);
         prop_assert_eq!(got.iter().filter(|(offset, _)| *offset >= last).count() as u64, total as u64 - last);
     }
@@ -119,7 +120,8 @@ proptest! {
                 }
                 (seen, stuck) = (seen + count as u64, 0);
                 spool.sent(seen);
-                // As readers do: in steps of a part of what was asked for, which may be more than the disk has room for.
+                // Like a real reader: acknowledge in steps of a fraction of the requested size, which can
+                // exceed the room on disk.
                 if seen - told >= kept / 4 {
                     spool.consume(seen);
                     told = seen;
@@ -131,7 +133,7 @@ proptest! {
     }
 }
 
-/// A file on a disk that has room for little more than what was in memory.
+/// Creates a file on a disk with little more room than the memory buffer.
 fn small_disk() -> io::Result<File> {
     let memory = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::ALLOW_SEALING)?;
     let sealed = File::from(memory);

@@ -1,7 +1,7 @@
 //! The limits of user code: cgroups below those of the workspace, as in every other sandbox.
 //!
-//! Version 2 gives a group with processes of its own nothing to share out. So there, what the workspace runs moves aside first, one
-//! group down.
+//! In version 2, a group that contains processes cannot enable controllers for its subgroups. So there, the
+//! processes of the workspace are first moved one group down.
 
 use std::fs::File;
 use std::io;
@@ -15,25 +15,26 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::{Failed, mounts, step};
 use crate::dial::Descriptors;
 
-/// Where the workspace's cgroups are.
+/// Mount point of the workspace's cgroups.
 const ROOT: &str = "/sys/fs/cgroup";
-/// The group of user code.
+/// Group of user code.
 const GROUP: &str = "bellglass";
-/// The group of everybody else, on version 2.
+/// Group of all other processes, in version 2.
 const OTHERS: &str = "bellglass-others";
 const PERIOD_US: u64 = 100_000;
-/// Processes that are made while others are moved are moved in the next round.
+/// Maximum number of attempts to move the processes. New processes can appear during each attempt, and are
+/// moved in the next.
 const ROUNDS: u32 = 100;
 const BETWEEN_ROUNDS: Duration = Duration::from_millis(10);
 
-/// The ways into the cgroups of user code, and to what is counted there.
+/// Descriptors for entering the cgroups of user code and for reading their OOM counter.
 pub struct Entrances {
     cgroups: Vec<OwnedFd>,
     oom_count: OwnedFd,
     oom_event: Option<OwnedFd>,
 }
 
-/// Where the groups of user code are.
+/// Paths of the cgroups of user code.
 struct Groups {
     memory: PathBuf,
     pids: PathBuf,
@@ -42,7 +43,7 @@ struct Groups {
 }
 
 impl Entrances {
-    /// What a node would have handed over.
+    /// Returns the descriptors that a node would send with its greeting.
     pub fn descriptors(&self) -> io::Result<Descriptors> {
         Ok(Descriptors {
             cgroups: self.cgroups.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?,
@@ -65,7 +66,7 @@ impl Groups {
     }
 }
 
-/// Makes the cgroups of user code, with their limits.
+/// Creates the cgroups of user code, with their limits.
 pub fn make(walls: &Walls) -> Result<Entrances, Failed> {
     let groups = Groups::find(Path::new(ROOT));
     limit(&groups, walls)?;
@@ -77,7 +78,7 @@ pub fn make(walls: &Walls) -> Result<Entrances, Failed> {
     let counted = if groups.unified { "memory.events" } else { "memory.oom_control" };
     let oom_count: OwnedFd = step("open the OOM counter", File::open(groups.memory.join(counted)))?.into();
     let oom_event = match groups.unified {
-        // There the kernel ends all of user code itself.
+        // In version 2, the kernel itself kills all of user code.
         true => None,
         false => Some(step("subscribe to OOM events", told(&groups.memory, &oom_count))?),
     };
@@ -87,7 +88,7 @@ pub fn make(walls: &Walls) -> Result<Entrances, Failed> {
 fn limit(groups: &Groups, walls: &Walls) -> Result<(), Failed> {
     for group in groups.all() {
         let above = group.parent().unwrap_or(group);
-        // Also where what is there is mounted read-only for everybody else.
+        // The workspace may have mounted the hierarchy read-only.
         if rustix::fs::statvfs(above)
             .is_ok_and(|found| found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
         {
@@ -123,7 +124,7 @@ fn limit(groups: &Groups, walls: &Walls) -> Result<(), Failed> {
     write(&groups.pids.join("pids.max"), &walls.pids.to_string())
 }
 
-/// Writes the first of these that there is. Where there is none, the machine must have no swap at all.
+/// Writes the first of these files that exists. If none exists, the machine must have no swap at all.
 fn without_swap(group: &Path, ways: &[(&str, &str)]) -> Result<(), Failed> {
     for (name, value) in ways {
         if group.join(name).exists() {
@@ -136,7 +137,7 @@ fn without_swap(group: &Path, ways: &[(&str, &str)]) -> Result<(), Failed> {
     }
 }
 
-/// Moves what the workspace runs one group down, and has the rest shared out.
+/// Moves the workspace's processes one group down, and enables the controllers for subgroups.
 fn move_others(root: &Path) -> Result<(), Failed> {
     let others = root.join(OTHERS);
     match std::fs::create_dir(&others) {
@@ -147,13 +148,14 @@ fn move_others(root: &Path) -> Result<(), Failed> {
     }
     for _ in 0..ROUNDS {
         let here = step("read a cgroup", std::fs::read_to_string(root.join("cgroup.procs")))?;
-        // 0 stands for one that cannot be seen from here, and would be taken for ourselves.
+        // 0 stands for a process that is not visible in this namespace. Writing it would move this process
+        // instead.
         for pid in here.lines().filter(|pid| *pid != "0") {
-            // One that is gone meanwhile is where it should be.
+            // A process that has exited meanwhile does not need to be moved.
             let _ = std::fs::write(others.join("cgroup.procs"), pid);
         }
         match std::fs::write(root.join("cgroup.subtree_control"), "+memory +pids +cpu") {
-            // Somebody has come meanwhile.
+            // A new process has appeared meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => std::thread::sleep(BETWEEN_ROUNDS),
             written => return step("enable cgroup controllers", written),
         }
@@ -161,7 +163,7 @@ fn move_others(root: &Path) -> Result<(), Failed> {
     Err("cannot move the processes of the workspace out of its cgroup".into())
 }
 
-/// Registers an event on version 1.
+/// Registers an event for OOM kills, in version 1.
 fn told(group: &Path, count: &OwnedFd) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd as _;
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -175,7 +177,7 @@ fn write(path: &Path, value: &str) -> Result<(), Failed> {
         .map_err(|error| format!("cannot write {value} to {}: {error}", path.display()))
 }
 
-/// What user code uses.
+/// Returns the resource usage of user code.
 pub fn used() -> Used {
     let groups = Groups::find(Path::new(ROOT));
     let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();

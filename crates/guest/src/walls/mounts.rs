@@ -1,4 +1,5 @@
-//! What can be seen inside, and what of it be written: the workspace's root, read-only, and what every sandbox has of its own.
+//! The file system of a sandbox behind walls: the workspace's root, read-only, and the writable disks and
+//! files of every sandbox.
 
 use std::ffi::CString;
 use std::fs;
@@ -15,13 +16,13 @@ use rustix::mount::{
 use super::{Failed, step};
 use crate::launch::done;
 
-/// Where process 1 is met and keeps output. Seen from outside the walls as well.
+/// Directory for process 1's socket and retained output. Also visible outside the walls.
 const SPOOL: &str = "/.bellglass/spool";
-/// Where `/dev` is put together.
+/// Directory in which `/dev` is assembled.
 const DEVICES: &str = "/.bellglass/dev";
-/// Where the files are that every sandbox has of its own.
+/// Directory with the content of the files that every sandbox has.
 const FILES: &str = "/.bellglass/files";
-/// The devices that programs expect. All are harmless.
+/// Devices that programs expect. All are harmless.
 const NODES: [&str; 6] = ["full", "null", "random", "tty", "urandom", "zero"];
 const LINKS: [(&str, &str); 5] = [
     ("/proc/self/fd", "fd"),
@@ -30,32 +31,33 @@ const LINKS: [(&str, &str); 5] = [
     ("/proc/self/fd/2", "stderr"),
     ("pts/ptmx", "ptmx"),
 ];
-/// No programs of another's rights, and no devices.
+/// Mount flags: no set-user-id programs and no devices.
 const TAME: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
-/// Gives the place where process 1 is met a disk of its own, in the workspace itself.
+/// Mounts a disk of its own for the spool, in the workspace's mount namespace.
 pub fn spool(options: &str) -> Result<(), Failed> {
     step("create the spool", fs::create_dir_all(SPOOL))?;
     memory(SPOOL, options, TAME | MountFlags::NOEXEC)
 }
 
-/// From here on nothing that is mounted is seen by anybody else.
+/// Makes all mounts private, so that later mounts are invisible outside.
 pub fn keep_to_ourselves() -> Result<(), Failed> {
     let alone = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     step("make mounts private", mount_change("/", alone).map_err(Into::into))
 }
 
-/// Lets this process write where the workspace may only read, if that is mounted there.
+/// Remounts a path writable for this process, if the workspace mounted it read-only.
 pub fn make_writable(path: &Path) -> Result<(), Failed> {
     let flags = MountFlags::BIND | TAME | MountFlags::NOEXEC;
     step(&format!("make {} writable", path.display()), mount_remount(path, flags, "").map_err(Into::into))
 }
 
-/// Puts up everything, in this process's own view.
+/// Sets up all mounts, in this process's own mount namespace.
 pub fn put_up(walls: &Walls) -> Result<(), Failed> {
     make_places(walls)?;
     gather_devices()?;
-    // The machine's own, and what is open below it for writing, which nothing that is made read-only may be.
+    // These are the machine's own. In addition, files open for writing below them would prevent the root from
+    // becoming read-only.
     for path in ["/dev", "/sys"] {
         step(&format!("unmount {path}"), unmount(path, UnmountFlags::DETACH).map_err(Into::into))?;
     }
@@ -81,7 +83,7 @@ pub fn put_up(walls: &Walls) -> Result<(), Failed> {
     walls.masked.iter().try_for_each(|path| mask(path))
 }
 
-/// Makes what is mounted on, while that can be.
+/// Creates the mount points while the root is still writable.
 fn make_places(walls: &Walls) -> Result<(), Failed> {
     let places = walls.disks.keys().map(String::as_str).filter(|path| !path.starts_with("/dev/"));
     for path in places.chain([DEVICES, FILES]) {
@@ -95,12 +97,12 @@ fn make_places(walls: &Walls) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Where the content of a file is that every sandbox has of its own.
+/// Returns the path of the stored content of such a file.
 fn kept(path: &str) -> String {
     format!("{FILES}/{}", path.trim_start_matches('/').replace('/', "-"))
 }
 
-/// What the kernel says of this sandbox's processes and network, and not of the workspace's.
+/// Mounts `/proc` and `/sys` of this sandbox's own namespaces instead of the workspace's.
 fn kernel() -> Result<(), Failed> {
     let flags = TAME | MountFlags::NOEXEC;
     step("mount /proc", mount("proc", "/proc", "proc", flags, None::<&std::ffi::CStr>).map_err(Into::into))?;
@@ -111,7 +113,8 @@ fn kernel() -> Result<(), Failed> {
     )
 }
 
-/// Puts together what programs expect of `/dev`: the workspace's may have all that the machine has.
+/// Assembles the devices that programs expect in `/dev`. The workspace's own `/dev` may have all devices of
+/// the machine.
 fn gather_devices() -> Result<(), Failed> {
     memory(DEVICES, "mode=755,size=64k", MountFlags::NOSUID | MountFlags::NOEXEC)?;
     for name in NODES {
@@ -131,7 +134,7 @@ fn gather_devices() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Puts that in its place, and terminals and shared memory into it.
+/// Moves the assembled devices to `/dev`, and mounts terminals and shared memory in it.
 fn devices(walls: &Walls) -> Result<(), Failed> {
     let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
     step("move /dev", mount_move(DEVICES, "/dev").map_err(Into::into))?;
@@ -150,26 +153,26 @@ fn devices(walls: &Walls) -> Result<(), Failed> {
     }
 }
 
-/// A disk in memory.
+/// Mounts a disk in memory.
 fn memory(path: &str, options: &str, flags: MountFlags) -> Result<(), Failed> {
     let options = step("build the mount options of a disk", CString::new(options).map_err(io::Error::from))?;
     let mounted = mount("tmpfs", path, "tmpfs", flags, Some(options.as_c_str()));
     step(&format!("mount {path}"), mounted.map_err(Into::into))
 }
 
-/// Changes how a place that was bound may be used.
+/// Changes the mount flags of a bind mount.
 fn again(path: &str, flags: MountFlags) -> Result<(), Failed> {
     let changed = mount_remount(path, MountFlags::BIND | flags, "");
     step(&format!("restrict {path}"), changed.map_err(Into::into))
 }
 
-/// Hides a file behind an empty one and a directory behind an empty one.
+/// Hides a file behind `/dev/null`, and a directory behind an empty one.
 fn mask(path: &str) -> Result<(), Failed> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => {
             memory(path, "size=4k,nr_inodes=2,mode=0755", TAME | MountFlags::NOEXEC | MountFlags::RDONLY)
         }
-        // What it leads to is named itself.
+        // The list contains the target itself.
         Ok(found) if found.is_symlink() => Ok(()),
         Ok(_) => step(&format!("mask {path}"), mount_bind("/dev/null", path).map_err(Into::into)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -177,13 +180,13 @@ fn mask(path: &str) -> Result<(), Failed> {
     }
 }
 
-/// Makes everything that is mounted there and below read-only, whoever has mounted it, and without devices or other people's rights.
+/// Makes all mounts at and below a path read-only, nosuid and nodev, including those of the workspace.
 fn read_only_below(path: &str) -> io::Result<()> {
     let path = CString::new(path)?;
-    // As `struct mount_attr`: what to set, what to clear, propagation, a user namespace.
+    // Layout of `struct mount_attr`: flags to set, flags to clear, propagation, user namespace.
     let tame = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
     let attributes: [u64; 4] = [tame, 0, 0, 0];
-    // SAFETY: a NUL-terminated string and a structure of the size that is said, which outlive the call.
+    // SAFETY: a NUL-terminated string and a structure of the stated size, which outlive the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

@@ -1,4 +1,4 @@
-//! What process 1 gives up for good before any code runs, and what it needs no privilege for afterwards.
+//! Privileges that process 1 drops permanently before any code runs, and the setup steps that need them.
 
 use std::io;
 
@@ -9,19 +9,19 @@ use super::{Failed, step};
 use crate::descent::{CAPABILITIES_VERSION, CAPABILITY_LAST};
 use crate::launch::done;
 
-/// The name of every sandbox.
+/// Host name of every sandbox.
 const NAME: &[u8] = b"sandbox";
 
-/// Gives the new namespaces their name and their one network interface.
+/// Sets up the new namespaces: the host name, and the loopback interface as the only network interface.
 pub fn name_and_loopback() -> Result<(), Failed> {
-    // SAFETY: the pointer is to as many bytes as are said.
+    // SAFETY: the pointer is to this many bytes.
     step("set the host name", done(unsafe { libc::sethostname(NAME.as_ptr().cast(), NAME.len()) }))?;
     step("set up the loopback interface", loopback())
 }
 
 fn loopback() -> io::Result<()> {
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
-    // SAFETY: plain data, for which all zeroes is a value.
+    // SAFETY: plain data, for which all zeroes is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
         *to = *from as libc::c_char;
@@ -32,15 +32,15 @@ fn loopback() -> io::Result<()> {
     done(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) })
 }
 
-/// Gives up all that user code must not inherit and process 1 does not need.
+/// Drops all privileges that user code must not inherit and process 1 does not need.
 pub fn give_up(walls: &Walls) -> Result<(), Failed> {
     let to = |value: u64| Rlimit { current: Some(value), maximum: Some(value) };
     step("limit core files", setrlimit(Resource::Core, to(0)).map_err(Into::into))?;
-    // No more than the workspace may have itself.
+    // Not above the workspace's own limit.
     let open_files =
         getrlimit(Resource::Nofile).maximum.map_or(walls.open_files, |most| most.min(walls.open_files));
     step("limit open files", setrlimit(Resource::Nofile, to(open_files)).map_err(Into::into))?;
-    // SAFETY: no pointer is read for no groups.
+    // SAFETY: with no groups, no pointer is read.
     step("drop supplementary groups", done(unsafe { libc::setgroups(0, std::ptr::null()) }))?;
     // SAFETY: no pointers.
     step("set the group to root", done(unsafe { libc::setresgid(0, 0, 0) }))?;
@@ -67,18 +67,18 @@ pub fn give_up(walls: &Walls) -> Result<(), Failed> {
 fn keep_only(capabilities: u64) -> io::Result<()> {
     let header = [CAPABILITIES_VERSION, 0];
     let (low, high) = (capabilities as u32, (capabilities >> 32) as u32);
-    // Effective, permitted, inheritable: of the lower 32, then of the upper.
+    // Effective, permitted, inheritable: first the lower 32 of each, then the upper.
     let sets = [low, low, 0, high, high, 0];
-    // SAFETY: both are laid out as the call reads them, and outlive it.
+    // SAFETY: both arrays have the layout that the call reads, and outlive it.
     done(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) } as libc::c_int)
 }
 
-/// Has Linux ask this filter from now on.
+/// Installs a seccomp filter for this process and its descendants.
 fn install(filter: &[Instruction]) -> io::Result<()> {
     let mut instructions: Vec<libc::sock_filter> =
         filter.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
     let len = instructions.len().try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let program = libc::sock_fprog { len, filter: instructions.as_mut_ptr() };
-    // SAFETY: the program says how many instructions there are, and both outlive the call.
+    // SAFETY: the program contains its number of instructions, and both outlive the call.
     done(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) })
 }

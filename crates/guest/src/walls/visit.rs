@@ -1,5 +1,5 @@
-//! What is asked from outside the walls: how process 1 is, that it should end, what user code uses. Each is a program of its own that
-//! says one line, run by whoever has made the workspace.
+//! Commands from outside the walls: wait for process 1, end it, report the usage of user code. Each is a
+//! separate program that prints one line, started through the interface of the workspace's provider.
 
 use std::fs::File;
 use std::process::ExitCode;
@@ -11,20 +11,22 @@ use rustix::process::{Pid, Signal, WaitStatus};
 use super::{Failed, cgroup, step};
 use crate::{init, posture};
 
-/// The number of process 1, as the workspace counts, in a file that the keeper has locked for as long as it is there.
+/// File with the pid of process 1 in the workspace's pid namespace. The keeper holds a lock on it while it
+/// lives.
 const KEEPER: &str = "/.bellglass/spool/keeper";
-/// How process 1 has ended.
+/// File with the outcome of process 1.
 const ENDED: &str = "/.bellglass/spool/ended";
-/// Whoever waits for long is in no hurry, and takes processor time that is told as the sandbox's.
+/// First and last polling interval. It grows because long waits are not urgent, and polling counts as CPU
+/// time of the sandbox.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
 const LOOK_LAST: Duration = Duration::from_millis(500);
-/// What `wait` and `end` exit with while it has not ended.
+/// Exit code of `wait` and `end` while process 1 still runs.
 const NOT_YET: u8 = 4;
 
-/// Writes down who process 1 is, and that the keeper is there.
+/// Records the pid of process 1, and locks the file to show that the keeper lives.
 pub fn write_down(first: Pid) -> Result<File, Failed> {
     step("write the pid of process 1", std::fs::write(KEEPER, first.as_raw_nonzero().to_string()))?;
-    // Open for reading only: what is open for writing cannot be made read-only around it.
+    // Read-only, because a mount with a file open for writing cannot be made read-only.
     let file = step("open the file with the pid of process 1", File::open(KEEPER))?;
     step(
         "lock the file with the pid of process 1",
@@ -33,13 +35,13 @@ pub fn write_down(first: Pid) -> Result<File, Failed> {
     Ok(file)
 }
 
-/// Writes down how process 1 has ended, in the words of the wire.
+/// Records how process 1 ended, as an outcome of the wire protocol.
 pub fn write_down_end(status: Option<WaitStatus>) {
     let outcome = status.map_or(api::exec::Outcome::Unknown, init::outcome);
     let _ = std::fs::write(ENDED, serde_json::to_vec(&outcome).unwrap_or_default());
 }
 
-/// `guest wait MS`: says how process 1 ended, if it has by then.
+/// `guest wait MS`: prints how process 1 ended, if it ends within this time.
 pub fn wait(within_ms: Option<u64>) -> ExitCode {
     let Some(within) = within_ms.map(Duration::from_millis) else { return ExitCode::from(2) };
     match ended_within(within) {
@@ -48,7 +50,7 @@ pub fn wait(within_ms: Option<u64>) -> ExitCode {
     }
 }
 
-/// `guest end MS`: asks process 1 to end, and waits so long for it.
+/// `guest end MS`: sends SIGTERM to process 1 and waits for its end for at most this time.
 pub fn end(within_ms: Option<u64>) -> ExitCode {
     let Some(within) = within_ms.map(Duration::from_millis) else { return ExitCode::from(2) };
     if let Some(first) = first() {
@@ -60,12 +62,12 @@ pub fn end(within_ms: Option<u64>) -> ExitCode {
     }
 }
 
-/// `guest usage`: what user code uses.
+/// `guest usage`: prints the resource usage of user code.
 pub fn usage() -> ExitCode {
     posture::write(&serde_json::to_vec(&cgroup::used()).unwrap_or_default())
 }
 
-/// Process 1, as long as its keeper is there.
+/// Returns the pid of process 1, while its keeper lives.
 fn first() -> Option<Pid> {
     let file = File::open(KEEPER).ok()?;
     if flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
@@ -79,7 +81,7 @@ fn ended_within(within: Duration) -> Option<Vec<u8>> {
     let mut pause = LOOK_FIRST;
     loop {
         let keeps = first().is_some();
-        // Read after the look at the keeper, which writes before it goes.
+        // After the check of the keeper, which writes this file before it exits.
         match std::fs::read(ENDED).ok().filter(|said| !said.is_empty()) {
             Some(said) => return Some(said),
             None if !keeps => return serde_json::to_vec(&api::exec::Outcome::Unknown).ok(),

@@ -1,4 +1,4 @@
-//! Packing and unpacking, also what strangers packed.
+//! Packing and unpacking, including untrusted archives.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -22,7 +22,7 @@ fn pack(place: &Path, compression: Compression) -> (Vec<u8>, ArchiveReport) {
     (bytes, report)
 }
 
-/// An archive of one entry, whatever its name.
+/// Returns an archive with one entry of any name.
 fn entry(name: &[u8], kind: EntryType, target: &[u8], content: &[u8]) -> Vec<u8> {
     let mut header = Header::new_gnu();
     header.as_old_mut().name[..name.len()].copy_from_slice(name);
@@ -38,7 +38,7 @@ fn entry(name: &[u8], kind: EntryType, target: &[u8], content: &[u8]) -> Vec<u8>
     builder.into_inner().unwrap()
 }
 
-/// Entries of several archives, as one.
+/// Combines the entries of several archives into one.
 fn joined(archives: &[Vec<u8>]) -> Vec<u8> {
     let mut all: Vec<u8> = archives.iter().flat_map(|one| one[..one.len() - 1024].to_vec()).collect();
     all.extend([0; 1024]);

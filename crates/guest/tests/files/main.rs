@@ -1,11 +1,12 @@
-//! The process that serves files, asked as process 1 asks it: parts in, parts out. Here it has the rights of whoever runs the tests.
+//! Tests of the process that serves files, with requests as process 1 sends them: parts in, parts out. In
+//! these tests it has the rights of the user that runs them.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`content`] | reading, writing, hashing, editing |
-//! | [`tree`] | making, moving, copying, removing, listing |
-//! | [`archive`] | packing and unpacking, also what strangers packed |
-//! | [`watch`] | what happens, and too much of it |
+//! | [`tree`] | creating, moving, copying, removing, listing |
+//! | [`archive`] | packing and unpacking, including untrusted archives |
+//! | [`watch`] | change events and their overflow |
 
 // A test fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -23,7 +24,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use api::files::{FileAnswer, FileAsk, FileEnd, FilePath, PART_BYTES_MAX, PART_HEADER_BYTES, Part, PartKind};
 use api::{Error, ErrorCode};
 
-/// A request that is being served.
+/// A request in progress.
 struct Served {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -51,7 +52,7 @@ impl Served {
         served
     }
 
-    /// Sends a part. One that has refused already does not listen.
+    /// Sends a part. A process that has already refused the request does not read it, so errors are ignored.
     fn part(&mut self, kind: PartKind, payload: &[u8]) {
         let header = Part { kind, length: u32::try_from(payload.len()).unwrap() }.encode();
         let stdin = self.stdin.as_mut().unwrap();
@@ -62,12 +63,12 @@ impl Served {
         bytes.chunks(PART_BYTES_MAX).for_each(|chunk| self.part(PartKind::Data, chunk));
     }
 
-    /// Breaks off, as a client does that vanishes.
+    /// Disconnects without an end marker, like a client that vanishes.
     fn cut(&mut self) {
         self.stdin = None;
     }
 
-    /// The next part; none at the end.
+    /// Returns the next part, or `None` at the end.
     fn next(&mut self) -> Option<Got> {
         let mut header = [0; PART_HEADER_BYTES];
         self.stdout.read_exact(&mut header).ok()?;
@@ -97,14 +98,14 @@ impl Drop for Served {
     }
 }
 
-/// Asks something without data.
+/// Sends a request without data.
 fn ask(ask: &FileAsk) -> Result<FileAnswer, Error> {
     let mut served = Served::new(ask);
     served.part(PartKind::End, b"{}");
     served.head()
 }
 
-/// Asks something whose data is sent.
+/// Sends a request with data.
 fn send(ask: &FileAsk, bytes: &[u8]) -> Result<FileAnswer, Error> {
     let mut served = Served::new(ask);
     served.data(bytes);
@@ -112,7 +113,7 @@ fn send(ask: &FileAsk, bytes: &[u8]) -> Result<FileAnswer, Error> {
     served.head()
 }
 
-/// Asks for data, and takes it all.
+/// Sends a request for data, and reads all of it.
 fn fetch(ask: &FileAsk) -> Result<(FileAnswer, Vec<u8>, FileEnd), Error> {
     let mut served = Served::new(ask);
     served.part(PartKind::End, b"{}");

@@ -1,4 +1,4 @@
-//! Making, moving, copying, removing, listing.
+//! Creating, moving, copying, removing, listing.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -16,7 +16,7 @@ fn remove(place: &Path, all: bool) -> Result<FileAnswer, Error> {
     ask(&FileAsk::Remove { path: path(place), all })
 }
 
-/// A directory with a tree in it, and beside it what must stay as it is.
+/// Creates a directory with a tree in it, and files outside the tree that must not change.
 fn ground() -> (tempfile::TempDir, PathBuf, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let (tree, outside) = (directory.path().join("tree"), directory.path().join("outside"));
@@ -68,7 +68,7 @@ fn a_thing_is_moved_and_replaces_another_only_when_asked() {
     assert_eq!(count(rename("tree", "new/place", false)), 1, "the directories above are made");
     assert!(!tree.exists() && directory.path().join("new/place/a/b/file").exists());
     assert_eq!(code(rename("nothing", "x", false)), ErrorCode::NotFound);
-    // Another file system.
+    // On another file system.
     let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
     let ask_move = FileAsk::Move {
         from: path(directory.path().join("new/place")),

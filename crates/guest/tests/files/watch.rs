@@ -1,4 +1,4 @@
-//! What happens, and too much of it.
+//! Change events and their overflow.
 
 use std::collections::HashSet;
 use std::fs;
@@ -22,7 +22,7 @@ fn event(served: &mut Served) -> FileEvent {
     }
 }
 
-/// Reads until all of these were told.
+/// Reads until all of these events were reported.
 fn until(served: &mut Served, root: &Path, wanted: &[(Change, &str)]) {
     let mut missing: HashSet<(Change, String)> =
         wanted.iter().map(|(change, name)| (*change, root.join(name).to_str().unwrap().to_owned())).collect();
@@ -91,7 +91,7 @@ fn a_watch_ends_when_nobody_listens() {
     let directory = tempfile::tempdir().unwrap();
     let mut served = watching(directory.path(), false);
     let child = &mut served.child;
-    // Our end of its standard output goes.
+    // Replacing our end of its standard output closes that end.
     served.stdout = Command::new("true").stdout(Stdio::piped()).spawn().unwrap().stdout.take().unwrap();
     let begun = Instant::now();
     while child.try_wait().unwrap().is_none() {

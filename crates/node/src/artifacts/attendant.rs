@@ -1,4 +1,4 @@
-//! The task of one exec whose files are kept: from the look before it to the manifest.
+//! The task that collects the artifacts of one exec, from the listing before the exec to the manifest.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,15 +17,16 @@ use super::{Keeper, Launch, Progress};
 use crate::call::Call;
 use crate::handle::Handle;
 
-/// Between two questions whether an exec has ended, at first and at last.
+/// First and last delay between two checks whether an exec has ended.
 const ASK_FIRST: Duration = Duration::from_millis(20);
 const ASK_LAST: Duration = Duration::from_millis(500);
-/// After a server was killed between what is wanted and the exec, whoever asked for it comes back within this or not at all.
+/// Time within which a client must repeat a request whose server was killed after recording it and before
+/// starting the exec. After that, the exec counts as never started.
 const STARTED_WITHIN: Duration = Duration::from_secs(60);
-/// Between two tries to write down what was kept, on a disk that is full.
+/// Delay between two attempts to write the manifest to a full disk.
 const KEEP_AGAIN: Duration = Duration::from_secs(1);
 
-/// The task of one exec.
+/// Task that collects the artifacts of one exec.
 pub struct Attendant {
     pub keeper: Arc<Keeper>,
     pub handle: Arc<Handle>,
@@ -33,22 +34,22 @@ pub struct Attendant {
     pub progress: Arc<Progress>,
 }
 
-/// How the wait for an exec went.
+/// Result of the wait for an exec.
 enum Waited {
     Ended,
-    /// Its sandbox is about to end before it.
+    /// The sandbox is about to stop while the exec still runs.
     Cut,
-    /// It was never started.
+    /// The exec was never started.
     Never,
     Lost(Error),
 }
 
 impl Attendant {
-    /// From the look before the exec to the manifest. Up to the launch it is a part of `request`.
+    /// Runs the whole collection. Its steps up to the launch belong to the trace of `request`.
     pub async fn begin(self, mut wanted: Wanted, spec: ExecSpec, request: Span) {
         let look = request.in_scope(|| info_span!(target: STEP, "artifacts", what = "before"));
         if let Err(error) = self.prepare(&mut wanted).instrument(look).await {
-            // Nothing was started.
+            // The exec was not started.
             self.progress.launch.send_replace(Launch::Refused(api::Error { ran: Ran::No, ..error.to_api() }));
             self.forget().await;
             return self.finish();
@@ -58,7 +59,7 @@ impl Attendant {
                 self.progress.launch.send_replace(Launch::Started(Box::new(info)));
                 wanted.started = true;
                 if let Err(error) = self.shelf().want(&wanted).await {
-                    // A server that starts asks the guest whether it was started.
+                    // The next server then queries the guest for the exec.
                     tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot record that the exec with artifacts started");
                 }
                 self.attend(&wanted).await;
@@ -69,7 +70,7 @@ impl Attendant {
                     self.progress.launch.send_replace(Launch::Refused(told));
                     self.forget().await;
                 } else {
-                    // It may run: whoever asks for it is told by the guest.
+                    // The exec may be running, so the request is passed on to the guest.
                     self.progress.launch.send_replace(Launch::Elsewhere);
                     self.attend(&wanted).await;
                 }
@@ -78,9 +79,9 @@ impl Attendant {
         self.finish();
     }
 
-    /// From where a server before this one was killed.
+    /// Resumes a collection after the server that started it was killed.
     pub async fn go_on(self, wanted: Wanted) {
-        // Half of a collection is made anew.
+        // A partial collection is repeated from the beginning.
         if let Err(error) = self.shelf().clear(&wanted.of).await {
             tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot remove a partial artifact collection");
         }
@@ -88,11 +89,11 @@ impl Attendant {
         self.finish();
     }
 
-    /// Looks at the folders and writes down what is wanted, unless a server before this one did.
+    /// Lists the folders and records the request, unless an earlier server has recorded it.
     async fn prepare(&self, wanted: &mut Wanted) -> Result<(), Error> {
         let call = Call::begin(&self.handle)?;
         if let Some(found) = self.shelf().wanted(&self.of).await? {
-            // What was there before it was first asked for counts, not what is there now.
+            // The state of the folders before the first attempt counts, not their present state.
             *wanted = found;
             return Ok(());
         }
@@ -113,7 +114,7 @@ impl Attendant {
         Call::begin(&self.handle)?.start_exec(&self.of.exec, spec).await
     }
 
-    /// Waits for the end of the exec, takes out what is to be kept, and writes it down.
+    /// Waits for the end of the exec, collects its artifacts, and writes the manifest.
     async fn attend(&self, wanted: &Wanted) {
         let (sandbox, exec) = (self.of.sandbox.clone(), self.of.exec.clone());
         let mut artifacts = Artifacts { pending: false, ..Artifacts::pending(sandbox, exec) };
@@ -140,7 +141,7 @@ impl Attendant {
             }
         }
         if let Err(error) = self.shelf().unwant(&self.of).await {
-            // A server that starts finds both, and removes it.
+            // The next server finds both and removes the request.
             tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot remove the record of a finished artifact collection");
         }
     }
@@ -149,14 +150,14 @@ impl Attendant {
         let (since, mut pause, mut seen) = (Instant::now(), ASK_FIRST, wanted.started);
         let mut closing = self.progress.closing.subscribe();
         loop {
-            // Whoever ends the sandbox is told once more whether the exec has ended.
+            // Read before the check, so that the exec is checked once more after the stop was announced.
             let is_closing = *closing.borrow_and_update();
             let Some(sandbox) = self.handle.sandbox() else { return Waited::Lost(self.lost()) };
             match sandbox.execs().await {
                 Ok(execs) => match execs.iter().find(|info| info.id == self.of.exec) {
                     Some(info) if info.outcome.is_some() => return Waited::Ended,
                     Some(_) => seen = true,
-                    // The oldest of those that ended make room for others.
+                    // The guest has dropped the exec: it drops the oldest ended execs when its table is full.
                     None if seen => return Waited::Ended,
                     None if since.elapsed() > STARTED_WITHIN => return Waited::Never,
                     None => {}
@@ -175,7 +176,8 @@ impl Attendant {
         }
     }
 
-    /// Collects; once more after a pause, because what was under way then is not complete.
+    /// Collects the artifacts. Repeats this if the sandbox was paused meanwhile, because the collection is
+    /// then incomplete.
     async fn collect_between_pauses(&self, wanted: &Wanted, into: &mut Artifacts) -> Result<(), Error> {
         loop {
             let (pauses, mut artifacts) = (self.handle.pauses(), into.clone());
@@ -191,9 +193,9 @@ impl Attendant {
     async fn collect(&self, wanted: &Wanted, into: &mut Artifacts) -> Result<(), Error> {
         let own = self.keeper.turns_of(&self.of.project);
         let (_turns, call) = loop {
-            // A paused sandbox must not keep others from their turn.
+            // A paused sandbox must not occupy a slot that others wait for.
             self.handle.until_resumed().await;
-            // Those who have theirs are done in time, so everybody's comes.
+            // Each collection has a deadline, so every task gets a slot eventually.
             let turns = (own.acquire().await, self.keeper.turns.acquire().await);
             match Call::begin(&self.handle) {
                 Err(_) if self.handle.is_paused() => drop(turns),
@@ -204,7 +206,7 @@ impl Attendant {
         Collection { files: &call.files(), shelf: self.shelf(), wanted, deadline }.collect(into).await
     }
 
-    /// Nothing ran, so there is nothing to keep.
+    /// Removes the request, because the exec did not run.
     async fn forget(&self) {
         if let Err(error) = self.shelf().unwant(&self.of).await {
             tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot remove the artifact record of an exec that did not run");
@@ -225,12 +227,12 @@ impl Attendant {
     }
 }
 
-/// How long a collection may take.
+/// Returns the timeout for a collection.
 pub fn within(keep: &Keep) -> Duration {
     guest_client::files::worked(keep.bytes_max)
 }
 
-/// The error for a sandbox that ended too early.
+/// Returns the error for a sandbox that ended before the collection was complete.
 pub fn gone() -> api::Error {
     api::Error {
         code: ErrorCode::SandboxLost,

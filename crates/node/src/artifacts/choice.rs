@@ -1,6 +1,6 @@
-//! Which of the files that were found are kept: decided one after the other, in the order in which they are listed.
+//! Chooses the files to keep, one after the other, in the order of the listing.
 //!
-//! Nothing here asks anybody: found is always what was chosen, named as left out, or counted.
+//! A pure function: each file found is either chosen, listed as left out, or counted as left out.
 
 use std::collections::HashSet;
 
@@ -9,14 +9,14 @@ use api::files::{FileInfo, FileKind, FilePath, shown};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The names of all that is kept fit an answer, escaped.
+/// Maximum size of the chosen names in JSON, so that a manifest fits into a response.
 const NAMES_BYTES_MAX: usize = 4 << 20;
 
-/// What the folders held before the run: for each file a mark of its path and its version.
+/// Files in the folders before the run: a hash of the path and version of each.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Marks(HashSet<String>);
 
-/// A choice in the making.
+/// A choice in progress.
 pub struct Choice<'a> {
     keep: &'a Keep,
     before: &'a Marks,
@@ -26,30 +26,30 @@ pub struct Choice<'a> {
     tally: Tally,
 }
 
-/// A file that is to be kept.
+/// A file to keep.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    /// As it was listed.
+    /// Metadata from the listing.
     pub info: FileInfo,
-    /// Its exact path.
+    /// Exact path.
     pub path: FilePath,
-    /// Its path below its folder.
+    /// Path relative to its folder.
     pub name: String,
 }
 
-/// What was found, and what of it is not kept.
+/// Number of files found, and the files left out.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// All that was found.
+    /// Number of files found.
     pub found: u64,
-    /// What is not kept, as far as it is named.
+    /// Files left out, up to the maximum that is listed.
     pub left_out: Vec<LeftOut>,
-    /// What is not kept and not named.
+    /// Number of further files left out.
     pub more: u64,
 }
 
 impl Marks {
-    /// Takes note of a file.
+    /// Adds a file.
     pub fn note(&mut self, path: &FilePath, info: &FileInfo) {
         self.0.insert(mark(path, info));
     }
@@ -95,14 +95,14 @@ impl<'a> Choice<'a> {
         }
     }
 
-    /// What was chosen, and the rest.
+    /// Returns the chosen files, and the tally of the others.
     pub fn end(self) -> (Vec<Chosen>, Tally) {
         (self.chosen, self.tally)
     }
 }
 
 impl Chosen {
-    /// As it is kept.
+    /// Returns the file as a stored artifact.
     pub fn artifact(&self, number: u32, size_bytes: u64, sha256: String) -> Artifact {
         Artifact {
             number,
@@ -117,7 +117,7 @@ impl Chosen {
 }
 
 impl Tally {
-    /// Takes note of a file that was found and is not kept.
+    /// Records a file that was found and is not kept.
     pub fn leave(&mut self, info: &FileInfo, why: Why) {
         if self.left_out.len() >= LEFT_OUT_MAX {
             self.more += 1;
@@ -132,17 +132,18 @@ impl Tally {
     }
 }
 
-/// 16 bytes of a hash, as digits: as long for every name.
+/// Returns the hash of a path and a version: 16 bytes in hexadecimal, so that its length does not depend on
+/// the path.
 fn mark(path: &FilePath, info: &FileInfo) -> String {
     let mut hasher = Sha256::new();
     hasher.update(path.as_bytes());
-    // No path holds it.
+    // Separator: no path contains a zero byte.
     hasher.update([0]);
     hasher.update(info.version.as_bytes());
     hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// How long a text is in JSON.
+/// Returns an upper bound of a text's length in JSON.
 fn escaped(text: &str) -> usize {
     text.chars().map(|character| if character.is_control() { 6 } else { character.len_utf8() + 1 }).sum()
 }

@@ -1,7 +1,7 @@
-//! Looking at the folders of a sandbox, and taking out of it what is kept.
+//! Lists the folders of a sandbox, and copies chosen files out of it.
 //!
-//! Everything is asked of the guest, and nothing it says is believed that can be checked: bytes are counted and hashed here. What
-//! it lists is looked at page by page, so that no listing is ever held whole.
+//! All data comes from the guest, which is not trusted: bytes are counted and hashed here. Listings are
+//! processed page by page, so that no listing is ever in memory as a whole.
 
 use api::artifact::{Artifact, Artifacts, Keep, LISTED_MAX, Why};
 use api::files::{DEPTH_MAX, FileAnswer, FileAsk, FileInfo, FileKind, FilePath, Hashing, PAGE_MAX};
@@ -14,42 +14,42 @@ use guest_client::files::{Files, Piece};
 use host::error::{Error, chain};
 use host::ledger;
 
-/// Whatever may work when it is asked again is asked so often.
+/// Number of attempts for a request that fails with a transient error.
 const TRIES: u32 = 3;
 const AGAIN_AFTER: std::time::Duration = std::time::Duration::from_millis(200);
-/// A file that is written to while it is read is read so often.
+/// Number of attempts to read a file that is changed while it is read.
 const READS: u32 = 2;
 
-/// What a look at the folders came to.
+/// Result of listing the folders.
 #[derive(Default)]
 struct Look {
-    /// Whether there is more than was looked at.
+    /// True if there are more entries than were listed.
     unseen: bool,
-    /// The first folder that could not be looked at.
+    /// Error of the first folder that could not be listed.
     error: Option<api::Error>,
 }
 
-/// What became of one file.
+/// Result of copying one file.
 enum Fetched {
     Whole(Artifact),
     Left(Why),
-    /// It was written to, or is not there any more.
+    /// The file was changed or removed meanwhile.
     Changed,
 }
 
-/// What the folders hold, before a run.
+/// Lists the files in the folders before a run. The flag is true if there are more entries than were listed.
 pub async fn before(files: &Files, keep: &Keep) -> Result<(Marks, bool), Error> {
     let mut marks = Marks::default();
     let look = walk(files, keep, |_, path, info| marks.note(&path, &info)).await?;
     match look.error {
-        // What was there before would be taken for new.
+        // A transient error: without the complete list, existing files would count as new.
         Some(error) if error.retry == Retry::Safe => Err(Error::Guest(error)),
-        // A folder that cannot be looked at now may be one after the run.
+        // A permanent error: the path may become a folder during the run.
         Some(_) | None => Ok((marks, look.unseen)),
     }
 }
 
-/// A collection, and when it must be over.
+/// A collection with a deadline.
 pub struct Collection<'a> {
     pub files: &'a Files,
     pub shelf: &'a Shelf,
@@ -58,7 +58,8 @@ pub struct Collection<'a> {
 }
 
 impl Collection<'_> {
-    /// Keeps what is new or changed. What is collected when it cannot go on stays, and the error says why it is not all.
+    /// Collects new and changed files. If it fails, the artifacts collected so far are kept, and the error is
+    /// that of the first failure.
     pub async fn collect(&self, into: &mut Artifacts) -> Result<(), Error> {
         let mut choice = Choice::new(&self.wanted.keep, &self.wanted.before);
         let looking =
@@ -101,7 +102,7 @@ impl Collection<'_> {
     }
 }
 
-/// One file on its way out.
+/// The copy of one file.
 struct Fetch<'a> {
     of: &'a Collection<'a>,
     number: u32,
@@ -133,7 +134,7 @@ impl Fetch<'_> {
         let (head, mut reading) = self.of.files.read(&ask).await?;
         let FileAnswer::Content { from, to, .. } = head else { return Ok(Fetched::Left(Why::Unreadable)) };
         let size_bytes = to - from;
-        // It may be larger than when it was listed.
+        // The file may have grown since it was listed.
         if size_bytes > self.of.wanted.keep.file_bytes_max {
             return Ok(Fetched::Left(Why::TooLarge));
         }
@@ -178,8 +179,9 @@ impl Fetch<'_> {
     }
 }
 
-/// The regular files below a folder, in the order of their paths; one that is not there is empty. What comes after the first
-/// [`LISTED_MAX`] entries is not looked at, nor what code has made unreadable: the second says whether all was.
+/// Lists the regular files below a folder in the order of their paths. A missing folder counts as empty. Only
+/// the first [`LISTED_MAX`] entries are listed, and unreadable folders are skipped: the flag is true if the
+/// list is complete.
 pub(crate) async fn regular_files(files: &Files, folder: &str) -> Result<(Vec<FileInfo>, bool), Error> {
     let keep = Keep::folders(vec![folder.to_owned()]);
     let (mut found, mut readable) = (Vec::new(), true);
@@ -190,7 +192,7 @@ pub(crate) async fn regular_files(files: &Files, folder: &str) -> Result<(Vec<Fi
         }
     })
     .await?;
-    // What may work when it is asked again says nothing about what is there.
+    // A transient error permits no conclusion about the files.
     if let Some(error) = look.error.as_ref().filter(|error| error.retry == Retry::Safe) {
         return Err(Error::Guest(error.clone()));
     }
@@ -199,7 +201,7 @@ pub(crate) async fn regular_files(files: &Files, folder: &str) -> Result<(Vec<Fi
     Ok((found.into_iter().map(|(_, info)| info).collect(), complete))
 }
 
-/// Looks at all folders, entry by entry.
+/// Lists all folders, and passes each entry to `see`.
 async fn walk(
     files: &Files,
     keep: &Keep,
@@ -241,7 +243,8 @@ async fn walk(
     Ok(look)
 }
 
-/// Asks again where that may help: the process that answers may have been ended for want of memory.
+/// Sends a request, and repeats it after transient errors: the process that serves it may have been killed
+/// for lack of memory.
 async fn patiently(files: &Files, ask: &FileAsk) -> Result<FileAnswer, Error> {
     let mut tries = 1..TRIES;
     loop {

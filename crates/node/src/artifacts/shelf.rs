@@ -1,13 +1,13 @@
-//! Where artifacts are kept, by their keys.
+//! Storage of artifacts.
 //!
 //! ```text
-//! <data>/artifacts/wanted/<project>/<sandbox>/<exec>.json           written before the exec is started
-//!                  kept/<project>/<sandbox>/<exec>/<number>         the contents
-//!                  kept/<project>/<sandbox>/<exec>/manifest.json    written last; then what is wanted is removed
+//! <data>/artifacts/wanted/<project>/<sandbox>/<exec>.json           request, written before the exec is started
+//!                  kept/<project>/<sandbox>/<exec>/<number>         content of an artifact
+//!                  kept/<project>/<sandbox>/<exec>/manifest.json    written last; the request is removed afterwards
 //! ```
 //!
-//! Whose project it is is part of the key, so what belongs to another is not there. What is wanted has a place of its own, so that
-//! a server that starts looks at what was under way and at nothing else.
+//! The project is part of each key, so that a request never finds the artifacts of another project. Requests
+//! have a separate directory, so that a new server lists only unfinished collections.
 
 use std::time::Duration;
 
@@ -25,10 +25,10 @@ use host::objects::{Incoming, Objects, Outgoing, key, written_ms};
 const KEPT: &str = "kept";
 const WANTED: &str = "wanted";
 const MANIFEST: &str = "manifest.json";
-/// Collections that are removed before it is looked anew.
+/// Maximum number of expired manifests per pass of the cleanup.
 const REMOVED_AT_ONCE: usize = 1000;
 
-/// The exec that artifacts are of.
+/// The exec that artifacts belong to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Of {
     /// The project.
@@ -39,22 +39,22 @@ pub struct Of {
     pub exec: ExecId,
 }
 
-/// What is to be kept of an exec: written down before it is started.
+/// Request to keep artifacts of an exec, recorded before the exec is started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Wanted {
-    /// Of which.
+    /// The exec.
     pub of: Of,
-    /// By which rules.
+    /// Rules that select the files.
     pub keep: Keep,
-    /// What the folders held before.
+    /// Files in the folders before the exec.
     pub before: Marks,
-    /// Whether the folders held more than was looked at.
+    /// True if the folders held more files than were listed.
     pub unseen: bool,
-    /// Whether the exec is known to have been started.
+    /// True if the exec is known to have started.
     pub started: bool,
 }
 
-/// The store.
+/// The stored artifacts of all projects.
 pub struct Shelf {
     objects: Objects,
     retention: Duration,
@@ -69,7 +69,7 @@ impl Shelf {
         self.retention
     }
 
-    /// Whether the project of an exec may keep so many bytes more, and the disk has room for them.
+    /// Returns true if the quota of the exec's project and the disk have room for this many bytes.
     pub async fn may_keep(&self, of: &Of, bytes: u64) -> Result<bool, Error> {
         self.objects.may_keep(&exec_key(of), bytes).await
     }
@@ -82,7 +82,7 @@ impl Shelf {
         self.objects.has(&wanted_key(of)).await
     }
 
-    /// What is wanted of an exec, with what its folders held before it.
+    /// Returns the recorded request of an exec, including the files in its folders before it.
     pub async fn wanted(&self, of: &Of) -> Result<Option<Wanted>, Error> {
         Ok(self.objects.json(&wanted_key(of)).await?.map(|(wanted, _)| wanted))
     }
@@ -91,7 +91,7 @@ impl Shelf {
         self.objects.remove(&wanted_key(of)).await
     }
 
-    /// All that is wanted and can be read.
+    /// Returns all recorded requests that can be read.
     pub async fn all_wanted(&self) -> Result<Vec<Wanted>, Error> {
         let mut all = Vec::new();
         let mut found = self.objects.below(&key([WANTED]));
@@ -107,27 +107,27 @@ impl Shelf {
         Ok(all)
     }
 
-    /// Begins the contents of an artifact.
+    /// Starts to write the content of an artifact.
     pub async fn begin(&self, of: &Of, number: u32) -> Result<Incoming, Error> {
         self.objects.begin(&kept_key(of, &number.to_string())).await
     }
 
-    /// The contents of an artifact.
+    /// Opens the content of an artifact.
     pub async fn contents(&self, of: &Of, number: u32) -> Result<Option<Outgoing>, Error> {
         self.objects.read(&kept_key(of, &number.to_string())).await
     }
 
-    /// Removes what was kept of an exec so far: it is collected anew.
+    /// Removes the partial collection of an exec, which is then repeated.
     pub async fn clear(&self, of: &Of) -> Result<(), Error> {
         self.objects.remove_below(&exec_key(of), None).await
     }
 
-    /// Writes down what was kept. From then on it is there.
+    /// Writes the manifest, which makes the artifacts available.
     pub async fn keep(&self, of: &Of, artifacts: &Artifacts) -> Result<(), Error> {
         self.objects.put_json(&kept_key(of, MANIFEST), artifacts).await
     }
 
-    /// What was kept, unless its time is over.
+    /// Returns the manifest of an exec, unless it has expired.
     pub async fn kept(&self, of: &Of) -> Result<Option<Artifacts>, Error> {
         let found = self.objects.json::<Artifacts>(&kept_key(of, MANIFEST)).await?;
         Ok(found.and_then(|(artifacts, written)| {
@@ -137,13 +137,14 @@ impl Shelf {
         }))
     }
 
-    /// The execs of a sandbox of which something is kept, in the order of their ids.
+    /// Returns the execs of a sandbox with stored artifacts, ordered by id.
     pub async fn execs(&self, project: &str, sandbox: &SandboxId) -> Result<Vec<ExecId>, Error> {
         let names = self.objects.names(&key([KEPT, project, sandbox.as_str()])).await?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
-    /// Removes what is older than it may be: the contents first, so that nothing is left that no manifest names.
+    /// Removes expired artifacts. Contents are removed before their manifest, so that an interrupted cleanup
+    /// leaves no contents without a manifest.
     pub async fn tidy(&self) -> Result<(), Error> {
         self.objects.sweep().await?;
         loop {

@@ -1,4 +1,4 @@
-//! Running code in a sandbox that is in use: what its interpreter starts with, what a run or a context gets from the record.
+//! Execution of code in a call: the configuration of the interpreter, of runs and of contexts.
 
 use api::code::{Code, ContextInfo, ContextSpec, Variable};
 use api::exec::ExecSpec;
@@ -13,16 +13,16 @@ use tracing::{Instrument as _, info_span};
 use super::Call;
 use crate::journal::Record;
 
-/// Where pip looks for packages, and where it does unless this variable names another place.
+/// Variable that sets pip's package index, and the index that pip uses without it.
 const INDEX: &str = "PIP_INDEX_URL";
 const USUAL_INDEX: &str = "pypi.org";
 
 impl Call {
-    /// Makes a context under this id, with the template's variables and directory where it has none of its own. The same call
-    /// again makes nothing.
+    /// Creates a context under this id. The template provides variables and a directory that the spec does
+    /// not set. Repeating the request creates nothing.
     ///
     /// # Errors
-    /// The request is wrong, the id is another one's, or its process could not be started.
+    /// The request is invalid, the id belongs to a different context, or its process could not be started.
     pub async fn context(&self, id: &ContextId, spec: ContextSpec) -> Result<ContextInfo, Error> {
         spec.check().map_err(Error::Request)?;
         let record = self.handle().record();
@@ -36,48 +36,50 @@ impl Call {
         self.sandbox().create_context(id, &spec).await
     }
 
-    /// All its contexts.
+    /// Lists all contexts of the sandbox.
     ///
     /// # Errors
-    /// The sandbox has ended or does not answer.
+    /// The sandbox has ended or does not respond.
     pub async fn contexts(&self) -> Result<Vec<ContextInfo>, Error> {
         self.sandbox().contexts().await
     }
 
-    /// Ends a context, and the cell that runs in it.
+    /// Removes a context and stops the cell that runs in it.
     ///
     /// # Errors
-    /// It is not known, or the sandbox has ended.
+    /// The context is unknown, or the sandbox has ended.
     pub async fn remove_context(&self, id: &ContextId) -> Result<(), Error> {
         self.sandbox().remove_context(id).await
     }
 
-    /// Has a context begin anew, without its variables.
+    /// Restarts a context, which loses its variables.
     ///
     /// # Errors
-    /// It is not known, or its process could not be started.
+    /// The context is unknown, or its process could not be started.
     pub async fn restart_context(&self, id: &ContextId) -> Result<ContextInfo, Error> {
         self.prepare(&self.handle().record()).await?;
         self.sandbox().restart_context(id).await
     }
 
-    /// Ends the cell that runs in a context; its variables stay where the cell heeds that.
+    /// Interrupts the cell that runs in a context. The variables survive unless the cell ignores the
+    /// interrupt.
     ///
     /// # Errors
-    /// It is not known, or the sandbox has ended.
+    /// The context is unknown, or the sandbox has ended.
     pub async fn interrupt_context(&self, id: &ContextId) -> Result<ContextInfo, Error> {
         self.sandbox().interrupt_context(id).await
     }
 
-    /// What a context has in its variables.
+    /// Lists the variables of a context.
     ///
     /// # Errors
-    /// It is not known, or runs a cell.
+    /// The context is unknown, or it is running a cell.
     pub async fn variables(&self, id: &ContextId) -> Result<Vec<Variable>, Error> {
         self.sandbox().variables(id).await
     }
 
-    /// What code is asked to do, as it is told to the guest. A cell has only what it says itself: its context has the rest.
+    /// Validates and completes the spec of code. In a context, a cell gets only its own variables, because
+    /// the context has the others.
     pub(crate) async fn coded(
         &self,
         record: &Record,
@@ -92,14 +94,14 @@ impl Call {
         Ok(if code.context.is_some() { spec } else { self.given(record, spec) })
     }
 
-    /// What the request says, and what the policy, the template and the limits of the sandbox say where it does not.
+    /// Completes a spec with the variables from the policy, the template and the limits of the sandbox.
     fn given(&self, record: &Record, spec: ExecSpec) -> ExecSpec {
         let mut spec = self.handle().dressed(record, spec);
         limit_thread_pools(&mut spec.env, record.sandbox.limits.cpu_millis);
         spec
     }
 
-    /// Tells the guest what its interpreter begins with, unless this process has.
+    /// Sends the configuration of the interpreter to the guest, unless this process has done so already.
     async fn prepare(&self, record: &Record) -> Result<(), Error> {
         let (handle, sandbox) = (self.handle(), self.sandbox());
         if !handle.is_prepared() {
@@ -112,7 +114,7 @@ impl Call {
     }
 }
 
-/// Refuses packages where none can come in, before anything runs.
+/// Refuses a request for packages before anything runs, if the policy allows no package index.
 fn check_packages(policy: &Policy, code: &Code) -> Result<(), api::Error> {
     let wanted = !code.requirements.is_empty() || code.install_missing;
     let usual = Host::parse(USUAL_INDEX)?;

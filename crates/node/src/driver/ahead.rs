@@ -1,4 +1,4 @@
-//! Starts a sandbox that nobody has asked for yet, and holds it until it is claimed.
+//! Pre-warms a sandbox, and holds its start until it is claimed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +18,14 @@ use crate::pool::{Making, Near, Ready, UNKNOWN_BYTES};
 use crate::ready::Preparation;
 use crate::shared::Shared;
 
-/// A guest that is asked whether it lives answers in less than a millisecond.
+/// Timeout for the response of a claimed guest. A live guest responds in less than a millisecond.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
-/// It is taken off its shelf this long before, so that nobody claims one that is about to end.
+/// Time before the end of its life at which a sandbox leaves its shelf, so that no claim gets a sandbox that
+/// is about to end.
 const RETIRE_BEFORE: Duration = Duration::from_secs(60);
 
-/// Makes a sandbox, and has it ready on its shelf until somebody claims it; then it is that one's. The end of a wait for nobody is
-/// an error, like the end of any start that came to nothing.
+/// Creates a sandbox and keeps it on its shelf until it is claimed. If it is removed unclaimed, returns an
+/// error, like any start that fails.
 pub(super) async fn hold_ready(
     shared: &Shared,
     handle: &Arc<Handle>,
@@ -36,7 +37,7 @@ pub(super) async fn hold_ready(
         let sandbox = shared.start(handle).await?;
         warm(handle, &sandbox).await.map(|()| sandbox)
     };
-    // How it was made is shown to whoever has it.
+    // Names the sandbox, so that its creation can be shown to the project that claims it.
     let whole = info_span!(target: STEP, "made ahead", sandbox = handle.id().as_str(), exec = Empty);
     let sandbox = started.instrument(whole).await.inspect_err(|error| making.failed(error))?;
     let each_bytes = sandbox.usage().await.map_or(UNKNOWN_BYTES, |usage| usage.sandbox_memory_bytes);
@@ -50,8 +51,8 @@ pub(super) async fn hold_ready(
     let claimed = loop {
         tokio::select! {
             biased;
-            // While the claim is written down, both at once: that it is alive, and how long it may live from now on. One that
-            // comes back to its shelf gets its time back.
+            // Runs while the claim is being journalled. One request checks that the guest is alive and sets
+            // its new time to live. A claim that is returned to the shelf restores the old one.
             Ok(()) = nearing.changed() => {
                 let Some(near) = nearing.borrow_and_update().clone() else { continue };
                 let claim = near.request.in_scope(|| info_span!(target: STEP, "claim"));
@@ -69,7 +70,7 @@ pub(super) async fn hold_ready(
     Ok((sandbox, claimed.preparation))
 }
 
-/// Has the interpreter of a template that names imports do them.
+/// Starts the interpreter and runs the template's imports, if there are any.
 async fn warm(handle: &Handle, sandbox: &Sandbox) -> Result<(), Error> {
     let record = handle.record();
     if !record.imports.is_empty() {

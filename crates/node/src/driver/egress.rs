@@ -1,4 +1,4 @@
-//! Serves the connections that leave a sandbox.
+//! Serves the outgoing connections of a sandbox.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use crate::egress::Decided;
 use crate::handle::Handle;
 use crate::shared::Shared;
 
-/// The task that lets out what may leave.
+/// Task that serves the outgoing connections of a sandbox.
 pub(super) type Attendant = AbortOnDropHandle<()>;
 
-/// Starts the task that serves the connections of a sandbox.
+/// Starts the task that serves the outgoing connections of a sandbox.
 pub(super) fn attended(shared: &Arc<Shared>, handle: &Arc<Handle>, sandbox: &Arc<Sandbox>) -> Attendant {
     let attending = attend(Arc::clone(shared), Arc::clone(handle), Arc::clone(sandbox));
     AbortOnDropHandle::new(tokio::spawn(attending))
 }
 
-/// Serves what a sandbox's programs ask of the outside, until it ends.
+/// Serves the outgoing connections of a sandbox until it ends.
 async fn attend(shared: Arc<Shared>, handle: Arc<Handle>, sandbox: Arc<Sandbox>) {
     let (id, project) = (handle.id().clone(), handle.shown().project);
     let tell = {
@@ -28,7 +28,7 @@ async fn attend(shared: Arc<Shared>, handle: Arc<Handle>, sandbox: Arc<Sandbox>)
         move |told| match told {
             Told::Decided(decision) => {
                 let (sandbox, project) = (id.clone(), project.clone());
-                // Nobody may be listening.
+                // The send fails if there is no subscriber.
                 drop(shared.decisions.send(Decided { sandbox, project, decision }));
             }
             Told::Installed(installed) => {

@@ -5,8 +5,8 @@
 //! resume   processes run again                       `running` is journalled    the guest counts deadlines again
 //! ```
 //!
-//! A server that is killed in between finds the state that clients were last told. It freezes a paused sandbox again, and lets a running
-//! one run and count.
+//! A server that is killed between two steps leaves the state that clients last saw in the journal. The next
+//! server restores it: it freezes a paused sandbox again, and lets a running sandbox run and count deadlines.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +26,10 @@ use crate::message::{DriverMessage, Reply};
 use crate::plan::pausing;
 
 impl Driver {
-    /// Pauses the sandbox, and replies to whoever asked for it.
+    /// Pauses the sandbox, and replies to the requests that wait for the pause.
     pub(super) async fn pause(&mut self) -> Event {
-        // A guest that is told that its time counts again, while it is paused, would end execs too early.
+        // While the sandbox is paused, a new time to live must not reach the guest: it would restart the
+        // deadlines of execs.
         self.telling = None;
         let Some(sandbox) = self.handle.sandbox() else {
             return self.not_paused(not_running(&self.handle.shown()));
@@ -38,7 +39,7 @@ impl Driver {
             Ok(()) => {
                 sandbox.link().set_pause(Pause::Frozen);
                 self.frozen = true;
-                // One of them paused it; the others found it paused.
+                // The first request paused the sandbox; the others count as finding it paused.
                 for (index, asked) in self.pause_replies.drain(..).enumerate() {
                     reply(Some(asked), Ok(index == 0));
                 }
@@ -47,7 +48,7 @@ impl Driver {
             Err(error) => {
                 sandbox.link().set_pause(Pause::None);
                 self.tell_lifetime(&sandbox);
-                // The pause may have interrupted a look.
+                // The pause may have interrupted a check of the execs.
                 self.handle.look_at(Instant::now());
                 self.not_paused(error)
             }
@@ -70,7 +71,7 @@ impl Driver {
         let _lifetime = self.handle.lifetime().await?;
         sandbox.hold(longest.saturating_add(GUEST_MARGIN), LIFE_WITHIN).await?;
         if let Err(error) = pausing.pause(id).await {
-            // An engine may have paused it although its answer was lost.
+            // An engine may have paused the sandbox even if its response was lost.
             undone(pausing.resume(id).await);
             return Err(error.into());
         }
@@ -86,7 +87,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Waits until the paused sandbox is to be resumed or ended.
+    /// Waits until the paused sandbox is to be resumed or stopped.
     pub(super) async fn await_resume(&mut self) -> Event {
         let Some(sandbox) = self.handle.sandbox() else { return Event::Exited(EndReason::Died) };
         loop {
@@ -120,7 +121,7 @@ impl Driver {
         }
     }
 
-    /// Resumes the sandbox, and replies to whoever asked for it.
+    /// Resumes the sandbox, and replies to the request.
     pub(super) async fn resume(&mut self) -> Event {
         let request = self.resume_request.take();
         let ttl = request.as_ref().and_then(|request| request.ttl);
@@ -177,7 +178,7 @@ impl Driver {
         }
     }
 
-    /// Freezes the processes of the sandbox, or lets them run, as its record says. Returns whether that succeeded.
+    /// Freezes or thaws the processes of the sandbox, as `paused` requires. Returns true on success.
     async fn restore(&self, paused: bool) -> bool {
         let restored = async {
             let runtime = self.shared.runtime_of(&self.handle)?;
@@ -195,8 +196,9 @@ impl Driver {
         restored.is_ok()
     }
 
-    /// Tells the guest how long it lives, until it has heard it, and lets it count the deadlines of execs. The driver ends the sandbox
-    /// in time in any case; a guest that was not told yet would only outlive its server for too long.
+    /// Sends the remaining time to live to the guest, which then counts the deadlines of execs again. Retries
+    /// until the guest has acknowledged it. The driver stops the sandbox in time in any case; without the
+    /// update, the guest would only outlive its server for too long.
     pub(super) fn tell_lifetime(&mut self, sandbox: &Arc<Sandbox>) {
         let (handle, sandbox) = (Arc::clone(&self.handle), Arc::clone(sandbox));
         let runtime = self.shared.runtime_of(&handle).ok();
@@ -210,7 +212,7 @@ impl Driver {
                     Ok(()) | Err(Error::Lost(_)) => return,
                     Err(_) => tokio::time::sleep(LOOK_AGAIN).await,
                 }
-                // A guest that does not answer may be frozen by a server that was killed during a pause.
+                // An unresponsive guest may have been frozen by a server that was killed during a pause.
                 if let Some(pausing) = runtime.as_ref().and_then(|runtime| runtime.pausing()) {
                     undone(pausing.resume(handle.id()).await);
                 }
@@ -219,14 +221,14 @@ impl Driver {
     }
 }
 
-/// Logs that a step could not be undone.
+/// Logs a failure to undo a step.
 fn undone(result: Result<(), runtime::Error>) {
     if let Err(error) = result {
         tracing::error!(error = chain(&error), "cannot undo an incomplete pause or resume");
     }
 }
 
-/// Sends a reply, if somebody asked. Whoever asked may be gone.
+/// Sends a reply, if one is expected. The requester may be gone.
 fn reply(to: Option<Reply>, result: Result<bool, Error>) {
     if let Some(to) = to {
         let _ = to.send(result);

@@ -21,14 +21,14 @@ use crate::pool::Making;
 use crate::ready::{Preparation, Readiness};
 use crate::shared::Shared;
 
-/// How long a start waits for its turn.
+/// Maximum time that a start waits for its turn.
 const TURN_WITHIN: Duration = Duration::from_secs(120);
 
-/// Whom a sandbox is made for.
+/// The purpose of a start.
 pub(crate) enum StartFor {
-    /// Somebody who waits for it.
+    /// A client waits for the sandbox.
     Client(Preparation),
-    /// Whoever claims it: it is made ahead.
+    /// The pool keeps the sandbox until it is claimed.
     Pool(Making),
 }
 
@@ -82,7 +82,7 @@ impl Driver {
             tokio::select! {
                 result = &mut start.task => break result,
                 Some(word) = self.inbox.recv() => {
-                    // A dropped reply tells a client that pauses or resumes the sandbox that it does not run.
+                    // Drops the replies of pause and resume requests; their clients receive `not_running`.
                     if let DriverMessage::End(reason) = word {
                         return Event::Requested(reason);
                     }
@@ -114,18 +114,19 @@ impl Driver {
     }
 }
 
-/// Makes a sandbox when its turn has come.
+/// Creates a sandbox as soon as its turn has come.
 async fn in_turn(shared: &Shared, handle: &Handle) -> Result<Sandbox, Error> {
     let project = handle.shown().project;
     let turn = tokio::time::timeout(TURN_WITHIN, shared.turns.turn(&project));
     let turn = turn.instrument(info_span!(target: STEP, "turn")).await;
-    // What takes longer than a start does not keep others from theirs.
+    // Held only while the sandbox is created, so that datasets and slow `start` commands do not block other
+    // starts.
     let _turn =
         turn.map_err(|_| Error::Deadline { what: "waiting to start the sandbox", after: TURN_WITHIN })?;
     shared.start(handle).await
 }
 
-/// Puts into a sandbox what it is to have before it runs.
+/// Copies datasets into a new sandbox, and runs the commands of its template.
 async fn furnish(
     shared: &Arc<Shared>,
     handle: &Arc<Handle>,
@@ -141,8 +142,8 @@ async fn furnish(
     bring_about(shared, handle, sandbox, &preparation.readiness, unwanted).await
 }
 
-/// Has what the template starts running and ready, with a way out. Of a sandbox in which that cannot be nothing is left; one that
-/// nobody wants any more is given back at once.
+/// Runs the `start` and `ready` commands of the template, with egress enabled. If they fail, removes the
+/// sandbox. If the start is abandoned meanwhile, returns at once.
 async fn bring_about(
     shared: &Arc<Shared>,
     handle: &Arc<Handle>,

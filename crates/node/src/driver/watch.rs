@@ -16,14 +16,15 @@ use crate::handle::Handle;
 use crate::lifecycle::Event;
 use crate::message::DriverMessage;
 
-/// People are warned this long before an idle sandbox is stopped, or a fifth of its idle time before.
+/// Maximum time between the warning and the stop of an idle sandbox. If a fifth of the idle time is shorter,
+/// that is used instead.
 const WARN_MAX: Duration = Duration::from_secs(60);
 
-/// What a look at the limits of a sandbox found.
+/// Result of a check of a sandbox's limits.
 enum Looked {
     /// A reason to end the sandbox.
     Reason(EndReason),
-    /// Somebody asked for something meanwhile.
+    /// A request to stop arrived during the check.
     Message(DriverMessage),
     Nothing,
 }
@@ -61,14 +62,14 @@ impl Driver {
                 }
                 Some(DriverMessage::Resume(request)) => drop(request.reply.send(Ok(false))),
                 Some(DriverMessage::Look) => {}
-                // The node is gone: so will this task be.
+                // The node is gone, and this task is about to be.
                 None => std::future::pending().await,
             }
         }
     }
 
-    /// Looks whether a limit wants the end now. A guest that does not answer must not keep anybody from ending its sandbox; a pause
-    /// waits, because what a look has found would be lost.
+    /// Checks the limits of the sandbox. A guest that does not respond must not delay a stop. A pause is
+    /// postponed until the check is over, because its result would be lost.
     async fn look(&mut self, sandbox: &Sandbox) -> Looked {
         let looking = look(&self.handle, sandbox);
         tokio::pin!(looking);
@@ -83,14 +84,14 @@ impl Driver {
                     Some(DriverMessage::Resume(request)) => drop(request.reply.send(Ok(false))),
                     Some(DriverMessage::Look) => {}
                     Some(message @ DriverMessage::End(_)) => return Looked::Message(message),
-                    // The node is gone: so will this task be.
+                    // The node is gone, and this task is about to be.
                     None => std::future::pending().await,
                 },
             }
         }
     }
 
-    /// What a limit does to the sandbox.
+    /// Returns the event that a reached limit causes: a pause or a stop.
     fn timeout(&self, reason: EndReason) -> Event {
         let is_timeout = matches!(reason, EndReason::Idle | EndReason::Expired);
         match is_timeout && self.handle.pauses_on_timeout() {
@@ -99,7 +100,7 @@ impl Driver {
         }
     }
 
-    /// When to look next, at the latest. Warns when an end is near.
+    /// Returns the time of the next check at the latest. Emits a warning when the idle time is nearly over.
     fn wake(&self, warned: &mut bool) -> Instant {
         let now = Instant::now();
         let left = self.handle.left();
@@ -120,10 +121,10 @@ impl Driver {
         now + left.min(to_warning).min(look).min(SLEEP_MAX)
     }
 
-    /// Why a sandbox ended whose process 1 is gone.
+    /// Returns the reason for the end of a sandbox whose process 1 has exited.
     pub(super) fn why(&self, cause: LostCause) -> EndReason {
         match cause {
-            // Who was not its parent cannot tell how it exited.
+            // A process that is not the parent of process 1 cannot read its exit status.
             LostCause::Died | LostCause::Expired if clock::boot_ms() >= self.handle.expires_boot_ms() => {
                 EndReason::Expired
             }
@@ -136,7 +137,7 @@ impl Driver {
     }
 }
 
-/// Whether a limit wants the end now.
+/// Returns the limit that requires the end of the sandbox now, if any.
 async fn look(handle: &Handle, sandbox: &Sandbox) -> Option<EndReason> {
     if clock::boot_ms() >= handle.expires_boot_ms() {
         return Some(EndReason::Expired);
@@ -145,10 +146,11 @@ async fn look(handle: &Handle, sandbox: &Sandbox) -> Option<EndReason> {
     let overdue = handle.take_look(now)?;
     let execs = match sandbox.execs().await {
         Ok(execs) => execs,
-        // Why it ended is told by its process 1.
+        // The reason is known when process 1 is seen to exit.
         Err(Error::Lost(_)) => return None,
         Err(_) => {
-            // A guest that does not answer cannot keep a deadline that is over. Else it may only be slow to dial again.
+            // A guest that does not respond cannot enforce a deadline that has passed. Otherwise it may only
+            // be slow to reconnect.
             handle.look_at(Instant::now() + LOOK_AGAIN);
             return overdue.then_some(EndReason::Overdue);
         }

@@ -1,4 +1,4 @@
-//! Stored artifacts of execs, and collections that an earlier server began.
+//! Access to stored artifacts, and recovery of unfinished collections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,11 @@ use crate::Node;
 use crate::artifacts::{Attendant, Launch, Of, PAGE_BYTES_MAX, Wanted, gone};
 
 impl Node {
-    /// What was kept of an exec; waits so long for what is under way. Works after its sandbox is gone.
+    /// Returns the artifacts of an exec. Waits up to `wait` for a collection in progress. Also works after
+    /// the sandbox has ended.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn artifacts(
         &self,
         project: &str,
@@ -38,10 +39,10 @@ impl Node {
         Ok(wanted.then(|| Artifacts::pending(of.sandbox, of.exec)))
     }
 
-    /// One artifact, and its bytes.
+    /// Returns one artifact and its content.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn artifact(
         &self,
         project: &str,
@@ -57,10 +58,11 @@ impl Node {
         Ok(shelf.contents(&of, number).await?.map(|outgoing| (item, outgoing)))
     }
 
-    /// What was kept of the execs of a sandbox after this one, in the order of their ids; and whether there is more.
+    /// Returns a page of the artifacts of a sandbox, ordered by exec id and starting after `after`. The flag
+    /// is true if there are more.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub async fn artifacts_of(
         &self,
         project: &str,
@@ -86,8 +88,8 @@ impl Node {
         Ok((page, false))
     }
 
-    /// Goes on with what a server before this one had begun to keep. A server starts without what cannot be read or written now;
-    /// the next one tries again.
+    /// Resumes the collections that an earlier server did not finish. Collections that cannot be read or
+    /// written are logged and left for the next start of the server.
     pub(crate) async fn recover_artifacts(&self) {
         let all = match self.shared.keeper.shelf.all_wanted().await {
             Ok(all) => all,
@@ -109,7 +111,7 @@ impl Node {
     async fn recover_wanted(&self, wanted: Wanted) -> Result<(), Error> {
         let keeper = &self.shared.keeper;
         if keeper.shelf.kept(&wanted.of).await?.is_some() {
-            // Killed between the two.
+            // The earlier server was killed between writing the manifest and removing this record.
             return keeper.shelf.unwant(&wanted.of).await;
         }
         let handle = self.shared.handles().get(&wanted.of.sandbox).map(Arc::clone);
@@ -119,7 +121,7 @@ impl Node {
         });
         match living {
             Some(handle) => {
-                // More than may be under way are not there: they were counted when they were begun.
+                // Cannot exceed `UNDER_WAY_MAX`: the limit was enforced when these collections were started.
                 let Ok((progress, _)) = keeper.progress(&wanted.of, Launch::Elsewhere) else { return Ok(()) };
                 let (keeper, of) = (Arc::clone(keeper), wanted.of.clone());
                 let attendant = Attendant { keeper, handle, of, progress };

@@ -28,14 +28,14 @@ use crate::ready::Preparation;
 use crate::secrets::LateVault;
 use crate::shared::{Handles, wall};
 
-/// Messages waiting for a driver that is busy with a start or a stop.
+/// Capacity of a driver's inbox: messages that wait during a start or a stop.
 pub(super) const INBOX: usize = 16;
 
 impl Node {
-    /// What an order comes to here.
+    /// Resolves an order on this machine.
     ///
     /// # Errors
-    /// The request is wrong, or the template or the tier is not there.
+    /// The request is invalid, or the template or the tier is not available.
     pub fn plan(&self, order: &Order) -> Result<Plan, Error> {
         let request = &order.request;
         request.check().map_err(Error::Request)?;
@@ -44,20 +44,22 @@ impl Node {
             pausing(&*runtime)?;
         }
         let template = template::Store::new(&self.shared.data).load(&request.template)?;
-        // Who asks for more than can be held is refused by the start; who does not say gets what can be.
+        // Explicit limits that the backend cannot enforce are refused by the start. Limits that are not set
+        // are reduced to the maximum of the backend.
         let wanted = request.limits.over(template.limits.over(Limits::default()));
         let limits = request.limits.over(runtime.within(wanted));
         limits.check().map_err(Error::Request)?;
-        // In a kernel in user space root would reach process 1.
+        // In a user-space kernel, root could reach process 1.
         let guarded = runtime.tier() == runtime::Tier::Container;
         let rooted = order.may_root && template.posture == Posture::Workstation && guarded;
         Ok(Plan { runtime, template, limits, rooted })
     }
 
-    /// Whether a sandbox that is not ready may be made for an order that was asked for then: whose turn does not come soon had better ask again.
+    /// Checks that an order received at `asked` may wait for a start. If its turn is too far away, it is
+    /// refused so that the client can retry.
     ///
     /// # Errors
-    /// `capacity`.
+    /// Returns `capacity`.
     pub fn may_wait(&self, order: &Order, asked: Instant) -> Result<(), Error> {
         self.shared.turns.may_wait(&order.project, asked).map_err(|waiting| {
             let why = format!("{waiting} sandboxes are queued");
@@ -65,20 +67,21 @@ impl Node {
         })
     }
 
-    /// A sandbox that is ready for an order, if there is one. Until it is used or given back, nobody else can have it.
+    /// Claims a pre-warmed sandbox for an order, if there is one. No other order can get it until the claim
+    /// is dropped.
     pub fn claim(&self, order: &Order, plan: Plan) -> Option<Claim> {
         let (shared, kind) = (&self.shared, plan.kind(order)?);
         if shared.bounds.pool_ready == 0 || shared.draining.load(Ordering::Acquire) {
             return None;
         }
-        // Its disk is there; what it will use of its memory is not.
+        // The disk is allocated already; most of the memory is not.
         let room = shared.room(&shared.handles());
         let disk = Limits { disk_bytes: 0, ..plan.limits };
         admission::admit(&shared.bounds, &room, (&disk, plan.runtime.tier())).ok()?;
         shared.pool.claim(kind, plan)
     }
 
-    /// What is written down of a sandbox when it is asked for.
+    /// Returns the record of a requested sandbox.
     pub(crate) fn record(
         &self,
         id: &SandboxId,
@@ -107,17 +110,19 @@ impl Node {
         })
     }
 
-    /// Makes a sandbox, or takes the claimed one, and waits until it runs. An id that is known already is waited for in the same way.
+    /// Creates a sandbox, or hands over the claimed one, and waits until it runs. If the id is known already,
+    /// waits for that sandbox.
     ///
     /// # Errors
-    /// There is no room, the template or the tier is not there, or the start failed: then nothing is left of it.
+    /// There is no capacity, the template or the tier is not available, or the start failed. Then nothing
+    /// remains of the sandbox.
     pub async fn create(&self, id: &SandboxId, order: &Order, claim: Option<Claim>) -> Result<Shown, Error> {
         let handle = match self.handle(id) {
             Some(handle) => handle,
             None => {
                 let wanted = &order.request.datasets;
                 let datasets = self.shared.datasets.resolve(&order.project, wanted).await?;
-                // A template binds no secrets: they are a project's.
+                // A policy from a template binds no secrets, because secrets belong to projects.
                 if let Some(policy) = &order.request.policy {
                     self.vouch(&order.project, policy).await?;
                 }
@@ -137,8 +142,8 @@ impl Node {
         })
     }
 
-    /// How a sandbox is doing as soon as it is not starting any more; one whose start was interrupted, as soon as nothing of
-    /// it is left.
+    /// Waits until a sandbox is no longer starting. If its start was interrupted by the end of a server,
+    /// waits until it is removed.
     pub async fn settled(&self, id: &SandboxId) -> Option<Shown> {
         let handle = self.handle(id)?;
         let shown = handle.until(|state| state != SandboxState::Starting).await;
@@ -148,7 +153,8 @@ impl Node {
         Some(shown)
     }
 
-    /// Gives a ready sandbox its order. Where it turns out not to be alive, another one is made under its id.
+    /// Hands a pre-warmed sandbox over to an order. If it is no longer alive, creates a sandbox under the
+    /// same id.
     async fn give(&self, claim: Claim, order: &Order, datasets: Vec<Placed>) -> Result<Arc<Handle>, Error> {
         let (id, plan) = (claim.id().clone(), claim.plan());
         self.shared.pool.asked(claim.kind(), &order.project, Start::Warm);
@@ -163,9 +169,9 @@ impl Node {
         }
     }
 
-    /// Begins to make a sandbox. What is ready for others makes room for it if it must.
+    /// Starts to create a sandbox. Removes pre-warmed sandboxes if their capacity is needed.
     async fn make(&self, id: &SandboxId, order: &Order, datasets: Vec<Placed>) -> Result<Arc<Handle>, Error> {
-        // Until the record is written, the template's layers are kept by this lock, and then by the record.
+        // This lock protects the layers of the template until the record exists, which then protects them.
         let _using = template::using(&self.shared.data).await?;
         match self.admit(id, order, datasets.clone()) {
             Err(Error::Runtime(runtime::Error::Capacity { .. })) if self.make_room().await => {
@@ -175,7 +181,7 @@ impl Node {
         }
     }
 
-    /// Decides, writes down, and only then begins.
+    /// Checks the capacity, writes the record, and only then starts the driver.
     fn admit(&self, id: &SandboxId, order: &Order, datasets: Vec<Placed>) -> Result<Arc<Handle>, Error> {
         let shared = &self.shared;
         let plan = self.plan(order)?;
@@ -192,7 +198,7 @@ impl Node {
             .map_err(|(what, why)| no_room(what, why))?;
         info_span!(target: STEP, "journal").in_scope(|| shared.journal.save(&record))?;
         if let Some(kind) = plan.kind(order).filter(|_| shared.bounds.pool_ready > 0) {
-            // Only now: nobody has refused it.
+            // Counted after all checks, because refused requests are no demand.
             shared.pool.asked(&kind, &order.project, Start::Cold);
         }
         let shown = record.sandbox.clone();
@@ -203,15 +209,16 @@ impl Node {
         Ok(handle)
     }
 
-    /// The same for one that is made ahead. That there is no room for it is nobody's error.
+    /// Starts to create a pre-warmed sandbox, if there is capacity. A failure is only logged, because no
+    /// client waits for it.
     pub(crate) fn admit_ahead(&self, record: Record, making: Making) {
         let shared = &self.shared;
         let mut handles = shared.handles();
-        // Whoever closes the pool looks at the handles afterwards.
+        // `close_pool` sets this flag before it searches the handles, so it misses no sandbox.
         if shared.pool.is_closed() {
             return;
         }
-        // How many may live is said of those that somebody has asked for.
+        // The maximum number of sandboxes applies to requested ones only.
         let room = Room { live: 0, ..shared.room(&handles) };
         let asked = (&record.sandbox.limits, wall(record.sandbox.tier));
         let admitted = admission::admit(&shared.bounds, &room, asked);

@@ -1,4 +1,4 @@
-//! Starts execs: in turn, and with a task for the files that are kept of them.
+//! Starts execs: when their turn has come, and with a task that collects their artifacts.
 
 use std::sync::Arc;
 
@@ -16,16 +16,17 @@ use crate::turns::{LAUNCH_WITHIN, Turn};
 use crate::{Call, Node};
 
 impl Node {
-    /// Starts a command like [`Call::start_exec`], and keeps the files that it asks to be kept.
+    /// Starts a command like [`Call::start_exec`], and keeps the artifacts that its spec requests.
     ///
     /// # Errors
-    /// As [`Call::start_exec`]; and this machine keeps none, or cannot write down that it is to.
+    /// See [`Call::start_exec`]. In addition: this machine stores no artifacts, or cannot record the request
+    /// for them.
     pub async fn start_exec(&self, call: &Call, id: &ExecId, spec: ExecSpec) -> Result<ExecInfo, Error> {
         let _turn = self.turn_to_launch(call, id, &spec).await?;
         self.start_with_artifacts(call, id, spec).await
     }
 
-    /// Launches it, and has somebody attend to the files it is to leave.
+    /// Starts an exec together with the task that collects its artifacts.
     async fn start_with_artifacts(
         &self,
         call: &Call,
@@ -58,7 +59,7 @@ impl Node {
         }
         let launched = match launch.wait_for(|launch| !matches!(launch, Launch::NotYet)).await {
             Ok(launch) => launch.clone(),
-            // The task holds the sender until it has said something.
+            // Cannot happen: the task sends a result before it drops the sender.
             Err(_) => Launch::Elsewhere,
         };
         match launched {
@@ -68,10 +69,10 @@ impl Node {
         }
     }
 
-    /// The same, and a reader of what it writes.
+    /// Starts an exec like [`Node::start_exec`], and returns a reader of its output.
     ///
     /// # Errors
-    /// As [`Node::start_exec`].
+    /// See [`Node::start_exec`].
     pub async fn start_exec_and_read(
         &self,
         call: &Call,
@@ -85,10 +86,11 @@ impl Node {
         }
     }
 
-    /// Waits for a turn to launch a command. Code has none: its launch may wait for an interpreter, and others would wait for that.
+    /// Waits for a turn to launch a command. Code needs no turn: its launch may wait for an interpreter,
+    /// which would block others.
     ///
     /// # Errors
-    /// `capacity`, unless it was launched before.
+    /// Returns `capacity` if the queue is too long, unless the command was launched before.
     pub(crate) async fn turn_to_launch(
         &self,
         call: &Call,
@@ -104,8 +106,8 @@ impl Node {
         }
         let project = call.handle().shown().project;
         if let Err(waiting) = launches.may_wait(&project, Instant::now()) {
-            // Of one that ran, nobody may be told that it did not. That nothing of it was taken changes nothing, and the guest says
-            // whether there is such a one without telling all there are.
+            // A refusal states that the command did not run, so it must not be sent for a command that did.
+            // Taking zero bytes changes nothing, and it fails for an unknown id without listing all execs.
             match call.exec_reader(id.clone()).take(0, 0).await {
                 Ok(()) => return Ok(None),
                 Err(error) if error.to_api().code == ErrorCode::NotFound => {}

@@ -1,4 +1,4 @@
-//! The folders of sessions.
+//! Access to the folders of sessions.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use api::SessionId;
 use crate::{Folder, Node};
 
 impl Node {
-    /// The folder of a session.
+    /// Returns the folder of a session.
     pub fn folder(&self, project: &str, session: &SessionId) -> Folder {
         Folder::new(Arc::clone(&self.shared.folders), project, session)
     }

@@ -1,4 +1,4 @@
-//! Ends sandboxes that use too much of a kernel resource for which Linux has no limit.
+//! Stops sandboxes that use too much of a kernel resource for which Linux has no limit.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,19 +9,20 @@ use runtime::Runtime;
 use crate::Node;
 use crate::shared::Shared;
 
-/// Between two looks. What grows fastest, file locks, takes some 60 MiB of kernel memory in this time on a fast core.
+/// Interval of the checks. File locks grow fastest: they take some 60 MiB of kernel memory in this time on a
+/// fast core.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// For one look, or for an end, which may wait for a disk.
+/// Timeout for one check, including a stop, which may wait for a disk.
 const ACT_WITHIN: Duration = Duration::from_secs(20);
 
 impl Node {
-    /// Looks again and again, until the node is gone.
+    /// Checks all runtimes periodically until the node is gone.
     pub(crate) async fn watch_kernel(shared: Weak<Shared>) {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let Some(node) = shared.upgrade().map(|shared| Self { shared }) else { return };
             for runtime in &node.shared.choice.runtimes {
-                // A machine in which a look takes so long has other troubles; the next one comes.
+                // A timeout is ignored: the machine is overloaded then, and the next check follows.
                 let _ = tokio::time::timeout(ACT_WITHIN, node.end_culprit(runtime)).await;
             }
         }
@@ -37,7 +38,8 @@ impl Node {
             }
         };
         tracing::warn!(sandbox = %culprit.id, "stopping sandbox: it {}, and Linux has no limit for them", culprit.what);
-        // One of another process on this machine is not known here, and harms as much.
+        // The culprit may belong to another process on this machine, and is then unknown to this node. It is
+        // stopped all the same.
         if self.stop(&culprit.id, EndReason::KernelResource).await.is_none() {
             let _ = runtime.stop(&culprit.id, Duration::ZERO).await;
         }

@@ -12,28 +12,32 @@ use crate::journal::AutoResume;
 use crate::message::{DriverMessage, Reply, ResumeRequest};
 use crate::{Call, Node};
 
-/// A pause takes the time that a guest and a freezer may take at most, and may wait for another one.
+/// Timeout for a pause or resume. It covers the timeouts of guest and freezer, and an earlier request that is
+/// still in progress.
 const REPLY_WITHIN: Duration = Duration::from_secs(60);
 
 impl Node {
-    /// Pauses a sandbox. Returns whether it was running before. The pause completes even if the caller is gone.
+    /// Pauses a sandbox. Returns true if it was running before. The pause completes even if the caller is
+    /// gone.
     ///
     /// # Errors
-    /// The sandbox is not known, does not run or does not answer, or its backend cannot pause it: then it runs.
+    /// The sandbox is unknown, does not run or does not respond, or its backend cannot pause it. It still
+    /// runs then.
     pub async fn pause(&self, id: &SandboxId) -> Result<bool, Error> {
         request(&self.known(id)?, DriverMessage::Pause).await
     }
 
-    /// Resumes a sandbox and restarts its idle time and its time to live. Returns whether it was paused. A running sandbox is left as it
-    /// is. The resume completes even if the caller is gone.
+    /// Resumes a sandbox and restarts its idle time and its time to live. Returns true if it was paused. A
+    /// running sandbox is left unchanged. The resume completes even if the caller is gone.
     ///
     /// # Errors
-    /// The sandbox is not known or has ended, or its backend cannot resume it: then it is paused.
+    /// The sandbox is unknown or has ended, or its backend cannot resume it. In the latter case it is still
+    /// paused.
     pub async fn resume(&self, id: &SandboxId, ttl: Option<Duration>) -> Result<bool, Error> {
         request(&self.known(id)?, |reply| DriverMessage::Resume(ResumeRequest { ttl, reply })).await
     }
 
-    /// Which requests resume a sandbox when it is paused.
+    /// Returns the settings that decide which requests resume a sandbox.
     pub fn auto_resume(&self, id: &SandboxId) -> Option<AutoResume> {
         Some(self.known(id).ok()?.record().auto_resume)
     }
@@ -41,15 +45,16 @@ impl Node {
     /// Begins a call to a sandbox, which is not idle as long as the call is held. Resumes a paused sandbox.
     ///
     /// # Errors
-    /// The sandbox is not known, does not run, or cannot be resumed.
+    /// The sandbox is unknown, does not run, or cannot be resumed.
     pub async fn call(&self, id: &SandboxId) -> Result<Call, Error> {
         self.resumed(id, |_| Ok(None)).await
     }
 
-    /// Begins a call like [`Node::call`], for a client that resumes a sandbox only if the sandbox was created so.
+    /// Begins a call like [`Node::call`], for requests that resume a sandbox only if its settings allow it.
     ///
     /// # Errors
-    /// As [`Node::call`]; `NotFound` if the sandbox is paused and only a connect resumes it.
+    /// See [`Node::call`]. In addition: `NotFound` if the sandbox is paused and its settings do not allow the
+    /// resume.
     pub async fn call_if_resumable(&self, id: &SandboxId) -> Result<Call, Error> {
         let may_resume = |handle: &Handle| {
             let record = handle.record();
@@ -70,7 +75,8 @@ impl Node {
         let handle = self.known(id)?;
         loop {
             match Call::begin(&handle) {
-                // A pause that is in progress, or follows the resume at once, is answered by another resume.
+                // A pause may be in progress, or follow immediately after the resume. In both cases, resume
+                // again.
                 Err(_) if handle.is_paused() && handle.is_resumable() => {
                     let ttl = may_resume(&handle)?;
                     request(&handle, |reply| DriverMessage::Resume(ResumeRequest { ttl, reply })).await?;

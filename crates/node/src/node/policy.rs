@@ -1,4 +1,4 @@
-//! Changes what a running sandbox may do: its policy, its public ports, its time to live.
+//! Changes the settings of a running sandbox: its idle time, ports, time to live and policy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use crate::journal::Ports;
 use crate::message::DriverMessage;
 
 impl Node {
-    /// Gives a sandbox another idle time, counted from now.
+    /// Sets the idle time of a sandbox, counted from now.
     ///
     /// # Errors
-    /// It is not known, or does not run.
+    /// The sandbox is unknown or does not run.
     pub async fn renew(&self, id: &SandboxId, idle: Duration) -> Result<Shown, Error> {
         let call = self.call(id).await?;
         let handle = call.handle();
@@ -36,32 +36,34 @@ impl Node {
         Ok(record.sandbox)
     }
 
-    /// Who may reach the ports of a sandbox, and whose it is.
+    /// Returns the project of a sandbox and the access to its ports.
     pub fn ports(&self, id: &SandboxId) -> Option<(String, Ports)> {
         let record = self.handle(id)?.record();
         Some((record.sandbox.project, record.ports))
     }
 
-    /// The sandbox that runs and whose ports pass this check. Nothing but the ports is looked at: it is asked before anybody is known.
+    /// Returns the sandbox whose ports pass this check. Reads nothing but the ports, because the caller is
+    /// not authenticated yet.
     pub fn opened_by(&self, is_right: impl Fn(&Ports) -> bool) -> Option<SandboxId> {
         let handles: Vec<_> = self.shared.handles().values().cloned().collect();
         let found = handles.iter().find(|handle| !handle.is_pooled() && handle.has_ports(&is_right));
         found.map(|handle| handle.record().sandbox.id)
     }
 
-    /// Opens a port of a sandbox to everybody, or closes it again. It is written down before this returns.
+    /// Makes a port of a sandbox public or private. The change is journalled before this returns.
     ///
     /// # Errors
-    /// It is not known, does not run, or has as many public ports as it may.
+    /// The sandbox is unknown, does not run, or has reached the maximum number of public ports.
     pub async fn publish(&self, id: &SandboxId, port: u16, public: bool) -> Result<Ports, Error> {
         let call = self.call(id).await?;
         Ok(self.shared.update(call.handle(), |record| record.ports.publish(port, public))?.ports)
     }
 
-    /// Opens all ports of a sandbox to everybody, or leaves those that were opened one by one. It is written down before this returns.
+    /// Makes all ports of a sandbox public, or only the individually published ones. The change is journalled
+    /// before this returns.
     ///
     /// # Errors
-    /// It is not known or does not run, or it could not be written down.
+    /// The sandbox is unknown or does not run, or the journal cannot be written.
     pub async fn publish_all(&self, id: &SandboxId, public: bool) -> Result<(), Error> {
         let call = self.call(id).await?;
         let update = self.shared.update(call.handle(), |record| {
@@ -71,15 +73,16 @@ impl Node {
         update.map(drop)
     }
 
-    /// Has a sandbox live so long from now on, longer or shorter than it would have.
+    /// Sets the time to live of a sandbox, counted from now. It may be longer or shorter than before.
     ///
     /// # Errors
-    /// It is not known, does not run, or does not answer.
+    /// The sandbox is unknown, does not run, or does not respond.
     pub async fn live_for(&self, id: &SandboxId, ttl: Duration) -> Result<Shown, Error> {
         let call = self.call(id).await?;
         let handle = call.handle();
         let _lifetime = handle.lifetime().await?;
-        // Its guest ends it where nobody else does, so it is told first: what is written down is never more than what it was told.
+        // The guest is updated first, because it ends the sandbox if the server does not: the recorded time
+        // must never be longer than the guest's.
         call.sandbox().live_for(handle.guest_ttl(ttl), LIFE_WITHIN).await?;
         let record = self.shared.update(handle, |record| {
             record.expire_in(ttl);
@@ -89,15 +92,16 @@ impl Node {
         Ok(record.sandbox)
     }
 
-    /// What is decided from now on about what leaves sandboxes.
+    /// Subscribes to decisions about the outgoing connections of all sandboxes.
     pub fn decisions(&self) -> broadcast::Receiver<Decided> {
         self.shared.decisions.subscribe()
     }
 
-    /// Gives a sandbox another policy. It is written down before this returns; what is under way and no longer allowed is cut.
+    /// Sets the policy of a sandbox. The change is journalled before this returns. Connections that are no
+    /// longer allowed are closed.
     ///
     /// # Errors
-    /// It is not known, does not run, or the policy is none.
+    /// The sandbox is unknown or does not run, or the policy is invalid.
     pub async fn set_policy(&self, id: &SandboxId, policy: Policy) -> Result<api::sandbox::Sandbox, Error> {
         policy.check().map_err(Error::Request)?;
         let call = self.call(id).await?;
@@ -111,28 +115,28 @@ impl Node {
     /// Returns the policy that a sandbox was created with.
     ///
     /// # Errors
-    /// The sandbox is not known.
+    /// The sandbox is unknown.
     pub fn first_policy(&self, id: &SandboxId) -> Result<Policy, Error> {
         Ok(self.known(id)?.record().first_policy)
     }
 
-    /// The packages that a sandbox was given, for as long as it is known here.
+    /// Returns the packages that a sandbox received, as long as the sandbox is known here.
     ///
     /// # Errors
-    /// What the file system said.
+    /// Returns the error of the file system.
     pub fn packages(&self, id: &SandboxId) -> Result<Vec<Installed>, Error> {
         self.shared.journal.packages(id)
     }
 
-    /// Says who keeps the secrets of projects.
+    /// Sets the vault that provides the secrets of projects.
     pub fn keep_secrets_in(&self, vault: Arc<dyn Vault>) {
         self.shared.vault.set(vault);
     }
 
-    /// Refuses a policy whose secrets could not be used: one that is not set, or whose host no rule allows.
+    /// Checks that the secrets of a policy can be used: each must be set, and a rule must allow its host.
     ///
     /// # Errors
-    /// The first of them, by name; or whoever keeps them does not answer.
+    /// Returns an error for the first secret that cannot be used, or if the vault does not respond.
     pub async fn vouch(&self, project: &str, policy: &Policy) -> Result<(), Error> {
         for binding in &policy.secrets {
             let host = Host::parse(&binding.host).map_err(Error::Request)?;

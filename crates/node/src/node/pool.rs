@@ -1,4 +1,4 @@
-//! Tends the pool: creates the ready sandboxes that are missing and removes those that are not needed.
+//! Maintains the pool: creates missing pre-warmed sandboxes and removes surplus ones.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -18,17 +18,17 @@ use crate::pool::{Making, Shelves};
 use crate::shared::Shared;
 use crate::{AutoResume, Node};
 
-/// Nothing is made while claims come one after the other, for a moment: they are what somebody waits for.
+/// Time after a claim in which nothing is pre-warmed, because a series of claims has priority.
 const QUIET: Duration = Duration::from_millis(20);
-/// But no longer than this.
+/// Maximum time for which a series of claims delays pre-warming.
 const QUIET_MAX: Duration = Duration::from_millis(200);
-/// Sizes are looked at this often, whatever happens.
+/// Maximum time between two checks of the pool. Demand and free resources also change without a notification.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Their disks may have this part of what is free.
+/// Divisor of the free disk space: the disks of pre-warmed sandboxes may use a quarter of it.
 const DISK_PART: u64 = 4;
 
 impl Node {
-    /// Has sandboxes of these templates ready from now on, before anybody asks for one.
+    /// Keeps sandboxes of these templates pre-warmed from now on, regardless of demand.
     pub fn keep_ready(&self, templates: &[String]) {
         for template in templates {
             let request = CreateSandbox { template: template.clone(), ..CreateSandbox::default() };
@@ -56,7 +56,8 @@ impl Node {
         }
     }
 
-    /// Removes all ready sandboxes, and waits until they are gone: somebody needs their room.
+    /// Removes all pre-warmed sandboxes to free their capacity, and waits until they are gone. Returns true
+    /// if there were any.
     pub(crate) async fn make_room(&self) -> bool {
         let all = self.shared.pool.clear();
         for handle in &all {
@@ -65,22 +66,23 @@ impl Node {
         !all.is_empty()
     }
 
-    /// Ends making sandboxes ahead, and removes what is nobody's: the server ends. What is left, the next one removes.
+    /// Closes the pool before the server ends: stops pre-warming and removes all unclaimed sandboxes. If the
+    /// server ends earlier, the next server removes the rest.
     pub async fn close_pool(&self) {
         self.shared.pool.shelves().closed = true;
         drop(self.shared.pool.clear());
-        // One that is still being made finds no shelf, and is removed then.
+        // A sandbox that is still being created finds no shelf and is then removed.
         loop {
             let is_left =
                 |handle: &&Arc<Handle>| handle.record().pooled && !handle.shown().state.is_terminal();
             let left = self.shared.handles().values().find(is_left).map(Arc::clone);
             let Some(handle) = left else { return };
-            // Or it is somebody's: a claim may have been on its way.
+            // A sandbox whose claim is in progress may become running instead.
             handle.until(|state| state.is_terminal() || state == SandboxState::Running).await;
         }
     }
 
-    /// Makes what is wanted and removes what is not, for as long as there is this node.
+    /// Creates missing and removes surplus pre-warmed sandboxes until the node is gone.
     pub(crate) async fn tend_pool(shared: Weak<Shared>, changed: Arc<Notify>) {
         loop {
             let Some(node) = shared.upgrade().map(|shared| Self { shared }) else { return };
@@ -94,7 +96,7 @@ impl Node {
         }
     }
 
-    /// Looks once at all shelves. Says how long to wait where it is not a good moment.
+    /// Checks all shelves once. Returns a time to wait if pre-warming is postponed because of recent claims.
     fn tend(&self) -> Option<Duration> {
         let shared = &self.shared;
         let (now, now_ms) = (Instant::now(), shared.pool.now_ms());
@@ -148,7 +150,7 @@ impl Node {
         None
     }
 
-    /// Begins to make one.
+    /// Starts to pre-warm a sandbox.
     async fn make_ahead(self, making: Making) {
         let Kind { tier, template, limits, rooted, .. } = making.kind.clone();
         let request = CreateSandbox { template, tier, limits: limits.into(), ..CreateSandbox::default() };
@@ -159,7 +161,7 @@ impl Node {
             may_root: rooted,
             auto_resume: crate::AutoResume::default(),
         };
-        // Until the record is written, the template's layers are kept by this lock, and then by the record.
+        // This lock protects the layers of the template until the record exists, which then protects them.
         let using = match template::using(&self.shared.data).await {
             Ok(using) => using,
             Err(error) => return making.failed(&error),
@@ -176,11 +178,11 @@ impl Node {
     }
 }
 
-/// What may be used for sandboxes that nobody has asked for yet, those that are there included.
+/// Resources that pre-warmed sandboxes may use in total, including the part in use already.
 struct PoolRoom {
     memory_bytes: u64,
     disk_bytes: u64,
-    /// Somebody waits for a sandbox of their own.
+    /// True if requested sandboxes are waiting to start, or many are starting.
     is_busy: bool,
 }
 

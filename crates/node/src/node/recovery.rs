@@ -1,16 +1,16 @@
-//! Start is recovery: what is written down is compared with what is there.
+//! Recovery at the start of a node: compares the journal with the sandboxes on this machine.
 //!
 //! ```text
-//! what is written down      what is there          what is done
-//! starting                  anything               removed: nobody was told of it yet   lost, interrupted
+//! record                    sandbox                action                               end state
+//! starting                  any                    removed: no client knows it yet      lost, interrupted
 //! running                   alive                  taken over, with all its execs
 //! paused                    alive                  taken over, and frozen again if it runs
-//! running, paused           nobody can say         waited for until somebody can
-//! running, paused           dead or gone           removed                              lost, died or host_reboot
-//! stopping                  anything               removed                              the reason written down
-//! what cannot be read       alive                  left alone, out of reach             lost, record_damaged
-//! what cannot be read       dead or gone           removed                              lost, record_damaged
-//! nothing                   nobody's               removed
+//! running, paused           unknown                taken over; waits for its backend
+//! running, paused           dead or missing        removed                              lost, died or host_reboot
+//! stopping                  any                    removed                              the recorded reason
+//! unreadable                alive                  left alone, not reachable            lost, record_damaged
+//! unreadable                dead or missing        removed                              lost, record_damaged
+//! none                      orphaned               removed
 //! ```
 
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ use crate::journal::Record;
 use crate::shared::{Handles, Shared};
 
 impl Node {
-    /// Takes over what runs, and removes what is half-made, half-removed, dead or nobody's.
+    /// Takes over running sandboxes, and removes incomplete, dead and orphaned ones.
     pub(crate) async fn recover(&self) -> Result<(), Error> {
         let shared = &self.shared;
         let mut there: HashMap<_, (Arc<dyn Runtime>, runtime::Listed)> = HashMap::new();
@@ -44,7 +44,7 @@ impl Node {
                 Ok(found) => {
                     there.extend(found.into_iter().map(|one| (one.id.clone(), (Arc::clone(runtime), one))));
                 }
-                // Nobody knows how its sandboxes are; they are waited for.
+                // The state of its sandboxes is unknown, so their drivers wait for the backend.
                 Err(error @ (runtime::Error::Unavailable { .. } | runtime::Error::Unsupported { .. }))
                     if runtime.takes_images() =>
                 {
@@ -59,7 +59,7 @@ impl Node {
         let mut handles = shared.handles();
         for mut record in records {
             if !record.ports.has_all_tokens() {
-                // Of a release that had fewer.
+                // The record is from a release with fewer tokens.
                 record.ports = record.ports.with_all_tokens()?;
                 shared.journal.save(&record)?;
             }
@@ -87,7 +87,7 @@ impl Node {
         drop(handles);
         for (id, (runtime, listed)) in there {
             if listed.alive && lost.contains(&id) {
-                // Whose it is and what it may do is not known any more. Its guest ends it when its time to live is over.
+                // Its project and policy are unknown. Its guest ends it when its time to live expires.
                 tracing::error!(sandbox = %id, "sandbox is running but its record is lost; no client can reach the sandbox, and it runs until its time to live expires");
             } else if !listed.owned {
                 tracing::warn!(sandbox = %id, "removing orphaned sandbox");
@@ -97,12 +97,13 @@ impl Node {
         Ok(())
     }
 
-    /// Whether the record of a sandbox was lost.
+    /// Returns true if the record of a sandbox was lost.
     pub fn has_lost_record(&self, id: &SandboxId) -> bool {
         self.shared.journal.lost().is_ok_and(|lost| lost.contains(id))
     }
 
-    /// Takes a sandbox over from a process that is gone. What its execs are due is asked at once.
+    /// Takes over a sandbox from a process that is gone. The deadlines of its execs are read from the guest
+    /// at once.
     fn adopt(&self, record: Record, runtime: Arc<dyn Runtime>, handles: &mut Handles) {
         let (tell, inbox) = mpsc::channel(INBOX);
         let handle = Arc::new(self.handle_of(record, tell));
@@ -116,7 +117,7 @@ impl Node {
         self.drive(&handle, inbox, Beginning::Adopt, handles);
     }
 
-    /// Keeps what ended until somebody has taken note.
+    /// Keeps a sandbox that has ended until control has recorded its end.
     fn remember(&self, record: Record, handles: &mut Handles) {
         let (tell, _) = mpsc::channel(INBOX);
         let handle = self.handle_of(record, tell);
@@ -125,7 +126,7 @@ impl Node {
 }
 
 impl Shared {
-    /// Why a sandbox is not there that should be.
+    /// Returns the reason for the end of a recorded sandbox that is not alive.
     fn absent(&self, record: &Record) -> EndReason {
         if record.boot != self.boot {
             EndReason::HostReboot

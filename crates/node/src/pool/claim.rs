@@ -1,4 +1,5 @@
-//! The claim to a ready sandbox: from the moment it is taken off its shelf until it is somebody's, or back.
+//! The claim of a pre-warmed sandbox: from the moment that it leaves its shelf until it is owned by a
+//! project, or returned.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,45 +16,47 @@ use crate::journal::Record;
 use crate::plan::{Kind, Plan};
 use crate::ready::Preparation;
 
-/// A ready sandbox that nobody else can have. Dropped without being used, it goes back to its shelf: nothing has happened to it.
+/// Exclusive right to a pre-warmed sandbox. If it is dropped unused, the sandbox returns to its shelf
+/// unchanged.
 pub struct Claim {
     pub(crate) pool: Arc<Pool>,
     kind: Kind,
     ready: Option<Ready>,
-    /// Whether its guest has been asked whether it is alive.
+    /// True if the claim was announced to the held start.
     begun: bool,
     id: SandboxId,
-    /// What its order comes to.
+    /// The resolved order.
     plan: Plan,
 }
 
 impl Claim {
-    /// The id that the sandbox has.
+    /// Returns the id of the sandbox.
     pub fn id(&self) -> &SandboxId {
         &self.id
     }
 
-    /// What it is ready for.
+    /// Returns the kind of the sandbox.
     pub(crate) fn kind(&self) -> &Kind {
         &self.kind
     }
 
-    /// What its order comes to.
+    /// Returns the resolved order.
     pub(crate) fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Has its guest asked whether it is alive, for which nobody has to wait yet.
+    /// Announces the claim, so that the guest is checked while the caller still does other work.
     pub fn begin(&mut self) {
         if let Some(ready) = self.ready.as_ref().filter(|_| !self.begun) {
             let ttl = Duration::from_millis(self.plan.limits().ttl_ms);
-            // Whether it is heard is known when it is given its order.
+            // A failure is noticed when the order is passed on.
             ready.near.send_replace(Some(Near { ttl, request: Span::current() }));
             self.begun = true;
         }
     }
 
-    /// Gives it its order. Nothing where it turns out not to be alive: then nothing is left of it.
+    /// Passes the order to the held start. Returns `None` if the sandbox is no longer alive; it is then
+    /// removed completely.
     pub(crate) async fn give(mut self, record: Record, preparation: Preparation) -> Option<Arc<Handle>> {
         self.begin();
         let Ready { handle, claims, .. } = self.ready.take()?;
@@ -72,12 +75,12 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let Some(ready) = self.ready.take() else { return };
         if self.begun && !api::defence::is_off("X-25") {
-            // Its guest may have been told how long it would live with this one.
+            // The guest may have received the time to live of this claim.
             let ttl = ready.until.saturating_duration_since(Instant::now());
             ready.near.send_replace(Some(Near { ttl, request: Span::none() }));
         }
         let mut shelves = self.pool.shelves();
-        // Where nothing is wanted any more it goes with its claim.
+        // If the pool is closed, the sandbox is dropped with its claim.
         if !shelves.closed
             && let Some(shelf) = shelves.of.get_mut(&self.kind)
         {
@@ -87,7 +90,7 @@ impl Drop for Claim {
 }
 
 impl Pool {
-    /// Takes a ready sandbox of this kind that is made as the plan says, if there is one.
+    /// Claims a pre-warmed sandbox of this kind that matches the plan, if there is one.
     pub(crate) fn claim(self: &Arc<Self>, kind: Kind, plan: Plan) -> Option<Claim> {
         let ready = self.take(&kind, |record| plan.is_of(record))?;
         let id = ready.handle.id().clone();

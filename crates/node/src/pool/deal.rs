@@ -1,18 +1,18 @@
-//! Who gets how much of what ready sandboxes may take together.
+//! Divides the resources of the pool among the kinds.
 
-/// What one kind would have ready.
+/// Demand of one kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Want {
-    /// So many.
+    /// Number of sandboxes.
     pub count: u32,
-    /// What each takes of memory.
+    /// Memory of each sandbox.
     pub memory_bytes: u64,
-    /// And of the disk.
+    /// Disk of each sandbox.
     pub disk_bytes: u64,
 }
 
-/// How many each gets: one each in turn, until all have what they want or no more fits. So a kind of which two hundred were asked for at
-/// once leaves the others theirs.
+/// Returns the number of sandboxes for each kind. Slots are dealt round-robin until every kind has its number
+/// or nothing more fits. So a kind with two hundred requests at once leaves the other kinds their share.
 pub fn deal(mut memory_bytes: u64, mut disk_bytes: u64, wants: &[Want]) -> Vec<u32> {
     let mut dealt = vec![0; wants.len()];
     loop {

@@ -1,32 +1,32 @@
-//! How many sandboxes of one kind should be ready, by how many were asked for lately.
+//! Decides how many sandboxes of one kind are pre-warmed, from the recent demand.
 //!
-//! What is kept ready is the most that was asked for in any [`SLOT_MS`] of the last [`SLOTS`] of them: a burst of that size is
-//! then served again. A rate alone would forget that requests come in bursts.
+//! The number is the maximum of the requests in any [`SLOT_MS`] of the last [`SLOTS`] slots, so that a burst
+//! of that size can be served again. A mere rate would ignore that requests come in bursts.
 
-/// About what a machine needs to make a few anew.
+/// Length of a slot: about the time in which a machine replaces a few sandboxes.
 const SLOT_MS: u64 = 2000;
-/// Five minutes of them.
+/// Number of slots: five minutes.
 const SLOTS: usize = 150;
-/// A kind that nobody has asked for in an hour is not kept ready.
+/// Time without requests after which a kind is no longer pre-warmed.
 const FORGET_MS: u64 = 3_600_000;
 
-/// What was asked for of one kind.
+/// Recent requests for one kind.
 #[derive(Clone, Debug)]
 pub struct Demand {
     counts: [u32; SLOTS],
-    /// The newest slot, counted from the beginning of time.
+    /// Number of the newest slot, counted from time zero.
     newest: u64,
-    /// When it was last asked for, or set up.
+    /// Time of the last request, or of the creation.
     last_ms: u64,
 }
 
 impl Demand {
-    /// Nothing was asked for until now.
+    /// Creates a demand without requests.
     pub fn new(now_ms: u64) -> Self {
         Self { counts: [0; SLOTS], newest: now_ms / SLOT_MS, last_ms: now_ms }
     }
 
-    /// One is asked for.
+    /// Counts a request.
     pub fn add(&mut self, now_ms: u64) {
         self.advance(now_ms);
         self.last_ms = now_ms;
@@ -35,7 +35,7 @@ impl Demand {
         }
     }
 
-    /// How many should be ready: at least `least`, while it is asked for at all.
+    /// Returns the number of sandboxes to keep ready: at least `least`, and 0 once the demand is over.
     pub fn wanted(&mut self, now_ms: u64, least: u32) -> u32 {
         self.advance(now_ms);
         if self.is_over(now_ms) {
@@ -44,12 +44,12 @@ impl Demand {
         self.counts.iter().copied().max().unwrap_or(0).max(least)
     }
 
-    /// When it was last asked for, or set up.
+    /// Returns the time of the last request, or of the creation.
     pub fn last_ms(&self) -> u64 {
         self.last_ms
     }
 
-    /// Whether nobody has asked for it in a long time.
+    /// Returns true if the last request was more than `FORGET_MS` ago.
     pub fn is_over(&self, now_ms: u64) -> bool {
         now_ms.saturating_sub(self.last_ms) > FORGET_MS
     }

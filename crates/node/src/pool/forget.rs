@@ -1,26 +1,28 @@
-//! Which kind of ready sandboxes is forgotten for a new one.
+//! Chooses the kind that the pool forgets to make a slot for a new one.
 //!
-//! A project that asks for many kinds takes places from itself first, and then from whoever has the most: no project closes the pool
-//! to others.
+//! A project that requests many kinds takes slots from itself first, then from the project that has the most.
+//! No project can close the pool to others.
 
-/// Kinds that are remembered: templates, with each set of limits that was asked for.
+/// Maximum number of kinds in the pool. Each combination of template and limits is one kind.
 pub const KINDS_MAX: usize = 64;
-/// Of these, those that one project asked for first. Eight projects with as many leave nobody out.
+/// Maximum number of kinds that one project requested first. Eight projects can have this many without
+/// displacing each other.
 pub const KINDS_OF_PROJECT_MAX: usize = 8;
 
-/// A kind that is remembered.
+/// A kind in the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Known<'a> {
-    /// The project that asked for it first.
+    /// Project that requested it first.
     pub project: &'a str,
-    /// When it was last asked for.
+    /// Time of the last request for it.
     pub last_ms: u64,
-    /// Whether it stays in any case.
+    /// True if it is never forgotten.
     pub always: bool,
 }
 
-/// The place in the list of the kind that is forgotten before a project gets one more: the one that was not asked for the longest,
-/// of that project, or of the project that has the most. Nothing where there is a place left.
+/// Returns the index of the kind to forget before `project` adds one: the least recently requested kind of
+/// this project if it has reached its limit, otherwise of the project with the most kinds. Returns `None` if
+/// there is a free slot.
 pub fn forgotten(kinds: &[Known<'_>], project: &str) -> Option<usize> {
     let count = |of: &str| kinds.iter().filter(|kind| !kind.always && kind.project == of).count();
     let owner = if count(project) >= KINDS_OF_PROJECT_MAX {

@@ -1,4 +1,4 @@
-//! Where the account is, its key, and what is said when neither works.
+//! The account's address and key, and the errors if they do not work.
 
 use std::time::Duration;
 
@@ -7,45 +7,45 @@ use reqwest::{Method, RequestBuilder, Response, StatusCode};
 
 use crate::Error;
 
-/// The variable that names its address, as Daytona's own programs have it.
+/// Environment variable with the API's address, the same as for Daytona's own programs.
 pub(super) const ADDRESS: &str = "DAYTONA_API_URL";
-/// The one that holds the key.
+/// Environment variable with the API key.
 const KEY: &str = "DAYTONA_API_KEY";
-/// The one that names the region, if not the account's own.
+/// Environment variable with the region, if it is not the account's default.
 const TARGET: &str = "DAYTONA_TARGET";
 
-/// The account asks its machines before it answers.
+/// Timeout for a response. The account queries its machines before it responds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// What is told on of its own words.
+/// Maximum number of characters of an account's message in an error.
 const SAID_CHARS_MAX: usize = 400;
 
-/// An account: cheap to clone. Its key is shown to nobody.
+/// A Daytona account. Cheap to clone. The key is never displayed.
 #[derive(Clone)]
 pub struct Account {
     address: String,
-    /// Where workspaces are made, if not where the account says.
+    /// Region of new workspaces, if it is not the account's default.
     pub(super) target: Option<String>,
     http: reqwest::Client,
 }
 
-/// What an account answered that was not what was asked for.
+/// An error response of an account.
 pub(super) struct Refusal {
-    /// Its status.
+    /// Its HTTP status.
     pub status: StatusCode,
-    /// Its words.
+    /// Its message.
     pub said: String,
 }
 
 impl Account {
-    /// Whether an address or a key is there, so that somebody means it to be used.
+    /// Returns true if an address or a key is configured, which means that Daytona is to be used.
     pub fn is_meant() -> bool {
         variable(ADDRESS).is_some() || variable(KEY).is_some()
     }
 
-    /// The account that the environment names.
+    /// Returns the account that is configured in the environment.
     ///
     /// # Errors
-    /// There is none, or what is there cannot be used.
+    /// No account is configured, or its address or key is invalid.
     pub fn find() -> Result<Self, Error> {
         let missing = |name: &str| Error::Unavailable {
             what: "Daytona is not configured".into(),
@@ -59,10 +59,11 @@ impl Account {
         Self::new(&address, &key, variable(TARGET))
     }
 
-    /// An account at this address, with this key, whose workspaces are made in this region if not in its own.
+    /// Creates an account with this address and this key. `target` is the region of its workspaces, if it is
+    /// not the account's default.
     ///
     /// # Errors
-    /// The address or the key cannot be used.
+    /// The address or the key is invalid.
     pub fn new(address: &str, key: &str, target: Option<String>) -> Result<Self, Error> {
         let wrong = |name: &str, why: String| Error::Unavailable {
             what: "Daytona cannot be used".into(),
@@ -86,22 +87,22 @@ impl Account {
         Ok(Self { address: address.trim_end_matches('/').to_owned(), target, http })
     }
 
-    /// Where it is.
+    /// Returns the address of the API.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
 
-    /// A request to the account.
+    /// Creates a request to the account.
     pub(super) fn ask(&self, method: Method, path: &str) -> RequestBuilder {
         self.at(method, &format!("{}{path}", self.address))
     }
 
-    /// A request to a workspace of it.
+    /// Creates a request to a workspace of the account.
     pub(super) fn at(&self, method: Method, url: &str) -> RequestBuilder {
         self.http.request(method, url)
     }
 
-    /// What it answers: what was asked for, or its refusal.
+    /// Sends a request; returns the response, or the refusal.
     pub(super) async fn send(
         &self,
         act: &str,
@@ -133,7 +134,7 @@ impl Account {
         }
     }
 
-    /// The same, where every refusal is an error.
+    /// Sends a request, and treats every refusal as an error.
     pub(super) async fn done(
         &self,
         act: &str,
@@ -143,7 +144,7 @@ impl Account {
         self.send(act, request, longer).await?.map_err(|refusal| self.failed(act, &refusal))
     }
 
-    /// What an answer says, whole and soon.
+    /// Reads and parses a response, with a timeout.
     pub(super) async fn read<T: serde::de::DeserializeOwned>(
         &self,
         act: &str,
@@ -163,7 +164,7 @@ impl Account {
         })
     }
 
-    /// The error for something that was not done.
+    /// Returns the error for an operation that the account refused.
     pub(super) fn failed(&self, act: &str, refusal: &Refusal) -> Error {
         Error::Unavailable {
             what: format!("Daytona failed to {act}"),
@@ -172,7 +173,7 @@ impl Account {
         }
     }
 
-    /// The error where nobody answers.
+    /// Returns the error for an account that does not respond.
     fn silent(&self, why: &str) -> Error {
         Error::Unavailable {
             what: "Daytona cannot be reached".into(),
@@ -182,7 +183,7 @@ impl Account {
     }
 }
 
-/// Whether what is sent there can be read by nobody on the way.
+/// Returns true if requests to this URL cannot be read in transit.
 pub(super) fn is_private(url: &str) -> bool {
     let Ok(url) = reqwest::Url::parse(url) else { return false };
     let inside = url.host_str().is_some_and(|host| ["127.0.0.1", "localhost", "[::1]"].contains(&host));
@@ -193,7 +194,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
-/// What a refusal says, which is JSON with a message in it, or anything.
+/// Returns the message of an error response, which is JSON with a message or any other text.
 fn words(body: &str) -> String {
     let found = serde_json::from_str::<serde_json::Value>(body).ok();
     let message = found.as_ref().and_then(|found| {

@@ -1,7 +1,9 @@
-//! The channel: bytes through a terminal of the workspace, on which `guest connect` has switched off all that terminals do to bytes.
+//! The channel: the byte stream of a terminal of the workspace. `guest connect` puts the terminal into raw
+//! mode, so that it does not alter bytes.
 //!
-//! The agent gives no other way to speak with a program for long. It runs a shell there, and tells everything that appears on the
-//! terminal: a prompt, the echo of what is typed. So what is heard before the guest's greeting is passed over.
+//! The agent provides no other long-lived connection to a program. It runs a shell on the terminal and sends
+//! everything that appears there: a prompt, the echo of the input. So all output before the guest's hello is
+//! discarded.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,22 +31,22 @@ use super::workspace::Workspace;
 use crate::Error;
 use crate::engine::channel::greet;
 
-/// The agent takes 64 KiB in one message.
+/// Size of the chunks sent to the agent, which accepts up to 64 KiB in one message.
 const PIECE_BYTES: usize = 32 * 1024;
-/// What a shell may say before the guest does.
+/// Maximum output of the shell before the guest's hello.
 const PASSED_OVER_MAX: usize = 1 << 20;
-/// What begins the names of our terminals.
+/// Prefix of the names of our terminals.
 const OURS: &str = "bellglass-";
-/// What is typed: the shell becomes the guest. The leading space keeps it out of histories.
+/// The shell's input, which replaces the shell with the guest. The leading space keeps it out of histories.
 const TYPED: &str = " exec /.bellglass/guest connect\n";
 
 type Socket = WebSocketStream<Upgraded>;
 
-/// The terminals on which a process speaks, by name.
+/// The names of the terminals that a process uses.
 #[derive(Clone, Default)]
 pub(super) struct Terminals(Arc<Mutex<BTreeSet<String>>>);
 
-/// One of them, for as long as it is held.
+/// A terminal in use; dropping this value releases its name.
 struct Held {
     name: String,
     all: Terminals,
@@ -67,7 +69,7 @@ impl Drop for Held {
     }
 }
 
-/// What the agent says of the terminals there are.
+/// The agent's list of terminals.
 #[derive(Deserialize)]
 struct Found {
     #[serde(default)]
@@ -80,11 +82,11 @@ struct Session {
 }
 
 impl Daytona {
-    /// Has process 1 called, and greets it.
+    /// Makes process 1 connect, and performs the handshake.
     pub(super) async fn dial(&self, id: &SandboxId, deadline: Instant) -> Result<UnixStream, Error> {
         let account = &self.shared.account;
         let workspace = self.find(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
-        // One that a dead process has left holds the guest's only connection.
+        // A terminal left by a dead process would occupy the guest's only connection.
         self.remove_old(&workspace).await?;
         let terminal = self.shared.terminals.hold(format!("{OURS}{}", word()?));
         let act = "open a terminal";
@@ -117,7 +119,7 @@ impl Daytona {
             .map_err(|why| Error::Impostor { id: id.clone(), why })
     }
 
-    /// Ends the terminals of ours on which nobody here speaks, and what runs on them.
+    /// Closes our terminals that this process does not use, which kills the programs on them.
     async fn remove_old(&self, workspace: &Workspace) -> Result<(), Error> {
         let (account, act) = (&self.shared.account, "list terminals");
         let request = account.at(Method::GET, &workspace.toolbox("/process/pty")?);
@@ -132,7 +134,7 @@ impl Daytona {
 
 async fn remove(account: &Account, workspace: &Workspace, terminal: &str) -> Result<(), Error> {
     let request = account.at(Method::DELETE, &workspace.toolbox(&format!("/process/pty/{terminal}"))?);
-    // One that is gone is what was wanted.
+    // Succeeds if the terminal is already gone.
     account.send("close a terminal", request, Duration::ZERO).await.map(|_| ())
 }
 
@@ -159,7 +161,7 @@ async fn upgrade(account: &Account, url: &str) -> Result<Socket, Error> {
     Ok(WebSocketStream::from_raw_socket(upgraded, Role::Client, None).await)
 }
 
-/// Sixteen letters that nobody guesses.
+/// Returns sixteen random hexadecimal digits.
 fn word() -> Result<String, Error> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -167,7 +169,8 @@ fn word() -> Result<String, Error> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Types, passes over what comes before the greeting, and passes on until either side ends; then both do.
+/// Types the command, discards all output before the hello, and then copies data in both directions until
+/// either side ends.
 async fn pass_on(node: UnixStream, socket: Socket) {
     let (mut from_node, mut to_node) = node.into_split();
     let (mut heard, mut said) = socket.split();
@@ -177,7 +180,7 @@ async fn pass_on(node: UnixStream, socket: Socket) {
     let outwards = async {
         let mut before = Some(Before::default());
         while let Some(Ok(message)) = said.next().await {
-            // Text is what the agent says itself.
+            // Text messages come from the agent itself.
             let Message::Binary(bytes) = message else { continue };
             let bytes = match &mut before {
                 None => bytes.to_vec(),
@@ -208,19 +211,19 @@ async fn pass_on(node: UnixStream, socket: Socket) {
     }
 }
 
-/// What was heard so far, none of which was the greeting.
+/// Output received so far that does not contain the hello.
 #[derive(Default)]
 struct Before {
     kept: Vec<u8>,
     seen: usize,
 }
 
-/// More was said than a shell has to say.
+/// Error: the output before the hello exceeds the maximum.
 #[derive(Debug, PartialEq, Eq)]
 struct TooMuch;
 
 impl Before {
-    /// What of this, and of what came before, is the greeting and what follows it.
+    /// Returns the data from the beginning of the hello on, taking earlier output into account.
     fn after(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, TooMuch> {
         let greeting = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false }.encode();
         self.seen += bytes.len();
@@ -228,7 +231,7 @@ impl Before {
         if let Some(at) = self.kept.windows(HELLO_BYTES).position(|window| window == greeting) {
             return Ok(Some(self.kept.split_off(at)));
         }
-        // The beginning of a greeting may be at the end of what was heard.
+        // The end of the output may be the beginning of the hello, so it is retained.
         let needless = self.kept.len().saturating_sub(HELLO_BYTES - 1);
         self.kept.drain(..needless);
         if self.seen > PASSED_OVER_MAX { Err(TooMuch) } else { Ok(None) }

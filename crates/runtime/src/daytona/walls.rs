@@ -1,4 +1,5 @@
-//! What the guest is told to put up: the limits, the mounts, the capabilities and the filter that other backends are told.
+//! The isolation settings for the guest: the same limits, mounts, capabilities and filter as for other
+//! backends.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +11,16 @@ use crate::engine::container;
 use crate::oci::{config, seccomp};
 use crate::{Error, Tier};
 
-/// What a sandbox knows of names: itself.
+/// The hosts file of a sandbox, with only its own names.
 const HOSTS: &str = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost\n";
 
-/// Where programs of a workspace have sockets, which a read-only root keeps nobody from.
+/// Directories in which programs of a workspace have sockets. A read-only root does not prevent connections
+/// to these.
 const OTHERS: [&str; 2] = ["/run", "/var/tmp"];
 
-/// Ends whoever makes a call of x32, a second way to number the calls of x86, which the compiler knows nothing of: load the number; is
-/// it of x32, or below; end; allow. Elsewhere there are no such numbers.
+/// A filter that kills processes that make x32 calls. This is a second numbering of x86 calls that the
+/// compiler does not support. The instructions: load the call number; compare it with the first x32 number;
+/// kill; allow. Other architectures have no such numbers.
 const FOREIGN: [Instruction; 4] = [
     (0x20, 0, 0, 0),
     (0x35, 0, 1, 0x4000_0000),
@@ -25,7 +28,7 @@ const FOREIGN: [Instruction; 4] = [
     (0x06, 0, 0, libc::SECCOMP_RET_ALLOW),
 ];
 
-/// The walls of a sandbox with these limits.
+/// Returns the walls of a sandbox with these limits.
 pub(super) fn walls(limits: &Limits) -> Result<Walls, Error> {
     let mut disks: BTreeMap<String, String> =
         container::disks(limits).map(|(path, _, options)| (path.to_owned(), options)).into();
@@ -47,8 +50,9 @@ pub(super) fn walls(limits: &Limits) -> Result<Walls, Error> {
     })
 }
 
-/// The filter of system calls as Linux takes it. One filter has one answer for what it names, so there is one that allows what is
-/// allowed and answers the rest as by default, and one for each other answer, put on later: of two errors Linux tells the later one.
+/// Returns the system call filters as BPF programs. A compiled filter has one action for the calls it lists.
+/// So one filter allows the allowed calls and returns the default error for the rest, and one filter for each
+/// other error is installed after it: of two errors, Linux returns that of the filter installed last.
 fn filters() -> Result<Vec<Vec<Instruction>>, Error> {
     let filter = seccomp::filter(Tier::Container);
     let default = filter.get("defaultErrnoRet").and_then(Value::as_u64).unwrap_or_default();
@@ -69,7 +73,8 @@ fn filters() -> Result<Vec<Vec<Instruction>>, Error> {
     Ok(filters)
 }
 
-/// A rule as the compiler reads it, for each call that it knows. One that it does not is left to the default, which refuses.
+/// Translates a rule to the compiler's format, for each call that the compiler knows. Unknown calls are left
+/// to the default, which refuses them.
 fn translated(rule: &Value) -> Vec<Value> {
     let number =
         |argument: &Value, name: &str| argument.get(name).and_then(Value::as_u64).unwrap_or_default();
@@ -78,7 +83,7 @@ fn translated(rule: &Value) -> Vec<Value> {
         let (op, value) = match argument.get("op").and_then(Value::as_str) {
             Some("SCMP_CMP_EQ") => (json!("eq"), value),
             Some("SCMP_CMP_GT") => (json!("gt"), value),
-            // The mask, and what has to be left under it.
+            // The mask, and the value required under the mask.
             _ => (json!({ "masked_eq": value }), two),
         };
         json!({ "index": number(argument, "index"), "type": "qword", "op": op, "val": value })
@@ -119,7 +124,7 @@ mod tests {
         for rule in rules {
             let names = rule["names"].as_array().unwrap().len();
             let missing = names - translated(rule).len();
-            // Newer than the compiler's own list, or of another processor: refused, as by default.
+            // Calls newer than the compiler's list, or of another architecture: refused by default.
             assert!(missing <= 8, "{missing} of {names} calls are not known in {rule}");
             for argument in rule["args"].as_array().into_iter().flatten() {
                 let op = argument["op"].as_str().unwrap();

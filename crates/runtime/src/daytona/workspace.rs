@@ -1,4 +1,4 @@
-//! One workspace: made, asked, removed; what is run and put inside.
+//! One workspace: creating, querying and removing it, running commands and uploading files.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,23 +15,23 @@ use serde_json::json;
 use super::account::{self, Account};
 use crate::{Error, Spec, files};
 
-/// Says whose workspace it is, and of which sandbox.
+/// Labels with the owner of a workspace, and with its sandbox.
 const OWNER: &str = "dev.bellglass.owner";
 const SANDBOX: &str = "dev.bellglass.sandbox";
-/// What is listed at once, and how often more is asked for: nobody has so many.
+/// Page size of listings, and the maximum number of pages: more than any account has.
 const PAGE: usize = 100;
 const PAGES_MAX: usize = 1000;
-/// What our first words to a shell exit with where it is not root's.
+/// Exit code of the first shell command if the shell does not run as root.
 const NOT_ROOT: i64 = 3;
-/// Daytona removes a workspace by itself so long after its sandbox has ended by its own timer.
+/// Delay after the sandbox's own time to live until Daytona removes the workspace on its own.
 const LEFT_MINUTES: u64 = 5;
 const GIB: u64 = 1 << 30;
-/// What is answered to a removal that may be asked for again.
+/// Statuses of a removal request that may be sent again.
 const AGAIN: [StatusCode; 3] = [StatusCode::NOT_FOUND, StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS];
-/// A command without a time of its own says one line.
+/// Timeout for a command, in addition to the time that its caller allows.
 const SAYS_WITHIN: Duration = Duration::from_secs(20);
 
-/// What the account says of a workspace.
+/// The account's description of a workspace.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Workspace {
@@ -42,7 +42,7 @@ pub(super) struct Workspace {
     error_reason: Option<String>,
     #[serde(default)]
     labels: HashMap<String, String>,
-    /// Cores, and GiB of memory.
+    /// Number of cores, and GiB of memory.
     #[serde(default)]
     cpu: u64,
     #[serde(default)]
@@ -51,7 +51,7 @@ pub(super) struct Workspace {
     toolbox_proxy_url: String,
 }
 
-/// A page of them.
+/// A page of a listing.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Page {
@@ -60,7 +60,7 @@ struct Page {
     next_cursor: Option<String>,
 }
 
-/// How a command ended that was run inside.
+/// Result of a command in a workspace.
 #[derive(Deserialize)]
 pub(super) struct Ran {
     /// Its exit code.
@@ -80,7 +80,7 @@ fn name(id: &SandboxId) -> String {
 }
 
 impl Workspace {
-    /// Has the account make one.
+    /// Creates a workspace.
     pub async fn make(account: &Account, id: &SandboxId, owner: &str, spec: &Spec) -> Result<Self, Error> {
         let ttl_minutes = spec.limits.ttl_ms.div_ceil(60_000) + LEFT_MINUTES;
         let mut body = json!({
@@ -89,8 +89,8 @@ impl Workspace {
             "labels": { OWNER: owner, SANDBOX: id.as_str() },
             "public": false,
             "networkBlockAll": true,
-            // The last that removes it, where nobody here ever comes back: by its age, or on servers that do not know that, when
-            // nobody has used it for so long.
+            // A safety net that removes the workspace if this node never returns: by its age or, on servers
+            // that do not support that, after it has not been used for this time.
             "ttlMinutes": ttl_minutes,
             "autoStopInterval": ttl_minutes,
             "autoDeleteInterval": 0,
@@ -102,7 +102,7 @@ impl Workspace {
         let request = account.ask(Method::POST, "/sandbox").header("content-type", "application/json");
         match account.send(act, request.body(body.to_string()), Duration::ZERO).await? {
             Ok(response) => account.read(act, response).await,
-            // Of this name, but not of this data directory: nothing here is ours to remove.
+            // The name is in use by a workspace of another data directory, which must not be removed.
             Err(refusal) if refusal.status == StatusCode::CONFLICT => Err(Error::Exists(id.clone())),
             Err(refusal) if refusal.said.contains("napshot") => Err(Error::Unavailable {
                 what: "Daytona has no snapshot for this template".into(),
@@ -116,12 +116,12 @@ impl Workspace {
         }
     }
 
-    /// The workspace of a sandbox, whosever it is.
+    /// Returns the workspace of a sandbox, regardless of its owner.
     pub async fn find(account: &Account, id: &SandboxId) -> Result<Option<Self>, Error> {
         Self::look(account, &name(id)).await
     }
 
-    /// The same one, as it is now.
+    /// Returns the current state of this workspace, or `None` if it no longer exists.
     pub async fn look_again(&self, account: &Account) -> Result<Option<Self>, Error> {
         Self::look(account, &self.id).await
     }
@@ -136,7 +136,7 @@ impl Workspace {
         }
     }
 
-    /// All of an owner's, or of one sandbox, but no more than so many.
+    /// Returns all workspaces of an owner, or of one of its sandboxes, up to about `most`.
     pub async fn all(
         account: &Account,
         owner: &str,
@@ -169,38 +169,38 @@ impl Workspace {
         })
     }
 
-    /// Whether it is this owner's.
+    /// Returns true if it belongs to this owner.
     pub fn is_of(&self, owner: &str) -> bool {
         self.labels.get(OWNER).is_some_and(|named| named == owner)
     }
 
-    /// The sandbox that it is of.
+    /// Returns its sandbox.
     pub fn sandbox(&self) -> Option<SandboxId> {
         self.labels.get(SANDBOX)?.parse().ok()
     }
 
-    /// Whether something can be run in it.
+    /// Returns true if commands can run in it.
     pub fn is_running(&self) -> bool {
         self.state == "started"
     }
 
-    /// Whether nothing will ever run in it again.
+    /// Returns true if no command will ever run in it again.
     pub fn is_over(&self) -> bool {
         ["archived", "build_failed", "destroyed", "destroying", "error", "stopped"]
             .contains(&self.state.as_str())
     }
 
-    /// Whether it is gone, whatever is still said of it.
+    /// Returns true if it has been removed, even if the account still lists it.
     pub fn is_removed(&self) -> bool {
         self.state == "destroyed"
     }
 
-    /// Whether it will be.
+    /// Returns true if it is being removed.
     pub fn is_being_removed(&self) -> bool {
         self.state == "destroying"
     }
 
-    /// Whether it runs already. One that never will is an error.
+    /// Returns true if it is running. Fails if it will never run.
     pub fn has_begun(&self) -> Result<bool, Error> {
         if self.is_over() {
             let reason = self.error_reason.as_deref().unwrap_or("no reason given");
@@ -213,7 +213,7 @@ impl Workspace {
         Ok(self.is_running())
     }
 
-    /// Refuses what a workspace of this size cannot hold beside `own` bytes.
+    /// Refuses limits that a workspace of this size cannot provide in addition to `own` bytes.
     pub fn check(&self, limits: &Limits, own: u64) -> Result<(), Error> {
         let (memory, cpu) = (self.memory.saturating_mul(GIB), self.cpu.saturating_mul(1000));
         if limits.memory_bytes + own > memory {
@@ -237,9 +237,9 @@ impl Workspace {
         Ok(())
     }
 
-    /// Puts the guest in, and what it has to put up.
+    /// Uploads the guest and its isolation settings.
     pub async fn put_in(&self, account: &Account, guest: &Path, walls: &Walls) -> Result<(), Error> {
-        // Whatever user the image names is who the agent is, and only root can put up walls.
+        // The agent runs as the user that the image specifies, and only root can set up the walls.
         let ready = format!(
             "[ \"$(id -u)\" = 0 ] || exit {NOT_ROOT}; mkdir -p -m 0755 /.bellglass && rm -rf /.bellglass/*"
         );
@@ -264,7 +264,7 @@ impl Workspace {
         account.done("upload the guest", request, Duration::from_secs(240)).await.map(|_| ())
     }
 
-    /// Has the guest put up its walls, and process 1 wait behind them.
+    /// Makes the guest set up its walls and start process 1 behind them.
     pub async fn begin(&self, account: &Account, ttl_ms: u64) -> Result<(), Error> {
         let words = format!(
             "cd / && chmod 0755 /.bellglass/guest && exec env -i PATH=/usr/bin:/bin /.bellglass/guest init --ttl-ms {ttl_ms} --walls"
@@ -281,7 +281,7 @@ impl Workspace {
         })
     }
 
-    /// Runs a command of a shell inside, as root.
+    /// Runs a shell command in the workspace, as root.
     pub async fn run(&self, account: &Account, words: &str, longer: Duration) -> Result<Ran, Error> {
         let act = "run a command in the workspace";
         let within = SAYS_WITHIN + longer;
@@ -292,19 +292,20 @@ impl Workspace {
         account.read(act, account.done(act, request.body(body.to_string()), within).await?).await
     }
 
-    /// Has it removed, if that can be now.
+    /// Requests its removal, if that is possible now.
     pub async fn remove(&self, account: &Account) -> Result<(), Error> {
         let act = "remove a workspace";
         let request = account.ask(Method::DELETE, &format!("/sandbox/{}", self.id));
         match account.send(act, request, Duration::ZERO).await? {
             Ok(_) => Ok(()),
-            // Gone, or something else is being done to it, or too much is asked: all of which ends.
+            // The workspace is already gone, in transition, or the rate limit was reached: all of these are
+            // temporary.
             Err(refusal) if AGAIN.contains(&refusal.status) || refusal.status.is_server_error() => Ok(()),
             Err(refusal) => Err(account.failed(act, &refusal)),
         }
     }
 
-    /// Where its agent is asked, with the same key: so over a way on which nobody reads it.
+    /// Returns a URL of the workspace's agent. Must be private, because the API key is sent to it.
     pub fn toolbox(&self, path: &str) -> Result<String, Error> {
         let url = format!("{}/{}{path}", self.toolbox_proxy_url.trim_end_matches('/'), self.id);
         match account::is_private(&url) {
@@ -318,7 +319,7 @@ impl Workspace {
     }
 }
 
-/// Why nothing can be put into a workspace.
+/// Returns the error for a workspace into which the guest cannot be installed.
 fn not_ready(Ran { code, said }: &Ran) -> Error {
     let (why, fix) = match *code {
         NOT_ROOT => (
@@ -333,7 +334,7 @@ fn not_ready(Ran { code, said }: &Ran) -> Error {
     Error::Unavailable { what: "the Daytona workspace cannot be isolated".into(), why, fix: fix.into() }
 }
 
-/// Whether workspaces can be made of a snapshot of that name.
+/// Returns true if a snapshot with this name exists.
 pub(super) async fn has_snapshot(account: &Account, name: &str) -> Result<bool, Error> {
     let act = "find a snapshot";
     let mut url = reqwest::Url::parse(account.address())

@@ -1,6 +1,7 @@
-//! The channel: bytes through an exec of `guest connect`, which the engine runs inside.
+//! The channel: the streams of `guest connect`, which the engine runs as an exec inside the container.
 //!
-//! The rest of the node wants a socket. It gets one end of a pair; a task of ours passes on between the other end and the engine.
+//! The rest of the node expects a socket. It gets one end of a socket pair; a task copies data between the
+//! other end and the engine.
 
 use std::time::Duration;
 
@@ -17,18 +18,18 @@ use tokio::time::Instant;
 use super::{Engine, container};
 use crate::Error;
 
-/// What is read at once from the node's side. Engines pass on 32 KiB at a time.
+/// Buffer size for data from the node. Engines forward 32 KiB at a time.
 const PIECE_BYTES: usize = 64 * 1024;
-/// What an exec may say of a posture.
+/// Maximum size of a posture report.
 const SAID_BYTES_MAX: usize = 1 << 20;
-/// A program that says one line and ends.
+/// Timeout for a posture report: the program prints one line and exits.
 const SAYS_WITHIN: Duration = Duration::from_secs(20);
 
 type Said = std::pin::Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
 type Heard = std::pin::Pin<Box<dyn AsyncWrite + Send>>;
 
 impl Engine {
-    /// Has process 1 called, and greets it.
+    /// Makes process 1 connect, and performs the handshake.
     pub(super) async fn dial(&self, id: &SandboxId, deadline: Instant) -> Result<UnixStream, Error> {
         let (said, heard) = self.run_inside(id, &["connect"]).await?;
         let (ours, theirs) = UnixStream::pair()
@@ -40,7 +41,7 @@ impl Engine {
             .map_err(|why| Error::Impostor { id: id.clone(), why })
     }
 
-    /// What process 1 says of itself.
+    /// Returns the posture that process 1 reports about itself.
     pub(super) async fn ask_first(&self, id: &SandboxId) -> Result<Posture, Error> {
         let (mut said, _heard) = self.run_inside(id, &["posture", "first"]).await?;
         let mut text = Vec::new();
@@ -62,7 +63,7 @@ impl Engine {
         })
     }
 
-    /// Has the engine run the guest's program inside, as root: its output, and its input.
+    /// Runs the guest's program inside as root; returns its output and its input.
     async fn run_inside(&self, id: &SandboxId, words: &[&str]) -> Result<(Said, Heard), Error> {
         let docker = self.docker().await?;
         let options = CreateExecOptions {
@@ -84,7 +85,8 @@ impl Engine {
     }
 }
 
-/// Hears the guest's greeting and answers with ours: no descriptor passes through an engine.
+/// Performs the handshake: reads the guest's hello and sends ours. No descriptors are sent, because an engine
+/// cannot transfer them.
 pub(crate) async fn greet(mut stream: UnixStream) -> Result<UnixStream, String> {
     let mut bytes = [0; HELLO_BYTES];
     let heard = stream.read_exact(&mut bytes).await;
@@ -96,12 +98,12 @@ pub(crate) async fn greet(mut stream: UnixStream) -> Result<UnixStream, String> 
     Ok(stream)
 }
 
-/// Passes on until either side ends; then both do.
+/// Copies data in both directions until either side ends, and then closes both.
 async fn pass_on(node: UnixStream, mut said: Said, mut heard: Heard) {
     let (mut from_node, mut to_node) = node.into_split();
     let outwards = async {
         while let Some(Ok(piece)) = said.next().await {
-            // What the guest writes to standard error is for nobody.
+            // The guest's standard error is discarded.
             if let LogOutput::StdOut { message } = piece
                 && to_node.write_all(&message).await.is_err()
             {

@@ -1,4 +1,5 @@
-//! What an engine is told of one sandbox: the same posture and limits that an OCI runtime is told, in the engine's words.
+//! The container configuration of one sandbox: the same posture and limits as for an OCI runtime, in the
+//! engine's format.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -14,24 +15,25 @@ use bollard::models::{
 use crate::oci::{config, seccomp};
 use crate::{Error, Spec, Tier, Usage};
 
-/// Says whose container it is, and of which sandbox.
+/// Labels with the owner of a container, and with its sandbox.
 const OWNER: &str = "dev.bellglass.owner";
 const SANDBOX: &str = "dev.bellglass.sandbox";
-/// What of the limit on processes is process 1's, and that of two execs of `guest connect`, an old one and a new one.
+/// Processes added to the process limit: process 1, and an old and a new exec of `guest connect`.
 const OWN_PIDS: u64 = 5;
-/// The part of the disk that is the home directory's; the rest is the workspace's.
+/// Divisor for the share of the disk that the home directory gets: a quarter; the workspace gets the rest.
 const HOME_SHARE: u64 = 4;
-/// One file for each of so many bytes.
+/// Bytes of disk per file: one inode for each.
 const FILE_BYTES: u64 = 1024;
-/// What is kept of output besides what process 1 has in memory, as a part of all memory, and at most.
+/// Size of the spool, which holds output that process 1 does not keep in memory: an eighth of the memory
+/// limit, up to a maximum.
 const SPOOL_SHARE: u64 = 8;
 const SPOOL_BYTES_MAX: u64 = 64 << 20;
-/// Processes of one user on the whole machine, as Linux has them where nobody says otherwise.
+/// Limit on processes per user on the whole machine: the usual default of Linux.
 const PROCESSES_MAX: u64 = 32_768;
-/// Calls that are not allowed, and that C libraries and runtimes of languages try before they do without.
+/// System calls that are not allowed, and that C libraries and language runtimes try before they fall back.
 const UNKNOWN: [&str; 7] =
     ["cachestat", "clone3", "io_setup", "listmount", "memfd_secret", "set_mempolicy_home_node", "statmount"];
-/// What else is in the directory of the cgroups: the disks of the machine, by kind.
+/// Other directories in `/sys/fs`, beside the cgroups: the machine's disks by file system type, among others.
 const FILE_SYSTEMS: [&str; 9] = [
     "/sys/fs/bcache",
     "/sys/fs/bpf",
@@ -43,8 +45,8 @@ const FILE_SYSTEMS: [&str; 9] = [
     "/sys/fs/selinux",
     "/sys/fs/xfs",
 ];
-/// What says how the machine's kernel uses its memory. Only root may read it, and on an engine without a user namespace root inside is
-/// root of the machine.
+/// Files with the memory usage of the machine's kernel. Only root may read them, but on an engine without a
+/// user namespace, root inside is root of the machine.
 const KERNEL_MEMORY: [&str; 6] = [
     "/proc/kpagecgroup",
     "/proc/kpagecount",
@@ -53,31 +55,33 @@ const KERNEL_MEMORY: [&str; 6] = [
     "/proc/slabinfo",
     "/proc/vmallocinfo",
 ];
-/// Where a sandbox has its list of names.
+/// Path of the hosts file inside a sandbox.
 pub(super) const HOSTS_AT: &str = "/etc/hosts";
-/// The names that a sandbox of Podman's has, and no others: those that Docker writes.
+/// The whole hosts file of a sandbox on Podman: the same names as Docker writes.
 pub(super) const HOSTS: &str =
     "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.0.1\tsandbox\n";
-/// The states in which process 1 lives.
+/// The states in which process 1 is alive.
 pub(super) const LIVES: [ContainerSummaryStateEnum; 2] =
     [ContainerSummaryStateEnum::RUNNING, ContainerSummaryStateEnum::PAUSED];
 
-/// What differs between what engines understand.
+/// The differences between engines.
 pub(super) enum Dialect {
-    /// Docker's own.
+    /// Docker's API.
     Docker,
-    /// Podman's service reads the filter of system calls from a file of its machine, knows another word for what is masked, and does
-    /// not know how many files a memory disk may have, nor whose it is.
+    /// Podman's service: it reads the system call filter from a file on its machine, has a different option
+    /// for masked paths, and does not support an inode limit or an owner for a tmpfs.
     Podman {
-        /// Where the filter is.
+        /// Path of the filter.
         filter: PathBuf,
-        /// Where [`HOSTS`] is: Podman would copy the machine's own list, and add the machine's address.
+        /// Path of a file with [`HOSTS`]. Without it, Podman would copy the machine's own hosts file and add
+        /// the machine's address.
         hosts: PathBuf,
     },
 }
 
 impl Dialect {
-    /// What of the machine is mounted: for Podman, our own list of names. `z` is for SELinux, which would hide it otherwise.
+    /// Returns the bind mounts from the machine: on Podman, our own hosts file. SELinux would deny access to
+    /// it without `z`.
     fn binds(&self) -> Option<Vec<String>> {
         match self {
             Self::Podman { hosts, .. } if !api::defence::is_off("I-14") => {
@@ -88,49 +92,50 @@ impl Dialect {
     }
 }
 
-/// The name of a sandbox's container.
+/// Returns the name of a sandbox's container.
 pub(super) fn name(id: &SandboxId) -> String {
     format!("bellglass-{id}")
 }
 
-/// What a sandbox's container is labelled with.
+/// Returns the labels of a sandbox's container.
 pub(super) fn labels(id: &SandboxId, owner: &str) -> HashMap<String, String> {
     HashMap::from([(OWNER.to_owned(), owner.to_owned()), (SANDBOX.to_owned(), id.to_string())])
 }
 
-/// The label that all of an owner's containers have, as engines filter by it.
+/// Returns the label of all containers of an owner, in the engines' filter format.
 pub(super) fn owned(owner: &str) -> String {
     format!("{OWNER}={owner}")
 }
 
-/// Whether a container is this owner's.
+/// Returns true if a container belongs to this owner.
 pub(super) fn is_of(found: &ContainerInspectResponse, owner: &str) -> bool {
     let labels = found.config.as_ref().and_then(|config| config.labels.as_ref());
     labels.and_then(|labels| labels.get(OWNER)).is_some_and(|named| named == owner)
 }
 
-/// The sandbox that a container is labelled with.
+/// Returns the sandbox in a container's labels.
 pub(super) fn id_in(labels: HashMap<String, String>) -> Option<SandboxId> {
     labels.get(SANDBOX)?.parse().ok()
 }
 
-/// The largest disk: it is memory, and code has to have some too. The smallest there is is let through in any case.
+/// Returns the maximum disk size: half the memory, because files are in memory and code needs some too. The
+/// minimum disk size is always allowed.
 fn disk_bytes_max(limits: &Limits) -> u64 {
     (limits.memory_bytes / 2).max(Limits::MIN.disk_bytes)
 }
 
-/// The most files: each costs kernel memory, which counts as well.
+/// Returns the maximum number of files: each costs kernel memory, which is charged to the sandbox too.
 fn disk_inodes_max(limits: &Limits) -> u64 {
     limits.disk_bytes / FILE_BYTES
 }
 
-/// What of these can be held.
+/// Reduces the limits to the maximum that this backend can enforce.
 pub(crate) fn within(limits: Limits) -> Limits {
     let limits = Limits { disk_bytes: limits.disk_bytes.min(disk_bytes_max(&limits)), ..limits };
     Limits { disk_inodes: limits.disk_inodes.min(disk_inodes_max(&limits)), ..limits }
 }
 
-/// Refuses what cannot be held where files are memory.
+/// Refuses limits that cannot be enforced if files are in memory.
 pub(crate) fn check(limits: &Limits) -> Result<(), Error> {
     let (most, most_files) = (disk_bytes_max(limits), disk_inodes_max(limits));
     if limits.disk_inodes > most_files {
@@ -154,7 +159,7 @@ pub(crate) fn check(limits: &Limits) -> Result<(), Error> {
     Ok(())
 }
 
-/// All that the engine is told.
+/// Returns the complete container configuration.
 pub(super) fn body(
     spec: &Spec,
     image: String,
@@ -182,7 +187,7 @@ fn host(limits: &Limits, dialect: &Dialect) -> HostConfig {
     let number = |value: u64| i64::try_from(value).ok();
     let text = |words: &[&str]| Some(words.iter().map(|word| (*word).to_owned()).collect());
     HostConfig {
-        // The same twice: no swap.
+        // Equal values mean no swap.
         memory: number(limits.memory_bytes),
         memory_swap: number(limits.memory_bytes),
         nano_cpus: number(limits.cpu_millis.saturating_mul(1_000_000)),
@@ -193,17 +198,17 @@ fn host(limits: &Limits, dialect: &Dialect) -> HostConfig {
         tmpfs: Some(tmpfs(limits, dialect)),
         readonly_rootfs: Some(true),
         network_mode: Some("none".into()),
-        // Process 1 is ours, whatever the engine puts there by default.
+        // Process 1 must be the guest, whatever init process the engine adds by default.
         init: Some(false),
-        // As in every other sandbox. Docker writes the rest of that list itself.
+        // The same name as in every other sandbox. Docker writes the rest of the hosts file itself.
         extra_hosts: matches!(dialect, Dialect::Docker).then(|| vec!["sandbox:127.0.0.1".into()]),
         binds: dialect.binds(),
-        // Docker would copy the machine's own. Podman writes none.
+        // Without this, Docker would copy the machine's resolver configuration. Podman writes none.
         dns: matches!(dialect, Dialect::Docker).then(|| vec!["127.0.0.1".into()]),
         dns_search: matches!(dialect, Dialect::Docker).then(|| vec![".".into()]),
         ipc_mode: Some("private".into()),
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
-        // What process 1 writes is for nobody, and must fill nobody's disk.
+        // The output of process 1 is not needed, and must not fill the engine's disk.
         log_config: Some(HostConfigLogConfig { typ: Some("none".into()), config: None }),
         cap_drop: text(&["ALL"]),
         cap_add: Some(config::RUNS.iter().map(|name| name.trim_start_matches("CAP_").to_owned()).collect()),
@@ -214,15 +219,16 @@ fn host(limits: &Limits, dialect: &Dialect) -> HostConfig {
     }
 }
 
-/// What the sandbox's own network namespace is told, as everywhere.
+/// Returns the settings of the sandbox's own network namespace, the same as for OCI runtimes.
 fn settings() -> HashMap<String, String> {
     let settings = config::settings(Tier::Container);
     let pairs = settings.as_object().into_iter().flatten();
     pairs.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
 }
 
-/// Open files, waiting signals and message queues as everywhere, and no core files. Podman asks for more processes than some machines let it have, unless it is told a
-/// number; the limit that counts is another.
+/// Returns the limits on open files, queued signals and message queues, the same as for OCI runtimes, and
+/// disables core files. Without an explicit value, Podman requests more processes than some machines allow
+/// it; the effective process limit is that of the cgroup.
 fn ulimits(limits: &Limits, dialect: &Dialect) -> Vec<ResourcesUlimits> {
     let limit = |name: &str, value: u64| {
         let value = i64::try_from(value).ok();
@@ -240,14 +246,15 @@ fn ulimits(limits: &Limits, dialect: &Dialect) -> Vec<ResourcesUlimits> {
     all
 }
 
-/// What of the machine is hidden. Not the cgroups: process 1 reads its own count of memory kills there.
+/// Returns the hidden paths. The cgroups are not among them, because process 1 reads its number of OOM kills
+/// there.
 fn masked() -> Vec<String> {
     let others = config::MASKED.into_iter().filter(|path| *path != "/sys/fs");
     others.chain(FILE_SYSTEMS).chain(KERNEL_MEMORY).map(str::to_owned).collect()
 }
 
-/// The filter, for engines that do not know what is to be answered by default and say `EPERM`: where that is not what programs fall
-/// back on, above all those that start threads, it is said call by call.
+/// Returns the filter for engines that do not support a default error and use `EPERM`. Programs do not fall
+/// back on `EPERM`, in particular when they start threads, so these calls get explicit rules.
 fn docker_filter() -> serde_json::Value {
     let mut filter = seccomp::filter(Tier::Container);
     let unknown =
@@ -270,7 +277,7 @@ fn security(dialect: &Dialect) -> Vec<String> {
     options
 }
 
-/// The disks in memory that every sandbox has: where, and how Linux is told how large they are and whose.
+/// Returns the in-memory disks of a sandbox: path, size, and mount options with size and owner.
 pub(crate) fn disks(limits: &Limits) -> [(&'static str, u64, String); 3] {
     let home = limits.disk_bytes / HOME_SHARE;
     let inodes = limits.disk_inodes;
@@ -282,14 +289,14 @@ pub(crate) fn disks(limits: &Limits) -> [(&'static str, u64, String); 3] {
         disk("/workspace", limits.disk_bytes - home, inodes - inodes / HOME_SHARE, &user),
         disk("/home/sandbox", home, inodes / HOME_SHARE, &user),
         match limits.tmp_bytes {
-            // All disks are memory here, within its one limit: this one is as large as the other.
+            // All disks are in memory here, within the memory limit, so `/tmp` is as large as the disk.
             0 => disk("/tmp", limits.disk_bytes, inodes, "mode=1777"),
             bytes => disk("/tmp", bytes, config::tmp_inodes(limits), "mode=1777"),
         },
     ]
 }
 
-/// The same for what is kept of output.
+/// Returns the mount options of the spool.
 pub(crate) fn spool(limits: &Limits) -> String {
     format!("size={},mode=0700", (limits.memory_bytes / SPOOL_SHARE).min(SPOOL_BYTES_MAX))
 }
@@ -304,7 +311,8 @@ fn tmpfs(limits: &Limits, dialect: &Dialect) -> HashMap<String, String> {
     let mut mounts: HashMap<String, String> = disks(limits).map(told).into();
     mounts.insert("/.bellglass/spool".into(), format!("rw,noexec,nosuid,nodev,{}", spool(limits)));
     if let Dialect::Podman { .. } = dialect {
-        // Podman makes these writable, and without a limit, where the root is read-only.
+        // If the root is read-only, Podman mounts these writable and without a size limit, unless they are
+        // configured.
         for path in ["/run", "/var/tmp"] {
             mounts.insert(path.into(), "ro,noexec,nosuid,nodev,notmpcopyup,size=4096".into());
         }
@@ -312,7 +320,7 @@ fn tmpfs(limits: &Limits, dialect: &Dialect) -> HashMap<String, String> {
     mounts
 }
 
-/// What a container uses, in our words.
+/// Converts the engine's statistics of a container.
 pub(super) fn usage(stats: &ContainerStatsResponse, state: &ContainerState) -> Usage {
     let memory = stats.memory_stats.as_ref();
     let memory_bytes = memory.and_then(|memory| memory.usage).unwrap_or(0);

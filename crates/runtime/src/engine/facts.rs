@@ -1,4 +1,4 @@
-//! What an engine says that it can enforce.
+//! The capabilities that an engine reports.
 
 use bollard::Docker;
 use bollard::models::{SystemInfo, SystemInfoCgroupVersionEnum};
@@ -7,28 +7,29 @@ use serde::Deserialize;
 use super::place::Place;
 use crate::{Error, Spec};
 
-/// What is said of an engine that was given nothing to share out.
+/// Explanation for an engine to which no cgroup controllers are delegated.
 const DELEGATE: &str = "the engine reports that it cannot enforce this limit; if it is rootless, delegate the controllers to it on cgroup version 2";
 
-/// What an engine says of itself.
+/// Properties and capabilities that an engine reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Its version.
     pub version: String,
-    /// Whether it runs without root: then root inside a sandbox is nobody outside.
+    /// True if it runs without root: then root inside a sandbox is an unprivileged user outside.
     pub rootless: bool,
-    /// Whether root inside a sandbox is another user outside.
+    /// True if root inside a sandbox is a different user outside.
     pub remapped: bool,
-    /// Whether it is Podman, whatever it is called here.
+    /// True if it is Podman, even if it is configured as Docker.
     pub is_podman: bool,
-    /// Whether its machine could swap what a sandbox has in memory.
+    /// True if its machine can swap out the memory of a sandbox.
     pub swaps: bool,
-    /// Whether a sandbox has its own view of the cgroups. Podman gives it on version 2 only.
+    /// True if a sandbox has a cgroup namespace of its own. Podman provides it on version 2 only.
     pub(super) separates_cgroups: bool,
     memory_bytes: u64,
 }
 
-/// What Podman says of itself in its own words. In Docker's it says that it can limit what it cannot.
+/// Podman's description of itself in its own API. In the Docker-compatible API, it claims limits that it
+/// cannot enforce.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Podman {
@@ -57,11 +58,11 @@ impl Podman {
         Ok(host)
     }
 
-    /// Refuses a service that cannot limit.
+    /// Refuses a service that cannot enforce limits.
     fn check(&self) -> Result<(), Error> {
         let limited = [("memory", "memory_bytes"), ("pids", "pids"), ("cpu", "cpu_millis")];
         let missing = limited.iter().find(|(name, _)| !self.cgroup_controllers.iter().any(|one| one == name));
-        // On version 1 the service of root may name none, although it limits.
+        // On version 1, root's service may report no controllers although it enforces limits.
         let told = self.security.rootless || self.cgroup_version == "v2";
         let Some((_, what)) = missing.filter(|_| told) else { return Ok(()) };
         let why = match self.cgroup_version.as_str() {
@@ -96,7 +97,7 @@ impl Facts {
         })
     }
 
-    /// Refuses an engine that cannot enforce what every sandbox has.
+    /// Refuses an engine that cannot enforce the limits and the filter of every sandbox.
     fn check_info(info: &SystemInfo, is_podman: bool) -> Result<(), Error> {
         let unsupported =
             |what: &'static str, why: &str| Err(Error::Unsupported { what, why: why.to_owned() });
@@ -112,7 +113,8 @@ impl Facts {
             ),
             _ if info.memory_limit == Some(false) => unsupported("memory_bytes", DELEGATE),
             _ if info.pids_limit == Some(false) => unsupported("pids", DELEGATE),
-            // Podman looks for a file of version 1, and says no on version 2. What it can limit it has told in its own words.
+            // Podman checks a file of version 1, so on version 2 it reports false. Its own API was checked
+            // instead.
             _ if info.cpu_cfs_quota == Some(false) && !is_podman => unsupported("cpu_millis", DELEGATE),
             _ if !seccomp => {
                 unsupported("the system call filter", "the engine has no seccomp; use an engine with seccomp")
@@ -121,7 +123,7 @@ impl Facts {
         }
     }
 
-    /// Refuses what this engine's machine does not have.
+    /// Refuses a spec that exceeds the capacity of the engine's machine.
     pub(super) fn check(&self, spec: &Spec) -> Result<(), Error> {
         if spec.limits.memory_bytes > self.memory_bytes {
             return Err(Error::Capacity {
@@ -135,7 +137,7 @@ impl Facts {
         Ok(())
     }
 
-    /// What the default posture of a container has and this has not.
+    /// Returns the parts of a container's default posture that this engine does not provide.
     pub(super) fn lacks(&self) -> Vec<String> {
         let mut lacks = Vec::new();
         if !self.remapped {
@@ -192,7 +194,7 @@ impl Facts {
     }
 }
 
-/// Whether an engine's name for its processor is that of this one.
+/// Returns true if an engine's name for its architecture is the architecture of this program.
 fn is_same(architecture: &str) -> bool {
     let ours: &[&str] = match std::env::consts::ARCH {
         "x86_64" => &["x86_64", "amd64"],

@@ -1,7 +1,9 @@
-//! Root file systems that an engine has, sealed with the guest in them.
+//! Sealed images: root file systems of an engine, with the guest in them.
 //!
-//! A sandbox's root is read-only, and engines put nothing into such a container before its start. So for each root file system and
-//! each version of the guest there is an image with both, made once: a container that is never started, the guest put into it, kept.
+//! A sandbox's root is read-only, and engines cannot copy files into such a container before it starts. So
+//! there is an image for each combination of a root file system and a version of the guest. It is created
+//! once: the guest is copied into a container that is never started, and the container is committed as an
+//! image.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,13 +24,14 @@ use futures_util::{StreamExt as _, stream};
 use super::{Engine, Kind, known, unless_gone};
 use crate::{Error, files};
 
-/// A root file system with nothing in it.
+/// Name of the empty root file system.
 pub const EMPTY: &str = "localhost/bellglass/empty:latest";
-/// Where sealed images are kept.
+/// Repository of the sealed images.
 const SEALED: &str = "localhost/bellglass/sealed";
-/// Begins the name of a container in which an image is being sealed; the owner follows. A label would stay in the image.
+/// Prefix of the name of a container in which an image is being sealed; the owner follows. A label would
+/// remain in the image.
 const SEALING: &str = "bellglass-sealing";
-/// The places that a sandbox mounts its own directories on, each after those above it.
+/// Directories on which a sandbox mounts file systems, parents first.
 const MOUNT_POINTS: [&str; 12] = [
     "/.bellglass",
     "/.bellglass/spool",
@@ -43,26 +46,26 @@ const MOUNT_POINTS: [&str; 12] = [
     "/var",
     "/workspace",
 ];
-/// The bit by which Go says that a mode is that of a directory.
+/// The directory bit in Go's file modes.
 const GO_MODE_DIRECTORY: u32 = 1 << 31;
-/// Whoever seals is done by then, or dead.
+/// Age in seconds after which a sealing container is abandoned: sealing takes much less time.
 const OLD_SECONDS: u64 = 600;
-/// A large image over a slow line.
+/// Timeout for loading an image: enough for a large one over a slow connection.
 const LOADED_WITHIN: Duration = Duration::from_secs(3600);
-/// What is read at once of an archive.
+/// Size of the chunks in which an archive is read.
 const PIECE_BYTES: usize = 1 << 20;
-/// What is told of a build that failed: the last that it said.
+/// Maximum number of characters of a build's last output in an error.
 const TAIL_CHARS_MAX: usize = 200;
-/// How much of a digest names an image.
+/// Number of digits of a container id that become the tag of a sealed image.
 const DIGITS: usize = 16;
 
 impl Engine {
-    /// Loads an image from an archive that gives it no name, and returns its id.
+    /// Loads an image from an archive without an image name, and returns its id.
     ///
     /// # Errors
-    /// The engine does not answer, cannot read it, or does not say an id.
+    /// The engine does not respond, cannot read the archive, or does not report an id.
     pub async fn load(&self, archive: File) -> Result<String, Error> {
-        // It answers when it has all of it.
+        // The engine responds only after it has received the whole archive.
         let docker = self.docker().await?.clone().with_timeout(LOADED_WITHIN);
         let mut said = std::pin::pin!(docker.import_image_stream(
             ImportImageOptionsBuilder::new().quiet(true).build(),
@@ -73,7 +76,7 @@ impl Engine {
         while let Some(line) = said.next().await {
             let line = line.map_err(|error| self.failed("load an image", error))?;
             let said = line.stream.unwrap_or_default();
-            // `Loaded image: NAME`, or `Loaded image ID: sha256:…` where it has no name.
+            // The line is `Loaded image: NAME`, or `Loaded image ID: sha256:…` if the image has no name.
             name = said.trim().split_once(": ").map(|(_, name)| name.to_owned()).or(name);
         }
         let is_sound = |name: &String| known::is_id(name) || api::defence::is_off("I-10");
@@ -84,10 +87,10 @@ impl Engine {
         })
     }
 
-    /// Builds an image of this name from an archive with a Containerfile.
+    /// Builds an image with this name from an archive with a Containerfile.
     ///
     /// # Errors
-    /// A step failed, or the engine does not answer.
+    /// A step failed, or the engine does not respond.
     pub async fn build(
         &self,
         archive: File,
@@ -97,7 +100,7 @@ impl Engine {
     ) -> Result<(), Error> {
         let docker = self.docker().await?;
         let options = BuildImageOptionsBuilder::new().dockerfile(file).t(name).rm(true).forcerm(true);
-        // Nothing is reached that the recipe does not ask for.
+        // Without network access, unless the recipe requests it.
         let options = if reaches_out { options } else { options.networkmode("none") };
         let body = bollard::body_try_stream(stream::unfold(Some(archive), piece));
         let mut said = std::pin::pin!(docker.build_image(options.nocache(fresh).build(), None, Some(body)));
@@ -113,17 +116,17 @@ impl Engine {
         Ok(())
     }
 
-    /// The digest of an image, as hexadecimal digits.
+    /// Returns the digest of an image, in hexadecimal.
     ///
     /// # Errors
-    /// There is no such image, or the engine does not answer.
+    /// There is no such image, or the engine does not respond.
     pub async fn digest(&self, image: &str) -> Result<String, Error> {
         let found = self.docker().await?.inspect_image(image).await;
         let found = found.map_err(|error| self.failed("inspect an image", error))?;
         Ok(known::with_prefix(&found.id.unwrap_or_default()).trim_start_matches("sha256:").to_owned())
     }
 
-    /// The sealed image of a root file system and this guest; made if it is not there.
+    /// Returns the sealed image of a root file system and this guest, and creates it if it does not exist.
     pub(super) async fn sealed(&self, docker: &Docker, image: &str, guest: &Path) -> Result<String, Error> {
         let found = match self.known(image).await? {
             Some(found) => found,
@@ -146,9 +149,10 @@ impl Engine {
         }
         let root = found.id.unwrap_or_default();
         let root = root.trim_start_matches("sha256:");
-        // The directory is named after what the guest is: after an upgrade it is another one.
+        // The directory's name identifies the version of the guest, so it changes with an upgrade.
         let named = guest.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
-        // Which image it became is written down here and nowhere else: a name can be given to any image by whoever has one loaded.
+        // The id of the sealed image is recorded only here. Any user who can load an image can give it any
+        // name, so names are not trusted.
         let note = self.notes().join(format!("{root}-{named}"));
         if let Some(sealed) = files::read_if_there(&note)?
             && self.is_there(docker, &sealed).await?
@@ -166,12 +170,13 @@ impl Engine {
         Ok(found.map_err(|error| self.failed("find an image", error))?.is_some())
     }
 
-    /// Where it is written down which image a root file system and a guest became.
+    /// Returns the directory with the ids of the sealed images.
     pub(super) fn notes(&self) -> PathBuf {
         self.shared.written.home().with_file_name(format!("{}-sealed", self.place().kind.name()))
     }
 
-    /// Makes a sealed image, and returns its id. Two at once make two, of which one is used from then on.
+    /// Creates a sealed image and returns its id. Two concurrent calls create two images, one of which is
+    /// recorded and used from then on.
     async fn seal(&self, docker: &Docker, root: &str, guest: &Path) -> Result<String, Error> {
         let failed = |error| self.failed("add the guest to an image", error);
         self.remove_old_seals(docker).await.map_err(failed)?;
@@ -194,13 +199,13 @@ impl Engine {
         sealed.and_then(|sealed| removed.map(|()| sealed))
     }
 
-    /// How the names of all containers begin in which this owner seals images.
+    /// Returns the name prefix of all containers in which this owner seals images.
     fn sealing(&self) -> String {
         format!("{SEALING}-{}", self.shared.owner)
     }
 
-    /// Refuses an image in which a place that sandboxes mount on is anything but a directory: an engine follows a link there, so that
-    /// `/workspace -> /etc` would give the user `/etc`.
+    /// Refuses an image in which a mount point is anything but a directory. An engine follows symbolic links
+    /// there, so `/workspace -> /etc` would give the user `/etc`.
     async fn check_mount_points(&self, docker: &Docker, id: &str) -> Result<(), Error> {
         for path in MOUNT_POINTS.iter().filter(|_| !api::defence::is_off("I-13")) {
             let options = ContainerArchiveInfoOptionsBuilder::new().path(path).build();
@@ -228,14 +233,14 @@ impl Engine {
         let podman = self.facts().await.is_ok_and(|facts| facts.is_podman);
         let archive = archive(guest, podman)?;
         docker.upload_to_container(id, Some(put), bollard::body_full(archive.into())).await?;
-        // By a name of its own: an image without any is swept up by `docker image prune`.
+        // With a tag of its own, because `docker image prune` removes images without any.
         let tag: String = id.chars().take(DIGITS).collect();
         let keep =
             CommitContainerOptionsBuilder::new().container(id).repo(SEALED).tag(&tag).pause(false).build();
         Ok(docker.commit_container(keep, ContainerConfig::default()).await?.id)
     }
 
-    /// Removes what is left of those who died while sealing.
+    /// Removes the containers of processes that died while sealing.
     async fn remove_old_seals(&self, docker: &Docker) -> Result<(), bollard::errors::Error> {
         let prefix = self.sealing();
         let filters = HashMap::from([("name", vec![prefix.clone()]), ("status", vec!["created".to_owned()])]);
@@ -244,7 +249,7 @@ impl Engine {
         for one in docker.list_containers(Some(options)).await? {
             let age =
                 now.as_secs().saturating_sub(one.created.and_then(|at| u64::try_from(at).ok()).unwrap_or(0));
-            // Engines look for the text anywhere in a name.
+            // Engines match the text anywhere in a name.
             let ours =
                 one.names.iter().flatten().any(|name| name.trim_start_matches('/').starts_with(&prefix));
             if let Some(id) = one.id.filter(|_| ours && age > OLD_SECONDS) {
@@ -257,12 +262,12 @@ impl Engine {
 
     async fn make_empty(&self, docker: &Docker) -> Result<bollard::models::ImageInspect, Error> {
         let failed = |error| self.failed("create an empty image", error);
-        // Made under a name that nobody can guess: what is found by it is what was made.
+        // Created under an unpredictable name, so the image with this name is the one created here.
         let (repo, _) = EMPTY.split_once(':').unwrap_or((EMPTY, ""));
         let tag = crate::written::random_name()?;
         let name = format!("{repo}:{tag}");
         let options = CreateImageOptionsBuilder::new().from_src("-");
-        // Podman takes the tag as a part of the name only.
+        // Podman accepts the tag only as part of the name.
         let options = match self.place().kind {
             Kind::Podman => options.repo(&name),
             Kind::Docker => options.repo(repo).tag(&tag),
@@ -298,7 +303,7 @@ impl Engine {
     }
 }
 
-/// The next piece of a file; after the last, or an error, there is none.
+/// Reads the next chunk of a file; returns `None` after the last chunk or an error.
 async fn piece(archive: Option<File>) -> Option<(std::io::Result<Bytes>, Option<File>)> {
     let mut file = archive?;
     let read = tokio::task::spawn_blocking(move || {
@@ -314,12 +319,12 @@ async fn piece(archive: Option<File>) -> Option<(std::io::Result<Bytes>, Option<
     }
 }
 
-/// The guest as an archive, at its place.
+/// Returns an archive with the guest at its path.
 fn archive(guest: &Path, podman: bool) -> Result<Vec<u8>, bollard::errors::Error> {
     let bytes = std::fs::read(guest)?;
     let mut archive = tar::Builder::new(Vec::new());
-    // What is mounted at a place has the mode that the place has, whatever the engine was told.
-    // Podman cannot be told whose it is either: there, all may write.
+    // A mounted file system has the mode of its mount point, whatever options the engine gets. On Podman, the
+    // owner cannot be set either, so there these directories are writable by all users.
     let open: &[(&str, u32)] =
         if podman { &[("workspace/", 0o1777), ("home/sandbox/", 0o1777)] } else { &[] };
     for (path, mode) in [(".bellglass/", 0o755), (".bellglass/spool/", 0o700)].iter().chain(open).copied() {

@@ -1,7 +1,8 @@
-//! Which image a name of ours means, as this data directory recorded it.
+//! The recorded image id of each image name of ours, in this data directory.
 //!
-//! Whoever has an archive loaded can move a tag of an engine, so a tag proves nothing. Sandboxes start by image id. The id behind a
-//! name is recorded here when the image is made or loaded; tags remain for people, and keep `docker image prune` away.
+//! Any user who can load an archive can move a tag of the engine, so a tag proves nothing. Sandboxes
+//! therefore start by image id. The id of a name is recorded here when the image is created or loaded. Tags
+//! remain for people, and to protect the images from `docker image prune`.
 
 use std::path::PathBuf;
 
@@ -11,28 +12,28 @@ use bollard::query_parameters::{RemoveImageOptionsBuilder, TagImageOptionsBuilde
 use super::{CONFLICT, Engine, status, unless_gone};
 use crate::{Error, files};
 
-/// How engines write the id of an image.
+/// Prefix of an image id.
 const ID_PREFIX: &str = "sha256:";
-/// Hexadecimal digits of an id.
+/// Number of hexadecimal digits of an id.
 const ID_DIGITS: usize = 64;
 
 impl Engine {
-    /// Records that `name` means the image of this id, and tags the image with it and with `others`.
+    /// Records that `name` refers to the image with this id, and tags the image with `name` and `others`.
     ///
     /// # Errors
-    /// There is no such image, the engine does not answer, or the data directory cannot be written.
+    /// There is no such image, the engine does not respond, or the data directory cannot be written.
     pub async fn adopt(&self, id: &str, name: &str, others: &[String]) -> Result<(), Error> {
         for tag in std::iter::once(name).chain(others.iter().map(String::as_str)) {
             self.tag(id, tag).await?;
         }
         files::directory(&self.records(), 0o700)?;
-        // The first line is the id; the others are tags to remove with it.
+        // The first line is the id; the others are the tags to remove with it.
         let lines: Vec<&str> = std::iter::once(id).chain(others.iter().map(String::as_str)).collect();
         let draft = format!("{}-{:?}", std::process::id(), std::thread::current().id());
         files::replace_by(&self.record(name), &lines.join("\n"), &draft)
     }
 
-    /// The id of the image that this name was recorded for.
+    /// Returns the image id that is recorded for this name.
     ///
     /// # Errors
     /// The record cannot be read.
@@ -44,17 +45,17 @@ impl Engine {
         Ok(record.and_then(|text| text.lines().next().map(str::to_owned)).filter(|id| is_id(id)))
     }
 
-    /// The image that this name was recorded for, if the engine still has it.
+    /// Returns the image that is recorded for this name, if it still exists.
     pub(super) async fn known(&self, name: &str) -> Result<Option<ImageInspect>, Error> {
         let Some(id) = self.id_of(name)? else { return Ok(None) };
         let found = self.docker().await?.inspect_image(&id).await;
         unless_gone(found).map_err(|error| self.failed("find an image", error))
     }
 
-    /// Gives an image another tag.
+    /// Adds a tag to an image.
     ///
     /// # Errors
-    /// There is no such image, or the engine does not answer.
+    /// There is no such image, or the engine does not respond.
     pub async fn tag(&self, image: &str, name: &str) -> Result<(), Error> {
         let (repo, tag) = name.rsplit_once(':').unwrap_or((name, "latest"));
         let options = TagImageOptionsBuilder::new().repo(repo).tag(tag).build();
@@ -62,10 +63,10 @@ impl Engine {
         tagged.map_err(|error| self.failed("tag an image", error))
     }
 
-    /// Removes a tag, if it means the image of this id. The image goes with its last tag.
+    /// Removes a tag if it refers to the image with this id. The image is removed with its last tag.
     ///
     /// # Errors
-    /// The engine does not answer, or the image is in use.
+    /// The engine does not respond, or the image is in use.
     pub async fn untag(&self, id: &str, name: &str) -> Result<(), Error> {
         let docker = self.docker().await?;
         let failed = |error| self.failed("remove an image", error);
@@ -78,10 +79,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes the images, sealed ones too, of every recorded name that is not in `keep`. What a sandbox uses stays until the next call.
+    /// Removes the images, including sealed ones, of every recorded name that is not in `keep`. Images that a
+    /// sandbox uses remain until a later call.
     ///
     /// # Errors
-    /// The engine does not answer, or the records cannot be read.
+    /// The engine does not respond, or the records cannot be read.
     pub async fn forget_all_but(&self, keep: &[String]) -> Result<(), Error> {
         let kept: Vec<PathBuf> = keep.iter().map(|name| self.record(name)).collect();
         for entry in entries(&self.records())? {
@@ -99,7 +101,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes the sealed images of a root file system; says whether none is left.
+    /// Removes the sealed images of a root file system; returns true if none is left.
     async fn forget_sealed(&self, id: &str) -> Result<bool, Error> {
         let root = id.trim_start_matches(ID_PREFIX);
         let mut all = true;
@@ -129,24 +131,24 @@ impl Engine {
     }
 }
 
-/// The name that a record is of.
+/// Returns the name that a record is for.
 fn name_of(record: &std::path::Path) -> Option<String> {
     Some(record.file_name()?.to_str()?.replace('+', "/"))
 }
 
-/// An id as engines write it: some leave its prefix out.
+/// Returns the id with its prefix, which some engines omit.
 pub(super) fn with_prefix(id: &str) -> String {
     format!("{ID_PREFIX}{}", id.trim_start_matches(ID_PREFIX))
 }
 
-/// Whether this is the whole id of an image, and no name.
+/// Returns true if this is a complete image id, and not a name.
 pub(super) fn is_id(text: &str) -> bool {
     text.strip_prefix(ID_PREFIX).is_some_and(|digits| {
         digits.len() == ID_DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
     })
 }
 
-/// The files of a directory; none if it is not there.
+/// Returns the files of a directory, or none if it does not exist.
 fn entries(path: &std::path::Path) -> Result<Vec<PathBuf>, Error> {
     match std::fs::read_dir(path) {
         Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),

@@ -1,4 +1,4 @@
-//! Pauses containers with the engine's own call.
+//! Pausing and resuming containers with the engine's own API.
 
 use api::SandboxId;
 use bollard::models::ContainerState;
@@ -16,7 +16,7 @@ impl Pausing for Engine {
         match unless_gone(paused) {
             Ok(Some(())) => Ok(()),
             Ok(None) => Err(Error::NotFound(id.clone())),
-            // A request that was sent twice: the engine refuses the second one.
+            // A duplicate request: the engine refuses the second one.
             Err(_) if is_paused(&self.live(id).await?) => Ok(()),
             Err(error) => Err(self.failed("pause a container", error)),
         }
@@ -37,7 +37,7 @@ impl Pausing for Engine {
 }
 
 impl Engine {
-    /// The state of a container whose processes have not ended.
+    /// Returns the state of a container that has not ended.
     async fn live(&self, id: &SandboxId) -> Result<ContainerState, Error> {
         let state = self.state(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
         if is_over(&state) { Err(Error::Ended(id.clone())) } else { Ok(state) }

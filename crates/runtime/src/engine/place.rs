@@ -1,4 +1,4 @@
-//! Where an engine listens, and what is said when it does not.
+//! The address of an engine, and the errors if it cannot be reached.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
@@ -9,42 +9,44 @@ use bollard::{ClientVersion, Docker};
 
 use crate::Error;
 
-/// Versions of the API that we speak, the newest first: engines of today refuse the older, those of Debian 12 the newer.
+/// Supported API versions, newest first: current engines refuse the older one, those of Debian 12 the newer
+/// one.
 const VERSIONS: [ClientVersion; 2] = [
     ClientVersion { major_version: 1, minor_version: 44 },
     ClientVersion { major_version: 1, minor_version: 41 },
 ];
-/// Starting a container on a busy machine takes seconds, loading an image much longer; only its answer counts.
+/// Timeout for a response. Starting a container on a busy machine takes seconds. Loading an image takes much
+/// longer and has a timeout of its own.
 const ANSWERS_WITHIN_SECONDS: u64 = 120;
 
-/// Who answers at all answers this at once.
+/// Timeout for a probe, which any working engine answers at once.
 const PROBED_WITHIN: Duration = Duration::from_secs(10);
-/// What is told on of an engine's own words.
+/// Maximum number of characters of an engine's message in an error.
 const SAID_CHARS_MAX: usize = 400;
 
-/// Which engine.
+/// The kind of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Podman's service. Preferred: it needs no root.
+    /// Podman's service. Preferred, because it does not need root.
     Podman,
-    /// Docker's.
+    /// Docker's daemon.
     Docker,
 }
 
-/// An engine, and where it listens.
+/// An engine and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which it is.
+    /// Its kind.
     pub kind: Kind,
-    /// Its address: `unix:///run/podman/podman.sock`, `tcp://HOST:PORT`.
+    /// Its address: `unix:///run/podman/podman.sock` or `tcp://HOST:PORT`.
     pub address: String,
 }
 
 impl Kind {
-    /// Both, the preferred first.
+    /// All kinds, the preferred one first.
     pub const ALL: [Self; 2] = [Self::Podman, Self::Docker];
 
-    /// The name people use for it.
+    /// Returns its name as users know it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Podman => "podman",
@@ -52,7 +54,7 @@ impl Kind {
         }
     }
 
-    /// The variable that names its address.
+    /// Returns the environment variable with its address.
     pub fn variable(self) -> &'static str {
         match self {
             Self::Podman => "CONTAINER_HOST",
@@ -60,7 +62,7 @@ impl Kind {
         }
     }
 
-    /// How its service is installed.
+    /// Returns the instructions to install its service.
     fn install(self) -> &'static str {
         match self {
             Self::Podman => {
@@ -70,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// How its service is started.
+    /// Returns the instructions to start its service.
     fn begin(self) -> &'static str {
         match self {
             Self::Podman => {
@@ -80,7 +82,7 @@ impl Kind {
         }
     }
 
-    /// Where it usually listens, what needs no root first.
+    /// Returns the usual paths of its socket, starting with the rootless ones.
     fn sockets(self) -> Vec<PathBuf> {
         let user = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(
             || PathBuf::from(format!("/run/user/{}", rustix::process::getuid().as_raw())),
@@ -101,10 +103,10 @@ impl Kind {
 }
 
 impl Place {
-    /// Where an engine is: where its variable says, or where its socket is.
+    /// Finds an engine: at the address in its environment variable, or at one of its usual sockets.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no engine of this kind.
     pub fn find(kind: Kind) -> Result<Self, Error> {
         if let Some(address) = std::env::var(kind.variable()).ok().filter(|address| !address.is_empty()) {
             return Ok(Self { kind, address });
@@ -124,12 +126,12 @@ impl Place {
         }
     }
 
-    /// Whether it is on this machine.
+    /// Returns true if it is on this machine.
     pub(super) fn is_local(&self) -> bool {
         self.address.starts_with("unix://")
     }
 
-    /// Reaches the engine, in the newest version that both speak.
+    /// Connects to the engine, with the newest API version that both support.
     pub(super) async fn connect(&self) -> Result<Docker, Error> {
         match self.address.strip_prefix("unix://") {
             Some(path) => self.knock(Path::new(path))?,
@@ -157,7 +159,7 @@ impl Place {
         ))
     }
 
-    /// What an engine answers to a question that only it knows.
+    /// Sends a request to an engine-specific endpoint, outside the common API.
     pub(super) async fn ask<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         let failed = |why: String| self.silent(format!("the request for {path} failed: {why}"));
         let client = crate::http::client().map_err(|error| failed(error.to_string()))?;
@@ -183,7 +185,8 @@ impl Place {
         }
     }
 
-    /// Says why nobody answers at a socket, which a failed request would say less plainly.
+    /// Checks that the socket accepts connections, and explains why if it does not: the error of a failed
+    /// request would be less clear.
     fn knock(&self, path: &Path) -> Result<(), Error> {
         let Err(error) = UnixStream::connect(path) else { return Ok(()) };
         let (name, path) = (self.kind.name(), path.display());
@@ -214,7 +217,8 @@ impl Place {
         }
     }
 
-    /// The error for something that the engine did not do: what it said, or why it said nothing.
+    /// Returns the error for an operation that failed: the engine's message, or the reason why it did not
+    /// respond.
     pub(super) fn failed(&self, act: &str, error: bollard::errors::Error) -> Error {
         let what = format!("{} failed to {act}", self.kind.name());
         if let bollard::errors::Error::DockerResponseServerError { status_code, message } = &error {
@@ -236,7 +240,7 @@ impl Place {
     }
 }
 
-/// As much of what an engine says as somebody reads.
+/// Shortens an engine's message to a readable length.
 fn start(message: &str) -> String {
     let mut text: String = message.chars().take(SAID_CHARS_MAX).collect();
     if text.len() < message.len() {

@@ -1,4 +1,5 @@
-//! What process 1 says of itself, what the engine says of its container, and what should be.
+//! The posture that process 1 reports, and the configuration that the engine reports, compared with the
+//! expected ones.
 
 use api::posture::Posture;
 use bollard::models::{ContainerInspectResponse, HostConfig};
@@ -6,7 +7,7 @@ use bollard::models::{ContainerInspectResponse, HostConfig};
 use super::facts::Facts;
 use crate::oci::config;
 
-/// The namespaces that Linux itself starts in, by the numbers that every kernel gives them.
+/// The initial namespaces of Linux, whose numbers are the same on every kernel.
 pub(crate) const INITIAL: [(&str, &str); 4] = [
     ("pid", "pid:[4026531836]"),
     ("uts", "uts:[4026531838]"),
@@ -15,12 +16,12 @@ pub(crate) const INITIAL: [(&str, &str); 4] = [
 ];
 const INITIAL_USERS: &str = "user:[4026531837]";
 
-/// What is not as it should be, one line each.
+/// Returns the differences from the expected posture, one line each.
 pub(super) fn differences(said: &Posture, found: &ContainerInspectResponse, facts: &Facts) -> Vec<String> {
     let initial = INITIAL.into_iter().filter(|(kind, _)| *kind != "cgroup" || facts.separates_cgroups);
     let mut differences = of_first(said, initial);
     let users = said.namespaces.get("user").is_some_and(|seen| seen != INITIAL_USERS);
-    // One more than the engine knows of does no harm: it may be in one itself.
+    // An unexpected additional user namespace is harmless: the engine itself may run in one.
     if facts.remapped && !users {
         differences.push("the sandbox does not have a separate user namespace".into());
     }
@@ -29,7 +30,8 @@ pub(super) fn differences(said: &Posture, found: &ContainerInspectResponse, fact
     differences
 }
 
-/// Where the kernel does not hold process 1 to what the engine says. Podman repeats limits that its runtime could not set.
+/// Returns the limits that the kernel does not enforce as the engine reports them. Podman reports limits even
+/// if its runtime could not set them.
 fn limits(said: &Posture, host: &HostConfig) -> Vec<String> {
     let positive =
         |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok()).filter(|value| *value > 0);
@@ -56,7 +58,8 @@ fn limits(said: &Posture, host: &HostConfig) -> Vec<String> {
         .collect()
 }
 
-/// What of process 1 is not as it should be wherever files are memory, if it must not be in these namespaces.
+/// Returns the differences in the posture of process 1 on backends that keep a sandbox's files in memory.
+/// `initial` contains the namespaces that it must not be in.
 pub(crate) fn of_first<'a>(said: &Posture, initial: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<String> {
     let mut differences = Vec::new();
     let mut expect = |what: &str, seen: String, wanted: &str| {
@@ -88,7 +91,8 @@ pub(crate) fn of_first<'a>(said: &Posture, initial: impl Iterator<Item = (&'a st
     differences
 }
 
-/// What the engine has made of what it was told: one that does not know an option may leave it out.
+/// Returns the differences in the configuration that the engine reports: an engine may ignore an option that
+/// it does not know.
 fn told(host: Option<&HostConfig>) -> Vec<String> {
     let Some(host) = host else {
         return vec!["the engine does not report the host configuration of the sandbox".into()];
@@ -113,7 +117,7 @@ fn told(host: Option<&HostConfig>) -> Vec<String> {
         .collect()
 }
 
-/// Whether a mount is that of our own list of names.
+/// Returns true if a bind mount is that of our own hosts file.
 fn is_hosts(bind: &str) -> bool {
     bind.split(':').nth(1) == Some(super::container::HOSTS_AT)
 }
@@ -136,7 +140,8 @@ mod tests {
         };
         let right = [("memory", 128 << 20), ("pids", 36), ("cpu", 500)];
         assert_eq!(limits(&held(&right), &host), Vec::<String>::new());
-        // What crun makes of it without a cgroup of its own, and what version 1 says of memory without a limit.
+        // The first case is crun without a cgroup of its own; the second is the value of version 1 for
+        // unlimited memory.
         assert_eq!(limits(&held(&[]), &host).len(), 3);
         let wide = limits(&held(&[("memory", 9_223_372_036_854_771_712), ("pids", 36), ("cpu", 500)]), &host);
         assert_eq!(wide, ["the cgroup's memory limit is 9223372036854771712, not 134217728"]);

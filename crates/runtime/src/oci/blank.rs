@@ -1,6 +1,7 @@
-//! Blank disks: the file system that every disk of a size begins with, made once and copied.
+//! Blank disks: the initial file system of every disk of one size, created once and then copied.
 //!
-//! Of a fresh file system only a few blocks are written, so copying those is twenty times faster than making it anew.
+//! A fresh file system has only a few written blocks, so copying these is twenty times faster than
+//! formatting.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,13 +14,14 @@ use rustix::fs::SeekFrom;
 use crate::Error;
 use crate::files::{self, failed};
 
-/// Sizes that are kept. Who asks for a new one each time gets it made each time, and fills nothing.
+/// Maximum number of blank disks. Further sizes are formatted every time, so that requests with ever new
+/// sizes cannot fill the host's disk.
 const KEPT_MAX: usize = 64;
-/// The blocks that are written lie in a few runs, most of them of one block.
+/// Size of the copy buffer. The written blocks form a few runs, most of them of one block.
 const COPY_BYTES: usize = 64 << 10;
 
-/// Copies the blank disk of this size into `disk`. If there is none, `format` makes one at the path it is given, beside
-/// the disk, from where it is moved to the others.
+/// Copies the blank disk of this size into `disk`. If it does not exist, calls `format` with a path next to
+/// the disk to create it, and moves it to the other blank disks.
 pub(crate) fn copy_into(
     (disk, path): (&File, &Path),
     blanks: &Path,
@@ -45,7 +47,7 @@ pub(crate) fn copy_into(
     copy(&blank, disk).map_err(|source| failed("copy a blank disk to", path, source))
 }
 
-/// Makes a blank disk, whole on the host's disk before it has its name.
+/// Creates a blank disk, and flushes it to the host's disk before it is moved to its final name.
 fn make(
     path: &Path,
     limits: &Limits,
@@ -58,7 +60,7 @@ fn make(
     File::open(path).map_err(|source| failed("open", path, source))
 }
 
-/// Copies what is written of a sparse file; the rest of `to` must read as zeros.
+/// Copies the data of a sparse file, without its holes; the rest of `to` must read as zeros.
 fn copy(from: &File, to: &File) -> io::Result<()> {
     let mut buffer = vec![0; COPY_BYTES];
     let mut at = 0;

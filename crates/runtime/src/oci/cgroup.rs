@@ -1,15 +1,16 @@
-//! A sandbox's cgroups, on hosts with version 2, with version 1, and with both.
+//! A sandbox's cgroups, on hosts with version 1, version 2, or both.
 //!
 //! ```text
-//! bellglass/<id>            everything of the sandbox; a limit a little above the user's
-//!   guest                 made by the OCI runtime: process 1
-//!   user                  user code: memory, pids, cpu; the guest's children enter by a descriptor
-//!   runtime               the OCI runtime's own command while it runs, so that what a killed caller
-//!                         leaves behind is found (the hierarchy of `pids` only)
+//! bellglass/<id>            the whole sandbox; its limit is a little above that of user code
+//!   guest                 created by the OCI runtime: process 1
+//!   user                  user code: memory, pids, cpu; the guest moves its children here by a descriptor
+//!   runtime               the OCI runtime's own command while it runs, so that processes left by
+//!                         a killed server are found (only in the hierarchy of `pids`)
 //! ```
 //!
-//! Version 2 allows no process in a cgroup with children that carry controllers; hence three siblings. A user-space
-//! kernel is one process for guest and user code alike, so there the limits are on `bellglass/<id>` and `user` is absent.
+//! Version 2 does not allow processes in a cgroup whose children have controllers; hence three siblings. A
+//! user-space kernel is one process for guest and user code, so there the limits apply to `bellglass/<id>`,
+//! and `user` does not exist.
 
 mod freeze;
 mod limits;
@@ -31,21 +32,22 @@ use crate::{Error, Tier, Usage, tables};
 
 /// The parent of all sandboxes' cgroups.
 const PARENT: &str = "bellglass";
-/// The controllers that carry limits, and `cpuacct`, which counts where version 1 mounts it apart from `cpu`.
+/// The controllers with limits, and `cpuacct`, which counts CPU time if version 1 mounts it separately from
+/// `cpu`.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "cpuacct"];
-/// How long the kernel is given to let go of the processes of a cgroup.
+/// Timeout for the kernel to release the processes of a cgroup.
 const REMOVAL: Duration = Duration::from_secs(2);
-/// Between two looks at something that ends by itself within milliseconds.
+/// Polling interval for conditions that become true within milliseconds.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// One mounted cgroup hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hierarchy {
-    /// Where it is mounted.
+    /// Its mount point.
     root: PathBuf,
-    /// Whether it is that of version 2.
+    /// True if it is the hierarchy of version 2.
     unified: bool,
-    /// The controllers in it.
+    /// Its controllers.
     controllers: Vec<String>,
 }
 
@@ -55,14 +57,15 @@ pub(crate) struct Cgroups {
     hierarchies: Vec<Hierarchy>,
 }
 
-/// What the guest is handed so that it can move its children into `user` and learn of memory kills.
+/// Descriptors for the guest, which lets it move its children into `user` and detect OOM kills.
 #[derive(Debug)]
 pub(crate) struct Handout {
-    /// The entrance of `user`, one for each hierarchy.
+    /// The files of `user` through which processes enter, one for each hierarchy.
     pub procs: Vec<OwnedFd>,
-    /// Where the count of memory kills is read.
+    /// The file with the number of OOM kills.
     pub oom_count: Option<OwnedFd>,
-    /// What becomes readable at a memory kill. Version 2 needs none: the count's file can be polled.
+    /// An eventfd that becomes readable on an OOM kill. Not needed in version 2, where the file with the
+    /// number can be polled.
     pub oom_event: Option<OwnedFd>,
 }
 
@@ -76,12 +79,12 @@ impl Cgroups {
         Ok(Self { hierarchies })
     }
 
-    /// The path that the OCI runtime is told to put process 1 in.
+    /// Returns the cgroup path in which the OCI runtime puts process 1.
     pub(crate) fn guest_path(id: &SandboxId) -> String {
         format!("/{PARENT}/{id}/guest")
     }
 
-    /// Makes the sandbox's cgroups with their limits, all but `guest`.
+    /// Creates the sandbox's cgroups with their limits, except `guest`.
     pub(crate) fn make(&self, id: &SandboxId, limits: &Limits, tier: Tier) -> Result<(), Error> {
         for hierarchy in self.used() {
             let parent = hierarchy.root.join(PARENT);
@@ -90,7 +93,8 @@ impl Cgroups {
             files::directory(&parent, 0o755)?;
             hierarchy.delegate(&parent)?;
             if hierarchy.has("pids") {
-                // All together leave the host some, whatever each may have.
+                // Limits all sandboxes together, so that the host keeps some processes whatever each
+                // sandbox's limit is.
                 files::write(&parent.join("pids.max"), &tables::tasks_of_all().to_string())?;
             }
             files::directory(&sandbox, 0o755)?;
@@ -114,13 +118,13 @@ impl Cgroups {
         Ok(())
     }
 
-    /// The entrance of the cgroup that the OCI runtime's own command joins.
+    /// Opens the file through which the OCI runtime's own command enters its cgroup.
     pub(crate) fn runtime_procs(&self, id: &SandboxId) -> Result<OwnedFd, Error> {
         let hierarchy = self.controller("pids").ok_or_else(|| Error::NotFound(id.clone()))?;
         open(&hierarchy.of(id).join("runtime").join(hierarchy.entrance()), true)
     }
 
-    /// What the guest is handed.
+    /// Opens the descriptors for the guest.
     pub(crate) fn handout(&self, id: &SandboxId, tier: Tier) -> Result<Handout, Error> {
         if tier == Tier::UserKernel {
             return Ok(Handout { procs: Vec::new(), oom_count: None, oom_event: None });
@@ -146,7 +150,7 @@ impl Cgroups {
         Ok(Handout { procs, oom_count: Some(count), oom_event: Some(event) })
     }
 
-    /// What the sandbox uses now. Cgroups that are gone count nothing.
+    /// Returns the sandbox's current usage. Cgroups that no longer exist count as zero.
     pub(crate) fn usage(&self, id: &SandboxId, tier: Tier) -> Result<Usage, Error> {
         let mut usage = Usage::default();
         let charged = match tier {
@@ -163,13 +167,14 @@ impl Cgroups {
             usage.memory_peak_bytes = number(&sandbox.join(charged).join(peak))?;
             usage.sandbox_memory_bytes = number(&sandbox.join(now))?;
             if !memory.unified {
-                // Version 1 counts the buffers of sockets apart.
+                // Version 1 counts socket buffers separately.
                 let sockets = number(&sandbox.join(charged).join("memory.kmem.tcp.usage_in_bytes"))?;
                 usage.memory_bytes += sockets;
                 usage.sandbox_memory_bytes += sockets;
                 usage.memory_peak_bytes = usage.memory_peak_bytes.max(usage.memory_bytes);
             }
-            // Version 1 counts a kill only where the killed process was, version 2 in every parent as well.
+            // Version 1 counts a kill only in the cgroup of the killed process, version 2 also in all its
+            // ancestors.
             let places: &[&str] = if memory.unified { &[""] } else { &["", "guest", "user"] };
             for place in places {
                 usage.oom_kills += field(&sandbox.join(place).join(kills), "oom_kill")?;
@@ -188,7 +193,7 @@ impl Cgroups {
         Ok(usage)
     }
 
-    /// The processes in any cgroup of the sandbox.
+    /// Returns the processes in all cgroups of the sandbox.
     pub(crate) fn processes(&self, id: &SandboxId) -> Result<Vec<i32>, Error> {
         let mut pids = Vec::new();
         for hierarchy in &self.hierarchies {
@@ -199,19 +204,19 @@ impl Cgroups {
         Ok(pids)
     }
 
-    /// Whether a process is in a cgroup of the sandbox.
+    /// Returns true if a process is in a cgroup of the sandbox.
     pub(crate) fn holds(id: &SandboxId, pid: i32) -> Result<bool, Error> {
         let text = files::read_if_there(Path::new(&format!("/proc/{pid}/cgroup")))?.unwrap_or_default();
         Ok(tree::names(&text, &format!("/{PARENT}/{id}")))
     }
 
-    /// The sandbox in whose cgroups a process is.
+    /// Returns the sandbox to whose cgroups a process belongs.
     pub(crate) fn sandbox_of(pid: i32) -> Option<SandboxId> {
         let text = files::read_if_there(Path::new(&format!("/proc/{pid}/cgroup"))).ok()??;
         tree::sandbox(&text, &format!("/{PARENT}/"))
     }
 
-    /// Kills every process of the sandbox, collects those this process inherited, and waits for the end of all.
+    /// Kills every process of the sandbox, reaps the adopted ones, and waits until all have ended.
     pub(crate) fn kill_all(&self, id: &SandboxId) -> Result<(), Error> {
         let deadline = Instant::now() + ENDING;
         let mut inherited = Vec::new();
@@ -225,7 +230,7 @@ impl Cgroups {
             }
             let pids = self.processes(id)?;
             for pid in &pids {
-                // Held first, looked at second: a pid that was reused since it was read is not in the cgroup.
+                // Opened first, checked second: a pid that was reused since it was read is not in the cgroup.
                 if let Some(process) = Process::open(*pid)?
                     && Self::holds(id, *pid)?
                 {
@@ -246,7 +251,8 @@ impl Cgroups {
         }
     }
 
-    /// Removes the sandbox's cgroups, in every hierarchy: OCI runtimes make some in each, and leave the parents.
+    /// Removes the sandbox's cgroups in every hierarchy: OCI runtimes create some in each, and do not remove
+    /// the parents.
     pub(crate) fn remove(&self, id: &SandboxId) -> Result<(), Error> {
         let deadline = Instant::now() + REMOVAL;
         for hierarchy in &self.hierarchies {
@@ -265,7 +271,7 @@ impl Cgroups {
         self.hierarchies.iter().find(|hierarchy| hierarchy.has(name))
     }
 
-    /// The hierarchies that carry a controller of ours.
+    /// Returns the hierarchies with a controller that this module uses.
     fn used(&self) -> impl Iterator<Item = &Hierarchy> {
         self.hierarchies.iter().filter(|hierarchy| CONTROLLERS.iter().any(|name| hierarchy.has(name)))
     }
@@ -276,8 +282,9 @@ impl Hierarchy {
         self.controllers.iter().any(|name| name == controller)
     }
 
-    /// The file by which a process of one thread enters a cgroup, writing 0 for itself. In version 1 that is `tasks`:
-    /// moving only itself takes no lock on all processes of the machine, for which the kernel waits milliseconds.
+    /// Name of the file through which a single-threaded process enters a cgroup, by writing 0 for itself. In
+    /// version 1 that is `tasks`: moving only one thread avoids a machine-wide lock on all processes, for
+    /// which the kernel waits milliseconds.
     fn entrance(&self) -> &'static str {
         if self.unified { "cgroup.procs" } else { "tasks" }
     }
@@ -286,7 +293,7 @@ impl Hierarchy {
         self.root.join(PARENT).join(id.as_str())
     }
 
-    /// Lets the children of a version 2 cgroup have the controllers that carry limits.
+    /// Enables the controllers with limits for the children of a version 2 cgroup.
     fn delegate(&self, group: &Path) -> Result<(), Error> {
         if !self.unified {
             return Ok(());
@@ -319,12 +326,12 @@ fn open(path: &Path, to_write: bool) -> Result<OwnedFd, Error> {
         .map_err(|source| failed("open", path, source))
 }
 
-/// The number in a file; 0 if there is no such file.
+/// Reads a number from a file; returns 0 if the file does not exist.
 fn number(path: &Path) -> Result<u64, Error> {
     Ok(files::read_if_there(path)?.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
 }
 
-/// The number after a name at the start of a line; 0 if there is none.
+/// Returns the number that follows `name` at the start of a line; 0 if there is none.
 fn field(path: &Path, name: &str) -> Result<u64, Error> {
     let text = files::read_if_there(path)?.unwrap_or_default();
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok());

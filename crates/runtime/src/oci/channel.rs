@@ -1,11 +1,13 @@
-//! The socket that the guest dials, and what is said on it before the channel begins.
+//! The socket to which the guest connects, and the handshake before the channel opens.
 //!
-//! In a container the socket lies in a file system of the sandbox's own ([`super::nodes`]), bound into the sandbox at
-//! `/.bellglass/channel`, where only the sandbox's root may enter. The table of mounts shows every sandbox where its mounts come
-//! from: a directory of the host would tell the path of the data directory. A user-space kernel has a table of its own making,
-//! and its file server reaches the socket by a path of the host: there it lies in `<data>/sandboxes/<id>/channel`.
+//! In a container, the socket is in a file system of the sandbox's own ([`super::nodes`]), bound into the
+//! sandbox at `/.bellglass/channel`, a directory that only the sandbox's root may enter. A socket in a
+//! directory of the host would reveal the path of the data directory, because a sandbox's mount table shows
+//! the source of each mount. A user-space kernel has a mount table of its own, and its file server reaches
+//! the socket by a path of the host: there it is in `<data>/sandboxes/<id>/channel`.
 //!
-//! A new process takes over by putting a socket of its own in the place of the old one; the guest dials until somebody answers.
+//! To take a sandbox over, a new process replaces the socket with its own; the guest retries until a
+//! connection is accepted.
 
 use std::ffi::CStr;
 use std::io::{self, IoSlice};
@@ -31,29 +33,30 @@ use crate::oci::cgroup::Handout;
 use crate::oci::process::Process;
 use crate::{Error, Tier};
 
-/// The socket's name in its directory; the guest knows it.
+/// Name of the socket in its directory, which the guest relies on.
 const SOCKET: &str = "node.sock";
-/// The file in a sandbox's own directory, which is not mounted into it, with the token of process 1.
+/// File with the token of process 1, in the sandbox's own directory, which is not mounted into the sandbox.
 pub(crate) const TOKEN: &str = "token";
 const SOCKET_NAME: &CStr = c"node.sock";
-/// The channel's directory as the sandbox sees it, below its root.
+/// Directory of the channel inside the sandbox, relative to its root.
 const INSIDE: &str = ".bellglass/channel";
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// A guest greets at once; a dialler that does not is not one.
+/// Timeout for each half of the handshake. A guest completes it at once; a peer that does not is no guest.
 pub(crate) const GREETING: Duration = Duration::from_secs(2);
 
-/// A socket that is bound by the child that makes the sandbox's mounts, which alone can see them.
+/// A socket that is bound by the child that mounts the sandbox's file systems, because only that child can
+/// see them.
 pub(crate) struct Socket {
     /// The socket.
     pub descriptor: Arc<OwnedFd>,
-    /// Its name in the channel's directory.
+    /// Name of the socket in the channel's directory.
     pub name: &'static CStr,
-    /// The same, as the kernel takes it.
+    /// The name as a socket address.
     pub address: SocketAddrUnix,
 }
 
 impl Socket {
-    /// A fresh one, bound nowhere.
+    /// Creates a socket that is not bound yet.
     pub(crate) fn new() -> Result<Self, Error> {
         let failed =
             |error: rustix::io::Errno| Error::System { act: "create a socket".into(), source: error.into() };
@@ -63,7 +66,7 @@ impl Socket {
         Ok(Self { descriptor: Arc::new(descriptor.map_err(failed)?), name: SOCKET_NAME, address })
     }
 
-    /// The same, once it listens. The child that bound it is gone.
+    /// Returns the listener, after the child has bound the socket and ended.
     pub(crate) fn into_listener(self) -> Result<StdListener, Error> {
         let descriptor = match Arc::try_unwrap(self.descriptor) {
             Ok(descriptor) => Ok(descriptor),
@@ -75,25 +78,27 @@ impl Socket {
     }
 }
 
-/// Makes the directory: root of the sandbox may enter it, nobody inside may list or change it.
+/// Creates the channel's directory. Root of the sandbox may enter it; no process inside may list or change
+/// it.
 pub(crate) fn make(path: &Path, base: u32) -> Result<(), Error> {
     files::directory(path, 0o710)?;
     files::set_owner(path, 0, base)
 }
 
-/// Listens, in the place of whoever listened before.
+/// Listens in a directory of the host, replacing any earlier socket.
 pub(crate) fn listen(path: &Path, base: u32) -> Result<StdListener, Error> {
     let directory = rustix::fs::open(path, DIRECTORY, Mode::empty())
         .map_err(|error| failed("open", path, error.into()))?;
     listen_in(&directory, base)
 }
 
-/// Listens in the sandbox of this process 1, in the place of whoever listened before.
+/// Listens in the sandbox of this process 1, replacing any earlier socket.
 pub(crate) fn listen_inside(process: &Process, base: u32) -> Result<StdListener, Error> {
     let root = PathBuf::from(format!("/proc/{}/root", process.identity.pid));
     let opened = rustix::fs::open(&root, DIRECTORY, Mode::empty())
         .map_err(|error| failed("open", &root, error.into()))?;
-    // Root of the sandbox may have changed what is around the mount. It cannot make a directory of the host's root.
+    // Root of the sandbox may have modified the path to the mount, but it cannot create a directory owned by
+    // the host's root.
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let path = root.join(INSIDE);
     let directory = rustix::fs::openat2(&opened, INSIDE, DIRECTORY, Mode::empty(), resolve)
@@ -106,7 +111,8 @@ pub(crate) fn listen_inside(process: &Process, base: u32) -> Result<StdListener,
     listen_in(&directory, base)
 }
 
-/// Listens in a directory. It is bound through the descriptor: a socket's path may have 107 bytes, a data directory's more.
+/// Listens in a directory. Binds through the descriptor's path, because a socket's path is limited to 107
+/// bytes and that of a data directory may be longer.
 fn listen_in(directory: &OwnedFd, base: u32) -> Result<StdListener, Error> {
     let socket = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd()));
     files::remove_file(&socket)?;
@@ -117,16 +123,16 @@ fn listen_in(directory: &OwnedFd, base: u32) -> Result<StdListener, Error> {
     Ok(listener)
 }
 
-/// Hands a listener to the asynchronous world.
+/// Registers a listener with the async runtime.
 pub(crate) fn watch(listener: StdListener) -> Result<UnixListener, Error> {
     UnixListener::from_std(listener)
         .map_err(|source| Error::System { act: "register the channel socket".into(), source })
 }
 
-/// Why a dialler is not process 1, as the kernel vouches for it; nothing if it is.
+/// Returns the reason why the kernel's information proves that a peer is not process 1, or `None`.
 ///
-/// Under a user-space kernel the dialler is a process of that kernel. There `in_cgroup` says that it is of this sandbox, and the token
-/// that [`greet`] asks for that it is process 1.
+/// With a user-space kernel, the peer is a process of that kernel. There `in_cgroup` proves that it belongs
+/// to this sandbox, and the token that [`greet`] checks proves that it is process 1.
 pub(crate) fn objection(peer: UCred, tier: Tier, (pid, base): (i32, u32), in_cgroup: bool) -> Option<String> {
     match tier {
         Tier::Container if peer.pid() != Some(pid) || peer.uid() != base => Some(format!(
@@ -141,18 +147,19 @@ pub(crate) fn objection(peer: UCred, tier: Tier, (pid, base): (i32, u32), in_cgr
     }
 }
 
-/// Why a dialler was not greeted.
+/// The reason why a handshake failed.
 pub(crate) enum Unmet {
-    /// It does not know the token that process 1 was given: it is somebody else.
+    /// The peer does not have the token of process 1, so it is another process.
     Stranger(String),
-    /// It did not greet as process 1 does.
+    /// The peer did not follow the protocol.
     Wrong(String),
 }
 
-/// Hears the guest's greeting and answers with ours and the descriptors. `token` is where the token of process 1 is kept.
+/// Performs the handshake: reads the guest's hello, and sends ours with the descriptors. `token` is the file
+/// with the token of process 1.
 ///
-/// The first who greets is given a token. No user code exists before the channel is open, so that is process 1; and the token is
-/// kept before the channel is.
+/// The first peer to complete the handshake is issued a token. User code does not run before the channel is
+/// open, so this peer is process 1, and the token is stored before the channel opens.
 pub(crate) async fn greet(stream: &mut UnixStream, handout: &Handout, token: &Path) -> Result<(), Unmet> {
     let kept = files::read_if_there(token).map_err(|error| Unmet::Wrong(error.to_string()))?;
     let shown = within(GREETING, hear(stream)).await?;
@@ -190,7 +197,7 @@ pub(crate) async fn greet(stream: &mut UnixStream, handout: &Handout, token: &Pa
     Ok(())
 }
 
-/// The greeting of a dialler, and the token that it shows.
+/// Reads the peer's hello, and its token if it sends one.
 async fn hear(stream: &mut UnixStream) -> io::Result<Option<[u8; TOKEN_BYTES]>> {
     let mut bytes = [0; HELLO_BYTES];
     stream.read_exact(&mut bytes).await?;
@@ -203,7 +210,7 @@ async fn hear(stream: &mut UnixStream) -> io::Result<Option<[u8; TOKEN_BYTES]>> 
     Ok(Some(token))
 }
 
-/// Gives process 1 its token, and waits until it has it.
+/// Sends process 1 its token, and waits for the acknowledgement.
 async fn tell(stream: &mut UnixStream, token: &[u8; TOKEN_BYTES]) -> io::Result<()> {
     stream.write_all(token).await?;
     match stream.read_u8().await? {
@@ -223,7 +230,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Compares without telling by the time it takes how much is right.
+/// Compares in constant time, so that the duration does not reveal the length of the correct prefix.
 fn is_same(one: &str, other: &str) -> bool {
     one.len() == other.len() && one.bytes().zip(other.bytes()).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
@@ -235,7 +242,7 @@ fn send(stream: &UnixStream, bytes: &[u8; HELLO_BYTES], descriptors: &[BorrowedF
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
     let sent = rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
-    // A socket on which nothing was sent yet takes 16 bytes whole.
+    // A socket without unsent data accepts 16 bytes in one piece.
     if sent == bytes.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
 }
 
@@ -243,7 +250,8 @@ fn send(stream: &UnixStream, bytes: &[u8; HELLO_BYTES], descriptors: &[BorrowedF
 mod tests {
     use super::*;
 
-    /// What a dialler that shows this is given, or that it is somebody else.
+    /// Performs a handshake with a peer that sends this token. Returns the token that the peer receives, or
+    /// the kind of failure.
     async fn shows(file: &Path, token: Option<[u8; TOKEN_BYTES]>) -> Result<[u8; TOKEN_BYTES], &'static str> {
         let (mut node, mut guest) = UnixStream::pair().unwrap();
         let kind = if token.is_some() { Kind::ServeKnown } else { Kind::Serve };
@@ -287,7 +295,7 @@ mod tests {
             for other in [None, Some(NO_TOKEN), Some([7; TOKEN_BYTES])] {
                 assert_eq!(shows(&file, other).await, Err("a stranger"));
             }
-            // A guest of before tokens is met as long as none was given.
+            // A guest from before tokens existed is accepted while no token has been issued.
             assert!(shows(&home.path().join("older"), None).await.is_ok());
         });
     }

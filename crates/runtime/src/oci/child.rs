@@ -1,8 +1,9 @@
-//! Children that share this process's memory, until they become a program or end.
+//! Child processes that share this process's memory until they execute a program or end.
 //!
-//! A fork copies the tables of its parent's memory, and makes every page of it be copied when it is next written to. For a
-//! server with a thousand sandboxes that takes longer than everything else that a start does itself. A child that shares the
-//! memory costs the same whoever makes it; in return it must touch nothing but what was made for it beforehand.
+//! A fork copies its parent's page tables, and every page is copied when it is next written to. For a server
+//! with a thousand sandboxes, that takes longer than all other work of a start. A child that shares the
+//! memory costs the same regardless of its parent's size; in return, it may only access data that was
+//! prepared for it.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::io;
@@ -17,42 +18,43 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use super::mounts::{Failure, Operation, c_string};
 use crate::Error;
 
-/// What the deepest of the calls here needs many times over.
+/// Stack size of a child: many times the need of the deepest call here.
 const STACK_BYTES: usize = 64 << 10;
-/// Where commands are looked for, by us and by themselves.
+/// Search path for commands, used by this module and passed to the commands.
 const DIRECTORIES: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 const ENVIRONMENT: &CStr = c"PATH=/usr/sbin:/usr/bin:/sbin:/bin";
-/// The kernel's signals, those included that a C library keeps to itself and will not change.
+/// All signals of the kernel, including the ones that the C library reserves for itself.
 const SIGNALS: std::ops::RangeInclusive<c_int> = 1..=64;
-/// The kernel's `struct sigaction` for `SIG_DFL`: handler, flags, restorer and mask, none of which is anything.
+/// The kernel's `struct sigaction` for `SIG_DFL`: handler, flags, restorer and mask, all zero.
 static DEFAULT_ACTION: [u64; 4] = [0; 4];
-/// What the status of a child says that could not become its program.
+/// Exit status of a child that could not execute its program.
 const NO_PROGRAM: c_int = 127;
 
-/// A child that has not been waited for.
+/// A child that has not been reaped.
 pub(crate) struct Child {
-    /// By which its end is seen.
+    /// The pidfd through which its end is observed.
     pub descriptor: OwnedFd,
     pid: Pid,
 }
 
-/// What a child stands on while it shares our memory. It must be kept until the child has ended or become a program.
+/// The stack of a child that shares this process's memory. It must be kept until the child has ended or
+/// executed a program.
 pub(crate) struct Stack(Vec<u128>);
 
-/// A command with all its strings, for a child that may make none.
+/// A command with all its strings, prepared for a child that must not allocate.
 struct Becoming<'a> {
     operations: &'a [Operation],
     paths: Vec<CString>,
-    /// These end with a null pointer.
+    /// This array and the next end with a null pointer.
     argv: Vec<*const c_char>,
     environment: [*const c_char; 2],
     streams: [RawFd; 3],
-    /// Written by the child, in memory that is ours as well.
+    /// Written by the child, in the shared memory.
     failure: Option<Failure>,
 }
 
-/// Starts a command that runs `operations` before it becomes what it is to be. It has no standard input and output, and of the
-/// environment only `PATH`.
+/// Starts a command that runs `operations` before it executes its program. Its standard input and output are
+/// `/dev/null`, and its environment contains only `PATH`.
 pub(crate) fn spawn(
     command: &Command,
     operations: &[Operation],
@@ -73,8 +75,9 @@ pub(crate) fn spawn(
         failure: None,
     };
     let mut stack = Stack::new();
-    // SAFETY: with this flag the call returns when the child has become a program or ended, and until then nobody else touches
-    // `becoming`. The child makes system calls on strings and descriptors made beforehand; it neither allocates nor locks.
+    // SAFETY: with this flag, the call returns only when the child has executed its program or ended, and
+    // until then nothing else accesses `becoming`. The child makes system calls on strings and descriptors
+    // prepared beforehand; it neither allocates nor locks.
     let child = unsafe { stack.start(libc::CLONE_VFORK, become_it, (&raw mut becoming).cast()) };
     let child = child.map_err(|source| cannot_run(command, source))?;
     match becoming.failure {
@@ -86,18 +89,18 @@ pub(crate) fn spawn(
     }
 }
 
-/// The error of a command that could not be started or waited for.
+/// Returns the error of a command that could not be started or waited for.
 pub(crate) fn cannot_run(command: &Command, source: io::Error) -> Error {
     Error::System { act: format!("run `{}`", shown(command)), source }
 }
 
-/// A command line for people.
+/// Formats a command line for messages.
 pub(crate) fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }
 
-/// Where a program may be.
+/// Returns the paths to try for a program.
 fn paths(program: &OsStr) -> Result<Vec<CString>, Error> {
     if program.as_bytes().contains(&b'/') {
         return Ok(vec![c_string(program)?]);
@@ -109,17 +112,17 @@ fn paths(program: &OsStr) -> Result<Vec<CString>, Error> {
 }
 
 impl Child {
-    /// Its number, which stays its own until it is collected.
+    /// Its pid, which cannot be reused until the child is reaped.
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Ends it.
+    /// Kills the child.
     pub(crate) fn kill(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(&self.descriptor, Signal::KILL)?)
     }
 
-    /// Waits for its end and takes its status. Call it once.
+    /// Waits for its end and reaps it. Must be called once.
     pub(crate) fn collect(&self) -> io::Result<WaitStatus> {
         loop {
             match rustix::process::waitpid(Some(self.pid), WaitOptions::empty()) {
@@ -136,11 +139,11 @@ impl Stack {
         Self(vec![0; STACK_BYTES / size_of::<u128>()])
     }
 
-    /// Starts a child that runs `work` in our memory, with no signal but those that cannot be refused.
+    /// Starts a child that runs `work` in the shared memory, with all signals blocked that can be blocked.
     ///
     /// # Safety
-    /// Until the child has become a program or ended, this stack and what `given` points to stay where they are; `work`
-    /// touches nothing else of this process's memory.
+    /// Until the child has executed a program or ended, this stack and the value that `given` points to must
+    /// not move or be dropped, and `work` must not access any other memory of this process.
     pub(crate) unsafe fn start(
         &mut self,
         flags: c_int,
@@ -150,24 +153,25 @@ impl Stack {
         let flags = flags | libc::CLONE_VM | libc::CLONE_PIDFD | libc::SIGCHLD;
         let top = self.0.as_mut_ptr_range().end.cast();
         let mut descriptor: RawFd = -1;
-        // A handler of ours must not run in the child: what it would write to is the parent's.
+        // A signal handler of this process must not run in the child: it would write to the parent's memory.
         let mask = signals_blocked()?;
-        // SAFETY: stacks grow downwards from one past the end; for the rest the caller answers.
+        // SAFETY: stacks grow downwards, so the pointer is to one past the end; the caller guarantees the
+        // rest.
         let pid = unsafe { libc::clone(work, top, flags, given, &raw mut descriptor) };
         let error = io::Error::last_os_error();
-        // SAFETY: a mask that the kernel has given, and nothing is asked for.
+        // SAFETY: the mask comes from the kernel, and the null pointer means that no old mask is returned.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, ptr::null_mut()) };
         let pid = Pid::from_raw(pid.max(0)).ok_or(error)?;
-        // SAFETY: the call has made this descriptor, and nobody else has it.
+        // SAFETY: the call created this descriptor, and nothing else owns it.
         Ok(Child { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) }, pid })
     }
 }
 
-/// Blocks all signals of this thread, and gives those that were blocked before.
+/// Blocks all signals of this thread, and returns the previous mask.
 fn signals_blocked() -> io::Result<libc::sigset_t> {
-    // SAFETY: both are plain numbers, which the calls fill.
+    // SAFETY: both are plain integers, for which zero is valid; the calls below fill them.
     let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointers are to two sets of this stack.
+    // SAFETY: the pointers refer to two signal sets on this stack.
     let error = unsafe {
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before)
@@ -175,19 +179,20 @@ fn signals_blocked() -> io::Result<libc::sigset_t> {
     if error == 0 { Ok(before) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
-/// What a child does that is to become a program. That it returns is its end.
+/// Entry point of a child that executes a program. It returns only on failure, which ends the child.
 extern "C" fn become_it(given: *mut c_void) -> c_int {
-    // SAFETY: `spawn` gives this, and waits.
+    // SAFETY: `spawn` passes a pointer to its `Becoming`, and waits until the child has ended or executed its
+    // program.
     let becoming = unsafe { &mut *given.cast::<Becoming<'_>>() };
     becoming.failure = Some(becoming.run());
     NO_PROGRAM
 }
 
 impl Becoming<'_> {
-    /// Returns only if it could not be.
+    /// Prepares the child and executes the program. Returns only on failure.
     fn run(&self) -> Failure {
         for (number, stream) in (0..).zip(self.streams) {
-            // SAFETY: no pointers; the stream is open.
+            // SAFETY: `dup2` takes no pointers, and the stream is open.
             if unsafe { libc::dup2(stream, number) } < 0 {
                 return Failure::of_program(errno());
             }
@@ -200,10 +205,12 @@ impl Becoming<'_> {
                 return failure;
             }
         }
-        // What we ignore or handle, or were started with, is no concern of the program's. Asked of the kernel: a C library keeps some
-        // signals to itself, and what another one was linked with has left them ignored.
+        // The program must not inherit our ignored or handled signals, nor those with which we were started.
+        // This uses the system call because the C library reserves some signals, and a program linked with
+        // another C library may have left these ignored.
         for signal in SIGNALS {
-            // SAFETY: the kernel reads the action, which stays; no old one is asked for.
+            // SAFETY: the kernel only reads the action, which is static; the null pointer means that no old
+            // action is returned.
             unsafe {
                 libc::syscall(
                     libc::SYS_rt_sigaction,
@@ -214,7 +221,7 @@ impl Becoming<'_> {
                 )
             };
         }
-        // SAFETY: plain numbers, which the first call fills and the second reads.
+        // SAFETY: `none` is a set of plain integers, which the first call fills and the second reads.
         unsafe {
             let mut none: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&raw mut none);
@@ -222,7 +229,8 @@ impl Becoming<'_> {
         }
         let mut reason = Errno::NOENT;
         for path in &self.paths {
-            // SAFETY: strings and arrays as the kernel wants them, made by the parent.
+            // SAFETY: the strings and the null-terminated arrays were prepared by the parent and outlive the
+            // call.
             unsafe { libc::execve(path.as_ptr(), self.argv.as_ptr(), self.environment.as_ptr()) };
             reason = errno();
             if reason != Errno::NOENT {
@@ -250,9 +258,10 @@ mod tests {
 
     #[test]
     fn a_program_has_default_signals_a_fixed_path_and_no_streams_of_ours() {
-        // A signal that this C library would not touch, as a program that was linked with another one leaves it.
+        // A signal that this C library does not touch, ignored as a program linked with another C library may
+        // leave it.
         let ignore: [u64; 4] = [libc::SIG_IGN as u64, 0, 0, 0];
-        // SAFETY: the kernel reads the action; nobody here uses this signal.
+        // SAFETY: the kernel only reads the action, and no code in this test process uses this signal.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_rt_sigaction,

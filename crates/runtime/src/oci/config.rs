@@ -1,4 +1,4 @@
-//! The configuration that the OCI runtime is given, one literal for each section.
+//! The configuration for the OCI runtime, one literal for each section.
 
 use std::path::{Path, PathBuf};
 
@@ -11,30 +11,33 @@ use crate::oci::cgroup::Cgroups;
 use crate::oci::{probe, seccomp};
 use crate::{Profile, Spec, Tier, tables};
 
-/// Signals that wait to be delivered, and timers, of all processes of the sandbox: each costs a little kernel memory. A program
-/// that uses real-time signals has a few.
+/// Maximum number of queued signals and timers of all processes of the sandbox. Each costs a little kernel
+/// memory, and a program that uses real-time signals needs only a few.
 const SIGNALS: u64 = 1024;
-/// Memory that no swapping could touch; the kernel's old default, enough for keys.
+/// Maximum amount of locked memory, which cannot be swapped: the kernel's old default, enough for keys.
 const LOCKED_BYTES: u64 = 64 << 10;
-/// `/dev/shm` at most; above this it would be a second `/tmp`.
+/// Maximum size of `/dev/shm`; a larger one would be a second `/tmp`.
 const SHARED_BYTES: u64 = 64 << 20;
-/// After a memory kill what lies in `/dev/shm` stays charged: this part of memory leaves the next exec its room.
+/// Divisor for the share of memory that `/dev/shm` may use. Its content stays charged after an OOM kill, so
+/// it must leave room for the next exec.
 const SHARED_SHARE: u64 = 4;
-/// As many terminals as the platform opens are left to programs inside that open their own: `tmux`, `script`.
+/// Multiple of the maximum number of terminals that the platform opens. The other half is for programs that
+/// open their own, such as `tmux` and `script`.
 const TERMINALS_SHARE: usize = 2;
-/// Files in `/tmp` at most; each costs kernel memory.
+/// Maximum number of files in `/tmp`; each costs kernel memory.
 const TMP_INODES_MAX: u64 = 65_536;
-/// One file in `/tmp` for each page of it, so that many small files fill it as fast as one large one.
+/// Page size. `/tmp` may have one file per page, so that many small files fill it as fast as one large file.
 const PAGE_BYTES: u64 = 4096;
 
-/// What process 1 needs to start, group and kill user processes, and to empty their bounding set.
+/// Capabilities with which process 1 starts, groups and kills user processes, and empties their bounding set.
 pub(crate) const RUNS: [&str; 4] = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SETPCAP"];
-/// What it also needs to own files on behalf of an image's users, and lets the steps of a recipe have.
+/// Additional capabilities with which process 1 creates files owned by an image's users, and which it leaves
+/// to the steps of a recipe.
 const OWNS: [&str; 4] = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID"];
 
-/// What of the host shows through `/proc` and `/sys` and is nobody's business inside: hardware, keys, timers, and
-/// counters and names by which one sandbox could watch or signal another (the disks of all sandboxes are block devices
-/// with their paths, their sizes and their traffic).
+/// Paths in `/proc` and `/sys` that are hidden because they reveal the host: hardware, keys, timers, and
+/// counters and names through which one sandbox could observe or signal another. For example, the disks of
+/// all sandboxes are block devices, with their paths, sizes and traffic.
 pub(crate) const MASKED: [&str; 29] = [
     "/proc/acpi",
     "/proc/asound",
@@ -66,10 +69,10 @@ pub(crate) const MASKED: [&str; 29] = [
     "/sys/firmware",
     "/sys/fs",
 ];
-/// What may be read and not written.
+/// Paths that are mounted read-only.
 pub(crate) const READ_ONLY: [&str; 4] = ["/proc/bus", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// The whole configuration.
+/// Returns the whole configuration.
 pub(crate) fn config(
     id: &SandboxId,
     spec: &Spec,
@@ -86,7 +89,7 @@ pub(crate) fn config(
     })
 }
 
-/// The capabilities of process 1, as bits.
+/// Returns the capabilities of process 1 as a bit mask.
 pub(crate) fn capability_bits(owns_files: bool) -> u64 {
     // CAP_KILL 5, CAP_SETGID 6, CAP_SETUID 7, CAP_SETPCAP 8; CAP_CHOWN 0, DAC_OVERRIDE 1, FOWNER 3, FSETID 4.
     0b1_1110_0000 | if owns_files { 0b1_1011 } else { 0 }
@@ -104,8 +107,9 @@ fn process(spec: &Spec, tier: Tier) -> Value {
         Profile::Rooted => words.push("--rooted".to_owned()),
         Profile::Run | Profile::Workstation | Profile::Unpack { .. } => {}
     }
-    // A container inherits them from its OCI runtime ([`process_limits`]). To set them for a process in a namespace that another user
-    // made takes CAP_SYS_RESOURCE, which a service may have been denied. A user-space kernel keeps its own.
+    // A container inherits its limits from the OCI runtime ([`process_limits`]): setting them for a process
+    // in a namespace that another user created requires CAP_SYS_RESOURCE, which a service may not have. A
+    // user-space kernel enforces its own limits.
     let rlimits: Vec<Value> = match tier {
         Tier::Container => Vec::new(),
         Tier::UserKernel => process_limits(&spec.limits)
@@ -150,8 +154,9 @@ fn mounts(spec: &Spec, bundle: &Path, tier: Tier) -> Value {
         },
         self::bind("/.bellglass/guest", &guest(spec, bundle), false),
         match tier {
-            // Writable for the node, which takes over through it. Nobody inside may write to the directory.
-            // The options are those of the file system: a user namespace may not take one away.
+            // Writable for the node, which replaces the socket when it takes the sandbox over; file
+            // permissions prevent writes from inside. The options equal those of the file system, because a
+            // user namespace may not remove one.
             Tier::Container => json!({
                 "destination": "/.bellglass/channel",
                 "type": "bind",
@@ -162,7 +167,8 @@ fn mounts(spec: &Spec, bundle: &Path, tier: Tier) -> Value {
         },
         bind("/.bellglass/spool", "disk/spool", true),
     ];
-    // Linux counts the terminals of all sandboxes together, and one that opens them all would leave the others none.
+    // Linux counts the terminals of all sandboxes together, so a sandbox without a limit could exhaust them
+    // for all others.
     let pts_max = format!("max={}", terminals());
     match &spec.profile {
         Profile::Run | Profile::Workstation | Profile::Rooted | Profile::Build => mounts.extend([
@@ -196,7 +202,7 @@ fn mounts(spec: &Spec, bundle: &Path, tier: Tier) -> Value {
     Value::Array(mounts)
 }
 
-/// The guest's executable, in the overlay of its directory.
+/// Returns the path of the guest's executable, in the overlay of its directory.
 fn guest(spec: &Spec, bundle: &Path) -> PathBuf {
     bundle.join("guest").join(spec.guest.file_name().unwrap_or_default())
 }
@@ -217,7 +223,8 @@ fn linux(id: &SandboxId, base: u32, tier: Tier, namespace: &Path) -> Value {
     let mut namespaces: Vec<Value> = kinds.iter().map(|kind| json!({ "type": kind })).collect();
     namespaces.push(match tier {
         Tier::Container => json!({ "type": "user", "path": namespace }),
-        // It has many threads when it would enter, which Linux does not allow. What is counted by namespace it counts itself.
+        // gVisor has many threads when it would join a namespace, which Linux does not allow. It does not
+        // need the resource counts of a prepared namespace, because it counts these resources itself.
         Tier::UserKernel => json!({ "type": "user" }),
     });
     json!({
@@ -226,7 +233,7 @@ fn linux(id: &SandboxId, base: u32, tier: Tier, namespace: &Path) -> Value {
         "uidMappings": map,
         "gidMappings": map,
         "cgroupsPath": Cgroups::guest_path(id),
-        // Only devices: the limits are on cgroups that the OCI runtime does not know.
+        // Only devices: the limits apply to cgroups that the OCI runtime does not manage.
         "resources": { "devices": [{ "allow": false, "access": "rwm" }] },
         "seccomp": seccomp::filter(tier),
         "maskedPaths": MASKED,
@@ -234,12 +241,12 @@ fn linux(id: &SandboxId, base: u32, tier: Tier, namespace: &Path) -> Value {
     })
 }
 
-/// How many terminals may be open.
+/// Returns the maximum number of open terminals.
 pub(crate) fn terminals() -> usize {
     if api::defence::is_off("C-37") { 2048 } else { TERMINALS_MAX * TERMINALS_SHARE }
 }
 
-/// How many files `/tmp` may have.
+/// Returns the maximum number of files in `/tmp`.
 pub(crate) fn tmp_inodes(limits: &Limits) -> u64 {
     (limits.tmp_bytes / PAGE_BYTES).min(TMP_INODES_MAX)
 }
@@ -250,7 +257,7 @@ fn tmp_options(limits: &Limits) -> Vec<String> {
     options.into_iter().chain([format!("size={}", limits.tmp_bytes), format!("nr_inodes={inodes}")]).collect()
 }
 
-/// The size of `/dev/shm`.
+/// Returns the size of `/dev/shm`.
 pub(crate) fn shared_bytes(limits: &Limits) -> u64 {
     SHARED_BYTES.min(limits.memory_bytes / SHARED_SHARE)
 }
@@ -261,7 +268,7 @@ fn shared_options(limits: &Limits) -> Vec<String> {
     options.into_iter().chain([format!("size={bytes}")]).collect()
 }
 
-/// Limits of process 1 and of everything it starts, each with the name that OCI runtimes know.
+/// Returns the resource limits of process 1 and its descendants, each with its name in the OCI configuration.
 pub(crate) fn process_limits(limits: &Limits) -> [(Resource, &'static str, u64); 5] {
     [
         (Resource::Nofile, "RLIMIT_NOFILE", open_files(limits)),
@@ -272,39 +279,42 @@ pub(crate) fn process_limits(limits: &Limits) -> [(Resource, &'static str, u64);
     ]
 }
 
-/// How many files a process may have open.
+/// Returns the maximum number of open files per process.
 pub(crate) fn open_files(limits: &Limits) -> u64 {
     allowed(Resource::Nofile, tables::open_files(limits))
 }
 
-/// How many signals may wait.
+/// Returns the maximum number of queued signals.
 pub(crate) fn signals() -> u64 {
     let wanted = if api::defence::is_off("C-34") { u64::MAX } else { SIGNALS };
     allowed(Resource::Sigpending, wanted)
 }
 
-/// How much POSIX message queues may hold: nothing. They outlive their processes, and hardly any program has one.
+/// Returns the maximum size of POSIX message queues: zero. They outlive their processes, and hardly any
+/// program uses them.
 pub(crate) fn queue_bytes() -> u64 {
     if api::defence::is_off("C-35") { allowed(Resource::Msgqueue, u64::MAX) } else { 0 }
 }
 
-/// Settings of the sandbox's own network namespace. What a connection holds that nobody has accepted is charged to nobody, so buffers
-/// begin small; they grow to a megabyte where a program reads.
+/// Returns settings of the sandbox's own network namespace. Socket buffers of connections that are not yet
+/// accepted are charged to no cgroup, so buffers start small. They grow up to a megabyte when a program
+/// reads.
 pub(crate) fn settings(tier: Tier) -> Value {
     match tier {
         Tier::Container if !api::defence::is_off("C-32") => {
             let buffers = ["net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"].map(|name| (name, "4096 16384 1048576"));
-            // Where it cannot be set it is 4,096: four times as many connections that nobody has accepted.
+            // If it cannot be set, it is 4,096, which allows four times as many connections that are not
+            // accepted.
             let backlog = probe::has_backlog().then_some(("net.core.somaxconn", "1024"));
             buffers.into_iter().chain(backlog).collect()
         }
-        // Its network is its own, in its own memory.
+        // A user-space kernel has its own network stack in its own memory.
         Tier::Container | Tier::UserKernel => json!({}),
     }
 }
 
-/// What is wanted of a resource, or what this process may hand on of it: without CAP_SYS_RESOURCE, asking for more
-/// would fail the start.
+/// Returns the wanted limit, but at most the hard limit of this process: without CAP_SYS_RESOURCE, a higher
+/// value would make the start fail.
 fn allowed(resource: Resource, wanted: u64) -> u64 {
     rustix::process::getrlimit(resource).maximum.map_or(wanted, |hard| hard.min(wanted))
 }

@@ -1,8 +1,8 @@
-//! A sandbox's own disk: an ext4 file system in a file of the size that was asked for, on a loop device.
+//! A sandbox's own disk: an ext4 file system in a file of the requested size, on a loop device.
 //!
-//! The blocks are reserved on the host when the file is made. Under a sparse file a full host would accept writes
-//! and lose them later; so a host without room refuses here instead. The loop device clears itself when the last
-//! mount of it goes, which is when the sandbox's last mount namespace ends.
+//! The blocks are reserved on the host when the file is created, so a full host refuses the sandbox here.
+//! With a sparse file, it would accept writes and lose them later. The loop device detaches itself after its
+//! last unmount, which happens when the sandbox's last mount namespace ends.
 
 use std::ffi::{CStr, CString};
 use std::fs::{File, OpenOptions};
@@ -23,27 +23,29 @@ use crate::oci::blank;
 use crate::oci::mounts::{Operation, c_string};
 use crate::oci::process::{self, ENDING, Words};
 
-/// What the host keeps free, whatever is asked for: its own logs, records and databases need room to say so.
+/// Minimum free space on the host, whatever is requested: its logs, records and databases need room to keep
+/// working.
 const HOST_FREE_BYTES: u64 = 1 << 30;
-/// The same as a share, in percent, for large file systems, which slow down when nearly full.
+/// Minimum free space in percent, for large file systems, which slow down when nearly full.
 const HOST_FREE_PERCENT: u64 = 2;
-/// Blocks that only the guest may fill, so that kept output has room when user code has filled the disk: four
-/// full outputs of the default size, with a little for the directories.
+/// Blocks that only the guest may use, so that it can store output when user code has filled the disk: four
+/// full outputs of the default size, and some room for directories.
 const RESERVED_BYTES: u64 = 48 << 20;
-/// Of a small disk, no more than this part is reserved.
+/// Divisor for the share of a small disk that may be reserved: at most an eighth.
 const RESERVED_SHARE: u64 = 8;
-/// The size of an inode on the disk.
+/// Size of an inode on the disk.
 const INODE_BYTES: u64 = 256;
-/// Of the disk, no more than this part may be inode tables.
+/// Divisor for the share of the disk that inode tables may use: at most half.
 const INODES_SHARE: u64 = 2;
-/// Inodes that ext4 keeps to itself, and those of the directories made here.
+/// Number of inodes that ext4 reserves, and of those for the directories created here.
 const INODES_OWN: u64 = 16;
-/// `mke2fs` takes 3 ms; a machine in trouble is given time.
+/// Timeout for `mke2fs`. It usually takes 3 ms; the rest is a margin for an overloaded machine.
 const FORMAT: Duration = Duration::from_secs(20);
-/// Others ask for free loop devices at the same time; each round one of them gets one.
+/// Maximum number of attempts to attach a loop device. Other processes compete for free devices, and in each
+/// round one of them succeeds.
 const ATTACH_TRIES: u32 = 256;
 
-/// Where a root that can be written to keeps what was changed in it, and where the overlay makes that ready.
+/// Directories of a writable root: the overlay's upper directory with the changes, and its work directory.
 pub(crate) const UPPER: &str = "upper";
 pub(crate) const WORK: &str = "work";
 
@@ -53,7 +55,7 @@ const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
-/// `struct loop_config` of the kernel, with the `struct loop_info64` in it.
+/// The kernel's `struct loop_config`, including its `struct loop_info64`.
 #[repr(C)]
 struct LoopConfig {
     descriptor: u32,
@@ -71,27 +73,27 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-/// A disk on a loop device. The device lives while this value or a mount of it does.
+/// A disk on a loop device. The device exists as long as this value or a mount of it.
 pub(crate) struct Disk {
     number: u32,
     _device: File,
 }
 
 impl Disk {
-    /// The device under it.
+    /// Returns the device number of the loop device.
     pub(crate) fn device(&self) -> u64 {
         rustix::fs::makedev(LOOP_MAJOR, self.number)
     }
 
-    /// The operations that mount the disk at `target` and make the directories that the sandbox is given. `source` names the
-    /// device in the current directory: it is what the sandbox's table of mounts shows.
+    /// Returns the operations that mount the disk at `target` and create the sandbox's directories on it.
+    /// `source` names the device in the current directory; the sandbox's mount table shows this name.
     pub(crate) fn operations(
         &self,
         source: &CStr,
         target: &Path,
         base: u32,
     ) -> Result<Vec<Operation>, Error> {
-        // Nothing on this disk outlives the sandbox, so nothing is gained by making the host's disk flush for it.
+        // No data on this disk outlives the sandbox, so flushing the host's disk for it would be useless.
         let options = format!("resuid={base},noinit_itable,nobarrier");
         let mut operations = vec![
             Operation::Mount {
@@ -119,7 +121,8 @@ impl Disk {
     }
 }
 
-/// Makes the file, with all its blocks, and the file system in it. `blanks` is where those of other sizes are kept.
+/// Creates the file with all its blocks and the file system in it. `blanks` is the directory of the blank
+/// disks.
 pub(crate) fn make(path: &Path, blanks: &Path, limits: &Limits) -> Result<(), Error> {
     if limits.disk_inodes.saturating_mul(INODE_BYTES) > limits.disk_bytes / INODES_SHARE {
         return Err(Error::Unsupported {
@@ -155,13 +158,13 @@ pub(crate) fn make(path: &Path, blanks: &Path, limits: &Limits) -> Result<(), Er
     }
 }
 
-/// Puts the disk on a free loop device. `chosen` is told the device's number before it is taken.
+/// Attaches the disk to a free loop device. Calls `chosen` with the device's number before attaching.
 pub(crate) fn attach(path: &Path, mut chosen: impl FnMut(u32) -> Result<(), Error>) -> Result<Disk, Error> {
     let control_path = Path::new("/dev/loop-control");
     let control = open_device(control_path).map_err(|source| failed("open", control_path, source))?;
     let backing = open_device(path).map_err(|source| failed("open", path, source))?;
     for _ in 0..ATTACH_TRIES {
-        // SAFETY: this request takes no argument and returns the number of a device that was free.
+        // SAFETY: this request takes no argument and returns the number of a free device.
         let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
         let number = u32::try_from(number)
             .map_err(|_| failed("find a free loop device with", control_path, io::Error::last_os_error()))?;
@@ -176,7 +179,7 @@ pub(crate) fn attach(path: &Path, mut chosen: impl FnMut(u32) -> Result<(), Erro
     Err(Error::Capacity { what: "a loop device", why: "other processes took all free loop devices".into() })
 }
 
-/// Waits until the kernel has cleared the device under a disk whose sandbox is gone.
+/// Waits until the kernel has detached the loop device of a sandbox that has ended.
 pub(crate) fn wait_detached(number: u32, path: &Path) -> Result<(), Error> {
     let deadline = Instant::now() + ENDING;
     let backing = PathBuf::from(format!("/sys/block/loop{number}/loop/backing_file"));
@@ -189,14 +192,14 @@ pub(crate) fn wait_detached(number: u32, path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes the file. On a host that discards what is freed, that costs a round trip to the device for each run of
-/// blocks: zeroing makes one run of the many that a used disk has.
+/// Removes the file. On a host that discards freed blocks, deletion takes one round trip to the device per
+/// extent. Zeroing the file first merges the many extents of a used disk into one.
 pub(crate) fn remove(path: &Path) -> Result<(), Error> {
     if let Ok(file) = OpenOptions::new().write(true).open(path)
         && let Ok(found) = file.metadata()
     {
         let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-        // Only for speed: a file system that cannot do it removes the file all the same.
+        // Only an optimization: if the file system does not support it, the file is removed all the same.
         let _ = rustix::fs::fallocate(&file, flags, 0, found.len());
     }
     files::remove_file(path)
@@ -228,7 +231,7 @@ fn format(path: &Path, limits: &Limits) -> Result<(), Error> {
         .arg((limits.disk_inodes + INODES_OWN).to_string())
         .arg("-m")
         .arg(format!("{}.{:02}", hundredths / 100, hundredths % 100))
-        // No journal: the disk dies with the sandbox, so nobody will ever replay it.
+        // No journal: the disk is removed with the sandbox, so the journal would never be replayed.
         .args(["-O", "^has_journal,^resize_inode", "-E", "nodiscard,lazy_itable_init=1"])
         .arg(path);
     process::run(&command, &[], &Words::Stderr, FORMAT)
@@ -245,13 +248,14 @@ fn configure(device: RawFd, backing: RawFd) -> io::Result<()> {
         size_limit: 0,
         number: 0,
         encryption: [0; 2],
-        // Direct: what the sandbox's own page cache holds is not cached a second time.
+        // Direct I/O: data in the page cache of the sandbox's file system is not cached a second time.
         flags: LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO,
         names: [0; 160],
         initial: [0; 2],
         reserved: [0; 8],
     };
-    // SAFETY: both descriptors are open, and `config` has the kernel's layout and outlives the call, which reads it.
+    // SAFETY: both descriptors are open, and `config` has the kernel's layout and outlives the call, which
+    // only reads it.
     let result = unsafe { libc::ioctl(device, LOOP_CONFIGURE, &raw const config) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -263,7 +267,7 @@ fn open_node(number: u32) -> Result<File, Error> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(failed("open", &path, error)),
     }
-    // Where /dev is not kept by the kernel, the node of a new device has to be made.
+    // If /dev is not managed by the kernel (devtmpfs), the node of a new device must be created.
     let device = rustix::fs::makedev(LOOP_MAJOR, number);
     match rustix::fs::mknodat(
         rustix::fs::CWD,

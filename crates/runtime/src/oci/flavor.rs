@@ -1,4 +1,4 @@
-//! The OCI runtimes that can be driven, as data: they differ in a name, some flags and the strength of their wall.
+//! The supported OCI runtimes, as data: they differ in name, flags and strength of isolation.
 
 use std::path::{Path, PathBuf};
 
@@ -7,42 +7,43 @@ use crate::{Error, Tier};
 /// One OCI runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flavor {
-    /// The name people use for it.
+    /// Its name as users know it.
     pub name: &'static str,
     /// Its executable.
     pub binary: PathBuf,
-    /// Flags before the verb, beside `--root` and `--log`.
+    /// Flags before the subcommand, in addition to `--root` and `--log`.
     pub flags: &'static [&'static str],
-    /// The strength of its wall.
+    /// The strength of its isolation.
     pub tier: Tier,
 }
 
 impl Flavor {
-    /// The reference implementation.
+    /// Returns runc, the reference implementation.
     pub fn runc() -> Self {
         Self { name: "runc", binary: "runc".into(), flags: &[], tier: Tier::Container }
     }
 
-    /// The one written in Rust.
+    /// Returns youki, an implementation in Rust.
     pub fn youki() -> Self {
         Self { name: "youki", binary: "youki".into(), flags: &[], tier: Tier::Container }
     }
 
-    /// gVisor: a kernel in user space. The seccomp filter is asked for because without it user code could shed its
-    /// exec group in a user namespace of its own. The root is not overlaid: it is read-only.
+    /// Returns runsc (gVisor), a kernel in user space. `--oci-seccomp` is set because without the filter user
+    /// code could drop its exec group in a user namespace of its own. The root is not overlaid because it is
+    /// read-only.
     pub fn runsc() -> Self {
         let flags =
             &["--platform=systrap", "--network=none", "--host-uds=open", "--oci-seccomp", "--overlay2=none"];
         Self { name: "runsc", binary: "runsc".into(), flags, tier: Tier::UserKernel }
     }
 
-    /// Looks for the executable in `PATH`.
+    /// Searches the executable in `PATH` and in the system directories.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it is not there.
+    /// [`Error::Unsupported`] if it is not found.
     pub fn find(self) -> Result<Self, Error> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        // Superusers' directories may be missing from an ordinary PATH, and that is where these are installed.
+        // OCI runtimes are usually installed in sbin directories, which may be missing from an ordinary PATH.
         let directories =
             std::env::split_paths(&path).chain(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from));
         let found =

@@ -1,8 +1,9 @@
-//! File locks: kernel memory for which Linux has neither a limit nor a charge to a cgroup (CVE-2022-0480).
+//! File locks: kernel memory that Linux neither limits nor charges to a cgroup (CVE-2022-0480).
 //!
-//! Counting them is cheap, so that is done all the time. Who holds them is asked only when there are too many: reading the table holds up
-//! everybody who locks. The newest are read, up to a bound, and belong to the sandbox whose file system the file is on, or whose process
-//! took the lock, or has the file open.
+//! Counting locks is cheap and done continuously. Their holders are only determined if there are too many,
+//! because reading the table blocks every process that locks a file. The newest locks are read, up to a
+//! limit. A lock is attributed to the sandbox whose file system contains the file, whose process took the
+//! lock, or which has the file open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -18,28 +19,31 @@ use super::stop::is_current;
 use crate::files::{self, failed};
 use crate::{Culprit, Error, Tier, tables};
 
-/// Locks on the machine at which their holders are looked for: 19 MiB of kernel memory. A busy machine has some thousands.
+/// Number of locks on the machine from which on their holders are determined: 19 MiB of kernel memory. A busy
+/// machine has a few thousand.
 const LOCKS_MAX: u64 = 100_000;
-/// Of those that are read, how many one sandbox may hold. Databases hold one for each open file or less.
+/// Maximum number of the sampled locks that one sandbox may hold. Databases hold at most one for each open
+/// file.
 const HELD_MAX: u64 = 8000;
-/// How much of the table is read: about 16,000 locks, in a hundredth of a second.
+/// Maximum size of the sample: about 16,000 locks, read in a hundredth of a second.
 const SAMPLE_BYTES: u64 = 1 << 20;
-/// Open files that are looked at to find the holder of a lock that names neither process nor sandbox.
+/// Maximum number of open files to inspect for the holder of a lock that identifies neither a process nor a
+/// sandbox.
 const FILES_MAX: usize = 100_000;
 
-/// Where a file is: the numbers of its device, and its inode.
+/// Location of a file: the numbers of its device, and its inode.
 type Place = ((u32, u32), u64);
 
 /// One lock.
 #[derive(Debug, PartialEq, Eq)]
 struct Lock {
-    /// Who took it; -1 where it belongs to an open file.
+    /// The process that took it; -1 if it belongs to an open file description.
     pid: i32,
     place: Place,
 }
 
 impl Oci {
-    /// The sandbox that holds too many locks.
+    /// Returns the sandbox that holds too many locks.
     pub(super) fn locks_culprit(&self) -> Result<Option<Culprit>, Error> {
         let off = self.flavor.tier == Tier::UserKernel || api::defence::is_off("C-33");
         if off || tables::locks().is_none_or(|count| count < LOCKS_MAX) {
@@ -60,14 +64,15 @@ impl Oci {
         if unknown.values().sum::<u64>() > HELD_MAX {
             self.find_open(&unknown, &mut held)?;
         }
-        // Sandboxes of another data directory are another server's to judge.
+        // Sandboxes of another data directory belong to another server.
         let own: BTreeSet<SandboxId> = self.dirs.ids()?.into_iter().collect();
         held.retain(|id, _| own.contains(id));
         let most = held.into_iter().max_by_key(|(_, count)| *count).filter(|(_, count)| *count > HELD_MAX);
         Ok(most.map(|(id, count)| Culprit { id, what: format!("holds at least {count} file locks") }))
     }
 
-    /// The sandboxes by the devices of their file systems. Those of the host are nobody's: where layers are unpacked they are seen.
+    /// Returns the sandboxes by the devices of their file systems. Devices that the host mounts too are
+    /// excluded: they are shared, and visible in a sandbox that unpacks layers, for example.
     fn devices(&self) -> Result<BTreeMap<(u32, u32), SandboxId>, Error> {
         let mut devices = BTreeMap::new();
         let host = files::read(Path::new("/proc/self/mountinfo"))?;
@@ -83,7 +88,8 @@ impl Oci {
         Ok(devices)
     }
 
-    /// Counts locks by who has the file open: those on files without a name are on a file system that everybody shares.
+    /// Attributes locks to the sandboxes that have the file open. Needed for files without a name, which are
+    /// on a file system that all processes share.
     fn find_open(
         &self,
         unknown: &BTreeMap<Place, u64>,
@@ -108,7 +114,7 @@ impl Oci {
     }
 }
 
-/// The newest locks, as the kernel writes them.
+/// Reads the newest locks, in the kernel's text format.
 fn sample() -> Result<String, Error> {
     let path = Path::new("/proc/locks");
     let mut bytes = Vec::new();
@@ -118,7 +124,8 @@ fn sample() -> Result<String, Error> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Reads a line such as `7: POSIX  ADVISORY  WRITE 13580 00:1b:310 0 EOF`; one that waits for another has an arrow after the number.
+/// Parses a line such as `7: POSIX  ADVISORY  WRITE 13580 00:1b:310 0 EOF`. A lock that waits for another has
+/// an arrow after the number.
 fn parse(line: &str) -> Option<Lock> {
     let mut words = line.split_whitespace().skip(1).filter(|word| *word != "->").skip(3);
     let pid = words.next()?.parse().ok()?;
@@ -128,7 +135,7 @@ fn parse(line: &str) -> Option<Lock> {
     Some(Lock { pid, place: (device, place.next()?.parse().ok()?) })
 }
 
-/// The device of a line of `mountinfo`.
+/// Parses the device of a line of `mountinfo`.
 fn device(line: &str) -> Option<(u32, u32)> {
     let (major, minor) = line.split(' ').nth(2)?.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))

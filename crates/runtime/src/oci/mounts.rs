@@ -1,8 +1,10 @@
-//! The private mount namespace of a sandbox, as a list of operations.
+//! The operations that a child runs before it becomes the OCI runtime; most of them set up the sandbox's
+//! private mount namespace.
 //!
-//! The list is made, with every string in it, before the OCI runtime's command is started; the child runs it before
-//! it becomes the OCI runtime. Until then it shares our memory, so an operation makes system calls and nothing else. Because the mounts are in a namespace that the sandbox's processes alone keep alive, the host's
-//! table stays as it was and the kernel removes them with the last process.
+//! The list, with every string in it, is prepared before the OCI runtime's command is started, and the child
+//! runs it before it executes the OCI runtime. Until then the child shares our memory, so an operation may
+//! only make system calls. Only the sandbox's processes keep the mount namespace alive, so the host's mount
+//! table does not change, and the kernel removes the mounts with the last process.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
@@ -19,58 +21,59 @@ use rustix::thread::UnshareFlags;
 
 use crate::Error;
 
-/// Connections that wait to be accepted: the guest has one, and dials again when it breaks.
+/// Maximum number of connections waiting to be accepted. The guest has one at a time, and connects again
+/// after a disconnect.
 const BACKLOG: i32 = 128;
 
-/// One thing that the child does before it becomes the OCI runtime.
+/// An operation that the child performs before it executes the OCI runtime.
 pub(crate) enum Operation {
-    /// Dies with the process that started it, which may be dead already.
+    /// Makes the child die with its parent, and fails if the parent is already dead.
     DieWith {
-        /// That process.
+        /// The process that started the child.
         parent: Pid,
     },
     /// Joins a cgroup.
     Join {
-        /// Its entrance.
+        /// Its `cgroup.procs` or `tasks` file.
         procs: OwnedFd,
     },
     /// Leaves the host's mount namespace for a private copy.
     Separate,
-    /// Shows a directory or a file at another place.
+    /// Mounts a directory or a file at another place.
     Mirror {
-        /// What is shown.
+        /// The directory or file.
         source: CString,
-        /// Where; it exists.
+        /// The mount point, which must exist.
         target: CString,
-        /// Whether it can be written to.
+        /// True if the mount is writable.
         writable: bool,
-        /// The user namespace through whose map its owners are seen.
+        /// The user namespace whose id map applies to the file owners.
         owners: Option<Arc<OwnedFd>>,
     },
     /// Mounts a file system.
     Mount {
-        /// Its kind.
+        /// Its type.
         kind: &'static CStr,
         /// The device.
         source: CString,
-        /// Where.
+        /// The mount point.
         target: CString,
-        /// How.
+        /// The mount flags.
         flags: MountFlags,
-        /// And what only this kind understands.
+        /// Options specific to this type.
         options: CString,
     },
-    /// Goes to a directory, so that the names in an overlay's options stay short.
+    /// Changes to a directory, so that the names in an overlay's options stay short.
     Enter {
         /// The directory.
         path: CString,
     },
-    /// Makes a directory on the fresh disk.
+    /// Creates a directory.
     Directory {
         /// Its path.
         path: CString,
     },
-    /// Sets owner, group and mode of what was just made.
+    /// Sets owner, group and mode of a path that was just created.
     Own {
         /// Its path.
         path: CString,
@@ -81,44 +84,44 @@ pub(crate) enum Operation {
         /// The mode.
         mode: u32,
     },
-    /// Limits what this process and everything it becomes or starts may use.
+    /// Sets a resource limit of this process and its descendants.
     Limit {
-        /// Of what.
+        /// The limited resource.
         resource: Resource,
-        /// How much; no more than it has now.
+        /// The soft and hard limit; not above the current hard limit.
         value: u64,
     },
-    /// Makes a device node.
+    /// Creates a device node.
     Device {
         /// Its path.
         path: CString,
-        /// Character or block.
+        /// Character or block device.
         kind: FileType,
-        /// The device.
+        /// The device number.
         number: u64,
         /// The mode.
         mode: u32,
     },
-    /// Shows a directory at another place, with the flags of its own mount.
+    /// Bind-mounts a directory, with the mount flags of its source.
     Bind {
         /// The directory.
         source: CString,
-        /// Where; it exists.
+        /// The mount point, which must exist.
         target: CString,
     },
-    /// Binds a socket that the parent made to a name in the current directory, and listens.
+    /// Binds a socket created by the parent to a name in the current directory, and listens.
     Listen {
-        /// The socket, which the parent keeps.
+        /// The socket, which the parent keeps open.
         socket: Arc<OwnedFd>,
         /// Its name.
         address: SocketAddrUnix,
     },
 }
 
-/// Where a child failed that was to become a command, and why.
+/// The failure of a child before it could execute its command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failure {
-    /// The operation, by its place, and its part; none if it was the command itself.
+    /// Index of the operation and its failed part; `None` if the command itself failed.
     at: Option<(usize, Part)>,
     errno: Errno,
 }
@@ -128,17 +131,18 @@ pub(crate) struct Failure {
 enum Part {
     /// The operation as a whole.
     Whole,
-    /// Seeing owners through a map: what a file system may not support.
+    /// Applying the id map, which the file system may not support.
     Owners,
 }
 
 impl Failure {
-    /// The command itself could not be started.
+    /// Creates the failure of the command itself.
     pub(crate) fn of_program(errno: Errno) -> Self {
         Self { at: None, errno }
     }
 
-    /// Which of these operations it was, for people; or, where it was none, why the command could not be started.
+    /// Returns an error that describes the failed operation, or the system error if the command itself
+    /// failed.
     pub(crate) fn explain(self, operations: &[Operation]) -> Result<Error, io::Error> {
         let source = io::Error::from(self.errno);
         let at = self.at.and_then(|(index, part)| Some((operations.get(index)?, part)));
@@ -158,7 +162,7 @@ impl Failure {
 }
 
 impl Operation {
-    /// Runs it in the child; `index` is its place.
+    /// Runs the operation in the child; `index` is its position in the list.
     pub(crate) fn run(&self, index: usize) -> Result<(), Failure> {
         self.perform().map_err(|(part, errno)| Failure { at: Some((index, part)), errno })
     }
@@ -197,7 +201,7 @@ impl Operation {
         }
     }
 
-    /// What it does, for people.
+    /// Describes the operation for messages.
     fn act(&self) -> String {
         match self {
             Self::DieWith { .. } => "set the parent death signal of the OCI runtime".into(),
@@ -218,7 +222,7 @@ impl Operation {
     }
 }
 
-/// A path as the kernel takes it.
+/// Converts a path to a C string.
 pub(crate) fn c_string(path: &OsStr) -> Result<CString, Error> {
     CString::new(path.as_bytes()).map_err(|source| Error::System {
         act: format!("use the path {}", path.display()),
@@ -228,12 +232,12 @@ pub(crate) fn c_string(path: &OsStr) -> Result<CString, Error> {
 
 fn die_with(parent: Pid) -> Result<(), Errno> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The parent may have died before the line above; then nobody would send the signal.
+    // If the parent died before the call above, the signal would never be sent.
     if rustix::process::getppid() == Some(parent) { Ok(()) } else { Err(Errno::SRCH) }
 }
 
 fn separate() -> Result<(), Errno> {
-    // SAFETY: only the mount namespace is left; no memory or descriptor table is shared or unshared.
+    // SAFETY: this only changes the mount namespace; no memory or descriptor table is shared or unshared.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
     rustix::mount::mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
 }
@@ -245,7 +249,7 @@ fn own(path: &CStr, (user, group): (u32, u32), mode: u32) -> Result<(), Errno> {
 
 fn device(path: &CStr, (kind, number): (FileType, u64), mode: Mode) -> Result<(), Errno> {
     rustix::fs::mknodat(CWD, path, kind, mode, number)?;
-    // The umask clears bits.
+    // Needed because the umask clears bits of the mode.
     rustix::fs::chmod(path, mode)
 }
 
@@ -275,7 +279,8 @@ fn set_attributes(tree: &OwnedFd, attributes: u64, owners: Option<&OwnedFd>) -> 
             .map_or(Ok(0), |owners| u64::try_from(owners.as_raw_fd()))
             .map_err(|_| Errno::BADF)?,
     };
-    // SAFETY: the descriptors are open, the path is a string, and `attributes` outlives the call, which reads it.
+    // SAFETY: the descriptors are open, the path is a NUL-terminated string, and `attributes` outlives the
+    // call, which only reads it.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

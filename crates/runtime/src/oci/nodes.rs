@@ -1,9 +1,10 @@
-//! A small file system in memory for each sandbox: its device nodes, and the directory of its channel.
+//! A small in-memory file system for each sandbox, with its device nodes and the directory of its channel.
 //!
-//! An OCI runtime cannot make device nodes in a user namespace, so it binds those it finds in `/dev`. The host's are the same
-//! inodes for everybody: locks and watches on `/dev/null` would reach every sandbox and the host. So the OCI runtime finds this
-//! file system at `/dev`, in the private mount namespace. What is bound from here also shows a path of this file system in the
-//! sandbox's table of mounts, and none of the host's.
+//! An OCI runtime cannot create device nodes in a user namespace, so it binds the nodes that it finds in
+//! `/dev`. The host's nodes are the same inodes for all sandboxes: locks and watches on `/dev/null` would
+//! affect every sandbox and the host. So this file system is mounted at `/dev` in the OCI runtime's private
+//! mount namespace. As a further effect, the sandbox's mount table shows paths of this file system for the
+//! bound nodes, and no path of the host.
 
 use std::ffi::CStr;
 use std::path::Path;
@@ -17,13 +18,13 @@ use super::disk::Disk;
 use super::mounts::{Operation, c_string};
 use crate::Error;
 
-/// The directory of the bundle at which it is mounted.
+/// Mount point, relative to the bundle.
 pub(crate) const PLACE: &str = "nodes";
-/// The directory of the channel in it.
+/// Directory of the channel in this file system.
 pub(crate) const CHANNEL: &str = "channel";
-/// The node of the sandbox's disk. The table of mounts shows this name, and not that of the loop device.
+/// Device node of the sandbox's disk. The mount table shows this name instead of the loop device's.
 pub(crate) const DISK: &CStr = c"disk";
-/// What OCI runtimes bind in every container, by name and device number.
+/// Devices that OCI runtimes bind in every container, by name and device number.
 const DEVICES: [(&CStr, u32, u32); 6] = [
     (c"null", 1, 3),
     (c"zero", 1, 5),
@@ -32,10 +33,10 @@ const DEVICES: [(&CStr, u32, u32); 6] = [
     (c"urandom", 1, 9),
     (c"tty", 5, 0),
 ];
-/// Room for the nodes and the channel, with some to spare; each is an inode without a page.
+/// Enough for the nodes and the channel, with some to spare; each entry is an inode without a data page.
 const OPTIONS: &CStr = c"mode=755,size=16k,nr_inodes=32";
 
-/// Mounts it below the bundle and makes the nodes. The current directory is in it afterwards.
+/// Mounts the file system below the bundle and creates the nodes. Leaves the current directory in it.
 pub(crate) fn mount(bundle: &Path, disk: &Disk) -> Result<Vec<Operation>, Error> {
     let place = c_string(bundle.join(PLACE).as_os_str())?;
     let mut operations = vec![
@@ -63,7 +64,8 @@ pub(crate) fn mount(bundle: &Path, disk: &Disk) -> Result<Vec<Operation>, Error>
     Ok(operations)
 }
 
-/// Makes the channel's directory, which root of the sandbox may enter and nobody inside may list or change, and listens in it.
+/// Creates the channel's directory and listens in it. Root of the sandbox may enter the directory; no process
+/// inside may list or change it.
 pub(crate) fn listen(bundle: &Path, socket: &Socket, base: u32) -> Result<Vec<Operation>, Error> {
     let directory = c_string(bundle.join(PLACE).join(CHANNEL).as_os_str())?;
     let name = socket.name.to_owned();
@@ -77,7 +79,7 @@ pub(crate) fn listen(bundle: &Path, socket: &Socket, base: u32) -> Result<Vec<Op
     ])
 }
 
-/// Has the OCI runtime find the nodes where it looks for them.
+/// Makes the nodes available at `/dev`, where the OCI runtime expects them.
 pub(crate) fn expose(bundle: &Path) -> Result<Operation, Error> {
     let source = c_string(bundle.join(PLACE).as_os_str())?;
     Ok(Operation::Bind { source, target: c"/dev".to_owned() })

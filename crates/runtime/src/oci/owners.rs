@@ -1,11 +1,13 @@
-//! The user namespace of a sandbox: its root, and the owners of its template's files, are ids of the sandbox's range.
+//! The user namespace of a sandbox. It maps the sandbox's root, and the owners of its template's files, to
+//! ids of the sandbox's range.
 //!
-//! Layers keep the ids of the image, where 0 is root. An idmapped mount shows them as ids of the range, and takes the map from a user
-//! namespace; the only way to make one with a map is to have a process in it. A container runs in the same namespace.
+//! Layers are stored with the ids of the image, where 0 is root. An idmapped mount shows them as ids of the
+//! range and takes the map from a user namespace. A namespace with a map can only be created with a process
+//! in it. A container runs in the same namespace.
 //!
-//! Linux counts inotify instances and watches, queued signals, message queues and namespaces for the user who *made* the namespace as
-//! well. Made by root, all sandboxes would share one count with the host's root. So it is made by the first id of the sandbox's range,
-//! which nobody else has.
+//! Linux also counts inotify instances and watches, queued signals, message queues and namespaces for the
+//! user who *created* the namespace. If root created it, all sandboxes would share one count with the host's
+//! root. So it is created by the first id of the sandbox's range, which no other sandbox uses.
 
 use std::ffi::{c_int, c_void};
 use std::fs::{self, File};
@@ -27,25 +29,27 @@ use super::process::wait_readable;
 use crate::Error;
 use crate::files::failed;
 
-/// Making a namespace takes microseconds; a machine in trouble is given time.
+/// Timeout for the creation of a namespace. It takes microseconds; the rest is a margin for an overloaded
+/// machine.
 const MADE_WITHIN: Duration = Duration::from_secs(10);
 
-/// A user namespace that maps 0 and what follows to a sandbox's range. It has a process until this value is dropped.
+/// A user namespace that maps 0 and the following ids to a sandbox's range. Until this value is dropped, a
+/// process keeps the namespace's path valid.
 pub(crate) struct Owners {
     /// The namespace.
     pub namespace: Arc<OwnedFd>,
     holder: Holder,
 }
 
-/// A child that does nothing, in a user namespace of its own. Dropping it ends it.
+/// An idle child in a user namespace of its own. Dropping this value kills it.
 struct Holder {
     child: Child,
-    /// What it stands on, and what it was given.
+    /// The child's stack and argument, which must outlive it.
     _stack: Stack,
     _given: Box<Given>,
 }
 
-/// What the child is given. It shares our memory and our descriptors.
+/// The child's argument. The child shares our memory and our descriptors.
 struct Given {
     parent: Pid,
     creator: u32,
@@ -53,7 +57,7 @@ struct Given {
 }
 
 impl Owners {
-    /// Makes the namespace of the range that begins with this id.
+    /// Creates the namespace of the range that begins with this id.
     pub(crate) fn make(base: u32) -> Result<Self, Error> {
         let holder = Holder::start(base)
             .map_err(|source| Error::System { act: "create a user namespace".into(), source })?;
@@ -68,7 +72,7 @@ impl Owners {
         Ok(Self { namespace: Arc::new(namespace.into()), holder })
     }
 
-    /// A path of the namespace for other processes, until this value is dropped.
+    /// Returns a path of the namespace for other processes, valid until this value is dropped.
     pub(crate) fn path(&self) -> PathBuf {
         self.holder.home().join("ns/user")
     }
@@ -81,9 +85,9 @@ impl Holder {
         let given = Box::new(Given { parent: rustix::process::getpid(), creator, made: writer.as_raw_fd() });
         let mut stack = Stack::new();
         let pointer = (&raw const *given).cast_mut().cast::<c_void>();
-        // Descriptors are shared only because to copy them takes time.
-        // SAFETY: stack and `given` are on the heap and kept until the child was collected; `hold` reads the latter and touches
-        // nothing else.
+        // Descriptors are shared only because copying them takes time.
+        // SAFETY: the stack and `given` are on the heap and kept until the child has been reaped; `hold` only
+        // reads `given` and accesses nothing else.
         let child = unsafe { stack.start(libc::CLONE_FILES, hold, pointer) }?;
         let holder = Self { child, _stack: stack, _given: given };
         let mut answer = [0; 1];
@@ -103,16 +107,16 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // A failure leaves a child that dies with this process.
+        // If this fails, the child dies with this process.
         let _ = self.child.kill();
         let _ = self.child.collect();
     }
 }
 
-/// What the child does: makes the namespace, says so, and nothing more until it is killed or its parent is gone. System calls by
-/// themselves, without the C library: its `errno` is the parent's.
+/// Entry point of the child: creates the namespace, reports the result, and sleeps until it is killed or its
+/// parent is gone. Makes direct system calls only, because the C library's `errno` is shared with the parent.
 extern "C" fn hold(given: *mut c_void) -> c_int {
-    // SAFETY: `Holder::start` gives this, and it lives longer than the child.
+    // SAFETY: `Holder::start` passes a pointer to its `Given`, which outlives the child.
     let given = unsafe { &*given.cast::<Given>() };
     // SAFETY: the parent keeps the descriptor open until it has read the answer.
     let made = unsafe { BorrowedFd::borrow_raw(given.made) };
@@ -126,16 +130,17 @@ extern "C" fn hold(given: *mut c_void) -> c_int {
     0
 }
 
-/// Makes the namespace as this user. The change of the user makes the memory that we share undumpable: this server leaves no core file from
-/// then on, and holds keys that belong in none. Capabilities are raised again after the change of the user, for machines on which ordinary users may
-/// make no user namespaces.
+/// Creates the namespace as this user. Changing the user makes the shared memory undumpable, so from then on
+/// this server leaves no core file. This is intended: the server's memory contains keys, which must not get
+/// into one. The effective capabilities are restored after the change, for machines on which unprivileged
+/// users may not create user namespaces.
 fn separate(creator: u32) -> Result<(), Errno> {
     let root = Uid::ROOT;
     rustix::thread::set_thread_res_uid(root, Uid::from_raw(creator), root)?;
     let mut capabilities = rustix::thread::capabilities(None)?;
     capabilities.effective = capabilities.permitted;
     rustix::thread::set_capabilities(None, capabilities)?;
-    // SAFETY: only the user namespace is left; no memory or descriptor table is shared or unshared.
+    // SAFETY: this only changes the user namespace; no memory or descriptor table is shared or unshared.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }
 }
 
@@ -156,9 +161,9 @@ mod tests {
         let name = fs::read_link(format!("/proc/self/fd/{}", namespace.as_raw_fd())).unwrap();
         assert!(name.to_string_lossy().starts_with("user:["), "{name:?}");
         assert_ne!(name, fs::read_link("/proc/self/ns/user").unwrap());
-        // `NS_GET_OWNER_UID` of <linux/nsfs.h>.
+        // This is `NS_GET_OWNER_UID` of <linux/nsfs.h>.
         let (request, mut owner) = (0xb704, 0_u32);
-        // SAFETY: the descriptor is open, and the kernel writes one number.
+        // SAFETY: the descriptor is open, and the kernel writes one `u32` to `owner`.
         let done = unsafe { libc::ioctl(namespace.as_raw_fd(), request, &raw mut owner) };
         assert_eq!((done, owner), (0, base));
     }

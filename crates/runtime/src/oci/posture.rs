@@ -1,7 +1,8 @@
-//! What can be seen from outside of process 1, and what should be.
+//! The observable privileges of process 1, compared with the expected ones.
 //!
-//! Under a user-space kernel the process seen is that kernel. It stays in the host's pid and cgroup namespaces and holds
-//! descriptors of everything it serves, so less can be said of it; what it shows inside, the guest says.
+//! With a user-space kernel, the observed process is that kernel. It stays in the host's pid and cgroup
+//! namespaces and holds descriptors of all files that it serves, so fewer properties can be checked here. The
+//! guest reports the posture inside.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,14 +18,14 @@ use super::process::Process;
 use super::record::Record;
 use crate::{Error, Tier, files};
 
-/// What gVisor's kernel keeps in its own user namespace: what process 1 has, what serving files takes (CHOWN,
-/// DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID), and SYS_PTRACE for its stubs.
+/// Capabilities that gVisor's kernel keeps in its own user namespace, in addition to those of process 1: for
+/// serving files (CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID), and SYS_PTRACE for its stubs.
 const KERNEL_CAPABILITIES: u64 = 0x8_0000 | 0x1f;
-/// Namespaces that process 1 has to itself.
+/// Namespaces that process 1 must not share with the host.
 const SEPARATE: [&str; 7] = ["user", "pid", "mnt", "ipc", "uts", "cgroup", "net"];
-/// Those that gVisor's kernel has.
+/// Namespaces that gVisor's kernel must not share with the host.
 const SEPARATE_KERNEL: [&str; 5] = ["user", "mnt", "ipc", "uts", "net"];
-/// Kinds of descriptors that lead nowhere outside.
+/// Kinds of descriptors that give no access to resources outside the sandbox.
 const HARMLESS: [&str; 9] = [
     "socket:",
     "pipe:",
@@ -39,7 +40,7 @@ const HARMLESS: [&str; 9] = [
 /// Controllers whose hierarchies must hold process 1 in the sandbox's cgroup.
 const CONTROLLERS: [&str; 5] = ["memory", "pids", "cpu", "cpuacct", "devices"];
 
-/// Looks at process 1 and says what is not as it should be.
+/// Inspects process 1; returns its posture and the differences from the expected one.
 pub(super) fn compare(
     id: &SandboxId,
     record: &Record,
@@ -101,7 +102,7 @@ fn look(home: &Path) -> Result<Posture, Error> {
     posture.namespaces = namespaces(home)?;
     for entry in list(&home.join("fd"))? {
         let Some(number) = entry.file_name().and_then(|name| name.to_str()?.parse().ok()) else { continue };
-        // One that was closed since it was listed is none.
+        // A descriptor that was closed since the listing is skipped.
         let Ok(target) = fs::read_link(&entry) else { continue };
         let is_null = fs::metadata(&entry).is_ok_and(|seen| seen.rdev() == rustix::fs::makedev(1, 3));
         let shown = if is_null { "/dev/null".into() } else { target.to_string_lossy().into_owned() };
@@ -147,7 +148,8 @@ fn descriptors(posture: &Posture, id: &SandboxId, tier: Tier) -> Vec<String> {
     differences
 }
 
-/// Says in which hierarchies process 1 is not in its cgroup. Version 2 has one, which names no controller.
+/// Returns a difference for each hierarchy in which process 1 is outside its cgroup. Version 2 has one
+/// hierarchy, which names no controllers here.
 fn cgroups(text: &str, wanted: &str) -> Vec<String> {
     let lines =
         || text.lines().filter_map(|line| line.split_once(':').and_then(|(_, rest)| rest.split_once(':')));

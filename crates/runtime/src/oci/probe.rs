@@ -1,33 +1,35 @@
-//! What this kernel shows inside of a user namespace, found by trying it once.
+//! Detection of kernel features inside a user namespace, by one trial in a child process.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// What the probe ends with where the setting is there. It never becomes a program.
+/// Error with which the probe ends if the setting exists. The probe never executes a program.
 const THERE: i32 = libc::EALREADY;
 
-/// Whether the backlog of listening sockets can be set in the network namespace of a user namespace. Older kernels, such as Debian 12's
-/// 6.1, show nothing of `net.core` there, and no start would succeed that asks for it.
+/// Returns true if the backlog of listening sockets can be set in the network namespace of a user namespace.
+/// Older kernels, such as Debian 12's 6.1, expose no `net.core` settings there, and every start that sets one
+/// would fail.
 pub(crate) fn has_backlog() -> bool {
     static KNOWN: OnceLock<bool> = OnceLock::new();
     *KNOWN.get_or_init(|| {
         let mut probe = Command::new("/proc/self/exe");
         probe.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: between fork and exec this makes two system calls, on static memory, and allocates nothing.
+        // SAFETY: between fork and exec, `look` makes two system calls, on static memory, and allocates
+        // nothing.
         unsafe { probe.pre_exec(look) };
         matches!(probe.spawn(), Err(error) if error.raw_os_error() == Some(THERE))
     })
 }
 
-/// Runs in the child, in namespaces of its own.
+/// Checks for the setting. Runs in the child, in namespaces of its own.
 fn look() -> io::Result<()> {
-    // SAFETY: no pointers.
+    // SAFETY: `unshare` takes no pointers.
     if unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a NUL-terminated string.
+    // SAFETY: the path is a NUL-terminated string.
     let there = unsafe { libc::access(c"/proc/sys/net/core/somaxconn".as_ptr(), libc::F_OK) } == 0;
     Err(io::Error::from_raw_os_error(if there { THERE } else { libc::ENOENT }))
 }

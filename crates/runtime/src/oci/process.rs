@@ -1,8 +1,8 @@
-//! Processes held by descriptor, and commands run to their end.
+//! Processes held by descriptor, and commands that run to completion.
 //!
-//! A process is known by its pid, its start time and the boot of the machine, and held by a pidfd: a bare pid may
-//! by now be another process. A command runs to its end on the thread that started it, because the signal by which
-//! the kernel ends it with its parent is tied to that thread.
+//! A process is identified by its pid, its start time and the boot of the machine, and held by a pidfd,
+//! because a bare pid may have been reused. A command is waited for on the thread that started it, because
+//! the signal by which the kernel kills it with its parent is tied to that thread.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -25,35 +25,36 @@ use super::mounts::Operation;
 use crate::files;
 use crate::{Error, Exit};
 
-/// What an error shows of what a command wrote: enough for the cause, not a flood.
+/// Maximum length of a command's output in an error: enough to show the cause.
 const STDERR_BYTES: u64 = 2048;
-/// How long the kernel is given to end killed processes. It takes a millisecond; but the last process takes the
-/// sandbox's mounts along, and before its disk goes the kernel writes what user code wrote and is not written yet.
+/// Timeout for killed processes to end. This usually takes a millisecond. However, the end of the last
+/// process unmounts the sandbox's file systems, and before that the kernel writes back all unwritten data of
+/// user code.
 pub(crate) const ENDING: Duration = Duration::from_secs(60);
-/// What a pipe holds.
+/// Capacity of a pipe.
 const PIPE_BYTES: u64 = 64 << 10;
 
-/// What tells a process from every other one of this boot.
+/// Unique identity of a process within this boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
-    /// Its number, as this process sees it.
+    /// Its pid, as this process sees it.
     pub pid: i32,
-    /// When it started, in clock ticks since the boot.
+    /// Its start time, in clock ticks since the boot.
     pub start: u64,
 }
 
-/// A process held by descriptor.
+/// A process held by a pidfd.
 #[derive(Debug)]
 pub(crate) struct Process {
-    /// Who it is.
+    /// Its identity.
     pub identity: Identity,
     descriptor: OwnedFd,
-    /// How it ended, once somebody in this process has been told: the kernel tells only once.
+    /// Its exit, once this process has collected it: the kernel reports it only once.
     exit: Mutex<Option<Exit>>,
 }
 
 impl Process {
-    /// Takes hold of the process that has this pid now, if there is one.
+    /// Opens the process that currently has this pid; returns `None` if there is none.
     pub(crate) fn open(pid: i32) -> Result<Option<Self>, Error> {
         let Some(number) = Pid::from_raw(pid) else { return Ok(None) };
         let descriptor = match rustix::process::pidfd_open(number, PidfdFlags::empty()) {
@@ -63,22 +64,22 @@ impl Process {
                 return Err(Error::System { act: format!("open process {pid}"), source: error.into() });
             }
         };
-        // Read after the descriptor was made: if the process is another one by now, the start time differs.
+        // Read after the descriptor was opened: if the pid has been reused by then, the start time differs.
         let Some(start) = start_time(pid)? else { return Ok(None) };
         Ok(Some(Self { identity: Identity { pid, start }, descriptor, exit: Mutex::new(None) }))
     }
 
-    /// Takes hold of exactly this process, if it is still there.
+    /// Opens exactly this process; returns `None` if it no longer exists.
     pub(crate) fn reopen(identity: Identity) -> Result<Option<Self>, Error> {
         Ok(Self::open(identity.pid)?.filter(|process| process.identity == identity))
     }
 
-    /// Whether it still runs. A zombie does not.
+    /// Returns true if it is still running. A zombie is not.
     pub(crate) fn is_alive(&self) -> bool {
         !self.wait_until(Instant::now())
     }
 
-    /// Sends a signal. A process that is gone takes it as well.
+    /// Sends a signal. Succeeds if the process is gone.
     pub(crate) fn signal(&self, signal: Signal) -> Result<(), Error> {
         match rustix::process::pidfd_send_signal(&self.descriptor, signal) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -89,7 +90,7 @@ impl Process {
         }
     }
 
-    /// Blocks this thread until the process has ended or the deadline is reached; says whether it ended.
+    /// Blocks this thread until the process has ended or the deadline has passed; returns true if it ended.
     pub(crate) fn wait_until(&self, deadline: Instant) -> bool {
         wait_readable(&self.descriptor, deadline)
     }
@@ -99,20 +100,21 @@ impl Process {
         let act = || format!("wait for process {}", self.identity.pid);
         let wrong = |source| Error::System { act: act(), source };
         let descriptor = self.descriptor.try_clone().map_err(wrong)?;
-        // SAFETY: an `OwnedFd` is open, always the same, and closed only when `watched`, which owns it, is dropped.
+        // SAFETY: an `OwnedFd` is open, never changes its number, and is closed only when `watched`, which
+        // owns it, is dropped.
         let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }
             .map_err(|error| wrong(error.into()))?;
         watched.readable().await.map(|_| ()).map_err(wrong)
     }
 
-    /// How the process ended; call it after the end. Collects the status if this process is the one to collect it.
+    /// Returns how the process ended; must be called after its end. Reaps it if this process is its parent.
     pub(crate) fn exit(&self) -> Exit {
         let mut known = self.exit.lock().unwrap_or_else(PoisonError::into_inner);
         *known.get_or_insert_with(|| collect(WaitId::PidFd(self.descriptor.as_fd())).unwrap_or(Exit::Unknown))
     }
 }
 
-/// Collects a process that ended and that this process inherited, so that no zombie stays. Says whether it is gone.
+/// Reaps an ended process that this process adopted, so that no zombie remains. Returns true if it is gone.
 pub(crate) fn reap(pid: i32) -> bool {
     let Some(number) = Pid::from_raw(pid) else { return true };
     match rustix::process::waitid(WaitId::Pid(number), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
@@ -121,13 +123,15 @@ pub(crate) fn reap(pid: i32) -> bool {
     }
 }
 
-/// Collects all zombies that this process inherited and whose user is in this range: the helpers that a user-space
-/// kernel leaves. Children that this process started itself have other users and are collected where they were started.
-/// A process 1 that died before it became the guest has no user of the range yet, but a name that only runc gives.
+/// Reaps all adopted zombies whose user is in this range: the helpers that a user-space kernel leaves behind.
+/// Children that this process started itself have other users and are reaped by their starter. A process 1
+/// that died before it became the guest has no user of the range yet; it is recognized by a name that only
+/// runc uses.
 pub(crate) fn reap_zombies(users: Range<u32>) -> Result<(), Error> {
     let tasks = Path::new("/proc/self/task");
     for task in std::fs::read_dir(tasks).map_err(|source| files::failed("list", tasks, source))?.flatten() {
-        // Kernels without this file leave the zombies until this process ends, which costs a pid each.
+        // On kernels without this file, the zombies remain until this process ends, at the cost of a pid
+        // each.
         let children = files::read_if_there(&task.path().join("children"))?.unwrap_or_default();
         for pid in children.split_whitespace().filter_map(|word| word.parse::<i32>().ok()) {
             let status = files::read_if_there(Path::new(&format!("/proc/{pid}/status")))?.unwrap_or_default();
@@ -143,24 +147,25 @@ pub(crate) fn reap_zombies(users: Range<u32>) -> Result<(), Error> {
     Ok(())
 }
 
-/// The start time of a process in clock ticks since the boot, if there is such a process.
+/// Returns the start time of a process in clock ticks since the boot, or `None` if there is no such process.
 pub(crate) fn start_time(pid: i32) -> Result<Option<u64>, Error> {
     let Some(stat) = files::read_if_there(Path::new(&format!("/proc/{pid}/stat")))? else { return Ok(None) };
-    // The command's name may hold anything, parentheses and blanks included; the last `)` ends it. The start time
-    // is field 22, the twentieth after the name.
+    // The command name may contain any characters, including parentheses and spaces; the last `)` terminates
+    // it. The start time is field 22, the twentieth after the name.
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     Ok(after_name.split_whitespace().nth(19).and_then(|word| word.parse().ok()))
 }
 
-/// The name that the kernel gave to this boot of the machine.
+/// Returns the kernel's id of the current boot.
 pub(crate) fn boot_id() -> Result<String, Error> {
     Ok(files::read(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_owned())
 }
 
-/// Makes this process the one that inherits orphans from below it.
+/// Makes this process adopt orphaned descendants.
 ///
-/// An OCI runtime starts process 1 and leaves. Without this its status would go to process 1 of the machine, and
-/// nobody here would learn how a sandbox ended; nor would zombies go before that process gets round to it.
+/// An OCI runtime starts process 1 and exits. Without this call, process 1 would become a child of the
+/// machine's process 1: this process could not read its exit status, and its zombie would remain until the
+/// machine's process 1 reaps it.
 pub(crate) fn inherit_orphans() -> Result<(), Error> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| Error::System {
         act: "become the reaper of orphaned sandbox processes".into(),
@@ -168,16 +173,17 @@ pub(crate) fn inherit_orphans() -> Result<(), Error> {
     })
 }
 
-/// Where a command's words are kept for the case that it fails.
+/// The destination of a command's error messages, which are reported if it fails.
 pub(crate) enum Words<'a> {
     /// Its standard error, which is a memory file.
     Stderr,
-    /// A pipe with a name, given to it as its log. Its standard error is `/dev/null`, because what it leaves behind
-    /// inherits it; so it does the log, which for that reason is no file that could grow.
+    /// A named pipe, which the command uses as its log. Its standard error is `/dev/null`, because processes
+    /// that it leaves behind inherit it. They inherit the log as well, so the log is a pipe, and not a file
+    /// that could grow.
     Log(&'a Path),
 }
 
-/// Runs a command, after these operations, to its end.
+/// Runs the operations and then the command, and waits until it has ended.
 pub(crate) fn run(
     command: &Command,
     operations: &[Operation],
@@ -207,7 +213,7 @@ pub(crate) fn run(
     Err(Error::Command { argv: child::shown(command), status: said(status), stderr })
 }
 
-/// Waits for a child and, at the deadline, ends it: then there is no status.
+/// Waits for a child. At the deadline, kills it and returns `None`.
 fn wait_child(child: &Child, within: Duration) -> io::Result<Option<WaitStatus>> {
     let ended = wait_readable(&child.descriptor, Instant::now() + within);
     if !ended {
@@ -216,7 +222,7 @@ fn wait_child(child: &Child, within: Duration) -> io::Result<Option<WaitStatus>>
     child.collect().map(|status| ended.then_some(status))
 }
 
-/// Waits until there is something to read, or the other end is closed; says whether that was in time.
+/// Waits until the descriptor is readable or its other end is closed; returns false at the deadline.
 pub(crate) fn wait_readable(descriptor: &OwnedFd, deadline: Instant) -> bool {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -243,7 +249,7 @@ fn memory_file() -> Result<File, Error> {
         .map_err(|error| Error::System { act: "create a memory file".into(), source: error.into() })
 }
 
-/// A pipe with a name, of which this is the end to read from. It holds what the kernel lets a pipe hold, 64 KiB.
+/// Creates a named pipe and opens its reading end. It holds up to the kernel's pipe capacity, 64 KiB.
 fn named_pipe(path: &Path) -> Result<File, Error> {
     let mode = Mode::from_raw_mode(0o600);
     rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0)
@@ -259,10 +265,10 @@ fn tail(mut file: File) -> String {
     if moved.is_ok() { last_words(file) } else { String::new() }
 }
 
-/// The end of what can be read now.
+/// Reads the available data and returns the last part of it.
 fn last_words(mut file: File) -> String {
     let mut bytes = Vec::new();
-    // A pipe that somebody may still write to ends with an error, after what is in it.
+    // A pipe that still has a writer returns an error after its current content.
     let _ = file.by_ref().take(PIPE_BYTES).read_to_end(&mut bytes);
     let kept = usize::try_from(STDERR_BYTES).unwrap_or(usize::MAX);
     let tail = bytes.split_at(bytes.len().saturating_sub(kept)).1;

@@ -1,10 +1,11 @@
-//! What is written down of a sandbox before anything of it is made, and who has it in hand.
+//! The record of a sandbox, which is written before anything else is created, and the lock of its owner.
 //!
-//! `<data>/sandboxes/<id>/record.json` says which runtime, which range of user ids, which boot, which loop device,
-//! and, once known, which process. The directory is made first and removed last, so whatever was made is found by
-//! listing directories, and a range of user ids is free again only when nothing can own a file in it any more.
+//! `<data>/sandboxes/<id>/record.json` contains the runtime, the range of user ids, the boot, the loop device
+//! and, once known, process 1. The directory is created first and removed last, so listing the directories
+//! finds every resource that was created, and a range of user ids becomes free only when no file can be owned
+//! by it any more.
 //!
-//! `<data>/sandboxes/<id>/lock` is locked by the process that has the sandbox in hand.
+//! `<data>/sandboxes/<id>/lock` is locked by the process that owns the sandbox.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirBuilder, File};
@@ -22,52 +23,54 @@ use crate::files::{self, failed};
 use crate::hand::{self, Lock};
 use crate::oci::process::Identity;
 
-/// The first host id given to sandboxes: above what people, system users and the usual subordinate ranges use.
+/// First host id of the sandboxes' ranges: above the ids of people, system users and the usual subordinate
+/// ranges.
 const RANGE_BASE: u32 = 1 << 30;
-/// Ranges on one machine; the last ends below 2^31, above which some programs take ids for negative numbers.
+/// Maximum number of ranges on one machine. The last one ends below 2^31, because some programs interpret
+/// larger ids as negative numbers.
 const RANGES_MAX: u32 = 16_000;
-/// The mode of directories that a sandbox's root walks through and must not list.
+/// Mode of directories that a sandbox's root may traverse but not list.
 const WALKED: u32 = 0o711;
 
-/// Where everything is kept.
+/// Paths of the data directory and of the files below it.
 #[derive(Clone, Debug)]
 pub struct Dirs {
-    /// The data directory. Its parents must let every user through.
+    /// The data directory. Every user must be able to traverse its parents.
     pub data: PathBuf,
     ranges: Ranges,
 }
 
-/// The ranges of sandboxes that were looked at before, by id and directory: that of a sandbox never changes, and reading a thousand
-/// records takes longer than all the rest of a start's own work.
+/// Cache of the sandboxes' ranges, by id and inode of the directory. The range of a sandbox never changes,
+/// and reading a thousand records takes longer than all other work of a start.
 type Ranges = Arc<Mutex<HashMap<(SandboxId, u64), u32>>>;
 
-/// What is written down of one sandbox.
+/// The record of one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// The name of the runtime that made it.
+    /// Name of the runtime that created it.
     pub runtime: String,
-    /// The number of its range of user ids.
+    /// Number of its range of user ids.
     pub range: u32,
-    /// The boot in which it was made; after another one nothing of it runs.
+    /// The boot in which it was created; after a reboot none of its processes exist.
     pub boot: String,
-    /// Whether process 1 may own files on behalf of others.
+    /// True if process 1 may create files owned by other users.
     #[serde(rename = "unpacks")]
     pub owns_files: bool,
-    /// The number of the loop device under its disk.
+    /// Number of the loop device of its disk.
     pub device: Option<u32>,
-    /// Process 1, once it runs.
+    /// Process 1, once it is running.
     pub process: Option<Identity>,
-    /// Whether its end has been asked for.
+    /// True if its stop has been requested.
     pub stopping: bool,
 }
 
 impl Dirs {
-    /// Everything below this directory.
+    /// Returns the paths below this data directory.
     pub fn below(data: impl Into<PathBuf>) -> Self {
         Self { data: data.into(), ranges: Ranges::default() }
     }
 
-    /// Makes the directories that all sandboxes share.
+    /// Creates the directories that all sandboxes share.
     pub(crate) fn prepare(&self, runtime: &str) -> Result<(), Error> {
         fs::create_dir_all(&self.data).map_err(|source| failed("create directory", &self.data, source))?;
         files::set_mode(&self.data, WALKED)?;
@@ -76,33 +79,33 @@ impl Dirs {
         files::directory(&self.states(runtime), 0o700)
     }
 
-    /// Where the OCI runtime of this name keeps what it knows of this sandbox: a place of its own for each, so that
-    /// all of it goes by name, whatever the runtime calls its files.
+    /// Returns the state directory of the OCI runtime for this sandbox. Each sandbox has its own, so that all
+    /// of it can be removed by name, regardless of the runtime's file names.
     pub(crate) fn state(&self, runtime: &str, id: &SandboxId) -> PathBuf {
         self.states(runtime).join(id.as_str())
     }
 
-    /// Everything of one sandbox.
+    /// Returns the directory of one sandbox.
     pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
         self.sandboxes().join(id.as_str())
     }
 
-    /// Where blank disks are kept.
+    /// Returns the directory of the blank disks.
     pub(crate) fn blanks(&self) -> PathBuf {
         self.data.join("disks")
     }
 
-    /// The file under a sandbox's disk.
+    /// Returns the file that backs a sandbox's disk.
     pub(crate) fn disk(&self, id: &SandboxId) -> PathBuf {
         self.sandbox(id).join("disk.img")
     }
 
-    /// What the OCI runtime is given.
+    /// Returns the OCI bundle of a sandbox.
     pub(crate) fn bundle(&self, id: &SandboxId) -> PathBuf {
         self.sandbox(id).join("bundle")
     }
 
-    /// The directory in which a sandbox's socket is.
+    /// Returns the directory of a sandbox's channel socket.
     pub(crate) fn channel(&self, id: &SandboxId) -> PathBuf {
         self.sandbox(id).join("channel")
     }
@@ -119,12 +122,12 @@ impl Dirs {
         self.sandbox(id).join("record.json")
     }
 
-    /// The ids of all sandboxes that have a directory.
+    /// Returns the ids of all sandboxes that have a directory.
     pub(crate) fn ids(&self) -> Result<Vec<SandboxId>, Error> {
         Ok(self.directories()?.into_iter().map(|(id, _)| id).collect())
     }
 
-    /// Likewise, with the number that the file system has given each directory.
+    /// Returns the ids of all sandboxes that have a directory, with the directories' inodes.
     fn directories(&self) -> Result<Vec<(SandboxId, u64)>, Error> {
         let path = self.sandboxes();
         let entries = fs::read_dir(&path).map_err(|source| failed("list", &path, source))?;
@@ -137,7 +140,7 @@ impl Dirs {
         Ok(all)
     }
 
-    /// What is written down of a sandbox, if it is known.
+    /// Loads the record of a sandbox; returns `None` if it does not exist.
     pub(crate) fn load(&self, id: &SandboxId) -> Result<Option<Record>, Error> {
         let Some(text) = files::read_if_there(&self.record(id))? else { return Ok(None) };
         let record = serde_json::from_str(&text).map_err(|source| {
@@ -146,7 +149,7 @@ impl Dirs {
         Ok(Some(record))
     }
 
-    /// Writes down what is known now.
+    /// Saves the record of a sandbox atomically.
     pub(crate) fn save(&self, id: &SandboxId, record: &Record) -> Result<(), Error> {
         let text = serde_json::to_string(record).map_err(|source| {
             failed("write", &self.record(id), io::Error::new(ErrorKind::InvalidData, source))
@@ -154,8 +157,8 @@ impl Dirs {
         files::replace(&self.record(id), &text)
     }
 
-    /// Makes the sandbox's directory, takes it in hand, and writes its record with the lowest free range.
-    /// An id in use is [`Error::Exists`], and that sandbox is not touched.
+    /// Creates the sandbox's directory, acquires its ownership, and writes its record with the lowest free
+    /// range. Returns [`Error::Exists`] if the id is in use, and does not modify that sandbox.
     pub(crate) fn reserve(
         &self,
         id: &SandboxId,
@@ -171,7 +174,8 @@ impl Dirs {
         }
         let made = self.fill(id, runtime, owns_files);
         if made.is_err() {
-            // Nothing but these files exists yet, so this is the whole teardown; its failure would add nothing.
+            // Only these files exist so far, so this removes everything; an error here would not add anything
+            // useful.
             let _ = files::remove_shallow(&path, 0);
         }
         made
@@ -194,22 +198,23 @@ impl Dirs {
         Ok((record, lock))
     }
 
-    /// Takes a sandbox in hand, unless a living process has it.
+    /// Acquires the ownership of a sandbox; returns `None` if a living process owns it.
     pub(crate) fn take(&self, id: &SandboxId) -> Result<Option<Lock>, Error> {
         hand::take(&self.sandbox(id).join("lock"))
     }
 
-    /// Whether a living process has the sandbox in hand. Asks without locking, so nobody is kept from taking it.
+    /// Returns true if a living process owns the sandbox. Queries the lock without acquiring it, so it never
+    /// blocks another process from acquiring it.
     pub(crate) fn is_owned(&self, id: &SandboxId) -> bool {
         hand::is_taken(&self.sandbox(id).join("lock"))
     }
 
-    /// Removes the directory, the record last: as long as it is there the range is in use.
+    /// Removes the directory, with the record last: while the record exists, the range is in use.
     pub(crate) fn forget(&self, id: &SandboxId) -> Result<(), Error> {
         let path = self.sandbox(id);
         files::remove_shallow(&self.bundle(id), 1)?;
         files::remove_shallow(&self.channel(id), 0)?;
-        // Whatever else is there is a file of ours or of the OCI runtime's, whole or half written.
+        // All remaining files belong to this program or the OCI runtime, complete or not.
         files::remove_files(&path, |name| name != "record.json")?;
         files::remove_file(&self.record(id))?;
         files::remove_directory(&path)
@@ -246,7 +251,7 @@ impl Dirs {
 }
 
 impl Record {
-    /// The host id that is user 0 inside.
+    /// Returns the host id of user 0 of the sandbox.
     pub(crate) fn base(&self) -> u32 {
         RANGE_BASE + self.range * UID_RANGE
     }

@@ -1,10 +1,12 @@
-//! The system calls that a sandbox may make: a list of what is allowed, native ABI only.
+//! The system calls that a sandbox may make: an allowlist, for the native ABI only.
 //!
-//! What is not named answers `ENOSYS`, as an older kernel would, so that C libraries fall back to what they know. What
-//! programs are known to try and to understand a refusal of answers `EPERM`. Calls of a foreign ABI (i386, x32) kill:
-//! their numbers mean other calls, and their `socketcall` hides a socket's family from any filter.
+//! Calls that are not listed return `ENOSYS`, as on an older kernel, so that C libraries fall back to calls
+//! that they know. Calls that programs are known to try, and whose refusal they handle, return `EPERM`. Calls
+//! of a foreign ABI (i386, x32) kill the process: their numbers have other meanings, and their `socketcall`
+//! hides a socket's family from any filter.
 //!
-//! The rules for one call never overlap: which of two overlapping rules wins is up to the OCI runtime.
+//! The rules for one call never overlap, because the OCI runtime determines which of two overlapping rules
+//! applies.
 
 use serde_json::{Value, json};
 
@@ -17,7 +19,7 @@ const EPROTONOSUPPORT: u32 = libc::EPROTONOSUPPORT as u32;
 const ESOCKTNOSUPPORT: u32 = libc::ESOCKTNOSUPPORT as u32;
 const EAFNOSUPPORT: u32 = libc::EAFNOSUPPORT as u32;
 
-/// The bits of a socket's type that are its type; the others are flags.
+/// Mask of the type in the type argument of a socket; the other bits are flags.
 const TYPE_MASK: u64 = 0xf;
 const STREAM: u64 = libc::SOCK_STREAM as u64;
 const DATAGRAM: u64 = libc::SOCK_DGRAM as u64;
@@ -31,7 +33,7 @@ const ICMP: u64 = libc::IPPROTO_ICMP as u64;
 const TCP: u64 = libc::IPPROTO_TCP as u64;
 const UDP: u64 = libc::IPPROTO_UDP as u64;
 
-/// The flags of `clone` that make a namespace.
+/// The flags of `clone` that create a namespace.
 const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWCGROUP,
@@ -41,10 +43,11 @@ const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWPID,
     libc::CLONE_NEWNET,
 ];
-/// The execution domains that ordinary programs ask for: Linux, 32-bit Linux, both with old `uname`, and "which is it".
+/// The execution domains that ordinary programs request: Linux, 32-bit Linux, both with the old `uname`, and
+/// the query of the current one.
 const PERSONALITIES: [u64; 5] = [0, 8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
-/// Files and directories.
+/// Calls for files and directories.
 const FILES: &str = "\
     access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 \
     fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock \
@@ -55,22 +58,22 @@ const FILES: &str = "\
     removexattrat rename renameat renameat2 rmdir sendfile setxattr setxattrat splice stat statfs statx symlink \
     symlinkat sync sync_file_range syncfs tee truncate umask unlink unlinkat utime utimensat utimes write \
     writev";
-/// Waiting for things, clocks and timers. Setting a clock is not among them.
+/// Calls for waiting, clocks and timers. Setting a clock is excluded.
 const WAITING: &str = "\
     alarm clock_getres clock_gettime clock_nanosleep epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 \
     epoll_wait eventfd eventfd2 futex futex_requeue futex_wait futex_waitv futex_wake getitimer gettimeofday \
     nanosleep pause pipe pipe2 poll ppoll \
     pselect6 select setitimer signalfd signalfd4 time timer_create timer_delete timer_getoverrun timer_gettime \
     timer_settime timerfd_create timerfd_gettime timerfd_settime times";
-/// Asynchronous input and output of the kernel's older kind: one sandbox could take all that the machine has (`fs.aio-max-nr`). It is
-/// not named, so it answers `ENOSYS`, and programs use threads.
+/// Calls of the kernel's older asynchronous I/O. One sandbox could exhaust the machine's limit
+/// (`fs.aio-max-nr`). They are not in the filter, so they return `ENOSYS`, and programs use threads instead.
 const ASYNCHRONOUS: &str = "io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit";
-/// Memory. Placing it on nodes, and faulting it from outside, are not among them.
+/// Calls for memory. Placement on NUMA nodes and handling of page faults in user space are excluded.
 const MEMORY: &str = "\
     brk madvise map_shadow_stack membarrier memfd_create mincore mlock mlock2 mlockall mmap mprotect \
     mremap mseal msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect process_mrelease \
     remap_file_pages";
-/// Processes, threads, users, limits and signals.
+/// Calls for processes, threads, users, limits and signals.
 const PROCESSES: &str = "\
     arch_prctl capget capset execve execveat exit exit_group fork get_robust_list get_thread_area getcpu getegid \
     geteuid getgid getgroups getpgid getpgrp getpid getppid getpriority getrandom getresgid getresuid getrlimit \
@@ -82,13 +85,14 @@ const PROCESSES: &str = "\
     sched_yield seccomp set_robust_list set_thread_area set_tid_address setfsgid setfsuid setgid setgroups setpgid \
     setpriority setregid setresgid setresuid setreuid setrlimit setsid setuid sigaltstack sysinfo tgkill tkill uname \
     vfork wait4 waitid";
-/// Sockets once they are made, and what the private IPC namespace holds.
+/// Calls for existing sockets, and for objects of the private IPC namespace.
 const TALKING: &str = "\
     accept accept4 bind connect getpeername getsockname getsockopt listen mq_getsetattr mq_notify mq_open \
     mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd recvfrom recvmmsg recvmsg semctl semget semop \
     semtimedop sendmmsg sendmsg sendto setsockopt shmat shmctl shmdt shmget shutdown";
-/// Refused with `EPERM`, because programs that try these understand it: mounting, entering namespaces, looking into
-/// other processes, loading and measuring code in the kernel, keys, and what only an administrator does.
+/// Calls that are refused with `EPERM`, because programs that try them handle it: mounting, entering
+/// namespaces, inspecting other processes, loading code into the kernel or profiling it, keys, and
+/// administration.
 const REFUSED: &str = "\
     acct add_key bpf chroot clock_settime delete_module fanotify_init finit_module fsconfig fsmount fsopen fspick \
     init_module ioperm iopl kcmp kexec_file_load kexec_load keyctl mount mount_setattr move_mount name_to_handle_at \
@@ -96,10 +100,11 @@ const REFUSED: &str = "\
     process_vm_writev ptrace quotactl quotactl_fd reboot request_key setdomainname sethostname setns settimeofday \
     swapoff swapon syslog umount umount2 userfaultfd vhangup vmsplice";
 
-/// The filter, as the OCI configuration wants it.
+/// Returns the filter in the format of the OCI configuration.
 ///
-/// gVisor before 2026 answers `EPERM` whatever number a rule names, and C libraries take that from `clone3` for an
-/// answer. "Ask the tracer" it has always known, and where no tracer can be (`ptrace` is refused) that is `ENOSYS`.
+/// gVisor before 2026 returns `EPERM` whatever error a rule specifies, and C libraries do not fall back when
+/// `clone3` returns that. All versions support `SCMP_ACT_TRACE`, which results in `ENOSYS` if there is no
+/// tracer. There cannot be one, because `ptrace` is refused.
 pub(crate) fn filter(tier: Tier) -> Value {
     let mut rules = Vec::new();
     for names in [FILES, WAITING, MEMORY, PROCESSES, TALKING] {
@@ -133,8 +138,8 @@ fn architecture() -> &'static str {
     if cfg!(target_arch = "aarch64") { "SCMP_ARCH_AARCH64" } else { "SCMP_ARCH_X86_64" }
 }
 
-/// `clone` without a namespace is allowed, with any it is refused. `clone3` hides its flags behind a pointer, so it is
-/// not named at all: C libraries then use `clone`.
+/// Returns the rules for `clone`: allowed without namespace flags, refused with any. `clone3` passes its
+/// flags behind a pointer, which a filter cannot read, so it is not listed: C libraries then use `clone`.
 fn clone() -> Vec<Value> {
     let bits = NAMESPACES.map(|flag| u64::from(flag.unsigned_abs()));
     let all = bits.iter().fold(0, |all, bit| all | bit);
@@ -142,8 +147,8 @@ fn clone() -> Vec<Value> {
     std::iter::once(allow("clone", &[masked(0, all, 0)])).chain(refused).collect()
 }
 
-/// Refused, but for process 1 of a kernel in user space: it makes a user namespace for the parent of interpreters, and sees to it that
-/// nobody else does.
+/// Returns the rule for `unshare`: refused, except for process 1 of a user-space kernel. It creates a user
+/// namespace for the parent of interpreters, and prevents all other processes from doing so.
 fn unshare(tier: Tier) -> Value {
     match tier {
         Tier::Container => refuse("unshare", EPERM, &[]),
@@ -162,7 +167,7 @@ fn socket() -> Vec<Value> {
         for (value, protocol) in [(STREAM, TCP), (DATAGRAM, UDP)] {
             rules.push(allow("socket", &[equal(0, family), kind(value), equal(2, 0)]));
             rules.push(allow("socket", &[equal(0, family), kind(value), equal(2, protocol)]));
-            // Such as SCTP, MPTCP, SMC and L2TP: whole protocol stacks, and nobody to talk to.
+            // Protocols such as SCTP, MPTCP, SMC and L2TP: large protocol stacks without any reachable peer.
             rules.push(refuse("socket", EPROTONOSUPPORT, &[equal(0, family), kind(value), above(2, UDP)]));
         }
         rules.push(refuse("socket", EACCES, &[equal(0, family), kind(DATAGRAM), equal(2, ICMP)]));

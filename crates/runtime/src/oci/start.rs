@@ -1,4 +1,5 @@
-//! Starting a sandbox: named steps. The undo of every one is [`super::stop::teardown`], which removes by name.
+//! Starting a sandbox, in named steps. [`super::stop::teardown`] undoes all of them, removing every resource
+//! by name.
 
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::Path;
@@ -21,19 +22,22 @@ use super::record::Record;
 use super::{Hand, Oci, channel, config, disk, nodes, process, stop};
 use crate::{Error, Profile, Spec, Tier, files};
 
-/// What a start has done after each step, in order.
+/// Names of the steps of a start, in order.
 pub(super) const STEPS: [&str; 8] =
     ["record", "cgroups", "disk", "device", "bundle", "channel", "run", "process"];
-/// An OCI runtime takes 40 to 200 ms; a machine in trouble is given time.
+/// Timeout for the OCI runtime. It usually takes 40 to 200 ms; the rest is a margin for an overloaded
+/// machine.
 const RUN: Duration = Duration::from_secs(30);
-/// Layers of one template. More would not be named by one byte in a report, nor fit an overlay's page of options.
+/// Maximum number of layers of a template. Keeps the list of layers far below the one page that overlay mount
+/// options may fill.
 const LAYERS_MAX: usize = 128;
 
-/// The directory of the guest's executable, among the layers, and one with nothing in it: an overlay without anything written has two.
+/// Two extra directories among the layers: one with the guest's executable, and an empty one, because an
+/// overlay without an upper directory needs at least two lower ones.
 const GUEST: &str = "guest";
 const EMPTY: &str = "empty";
 
-/// Starts a sandbox; if that fails, nothing of it is left.
+/// Starts a sandbox. If that fails, nothing of it is left behind.
 pub(super) fn start(oci: &Oci, id: &SandboxId, spec: &Spec) -> Result<Hand, Error> {
     check(spec)?;
     let (record, lock) = info_span!(target: STEP, "record")
@@ -42,7 +46,8 @@ pub(super) fn start(oci: &Oci, id: &SandboxId, spec: &Spec) -> Result<Hand, Erro
     match build(oci, id, spec, record) {
         Ok(hand) => Ok(Hand { lock: Mutex::new(Some(lock)), ..hand }),
         Err(error) => {
-            // The first error is the one to know; what a failed teardown leaves is listed and can be stopped again.
+            // The first error is the one to report; anything that a failed teardown leaves is listed and can
+            // be stopped again.
             let _ = stop::teardown(oci, id, None);
             Err(error)
         }
@@ -50,7 +55,7 @@ pub(super) fn start(oci: &Oci, id: &SandboxId, spec: &Spec) -> Result<Hand, Erro
 }
 
 impl Oci {
-    /// Says that a step is done: a test may want this process to die right here.
+    /// Marks a step as complete. Tests can make the process die at this point.
     fn reached(&self, step: &str) {
         if self.crash_at.as_deref() == Some(step) {
             let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::KILL);
@@ -120,10 +125,10 @@ fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: Record) -> Result<H
     })
 }
 
-/// Makes the places at which things are mounted. They stay empty in the host's namespace.
+/// Creates the mount points. They stay empty in the host's mount namespace.
 fn lay_out(bundle: &Path, spec: &Spec) -> Result<(), Error> {
     files::directory(bundle, 0o711)?;
-    // Each is made and removed with every sandbox: only what is mounted at.
+    // These directories are created and removed with every sandbox, so there are only the necessary ones.
     for name in ["rootfs", "disk", "guest", nodes::PLACE, "layers"] {
         files::directory(&bundle.join(name), 0o711)?;
     }
@@ -193,14 +198,15 @@ fn operations(
     Ok(operations)
 }
 
-/// Mounts the root file system: an overlay, also of one layer. Its inodes are the sandbox's own, so that no other sandbox of the
-/// template can watch what is opened here, or hold a lock that counts here; the pages of files are shared all the same.
+/// Mounts the root file system. It is an overlay even for a single layer, so that its inodes belong to this
+/// sandbox alone: no other sandbox of the template can watch the files opened here, or hold a lock that has
+/// an effect here. The page cache of the files is shared nevertheless.
 fn root(bundle: &Path, spec: &Spec) -> Result<Operation, Error> {
     let target = bundle.join("rootfs");
     if api::defence::is_off("X-20") && spec.layers.len() == 1 && !spec.profile.writes_root() {
         return Ok(Operation::Bind { source: c"0".to_owned(), target: c_string(target.as_os_str())? });
     }
-    // The first named is the uppermost.
+    // The first name is the uppermost layer.
     let mut names: Vec<String> = (0..spec.layers.len()).rev().map(|number| number.to_string()).collect();
     if !spec.profile.writes_root() && names.len() == 1 {
         names.push(EMPTY.into());
@@ -209,9 +215,9 @@ fn root(bundle: &Path, spec: &Spec) -> Result<Operation, Error> {
     overlay(&target, &names, spec.profile.writes_root().then_some([UPPER, WORK]))
 }
 
-/// Lays directories of `layers` over each other, the first uppermost, and over them all what is written, if anything may be. The
-/// names are relative because the table of mounts shows them. Opaque directories are marked in the `user` namespace of
-/// attributes, because the guest that unpacked them was not root of the machine.
+/// Stacks directories of `layers`, the first one uppermost, below a writable layer if there is one. The names
+/// are relative because they are visible in the sandbox's mount table. Opaque directories are marked in the
+/// `user` namespace of extended attributes, because the guest that unpacked them was not root of the machine.
 fn overlay(target: &Path, names: &[&str], written: Option<[&str; 2]>) -> Result<Operation, Error> {
     let mut options = format!("lowerdir={},userxattr", names.join(":"));
     let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
@@ -230,11 +236,11 @@ fn overlay(target: &Path, names: &[&str], written: Option<[&str; 2]>) -> Result<
     })
 }
 
-/// Where the guest dials, before it does.
+/// The listening side of the channel, before the guest connects.
 enum Channel {
-    /// On a file system of the sandbox's own.
+    /// A socket in a file system of the sandbox's own.
     Inside(channel::Socket),
-    /// In a directory of the host.
+    /// A socket in a directory of the host.
     Host(StdListener),
 }
 
@@ -276,7 +282,7 @@ fn run(oci: &Oci, id: &SandboxId, operations: &[Operation]) -> Result<(), Error>
 }
 
 impl Oci {
-    /// The OCI runtime's command line up to the verb.
+    /// Returns the OCI runtime's command line up to the subcommand.
     pub(super) fn command(&self, id: &SandboxId) -> Command {
         let mut command = Command::new(&self.flavor.binary);
         command.arg("--root").arg(self.dirs.state(self.flavor.name, id)).args(self.flavor.flags);
@@ -284,12 +290,13 @@ impl Oci {
     }
 }
 
-/// Takes hold of process 1, whose pid the OCI runtime wrote down.
+/// Opens process 1, whose pid the OCI runtime wrote to a file.
 fn identify(oci: &Oci, id: &SandboxId) -> Result<Process, Error> {
     let path = oci.dirs.sandbox(id).join("pid");
     let pid = files::read(&path)?.trim().parse().unwrap_or(0);
     let process = Process::open(pid)?.ok_or_else(|| Error::Ended(id.clone()))?;
-    // It may have ended in the meantime, and then it is in no cgroup; but another process it is not.
+    // It may have ended in the meantime and so be in no cgroup, which is no error. A live process outside the
+    // cgroup is not process 1.
     if process.is_alive() && !Cgroups::holds(id, pid)? && process.is_alive() {
         return Err(Error::Impostor {
             id: id.clone(),

@@ -1,7 +1,8 @@
-//! Ending a sandbox from wherever it is: half made, running, dead, or left by a process that is gone.
+//! Stopping a sandbox in any state: half-made, running, dead, or left by a process that is gone.
 //!
-//! Each step looks for what it removes by name and takes "already gone" for success, so the whole can be repeated, and
-//! two processes doing it at once do no harm. The directory goes last: as long as anything is left, it is listed.
+//! Each step finds its resources by name and succeeds if they are already gone. So the whole can be repeated,
+//! and two processes may run it concurrently. The directory is removed last: while anything is left, the
+//! sandbox is listed.
 
 use std::time::{Duration, Instant};
 
@@ -16,19 +17,20 @@ use super::record::Record;
 use super::{Oci, disk};
 use crate::{Error, Listed, Tier, files};
 
-/// An OCI runtime's command without a sandbox to start takes about 10 ms.
+/// Timeout for a command of the OCI runtime that only sends a signal. It usually takes about 10 ms.
 const ASK: Duration = Duration::from_secs(20);
 
 impl Oci {
-    /// Asks process 1 to end.
+    /// Sends SIGTERM to process 1.
     pub(super) async fn ask_to_end(&self, id: &SandboxId, process: &Process) -> Result<(), Error> {
         match self.flavor.tier {
             Tier::Container => process.signal(Signal::TERM),
             Tier::UserKernel => {
-                // The process seen from outside is the kernel; the signal is for process 1 in it.
+                // The process visible from outside is the user-space kernel; the signal is meant for process
+                // 1 inside.
                 let mut command = self.command(id);
                 command.args(["kill", id.as_str(), "TERM"]);
-                // If it cannot be asked, it is killed after the grace.
+                // If the signal cannot be sent, process 1 is killed after the grace period.
                 let _ = super::blocking(move || process::run(&command, &[], &Words::Stderr, ASK)).await;
                 Ok(())
             }
@@ -36,32 +38,33 @@ impl Oci {
     }
 }
 
-/// Kills and removes everything of a sandbox.
+/// Kills all processes of a sandbox and removes everything that belongs to it.
 pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&Process>) -> Result<(), Error> {
     let record = match oci.dirs.load(id)? {
         Some(record) if record.runtime != oci.flavor.name => return Ok(()),
         record => record,
     };
     if let Some(record) = &record {
-        // For whoever looks. It cannot be written on a full disk, which the end of the sandbox makes room on.
+        // For observers only. Writing fails on a full disk, but then the teardown must continue, because it
+        // frees space.
         info_span!(target: STEP, "record").in_scope(|| {
             let _ = oci.dirs.save(id, &Record { stopping: true, ..record.clone() });
         });
-        // What stands still does not even die.
+        // Thaw first: a frozen process does not reliably die, even from SIGKILL.
         oci.cgroups.thaw(id)?;
         info_span!(target: STEP, "kill").in_scope(|| kill_first(record, held))?;
     }
     info_span!(target: STEP, "kill", what = "the rest").in_scope(|| oci.cgroups.kill_all(id))?;
-    // In a container only process 1 is ours to collect, and that is done. Looking through all children takes a while
-    // where there are a thousand.
+    // In a container, this process only has to reap process 1, which is done. Scanning all children is slow
+    // with a thousand of them.
     let others = oci.flavor.tier == Tier::UserKernel;
     if let Some(record) = record.as_ref().filter(|record| others || record.process.is_none()) {
         info_span!(target: STEP, "reap")
             .in_scope(|| process::reap_zombies(record.base()..record.base() + UID_RANGE))?;
     }
     info_span!(target: STEP, "cgroups").in_scope(|| oci.cgroups.remove(id))?;
-    // The OCI runtime's own `delete` does no more than this, and waits up to seconds for processes of which it cannot
-    // know that they are dead.
+    // The OCI runtime's own `delete` does no more than this, but waits up to seconds for processes that it
+    // cannot know to be dead.
     info_span!(target: STEP, "delete", what = "the runtime's state")
         .in_scope(|| files::remove_shallow(&oci.dirs.state(oci.flavor.name, id), 1))?;
     if let Some(number) = record.as_ref().filter(|record| is_current(record)).and_then(|record| record.device)
@@ -72,7 +75,8 @@ pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&Process>) -> Res
     info_span!(target: STEP, "delete").in_scope(|| oci.dirs.forget(id))
 }
 
-/// All sandboxes of this runtime that have left traces, and those too young to say whose they are.
+/// Lists the sandboxes of this runtime that exist at least in part. Includes new ones whose record does not
+/// exist yet, and whose runtime is therefore unknown.
 pub(super) fn list(oci: &Oci) -> Result<Vec<Listed>, Error> {
     let mut listed = Vec::new();
     for id in oci.dirs.ids()? {
@@ -90,7 +94,7 @@ pub(super) fn list(oci: &Oci) -> Result<Vec<Listed>, Error> {
     Ok(listed)
 }
 
-/// Kills process 1, with which the kernel kills all others of its pid namespace, and collects its status.
+/// Kills process 1, upon which the kernel kills all others of its pid namespace, and reaps it.
 fn kill_first(record: &Record, held: Option<&Process>) -> Result<(), Error> {
     let reopened = match (held, record.process) {
         (None, Some(identity)) if is_current(record) => Process::reopen(identity)?,
@@ -105,7 +109,8 @@ fn kill_first(record: &Record, held: Option<&Process>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a sandbox was made in this boot: after another one its processes, mounts and devices are not its own.
+/// Returns true if a sandbox was created in this boot. The processes, mounts and devices recorded in an
+/// earlier boot no longer belong to it.
 pub(super) fn is_current(record: &Record) -> bool {
     process::boot_id().is_ok_and(|boot| boot == record.boot)
 }

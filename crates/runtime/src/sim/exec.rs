@@ -1,7 +1,8 @@
-//! One exec of a simulated guest, from its start to its outcome, and what its readers get.
+//! One exec of a simulated guest, from its start to its outcome, and the output for its readers.
 //!
-//! There is one stream: no program writes to standard error. Of its output the first bytes are kept: all that were asked
-//! for in the modes in which the number decides something, and at most [`KEPT_BYTES_MAX`] in mode `keep`.
+//! There is only one stream, because no program writes to standard error. The exec retains the first bytes of
+//! its output: in modes `block` and `kill` as many as requested, because there the limit affects the exec,
+//! and in mode `keep` at most [`KEPT_BYTES_MAX`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,19 +17,21 @@ use tokio::time::Instant;
 
 use super::program::Program;
 
-/// What an exec keeps in mode `keep`: ten thousand sandboxes with a talkative exec each then fit the memory of a laptop.
+/// Maximum output retained in mode `keep`: low enough that ten thousand sandboxes, each with a verbose exec,
+/// fit in the memory of a laptop.
 const KEPT_BYTES_MAX: u64 = 64 * 1024;
-/// The payload of one frame.
+/// Maximum payload of one frame.
 const CHUNK_BYTES: usize = 16 * 1024;
-/// A reader hears something at least this often, as from a real guest.
+/// Maximum time without a frame for a reader, as with a real guest.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Between two lines of `count`: a reader sees it go on, and an hour of it is no flood.
+/// Interval between two lines of `count`: short enough to watch its progress, long enough that an hour of
+/// output stays small.
 const COUNT_EVERY: Duration = Duration::from_millis(100);
 
 /// One exec.
 pub(super) struct Exec {
     pub id: ExecId,
-    /// Of the request that started it: the same id with another request is a conflict.
+    /// Hash of the request that started it: the same id with a different request is a conflict.
     pub fingerprint: u64,
     argv: String,
     started: Instant,
@@ -37,28 +40,28 @@ pub(super) struct Exec {
     mode: OutputMode,
     kept_bytes: u64,
     progress: Mutex<Progress>,
-    /// There are new bytes, there is room, there is a reason to end, or it has ended.
+    /// Notified of new bytes, free space, a reason to end, and the end.
     changed: Notify,
 }
 
 #[derive(Default)]
 struct Progress {
-    /// The kept bytes from offset `taken` on.
+    /// The retained bytes, starting at offset `taken`.
     kept: Vec<u8>,
-    /// Bytes below this offset have been taken by a reader (mode `block`).
+    /// Bytes below this offset have been acknowledged by a reader (mode `block`).
     taken: u64,
-    /// All bytes ever written.
+    /// Number of bytes written so far.
     written: u64,
-    /// What standard input has received, while it is open.
+    /// Number of bytes received on standard input, while it is open.
     stdin: Option<u64>,
-    /// The size of its terminal, if it has one.
+    /// Size of its terminal, if it has one.
     terminal: Option<TerminalSize>,
-    /// The first reason to end it.
+    /// The first reason to end the exec.
     reason: Option<Outcome>,
     end: Option<ExecEnd>,
 }
 
-/// What a reader gets next.
+/// The next item for a reader.
 enum Next {
     Frame(Vec<u8>),
     End(Vec<u8>),
@@ -66,7 +69,7 @@ enum Next {
 }
 
 impl Exec {
-    /// An exec that has just been started.
+    /// Creates an exec that starts now.
     pub fn new(id: ExecId, spec: &ExecSpec, fingerprint: u64) -> Self {
         let asked = spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES);
         let mut argv = spec.argv.join(" ");
@@ -100,7 +103,7 @@ impl Exec {
         self.progress().end.is_some()
     }
 
-    /// How it is doing.
+    /// Returns its current state.
     pub fn info(&self) -> ExecInfo {
         let progress = self.progress();
         let end = progress.end.as_ref();
@@ -123,13 +126,13 @@ impl Exec {
         }
     }
 
-    /// Gives a reason to end it. The first one counts; after the end none does.
+    /// Requests the end of the exec. The first reason counts; after the end, further ones have no effect.
     pub fn ask_to_end(&self, reason: Outcome) {
         self.progress().reason.get_or_insert(reason);
         self.changed.notify_waiters();
     }
 
-    /// A reader has everything below the offset. Only in mode `block` are its bytes let go.
+    /// Acknowledges the output below the offset. Only mode `block` frees the acknowledged bytes.
     pub fn consume(&self, offset: u64) {
         if self.mode != OutputMode::Block {
             return;
@@ -143,7 +146,8 @@ impl Exec {
         self.changed.notify_waiters();
     }
 
-    /// Takes bytes for standard input at an offset, or at its end; says how many it has taken in all.
+    /// Accepts bytes for standard input, at an offset or at the end; returns the total number accepted so
+    /// far.
     pub fn feed(&self, offset: Option<u64>, count: u64, is_last: bool) -> Result<u64, Error> {
         let mut progress = self.progress();
         let received = progress.stdin.filter(|_| progress.end.is_none());
@@ -163,7 +167,7 @@ impl Exec {
         Ok(received)
     }
 
-    /// Gives its terminal another size, if it has one.
+    /// Resizes its terminal; fails if it has none.
     pub fn resize(&self, size: TerminalSize) -> Result<(), Error> {
         size.check()?;
         let mut progress = self.progress();
@@ -179,7 +183,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Lives the exec from start to end.
+    /// Runs the exec from start to end.
     pub async fn live(&self, program: Program) {
         let deadline = async {
             match self.deadline_ms.filter(|_| program != Program::Stuck) {
@@ -210,7 +214,7 @@ impl Exec {
         self.changed.notify_waiters();
     }
 
-    /// Sends frames from an offset on until the end was sent, or the reader is gone.
+    /// Sends frames, starting at an offset, until the end has been sent or the reader has disconnected.
     pub async fn send(self: Arc<Self>, mut at: u64, sender: Feed) {
         loop {
             let changed = self.changed.notified();
@@ -232,10 +236,10 @@ impl Exec {
         }
     }
 
-    /// Waits until there is something to see.
+    /// Waits until `look` returns a value.
     async fn until<T>(&self, look: impl Fn(&mut Progress) -> Option<T>) -> T {
         loop {
-            // Registered before looking, so that nothing said in between is missed.
+            // Registered before the check, so that no notification in between is missed.
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
@@ -258,11 +262,11 @@ impl Exec {
                 }
             }
         }
-        // What was written may have been too much.
+        // Excessive output may have set a reason to end.
         self.progress().reason.clone().unwrap_or(Outcome::Exited { code: 0 })
     }
 
-    /// Writes to standard output, as far as the mode lets it.
+    /// Writes to standard output, subject to the output mode.
     async fn write(&self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let room = self.until(|progress| self.room(progress)).await;
@@ -288,14 +292,14 @@ impl Exec {
         }
     }
 
-    /// How many bytes can be kept now; none at all means to wait, where the mode does.
+    /// Returns the free space for output; `None` means that the writer must wait (mode `block` only).
     fn room(&self, progress: &Progress) -> Option<usize> {
         let room = self.kept_bytes.saturating_sub(progress.kept.len() as u64);
         let room = usize::try_from(room).unwrap_or(usize::MAX);
         if room == 0 && self.mode == OutputMode::Block { None } else { Some(room) }
     }
 
-    /// What a reader at an offset gets next.
+    /// Returns the next item for a reader at this offset, and advances the offset.
     fn next(&self, at: &mut u64) -> Next {
         let stream = Stream::Stdout;
         let progress = self.progress();

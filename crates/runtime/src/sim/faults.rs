@@ -1,49 +1,53 @@
-//! What goes wrong on a simulated machine, on demand. Without being asked for, nothing does.
+//! Faults that tests can inject into a simulated machine. By default there are none.
 
 use std::time::Duration;
 
-/// The faults of one machine. They outlive its processes; each counter counts itself down.
+/// Faults of one machine. They outlive its processes; each counter counts down as its faults occur.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// How long a start takes once the sandbox is written down: disks, mounts, the OCI runtime.
+    /// Duration of a start after the sandbox was recorded: simulates disks, mounts, the OCI runtime.
     pub start_delay: Duration,
-    /// Which start from now on fails after its delay, leaving nothing; 1 is the next. Imitates an OCI runtime that refuses.
+    /// Number of the start that fails after its delay and leaves nothing behind; 1 is the next one. Simulates
+    /// an OCI runtime that refuses.
     pub start_error_at: Option<u32>,
-    /// How many starts are refused at once with [`crate::Error::Capacity`]: a machine whose disk is full.
+    /// Number of starts that fail at once with [`crate::Error::Capacity`]. Simulates a full disk.
     pub full_starts: u32,
-    /// How long a stop takes once process 1 is dead: cgroups that empty, devices that detach.
+    /// Duration of a stop after process 1 has died: simulates cgroups that empty and devices that detach.
     pub stop_delay: Duration,
-    /// How many stops of known sandboxes fail with [`crate::Error::System`] after process 1 was killed: a cgroup that
-    /// stays busy. The sandbox stays listed, dead, until a stop succeeds.
+    /// Number of stops of existing sandboxes that fail with [`crate::Error::System`] after process 1 was
+    /// killed. Simulates a cgroup that stays busy. The sandbox stays listed as dead until a stop succeeds.
     pub stop_errors: u32,
-    /// How many waits for an end fail with [`crate::Error::System`]: a machine without descriptors.
+    /// Number of waits that fail with [`crate::Error::System`]. Simulates a machine that is out of file
+    /// descriptors.
     pub wait_errors: u32,
-    /// Guests do not dial, those of connections that break included: a guest that hangs before its first word.
+    /// If true, guests do not connect, not even after a disconnect. Simulates a guest that hangs before its
+    /// first byte.
     pub silent_guest: bool,
-    /// What [`crate::Runtime::posture`] finds wrong with every sandbox: a host whose isolation is not what was promised.
+    /// Differences that [`crate::Runtime::posture`] reports for every sandbox. Simulates a host with weaker
+    /// isolation than promised.
     pub posture_differences: Vec<String>,
 }
 
 impl Faults {
-    /// Whether this start is the one that fails.
+    /// Returns true if this start is to fail.
     pub(super) fn fails_start(&mut self) -> bool {
         let at = self.start_error_at.take();
-        // At 0 none is asked for.
+        // 0 means that no fault is requested.
         self.start_error_at = at.and_then(|at| at.checked_sub(1)).filter(|left| *left > 0);
         at == Some(1)
     }
 
-    /// Whether this start finds no room.
+    /// Returns true if this start finds the disk full.
     pub(super) fn fills_start(&mut self) -> bool {
         spend(&mut self.full_starts)
     }
 
-    /// Whether this wait fails.
+    /// Returns true if this wait fails.
     pub(super) fn fails_wait(&mut self) -> bool {
         spend(&mut self.wait_errors)
     }
 
-    /// Whether this stop fails.
+    /// Returns true if this stop fails.
     pub(super) fn fails_stop(&mut self) -> bool {
         spend(&mut self.stop_errors)
     }

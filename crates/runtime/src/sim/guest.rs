@@ -2,18 +2,19 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `PUT /execs/{id}` with an `ExecSpec` | `ExecInfo`; the same request again starts nothing |
+//! | `PUT /execs/{id}` with an `ExecSpec` | `ExecInfo`; sending the same request again starts nothing |
 //! | `GET /execs` | all execs, as a list of `ExecInfo` |
-//! | `GET /execs/{id}/output?stdout=N` | frames from this offset on, until the end |
-//! | `PUT /execs/{id}/read?stdout=N` | everything below this offset was taken |
-//! | `PUT /execs/{id}/stdin?offset=N[&last=1]` | counted; no program reads it |
-//! | `POST /execs/{id}/signal` with a `SignalRequest` | ends the exec: no program handles any |
-//! | `PUT /execs/{id}/size` with a `TerminalSize` | the exec's terminal has that size |
-//! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
-//! | `PUT /ttl/{ms}` | the time to live is that long from now |
+//! | `GET /execs/{id}/output?stdout=N` | frames from this offset to the end |
+//! | `PUT /execs/{id}/read?stdout=N` | acknowledges the output below this offset |
+//! | `PUT /execs/{id}/stdin?offset=N[&last=1]` | counts the bytes; no program reads them |
+//! | `POST /execs/{id}/signal` with a `SignalRequest` | kills the exec: no program handles signals |
+//! | `PUT /execs/{id}/size` with a `TerminalSize` | resizes the exec's terminal |
+//! | `DELETE /execs/{id}` | cancels the exec: outcome `cancelled` |
+//! | `PUT /ttl/{ms}` | sets the time to live, counted from now |
 //! | `/interpreter`, `/contexts/…`, an `ExecSpec` with code | `unsupported` |
 //!
-//! It has no thread and, while nobody is connected and nothing runs, no task but its time to live's.
+//! The guest has no thread. While it has no connection and no running exec, its only task is the time-to-live
+//! timer.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -40,26 +41,27 @@ use super::program::Program;
 use super::world::until_gone;
 use crate::Exit;
 
-/// Requests in flight on one connection: every exec of a full table attached, with room for what is said besides.
+/// Maximum number of concurrent requests on one connection: enough to attach to every exec of a full table,
+/// with room for other requests.
 const STREAMS_MAX: u32 = 4096;
-/// Frames waiting for a slow reader.
+/// Maximum number of frames queued for a slow reader.
 const FRAMES_WAITING: usize = 2;
-/// The last signal of Linux.
+/// Highest signal number of Linux.
 const SIGNAL_MAX: i32 = 64;
 
 /// Process 1 of one sandbox.
 pub(super) struct Guest {
-    /// Whether it lives.
+    /// The state of process 1, with its exit.
     pub life: Life,
-    /// Its one connection: who holds the permit is the node's end of it.
+    /// Limits the guest to one connection: the node's end of the connection holds the permit.
     pub line: Arc<Semaphore>,
-    /// In the order of their start; the oldest ended ones make room.
+    /// In start order; when the table is full, the oldest ended exec is removed.
     execs: Mutex<VecDeque<Arc<Exec>>>,
-    /// When it ends, whoever else is still there.
+    /// Time at which the guest ends, whether a node is connected or not.
     expires: watch::Sender<Instant>,
 }
 
-/// The life of a process 1, which ends once.
+/// The life of a process 1, which ends only once.
 pub(super) struct Life {
     exit: watch::Sender<Option<Exit>>,
 }
@@ -68,26 +70,26 @@ type Body = Either<Full<Bytes>, Streamed>;
 type Reply = Result<Response<Body>, Error>;
 
 impl Guest {
-    /// A guest with an empty table.
+    /// Creates a guest without execs.
     pub fn new() -> Self {
         let life = Life { exit: watch::Sender::new(None) };
         let expires = watch::Sender::new(Instant::now());
         Self { life, line: Arc::new(Semaphore::new(1)), execs: Mutex::default(), expires }
     }
 
-    /// Has it end after so long from now.
+    /// Sets the time to live, counted from now.
     pub fn live_for(&self, ttl: Duration) {
         self.expires.send_replace(Instant::now() + ttl);
     }
 
-    /// Waits for the end of its time to live.
+    /// Waits until the time to live has expired.
     pub async fn expired(&self) {
         let mut expires = self.expires.subscribe();
         loop {
             let at = *expires.borrow_and_update();
             tokio::select! {
                 () = tokio::time::sleep_until(at) => return,
-                // We hold the sender.
+                // Never fails, because `self` holds the sender.
                 _ = expires.changed() => {}
             }
         }
@@ -103,7 +105,7 @@ impl Guest {
         found.map(Arc::clone).ok_or_else(|| Error::not_found(format!("there is no exec {id}")))
     }
 
-    /// Starts an exec, or finds the one that the same request has started before.
+    /// Starts an exec, or returns the exec that an identical earlier request started.
     fn start(self: &Arc<Self>, id: ExecId, body: &[u8]) -> Result<ExecInfo, Error> {
         let spec: ExecSpec = parse(body)?;
         spec.check()?;
@@ -122,7 +124,7 @@ impl Guest {
         let (guest, info) = (Arc::clone(self), exec.info());
         tokio::spawn(async move {
             tokio::select! {
-                // Nobody is left to tell how it ended.
+                // The sandbox has ended; the outcome of the exec has no recipient.
                 _ = guest.life.ended() => {}
                 () = exec.live(program) => {}
             }
@@ -136,7 +138,7 @@ impl Life {
         self.exit.borrow().is_none()
     }
 
-    /// Ends it. The first end counts.
+    /// Records the exit. Only the first call has an effect.
     pub fn end(&self, exit: Exit) {
         self.exit.send_if_modified(|now| {
             let is_first = now.is_none();
@@ -145,7 +147,7 @@ impl Life {
         });
     }
 
-    /// Waits for the end.
+    /// Waits for the exit.
     pub async fn ended(&self) -> Exit {
         let mut exit = self.exit.subscribe();
         let ended = exit.wait_for(Option::is_some).await;
@@ -153,7 +155,7 @@ impl Life {
     }
 }
 
-/// Serves until the connection ends, the guest does, or the process at the other end is gone.
+/// Serves until the connection closes, the guest ends, or the node's process is gone.
 pub(super) async fn serve(stream: UnixStream, guest: Arc<Guest>, process: watch::Receiver<bool>) {
     let table = Arc::clone(&guest);
     let service = service_fn(move |request| answer(request, Arc::clone(&table)));
@@ -241,7 +243,7 @@ async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> Reply {
     }
 }
 
-/// Forgets the oldest ended exec when the table is full.
+/// Removes the oldest ended exec if the table is full.
 fn make_room(execs: &mut VecDeque<Arc<Exec>>) -> Result<(), Error> {
     if execs.len() < limits::EXECS_MAX {
         return Ok(());

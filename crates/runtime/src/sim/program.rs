@@ -1,13 +1,13 @@
-//! The programs that a simulated guest knows. Everything else could not be spawned.
+//! The programs of a simulated guest. Every other command fails to spawn.
 //!
-//! | argv | does |
+//! | argv | behavior |
 //! |---|---|
-//! | `/.bellglass/guest posture` | prints the posture of a well-made user process |
-//! | `true` | ends |
-//! | `echo WORDS` | prints its words |
-//! | `sleep SECONDS` | ends after that time, which may be a fraction |
-//! | `stuck` | goes on, whatever its deadline: a guest that cannot end it |
-//! | `count` | prints 1, 2, 3, … in lines until it is ended |
+//! | `/.bellglass/guest posture` | prints the correct posture of a user process |
+//! | `true` | exits |
+//! | `echo WORDS` | prints its arguments |
+//! | `sleep SECONDS` | exits after this time, which may be a fraction |
+//! | `stuck` | runs past its deadline: simulates an exec that the guest cannot kill |
+//! | `count` | prints 1, 2, 3, …, one per line, until it is killed |
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,20 +16,20 @@ use api::limits::{ARGV_SHOWN_BYTES, DEADLINE_MS_MAX, EXEC_GROUPS, UID};
 use api::posture::Posture;
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 
-/// The namespaces that every sandbox of the container tier has to itself.
+/// The namespaces that every sandbox of the container tier has for itself.
 const NAMESPACES: [&str; 7] = ["user", "pid", "mnt", "ipc", "uts", "cgroup", "net"];
 const CAPABILITY_SETS: [&str; 5] = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
 
 /// One program and its arguments.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Program {
-    /// Prints this and ends.
+    /// Prints this text and exits.
     Print(String),
-    /// Ends after this time.
+    /// Exits after this time.
     Sleep(Duration),
-    /// Goes on after its deadline.
+    /// Runs past its deadline.
     Stuck,
-    /// Prints numbers.
+    /// Prints increasing numbers.
     Count,
 }
 
@@ -52,7 +52,8 @@ impl Program {
     }
 }
 
-/// The posture of a process as the container tier promises it: of a user's, or with uid 0 and no groups, of process 1.
+/// Returns the posture that the container tier promises: of a user process, or of process 1 if `uid` is 0 and
+/// `groups` is empty.
 pub(super) fn posture(uid: u32, groups: &[u32]) -> Posture {
     Posture {
         uids: vec![uid; 4],
@@ -69,7 +70,7 @@ pub(super) fn posture(uid: u32, groups: &[u32]) -> Posture {
     }
 }
 
-/// Seconds as people write them; no sandbox lives longer than the most.
+/// Parses a number of seconds, and limits it to the maximum deadline.
 fn duration(seconds: &str) -> Option<Duration> {
     let duration = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?;
     Some(duration.min(Duration::from_millis(DEADLINE_MS_MAX)))

@@ -1,4 +1,5 @@
-//! The laws on a simulated machine; its restarts, its faults, its guest. Time is paused, so that hours are free.
+//! Tests of the laws on a simulated machine, and of its restarts, faults and guest. Time is paused, so hours
+//! pass at once.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -21,7 +22,7 @@ use super::Sim;
 use crate::laws::{self, Fixture, Verdict};
 use crate::{Error, Exit, Listed, Profile, Runtime, Spec};
 
-/// Longer than anything here takes unless it never ends.
+/// Timeout of every operation: longer than any of them takes, unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A node's end of a channel to a simulated guest.
@@ -63,7 +64,7 @@ impl Caller {
         info
     }
 
-    /// Reads from an offset to the end.
+    /// Reads the output from an offset to the end.
     async fn output(&mut self, name: &str, from: u64) -> (String, ExecEnd) {
         let path = format!("/execs/{name}/output?stdout={from}&stderr=0");
         let bytes = self.ask(Method::GET, &path, "").await.into_body().collect().await.unwrap().to_bytes();
@@ -129,8 +130,9 @@ fn broken(verdicts: Vec<Verdict>) -> Vec<(&'static str, String)> {
     verdicts.into_iter().filter_map(|(name, verdict)| verdict.err().map(|seen| (name, seen))).collect()
 }
 
-/// All of them: none needs a real process. What a law shows here is that the simulation behaves as a backend does: that
-/// usage is fixed, that postures are made up and that limits hold nobody, the suite cannot see.
+/// Runs all laws: none of them needs a real process. They only show that the simulation behaves like a
+/// backend. They cannot detect that its usage is fixed, its postures are invented, and its limits are not
+/// enforced.
 #[tokio::test(start_paused = true)]
 async fn the_simulation_keeps_all_laws() {
     let sim = Sim::new();
@@ -162,7 +164,7 @@ async fn execs_go_on_over_a_restart_and_the_guest_dials_the_next_process() {
     let names: Vec<String> = second.execs().await.iter().map(|exec| exec.id.to_string()).collect();
     assert_eq!(names, ["e1", "e2"]);
     assert_eq!(second.output("e2", 4).await.0, "two\n");
-    // The same request attaches to what it started before the restart.
+    // The same request attaches to the exec that it started before the restart.
     second.start("e1", &command("sleep 60")).await;
     let (_, end) = second.output("e1", 0).await;
     assert_eq!(end.outcome, Outcome::Exited { code: 0 });
@@ -176,7 +178,7 @@ async fn a_restart_cuts_the_connections_of_the_processes_before_it() {
     let mut stream = sim.connect(&id, PATIENCE).await.unwrap();
     let _next = sim.restart();
     let mut bytes = Vec::new();
-    // What the guest had said before is still there; then comes the end.
+    // Data that the guest sent before the restart is still readable; then the stream ends.
     tokio::time::timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.unwrap().unwrap();
 }
 

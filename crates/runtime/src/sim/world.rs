@@ -1,11 +1,11 @@
-//! The sandboxes of one simulated machine, and the processes that have them in hand.
+//! The sandboxes of one simulated machine, and the processes that own them.
 //!
 //! ```text
-//! (nothing) ──begin──▶ half made ──made──▶ alive ──life ends──▶ dead      each ──remove──▶ (nothing)
+//! (nothing) ──begin──▶ half-made ──made──▶ alive ──life ends──▶ dead      each ──remove──▶ (nothing)
 //! ```
 //!
-//! A sandbox is known by its id, and told from a later one of the same id by its guest: what was begun on one never ends
-//! another.
+//! A sandbox is looked up by its id and identified by its guest, so an operation that started on one sandbox
+//! never affects a later one with the same id.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,7 +18,7 @@ use super::faults::Faults;
 use super::guest::Guest;
 use crate::{Error, Exit, Listed, Usage};
 
-/// What a sandbox uses unless a test says otherwise: a guest and a small interpreter.
+/// Resource usage of a sandbox unless a test changes it: a guest and a small interpreter.
 const USAGE: Usage = Usage {
     memory_bytes: 8 << 20,
     memory_peak_bytes: 12 << 20,
@@ -33,7 +33,7 @@ const USAGE: Usage = Usage {
 #[derive(Default)]
 pub(super) struct World {
     state: Mutex<State>,
-    /// A connect may be waiting for guests that were silent.
+    /// Wakes connects that wait while guests are silent.
     faults_changed: Notify,
 }
 
@@ -41,17 +41,17 @@ pub(super) struct World {
 pub(super) struct Sandbox {
     pub guest: Arc<Guest>,
     pub usage: Usage,
-    /// Whether its start got as far as process 1.
+    /// True once process 1 has started.
     pub is_made: bool,
     owner: Weak<Process>,
 }
 
-/// One process that drives the machine.
+/// A process that drives the machine.
 pub(super) struct Process {
     gone: watch::Sender<bool>,
 }
 
-/// A start or a stop that has been written down, and what it will come to.
+/// A start or stop that has been recorded, and its predetermined result.
 pub(super) struct Step {
     pub guest: Arc<Guest>,
     pub delay: Duration,
@@ -70,7 +70,7 @@ impl World {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new process.
+    /// Registers a new process.
     pub fn enter(&self) -> Arc<Process> {
         let process = Arc::new(Process { gone: watch::Sender::new(false) });
         let mut state = self.state();
@@ -79,14 +79,14 @@ impl World {
         process
     }
 
-    /// Ends every process.
+    /// Kills every process.
     pub fn end_processes(&self) {
         for process in self.state().processes.drain(..).filter_map(|process| process.upgrade()) {
             process.gone.send_replace(true);
         }
     }
 
-    /// Changes or reads the faults.
+    /// Reads or changes the faults.
     pub fn faults<T>(&self, change: impl FnOnce(&mut Faults) -> T) -> T {
         let answer = change(&mut self.state().faults);
         self.faults_changed.notify_waiters();
@@ -96,7 +96,7 @@ impl World {
     /// Waits until guests are not silent.
     pub async fn until_guests_dial(&self) {
         loop {
-            // Registered before looking, so that no change in between is missed.
+            // Registered before the check, so that no change in between is missed.
             let changed = self.faults_changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
@@ -107,12 +107,12 @@ impl World {
         }
     }
 
-    /// Something of a sandbox.
+    /// Returns the result of `look` on a sandbox.
     pub fn see<T>(&self, id: &SandboxId, look: impl FnOnce(&mut Sandbox) -> T) -> Result<T, Error> {
         self.state().sandboxes.get_mut(id).map(look).ok_or_else(|| Error::NotFound(id.clone()))
     }
 
-    /// Writes a sandbox down.
+    /// Records a new sandbox as half-made.
     pub fn begin(&self, id: &SandboxId, process: &Arc<Process>) -> Result<Step, Error> {
         let mut state = self.state();
         if state.sandboxes.contains_key(id) {
@@ -131,7 +131,7 @@ impl World {
         Ok(Step { guest, delay: state.faults.start_delay, fails: state.faults.fails_start() })
     }
 
-    /// From here on the sandbox of this guest has a process 1.
+    /// Records that the sandbox of this guest has a process 1 from now on.
     pub fn made(&self, id: &SandboxId, guest: &Arc<Guest>) -> Result<(), Error> {
         let ended = || Error::Ended(id.clone());
         let mut state = self.state();
@@ -143,7 +143,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes a sandbox in hand, where no living process has it.
+    /// Makes `process` the owner of a sandbox, unless another living process owns it.
     pub fn take(&self, id: &SandboxId, process: &Arc<Process>) -> Result<Arc<Guest>, Error> {
         let mut state = self.state();
         let sandbox = state.sandboxes.get_mut(id).ok_or_else(|| Error::NotFound(id.clone()))?;
@@ -158,8 +158,8 @@ impl World {
         Ok(Arc::clone(&sandbox.guest))
     }
 
-    /// Ends process 1: asked to, a guest ends by itself; without grace it is killed. Of an unknown sandbox there is
-    /// nothing to end.
+    /// Ends process 1: with a grace period it exits cleanly, without one it is killed. Returns `None` for an
+    /// unknown sandbox.
     pub fn end(&self, id: &SandboxId, grace: Duration) -> Option<Step> {
         let mut state = self.state();
         let guest = Arc::clone(&state.sandboxes.get(id)?.guest);
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    /// All sandboxes.
+    /// Lists all sandboxes.
     pub fn list(&self) -> Vec<Listed> {
         let state = self.state();
         let listed = state.sandboxes.iter().map(|(id, sandbox)| Listed {
@@ -188,7 +188,7 @@ impl World {
 }
 
 impl Sandbox {
-    /// Whether its process 1 lives.
+    /// Returns true if its process 1 is alive.
     pub fn is_alive(&self) -> bool {
         self.is_made && self.guest.life.is_on()
     }
@@ -207,18 +207,18 @@ impl Process {
         *self.gone.borrow()
     }
 
-    /// Waits until it is gone.
+    /// Waits until the process is gone.
     pub async fn gone(&self) {
         until_gone(self.watch()).await;
     }
 
-    /// For [`until_gone`], without keeping it alive.
+    /// Returns a receiver for [`until_gone`], which does not keep the process alive.
     pub fn watch(&self) -> watch::Receiver<bool> {
         self.gone.subscribe()
     }
 }
 
-/// Waits until a process is gone: ended, or without a handle.
+/// Waits until a process is gone: killed, or without any handle left.
 pub(super) async fn until_gone(mut process: watch::Receiver<bool>) {
     let _ = process.wait_for(|gone| *gone).await;
 }

@@ -1,14 +1,16 @@
-//! Where this machine's own apt gets a release from, so that a mirror set up for the machine serves templates too.
+//! The package sources of this machine's own apt for a release, so that a mirror configured for the machine
+//! also serves templates.
 
 use std::fs;
 use std::path::Path;
 
-/// What belongs to a release: itself, its updates between point releases, its security fixes.
+/// Suffixes of the suites of a release: the release itself, its updates between point releases, and its
+/// security fixes.
 const PARTS: [&str; 3] = ["", "-updates", "-security"];
-/// Files of sources are written by people; larger ones are something else.
+/// Maximum size of a sources file in bytes. People write these files; a larger file is something else.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The `deb` lines for this release. None if this machine does not know the release itself.
+/// Returns the `deb` lines for this release, or none if this machine has no source for the release itself.
 pub(super) fn of_this_machine(suite: &str) -> Vec<String> {
     let mut files = vec![Path::new("/etc/apt/sources.list").to_owned()];
     if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
@@ -31,7 +33,8 @@ pub(super) fn of_this_machine(suite: &str) -> Vec<String> {
     choose(lines, suite)
 }
 
-/// Lines are of use only together with those of the release itself.
+/// Returns the lines, or none if no line is for the release itself: the others are of use only together with
+/// it.
 fn choose(mut lines: Vec<(String, String)>, suite: &str) -> Vec<String> {
     if !lines.iter().any(|(of, _)| of == suite) {
         return Vec::new();
@@ -44,7 +47,7 @@ fn belongs(named: &str, suite: &str) -> bool {
     PARTS.iter().any(|part| named.strip_suffix(part).is_some_and(|rest| rest == suite))
 }
 
-/// Sources in the form `deb [options] URI suite components`, each with its suite.
+/// Parses sources in the form `deb [options] URI suite components`, and returns each line with its suite.
 fn one_line(text: &str, suite: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for line in text.lines() {
@@ -65,7 +68,7 @@ fn one_line(text: &str, suite: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Sources as paragraphs of fields, each as a line with its suite.
+/// Parses sources in the form of paragraphs of fields, and returns each as a line with its suite.
 fn paragraphs(text: &str, suite: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let bare: String =
@@ -88,7 +91,7 @@ fn paragraphs(text: &str, suite: &str) -> Vec<(String, String)> {
         if off || !has("Types", "deb") || !has("Components", "main") {
             continue;
         }
-        // A key written out in the paragraph itself cannot stand in a line; apt's own keys are tried then.
+        // A key embedded in the paragraph cannot be written in a line; apt's default keys are used then.
         let key = field("Signed-By").filter(|key| key.starts_with('/') && !key.contains(' '));
         let options = key.map_or_else(String::new, |key| format!("[signed-by={key}] "));
         for named in words("Suites").into_iter().filter(|named| belongs(named, suite)) {

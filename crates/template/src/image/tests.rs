@@ -1,4 +1,4 @@
-//! Images that are sound, and images that are not.
+//! Valid and invalid images.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ impl Layout {
         self.directory.path()
     }
 
-    /// Adds a blob and gives its descriptor.
+    /// Adds a blob and returns its descriptor.
     fn blob(&self, kind: &str, content: &[u8]) -> Value {
         let hash = layers::hexadecimal(&Sha256::digest(content));
         fs::write(self.path().join("blobs/sha256").join(&hash), content).unwrap();
@@ -139,7 +139,8 @@ fn a_part_that_is_not_what_its_digest_says_is_refused() {
 
 #[test]
 fn an_index_inside_itself_is_refused() {
-    // Digests make a true circle impossible; a file that is changed after its digest was taken is caught by it.
+    // A real cycle is impossible: a file that changes after its digest was computed no longer matches it. So
+    // this test nests indexes too deeply.
     let layout = Layout::new();
     let mut inner = layout.manifest(&configuration(1), &[b"one"]);
     for _ in 0..DEPTH_MAX {

@@ -1,4 +1,4 @@
-//! The texts of the tool set `analysis`, byte for byte.
+//! The texts of the tool set `analysis`, compared byte by byte.
 
 use std::time::Duration;
 

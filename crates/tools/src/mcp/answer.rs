@@ -1,13 +1,14 @@
-//! How an answer or an error looks to a model.
+//! The form of answers and errors for a model.
 //!
-//! A result is said twice, as an object and as its text: some clients show their model the one, some the other.
+//! A result is sent both as an object and as its text: some clients show their model the one, some the other.
 
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::{Value, json};
 
 use super::{Answer, resource};
 
-/// A call that was answered. Clients of versions before 2025-06-18 do not know links to resources and choke on them.
+/// Returns the result of a call that was answered. Links to resources are optional, because clients of
+/// versions before 2025-06-18 fail on them.
 pub(super) fn answered(answer: Answer, links: bool) -> CallToolResult {
     let result = Value::Object(answer.result);
     let mut content = vec![ContentBlock::text(result.to_string())];
@@ -18,7 +19,7 @@ pub(super) fn answered(answer: Answer, links: bool) -> CallToolResult {
     said(content, result, answer.failed)
 }
 
-/// A call that could not be answered: what happened, what to do, and the name that programs match on.
+/// Returns the result of a call that failed: the error, the fix, and the code for programs.
 pub(super) fn refused(error: &api::Error) -> CallToolResult {
     let text = format!("{}. {} (error code: {})", error.message, error.fix, error.code.name());
     said(vec![ContentBlock::text(text)], json!({ "error": error }), true)

@@ -1,7 +1,7 @@
 //! The output of a call while it runs.
 //!
-//! Output is gathered as fast as it comes and told at most ten times a second, so that a client that reads slowly never slows
-//! what runs. What is not told any more when the call ends is in its answer.
+//! Output is buffered as fast as it arrives and sent at most ten times per second, so that a slow client
+//! never slows down the run. Output that is still buffered when the call ends is part of its answer.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -15,30 +15,32 @@ use tokio::time::{sleep, timeout};
 
 use super::Progress;
 
-/// Pieces of output that wait to be gathered; they never wait long.
+/// Maximum number of chunks of output in the queue. They are buffered immediately.
 pub(super) const QUEUE: usize = 64;
-/// Between two notifications: a person sees no difference, and a loop that prints costs ten messages a second.
+/// Minimum interval between two notifications: short enough for a person, and a loop that prints causes only
+/// ten messages per second.
 const APART: Duration = Duration::from_millis(100);
-/// A call that says nothing for so long is said to be alive: many clients give up on one after 60 seconds without a word.
+/// Interval of keepalive notifications while a call produces no output. Many clients time out after 60 s
+/// without a message.
 const SILENCE: Duration = Duration::from_secs(15);
-/// The text of one notification at most: some screens of it.
+/// Maximum size of the text of one notification: several screens.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// Where the client wants to hear of a call.
+/// Sender of progress notifications to the client of a call.
 pub(super) struct Teller {
     peer: Peer<RoleServer>,
     token: ProgressToken,
     told: f64,
 }
 
-/// What was written and not told yet: the end of it, where it is more than one notification holds.
+/// Output that was not sent yet. If it exceeds one notification, only its end is retained.
 #[derive(Default)]
 struct Gathered {
     text: Mutex<String>,
     added: Notify,
 }
 
-/// Runs a call to its end, and tells meanwhile what it writes if the client asked for that.
+/// Runs a call to its end. Meanwhile, sends its output to the client if the client requested that.
 pub(super) async fn follow<F: Future>(
     call: F,
     output: mpsc::Receiver<Progress>,
@@ -78,7 +80,7 @@ impl Teller {
         self.told += 1.0;
         let mut progress = ProgressNotificationParam::new(self.token.clone(), self.told);
         progress.message = text;
-        // A client that has gone is noticed by whoever reads from it.
+        // A client that has disconnected is detected by the task that reads from it.
         let _ = self.peer.notify_progress(progress).await;
     }
 }
@@ -107,7 +109,7 @@ impl Gathered {
     }
 }
 
-/// The end of a text that is longer than one notification, with a sign that something was before it.
+/// Returns the end of a text that exceeds one notification, with an ellipsis for the omitted part.
 fn end_of(text: &str) -> String {
     const CUT: &str = "…";
     let from = text.ceil_char_boundary(text.len().saturating_sub(MESSAGE_BYTES_MAX - CUT.len()));

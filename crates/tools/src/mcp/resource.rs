@@ -8,23 +8,24 @@ use rmcp::model::{Resource, ResourceContents};
 use super::{Artifact, Content};
 
 const PREFIX: &str = "bellglass://artifacts/";
-/// What has no other meaning in a URI stays as it is. A slash has one: a name is one segment, however deep its file lies.
+/// Characters to percent-encode. Slashes are encoded as well, because a name is one segment of the URI even
+/// if its file is in a subdirectory.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// An artifact as it is listed and linked to.
+/// Returns the description of an artifact in a list or a link.
 pub(super) fn described(artifact: &Artifact) -> Resource {
     Resource::new(uri(&artifact.name), artifact.name.clone())
         .with_mime_type(artifact.mime.clone())
         .with_size(artifact.size_bytes)
 }
 
-/// The name of the artifact that a URI stands for.
+/// Returns the name of the artifact that a URI refers to.
 pub(super) fn name(uri: &str) -> Option<String> {
     let encoded = uri.strip_prefix(PREFIX).filter(|encoded| !encoded.is_empty())?;
     percent_decode_str(encoded).decode_utf8().ok().map(Into::into)
 }
 
-/// An artifact as it is read: as text where it is text, else in base64.
+/// Returns the content of an artifact: as text if it is text, otherwise in base64.
 pub(super) fn contents(uri: String, content: &Content) -> ResourceContents {
     let text = is_text(&content.mime).then(|| std::str::from_utf8(&content.bytes).ok()).flatten();
     let contents = match text {

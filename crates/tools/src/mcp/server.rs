@@ -1,4 +1,4 @@
-//! What a client may ask: the tools, calls of them, and the artifacts as resources.
+//! The requests of a client: tools, calls of tools, and artifacts as resources.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -19,25 +19,26 @@ use super::progress::{self, Teller};
 use super::session::Session;
 use super::{ARTIFACT_BYTES_MAX, Host, answer, resource};
 
-/// Calls and reads of one client at a time. An agent that works in parallel has a handful; each may hold an answer in memory.
+/// Maximum number of concurrent calls and reads of one client. An agent that works in parallel needs a
+/// handful, and each may hold an answer in memory.
 const CALLS_MAX: usize = 16;
-/// The last version that knows sessions.
+/// The last protocol version with sessions.
 const VERSION: ProtocolVersion = ProtocolVersion::LATEST_WITH_INITIALIZE;
 
-/// What answers one client.
+/// Server of one client.
 pub(super) struct Server {
-    /// Over HTTP it is known from the first request on, with which it comes; before that nothing is answered.
+    /// Over HTTP, the session arrives with the first request. Before that, no request is answered.
     session: OnceLock<Arc<Session>>,
     calls: Semaphore,
 }
 
 impl Server {
-    /// The server of a client that has its session already.
+    /// Creates the server of a client that already has a session.
     pub(super) fn of(session: Arc<Session>) -> Self {
         Self { session: OnceLock::from(session), calls: Semaphore::new(CALLS_MAX) }
     }
 
-    /// The server of a client whose session comes with its first request, among the extensions of its head.
+    /// Creates the server of a client whose session arrives in the extensions of its first request.
     pub(super) fn unopened() -> Self {
         Self { session: OnceLock::new(), calls: Semaphore::new(CALLS_MAX) }
     }
@@ -73,7 +74,7 @@ impl Server {
             Err(error) => return Ok(answer::refused(&error).into()),
         };
         if !answer.artifacts.is_empty() {
-            // Whoever does not hear it can still list them.
+            // A client that misses the notification can still list the artifacts.
             let _ = context.peer.notify_resource_list_changed().await;
         }
         Ok(answer::answered(answer, knows_links(context)).into())
@@ -129,7 +130,7 @@ impl ServerHandler for Server {
     ) -> Result<InitializeResult, ErrorData> {
         let parts = context.extensions.get::<Parts>();
         if let Some(session) = parts.and_then(|parts| parts.extensions.get::<Arc<Session>>()) {
-            // A second `initialize` within a session changes nothing: it stays with the host that it began with.
+            // A second `initialize` in the same session changes nothing: the session keeps its host.
             let _ = self.session.set(Arc::clone(session));
         }
         self.session()?;
@@ -181,7 +182,7 @@ impl ServerHandler for Server {
 }
 
 impl Drop for Server {
-    /// However the connection ended, its session ends with it.
+    /// Ends the session, however the connection ended.
     fn drop(&mut self) {
         if let Some(session) = self.session.get() {
             session.end();
@@ -189,7 +190,7 @@ impl Drop for Server {
     }
 }
 
-/// Once nobody waits for the answer any more: the request was cancelled, or its session ended.
+/// Waits until the response is no longer needed: the request was cancelled, or its session ended.
 async fn cut(session: &Session, context: &RequestContext<RoleServer>) {
     tokio::select! {
         () = context.ct.cancelled() => {}
@@ -197,7 +198,8 @@ async fn cut(session: &Session, context: &RequestContext<RoleServer>) {
     }
 }
 
-/// `rmcp` sends no answer to a request that was cancelled; one whose session ended may still be told.
+/// Returns the error for a cancelled request. `rmcp` sends no response to such a request, but may send one if
+/// the session ended.
 fn gone() -> ErrorData {
     ErrorData::internal_error("the request was cancelled", None)
 }
@@ -221,7 +223,7 @@ fn unknown(uri: &str) -> ErrorData {
     )
 }
 
-/// An error where there is no result to put it into.
+/// Converts an error for a response that has no result to contain it.
 fn fault(error: &Error) -> ErrorData {
     let text = format!("{}. {}", error.message, error.fix);
     let data = Some(json!({ "error": error }));

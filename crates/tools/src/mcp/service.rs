@@ -1,12 +1,15 @@
-//! Streamable HTTP: one endpoint, on which each client has a session of its own.
+//! Streamable HTTP: one endpoint, with a separate session for each client.
 //!
-//! A client that sends `initialize` without the header `Mcp-Session-Id` opens a session and is told its id. Every later request
-//! names it, and is answered only for the owner that opened it: to anybody else there is no such session. A session ends when its
-//! client says so (DELETE), when it is not used for a time, when it gives way to a newer one of its owner, or with the server.
-//! One task per session waits for that and ends the session of the host; nothing else does.
+//! A client opens a session by sending `initialize` without the header `Mcp-Session-Id`; the response
+//! contains the session id. Every later request contains this id and is answered only for the owner that
+//! opened the session; for any other owner, the session does not exist. A session ends when its client
+//! requests this (DELETE), when it was idle for too long, when a newer session of its owner replaces it, or
+//! when the server stops. For each session, one task waits for this and ends the session of the host; no
+//! other code does.
 //!
-//! A call, and a response that is still being read, is a use. So a client that listens keeps its session without asking for
-//! anything, and so does a call whose client was cut off: it may come back for the answer before the call ends, not after.
+//! A call counts as use of the session, and so does a response that is still being read. A client that
+//! listens therefore keeps its session without sending requests. A call whose client was disconnected keeps
+//! its session as well: the client may come back for the answer before the call ends, but not after.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -31,37 +34,39 @@ use super::session::Session;
 use super::table::Table;
 
 const SESSION_HEADER: &str = "mcp-session-id";
-/// A request whose body takes longer is not coming. The answer may take longer: it is the stream that follows.
+/// Timeout for receiving a request and for the head of its response. The body of the response may take
+/// longer: it is a stream.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
-/// How long an answer is kept after it was sent.
+/// Time for which an answer is retained after it was sent.
 const ANSWERS_KEPT: Duration = Duration::from_secs(10);
-/// How long `rmcp` is given to let go of a session; a client that does not read can hold it up.
+/// Timeout for `rmcp` to close a session, since a client that does not read can delay this.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
-/// A response as it leaves here.
+/// A response of the service.
 pub(super) type Answered = Response<BoxBody<Bytes, Infallible>>;
 
-/// What the service may hold, and whom it listens to.
+/// Limits and access rules of the service.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Sessions at most.
+    /// Maximum number of sessions.
     pub sessions_max: usize,
-    /// Sessions of one owner at most.
+    /// Maximum number of sessions of one owner.
     pub sessions_of_owner_max: usize,
-    /// A session that is not used for so long is ended.
+    /// Idle time after which a session is ended.
     pub idle: Duration,
-    /// The size of a request at most.
+    /// Maximum size of a request.
     pub body_bytes_max: usize,
-    /// The hosts, each with or without a port, by whose names the server may be called; any if there are none.
+    /// Allowed values of the header `Host`, each with or without a port; empty allows all.
     ///
-    /// It keeps a web page from reaching a server of the same machine by a name of its own. A server that asks every request for
-    /// a key, which no page has, needs no list.
+    /// The list prevents a web page from reaching a server on the same machine through a DNS name of its own.
+    /// A server that requires a key, which no page has, does not need it.
     pub hosts: Vec<String>,
-    /// The origins, such as `https://chat.example.org:443`, from which a browser may ask. Others are refused; programs send none.
+    /// Origins from which a browser may send requests, such as `https://chat.example.org:443`. Others are
+    /// rejected; clients other than browsers send no origin.
     pub origins: Vec<String>,
 }
 
-/// Streamable HTTP.
+/// The MCP service over streamable HTTP.
 #[derive(Clone)]
 pub struct Service {
     table: Arc<Table>,
@@ -73,7 +78,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// A service without sessions.
+    /// Creates a service without sessions.
     pub fn new(settings: Settings) -> Self {
         let stop = CancellationToken::new();
         let manager = Arc::new(without_end());
@@ -88,11 +93,13 @@ impl Service {
         Self { table, idle: settings.idle, manager, transport, stop, tasks: TaskTracker::new() }
     }
 
-    /// Answers a request of an owner, who was asked for a key before. `open` makes the host if the request may begin a session.
+    /// Handles a request of an authenticated owner. Calls `open` to create the host if the request may open a
+    /// session.
     ///
     /// # Errors
-    /// `not_found` if the owner has no such session, on which a client opens a new one; what `open` says; `quota_exceeded` and
-    /// `capacity` if there are too many; `deadline` if the request does not come.
+    /// `not_found` if the owner has no such session, upon which a client opens a new one; errors of `open`;
+    /// `quota_exceeded` and `capacity` if there are too many sessions; `deadline` if the request takes too
+    /// long to arrive.
     pub async fn handle<B>(
         &self,
         owner: &str,
@@ -109,14 +116,14 @@ impl Service {
         }
     }
 
-    /// Ends every session, and returns when their hosts have ended theirs.
+    /// Ends all sessions, and waits until their hosts have ended theirs.
     pub async fn stop(&self) {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// A request that names a session.
+    /// Handles a request within a session.
     async fn within<B>(&self, owner: &str, id: String, request: Request<B>) -> Result<Answered, Error>
     where
         B: Body<Data: Send, Error: std::fmt::Display> + Send + 'static,
@@ -137,7 +144,7 @@ impl Service {
         }))
     }
 
-    /// A request that names no session and may begin one.
+    /// Handles a request without a session id, which may open a session.
     async fn first<B>(
         &self,
         owner: &str,
@@ -151,7 +158,8 @@ impl Service {
         let session = Session::new(host, &self.stop);
         request.extensions_mut().insert(Arc::clone(&session));
         let service = self.clone();
-        // In a task of its own: a session that was made must be entered, though its client goes before it hears of it.
+        // Uses a separate task, so that a session that was created is also registered if its client
+        // disconnects first.
         let opened = self.tasks.spawn(async move {
             let response =
                 timeout(HEAD_WITHIN, service.transport.handle(request)).await.map_err(|_| late())?;
@@ -164,22 +172,25 @@ impl Service {
         opened.await.unwrap_or_else(|_| Err(broken()))
     }
 
-    /// Waits for the end of a session, and ends what belongs to it.
+    /// Waits for the end of a session and cleans up after it.
     async fn live(self, id: String, session: Arc<Session>) {
         session.over(self.idle).await;
         self.table.end(&id);
         session.end();
-        // In vain only if a client does not read what it is sent; then the end of its connection frees the rest.
+        // This times out only if a client does not read; then the end of its connection frees the remaining
+        // resources.
         let _ = timeout(CLOSE_WITHIN, self.manager.close_session(&id.into())).await;
         session.finish().await;
     }
 }
 
-/// `rmcp` would end a session in which nothing was said for a while, even within a long call: that is decided here instead.
+/// Returns a session manager without an idle timeout. The timeout of `rmcp` would end a session even during a
+/// long call, so this module implements its own.
 fn without_end() -> LocalSessionManager {
     let mut sessions = SessionConfig::default();
     sessions.keep_alive = None;
-    // An answer can be asked for again after a connection that broke, not for long: it may be large.
+    // A client can request an answer again after a disconnect, but only for a short time, because the answer
+    // may be large.
     sessions.completed_cache_ttl = ANSWERS_KEPT;
     let mut manager = LocalSessionManager::default();
     manager.session_config = sessions;

@@ -1,4 +1,4 @@
-//! One client with its host, from its first word to its last.
+//! One client with its host, from its first message to its last.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,14 +15,14 @@ pub(super) struct Session {
     host: Arc<dyn Host>,
     ended: CancellationToken,
     uses: Mutex<Uses>,
-    /// What the host is asked at this moment.
+    /// Tracks the current requests to the host.
     asked: TaskTracker,
 }
 
-/// A use of a session: while one is held, the session is not idle.
+/// A use of a session. While one exists, the session is not idle.
 pub(super) struct Use(Arc<Session>);
 
-/// A use during which the host is asked something.
+/// A use of a session during a request to the host.
 pub(super) struct Asking {
     _use: Use,
     _asked: TaskTrackerToken,
@@ -34,7 +34,7 @@ struct Uses {
 }
 
 impl Session {
-    /// A session that ends at the latest when `stop` is cancelled.
+    /// Creates a session that ends at the latest when `stop` is cancelled.
     pub(super) fn new(host: Arc<dyn Host>, stop: &CancellationToken) -> Arc<Self> {
         let uses = Mutex::new(Uses { count: 0, last: Instant::now() });
         Arc::new(Self { host, ended: stop.child_token(), uses, asked: TaskTracker::new() })
@@ -44,12 +44,13 @@ impl Session {
         self.host.as_ref()
     }
 
-    /// Cuts off whatever is asked of it.
+    /// Ends the session and cancels its requests to the host.
     pub(super) fn end(&self) {
         self.ended.cancel();
     }
 
-    /// Ends the session of the host, once nothing that was cut off is left there. For the one task that owns the end.
+    /// Ends the session of the host, after all cancelled requests have finished. Only the task that owns the
+    /// session may call this.
     pub(super) async fn finish(&self) {
         self.end();
         self.asked.close();
@@ -57,12 +58,12 @@ impl Session {
         self.host.end().await;
     }
 
-    /// Once it was ended.
+    /// Waits until the session was ended.
     pub(super) async fn ended(&self) {
         self.ended.cancelled().await;
     }
 
-    /// Once it was ended, or was not used for so long.
+    /// Waits until the session was ended, or was idle for this time.
     pub(super) async fn over(&self, idle: Duration) {
         tokio::select! {
             () = self.ended() => {}
@@ -70,7 +71,7 @@ impl Session {
         }
     }
 
-    /// Uses it until what is returned is dropped.
+    /// Marks the session as in use until the returned value is dropped.
     pub(super) fn used(self: &Arc<Self>) -> Use {
         let mut uses = self.uses();
         uses.count += 1;
@@ -78,12 +79,12 @@ impl Session {
         Use(Arc::clone(self))
     }
 
-    /// Uses it to ask its host something, until what is returned is dropped.
+    /// Marks the session as in use for a request to the host until the returned value is dropped.
     pub(super) fn asking(self: &Arc<Self>) -> Asking {
         Asking { _use: self.used(), _asked: self.asked.token() }
     }
 
-    /// Since when nobody uses it; nothing while somebody does.
+    /// Returns the time since which the session is idle; none while it is in use.
     pub(super) fn unused_since(&self) -> Option<Instant> {
         let uses = self.uses();
         (uses.count == 0).then_some(uses.last)

@@ -1,4 +1,4 @@
-//! The sessions over HTTP: whose they are, and how many there may be.
+//! The sessions over HTTP: their owners and their limits.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ pub(super) struct Table {
     rows: Mutex<Rows>,
 }
 
-/// Room for one more session; given back when it is dropped without having been taken.
+/// A reserved slot for one more session. Dropping it without using it frees the slot.
 pub(super) struct Place {
     table: Arc<Table>,
     owner: String,
@@ -23,7 +23,7 @@ pub(super) struct Place {
 #[derive(Default)]
 struct Rows {
     sessions: HashMap<String, Row>,
-    /// The owners of sessions that are being opened and have no id yet.
+    /// Owners of sessions that are being opened and have no id yet.
     opening: Vec<String>,
 }
 
@@ -37,11 +37,11 @@ impl Table {
         Arc::new(Self { sessions_max, sessions_of_owner_max, rows: Mutex::default() })
     }
 
-    /// Room for one more session of an owner.
+    /// Reserves a slot for one more session of an owner.
     ///
     /// # Errors
-    /// `quota_exceeded` if the owner uses all it may have at this moment; `capacity` if there are too many altogether, because
-    /// nobody's session gives way to somebody else's.
+    /// `quota_exceeded` if all sessions that the owner may have are in use; `capacity` if there are too many
+    /// sessions in total, because sessions of other owners are never evicted.
     pub(super) fn place(self: &Arc<Self>, owner: &str) -> Result<Place, Error> {
         let mut rows = self.rows();
         if rows.in_use(owner) >= self.sessions_of_owner_max {
@@ -54,12 +54,13 @@ impl Table {
         Ok(Place { table: Arc::clone(self), owner: owner.to_owned() })
     }
 
-    /// The session of this id, if this owner opened it. That it is somebody else's is not said.
+    /// Returns the session with this id if this owner opened it. A session of another owner appears not to
+    /// exist.
     pub(super) fn find(&self, id: &str, owner: &str) -> Option<Arc<Session>> {
         self.rows().sessions.get(id).filter(|row| row.owner == owner).map(|row| Arc::clone(&row.session))
     }
 
-    /// Ends a session, after which it cannot be found; nothing if there is none.
+    /// Ends a session and removes it from the table. Does nothing if it does not exist.
     pub(super) fn end(&self, id: &str) {
         self.rows().end(id);
     }
@@ -70,9 +71,10 @@ impl Table {
 }
 
 impl Place {
-    /// Puts a session there.
+    /// Registers the session of this slot.
     ///
-    /// Many clients go without a word. So the session that its owner has not used for the longest time gives way, if it must.
+    /// Many clients disconnect without closing their session. If the owner has reached its limit, the session
+    /// that was idle for the longest time is therefore evicted.
     pub(super) fn take(self, id: String, session: Arc<Session>) {
         let mut rows = self.table.rows();
         if rows.count(&self.owner) >= self.table.sessions_of_owner_max
@@ -98,7 +100,7 @@ impl Rows {
         self.of(owner).count()
     }
 
-    /// Sessions that cannot give way to another: those in use, and those that are being opened.
+    /// Counts the sessions that cannot be evicted: those in use and those being opened.
     fn in_use(&self, owner: &str) -> usize {
         let used = self.of(owner).filter(|(_, row)| row.session.unused_since().is_none()).count();
         used + self.opening.iter().filter(|opening| *opening == owner).count()

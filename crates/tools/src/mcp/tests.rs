@@ -1,4 +1,4 @@
-//! A client's words against a host that pretends, without a network.
+//! Messages of a client to a fake host, without a network.
 
 mod http;
 mod pipe;
@@ -12,17 +12,17 @@ use tokio::sync::mpsc;
 
 use super::{Answer, Artifact, Content, Host, Progress, Tool};
 
-/// What happened to the hosts of a test.
+/// Log of the calls of fake hosts.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
-/// A host that pretends.
+/// A fake host.
 struct Fake {
     name: &'static str,
     log: Log,
 }
 
-/// Says that it was dropped.
+/// A guard that logs when it is dropped.
 struct Watched(String, Log);
 
 impl Log {
@@ -42,7 +42,7 @@ impl Log {
         self.lines().iter().filter(|said| *said == line).count()
     }
 
-    /// Waits for a line; time is paused in these tests, so that waiting costs none.
+    /// Waits for a line. Time is paused in these tests, so the wait takes no real time.
     async fn until(&self, line: &str) {
         for _ in 0..10_000 {
             if self.count(line) > 0 {
@@ -115,18 +115,18 @@ impl Host for Fake {
     }
 }
 
-/// A request of JSON-RPC.
+/// Returns a JSON-RPC request.
 fn asked(id: u64, method: &str, params: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })
 }
 
-/// The first request of every client.
+/// Returns the first request of every client.
 fn hello(version: &str) -> Value {
     let client = json!({ "name": "test", "version": "1" });
     asked(0, "initialize", json!({ "protocolVersion": version, "capabilities": {}, "clientInfo": client }))
 }
 
-/// A notification of JSON-RPC.
+/// Returns a JSON-RPC notification.
 fn noted(method: &str, params: Value) -> Value {
     json!({ "jsonrpc": "2.0", "method": method, "params": params })
 }

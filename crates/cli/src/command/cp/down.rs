@@ -14,19 +14,20 @@ use super::{Copied, Work, begin, pipe, tell, unreadable};
 use crate::connect::explain;
 use crate::show;
 
-/// Where to.
+/// Copy to this machine.
 pub struct Down<'a> {
     pub target: &'a Path,
-    /// Whether things go into it under their own names.
+    /// True if the sources are copied into the target under their own names.
     pub inside: bool,
     pub work: &'a Work,
 }
 
 impl Down<'_> {
-    /// Copies one thing.
+    /// Copies one file or directory.
     pub async fn copy(&self, files: &Files, path: &FilePath) -> Result<Copied, Error> {
         let info = files.stat(path).await.map_err(|error| explain(&error))?;
-        // The root and the workspace itself have no name: what is in them goes into the target.
+        // The root and the workspace itself have no name, so their contents are copied directly into the
+        // target.
         let name = if self.inside { last_name(path) } else { None };
         if info.kind == FileKind::Directory {
             return self.directory(files, path, name).await;
@@ -59,7 +60,7 @@ impl Down<'_> {
             match archive.next().await {
                 Ok(Some(bytes)) => {
                     self.work.bar.inc(bytes.len() as u64);
-                    // Whoever unpacks has ended, and says why.
+                    // The unpacker has ended. Its result contains the error.
                     if inlet.push(bytes).await.is_err() {
                         break Ok(());
                     }
@@ -69,14 +70,14 @@ impl Down<'_> {
                     break Ok(());
                 }
                 Err(error) => {
-                    // Whoever unpacks waits for more until it is let go of.
+                    // The unpacker waits for more data until the pipe is dropped.
                     drop(inlet);
                     break Err(explain(&error));
                 }
             }
         };
         let unpacked = unpacking.await.map_err(|error| crate::platform(error.to_string()));
-        // A connection that broke is why the archive did.
+        // If the connection broke, report that instead of the truncated archive.
         read?;
         let unpacked = unpacked??;
         let report = archive.report().unwrap_or_default();
@@ -94,7 +95,7 @@ impl Down<'_> {
     }
 }
 
-/// Whether things go into a target under their own names.
+/// Returns true if the sources are copied into a target under their own names.
 pub fn is_directory(target: &Path) -> bool {
     target.is_dir() || target.as_os_str().as_bytes().ends_with(b"/")
 }

@@ -1,5 +1,5 @@
-//! Wildcards in paths of a sandbox: `*`, `?` and `[a-z]`, in any name of the path. As in a shell, a leading dot is matched by a
-//! dot only.
+//! Wildcards in paths of a sandbox: `*`, `?` and `[a-z]`, in any component of the path. As in a shell, a
+//! leading dot is matched only by a literal dot.
 
 use api::files::{FileKind, FilePath};
 use api::{Error, ErrorCode};
@@ -8,13 +8,13 @@ use client::Files;
 use super::place::below;
 use crate::connect::explain;
 
-/// Paths that one pattern may stand for.
+/// Maximum number of paths that one pattern may match.
 const FOUND_MAX: usize = 100_000;
 
-/// All paths that a pattern stands for. A path that is there is itself, whatever is in its name.
+/// Returns all paths that a pattern matches. If the path itself exists, it is not interpreted as a pattern.
 ///
 /// # Errors
-/// There are none, or too many.
+/// No path or too many paths match.
 pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, Error> {
     if !is_pattern(pattern.as_bytes()) {
         return Ok(vec![pattern.clone()]);
@@ -23,7 +23,7 @@ pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, 
         return Ok(vec![pattern.clone()]);
     }
     let start = FilePath::new(if pattern.as_bytes().starts_with(b"/") { "/" } else { "." })?;
-    // It is there in every sandbox: where it is not, neither is the sandbox.
+    // The start exists in every sandbox. If this fails, the sandbox itself is missing.
     files.stat(&start).await.map_err(|error| explain(&error))?;
     let mut found = vec![start];
     let parts: Vec<&[u8]> =
@@ -34,7 +34,7 @@ pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, 
         for directory in &found {
             if !is_pattern(part) {
                 let path = below(directory, part)?;
-                // On the way, the next wildcard finds out whether it is there.
+                // Only the last component has to be checked: below a missing directory, nothing matches later.
                 if !is_last || unless_closed(files.stat(&path).await)?.is_some() {
                     next.push(path);
                 }
@@ -59,8 +59,8 @@ pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, 
     Ok(found)
 }
 
-/// An answer, unless there is none to be had: what is not there, is no directory or may not be read holds nothing that matches.
-/// Every other refusal is one of the whole copy.
+/// Returns the response, or `None` if the path does not exist, is not a directory or is not readable, because
+/// then nothing in it can match. Every other error fails the whole copy.
 fn unless_closed<T>(answer: Result<T, client::Error>) -> Result<Option<T>, Error> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
@@ -82,7 +82,8 @@ fn is_pattern(text: &[u8]) -> bool {
     text.iter().any(|byte| matches!(byte, b'*' | b'?' | b'['))
 }
 
-/// Whether a name matches. Goes back to the last `*` only, so no pattern takes more than their product.
+/// Returns true if a name matches. Backtracks only to the last `*`, so the running time is at most the
+/// product of both lengths.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     if name.starts_with(b".") && !pattern.starts_with(b".") {
         return false;
@@ -108,14 +109,14 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// What is left of a pattern when its first part has taken this byte.
+/// Returns the rest of a pattern if its first element matches this byte.
 fn one<'a>(pattern: &'a [u8], byte: Option<&u8>) -> Option<&'a [u8]> {
     let byte = *byte?;
     let (first, rest) = pattern.split_first()?;
     match first {
         b'?' => Some(rest),
         b'[' => {
-            // `[]` and `[!]` hold nothing: the first `]` after one member ends it.
+            // A set is never empty: a `]` directly after `[` or `[!` is a member of the set.
             let inverted = rest.first() == Some(&b'!');
             let set = if inverted { rest.get(1..)? } else { rest };
             let end = set.iter().skip(1).position(|byte| *byte == b']')? + 1;

@@ -1,4 +1,4 @@
-//! A directory of this machine as an archive, made while it is sent.
+//! Packs a local directory into an archive while it is sent.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -8,29 +8,29 @@ use std::path::{Path, PathBuf};
 
 use tar::{Builder, EntryType, Header};
 
-/// What came of it.
+/// Result of packing a directory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Packed {
-    /// Things that are neither files, directories nor symlinks.
+    /// Number of entries that are neither files, directories nor symlinks.
     pub skipped: u64,
-    /// Files that were written to while they were read.
+    /// Number of files that were modified while they were read.
     pub changed: u64,
 }
 
-/// So many bytes of a file, whatever becomes of it meanwhile.
+/// Reader that returns exactly `left` bytes of a file, even if the file changes in the meantime.
 struct Exactly {
     file: File,
     left: u64,
     short: bool,
 }
 
-/// Writes what is in a directory as an archive. Symlinks stay what they are.
+/// Writes the contents of a directory as an archive. Symlinks are stored as symlinks.
 ///
 /// # Errors
-/// Something cannot be read, or nobody takes it. The error names it.
+/// An entry cannot be read, or the receiver has closed the pipe. The error names the path.
 pub fn pack(directory: &Path, to: impl Write) -> io::Result<Packed> {
     let (mut builder, mut packed) = (Builder::new(to), Packed::default());
-    // Directories that are still to be gone into, as paths from the first.
+    // Directories that are not packed yet, relative to the source directory.
     let mut waiting = vec![PathBuf::new()];
     while let Some(inner) = waiting.pop() {
         let within = directory.join(&inner);
@@ -57,7 +57,7 @@ fn names(directory: &Path) -> io::Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// Appends one thing, by where it is and what it is called in the archive.
+/// Appends one entry, given its local path and its path in the archive.
 fn append(
     builder: &mut Builder<impl Write>,
     packed: &mut Packed,
@@ -78,7 +78,7 @@ fn append(
     Ok(())
 }
 
-/// Whether a file was written to between two looks.
+/// Returns true if a file was modified between two calls of `metadata`.
 fn is_changed(before: &fs::Metadata, after: &fs::Metadata) -> bool {
     let seen = |known: &fs::Metadata| (known.ino(), known.len(), known.mtime(), known.mtime_nsec());
     seen(before) != seen(after)
@@ -92,7 +92,7 @@ fn header(known: &fs::Metadata, kind: EntryType, size: u64) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
     header.set_mode(known.permissions().mode() & 0o777);
-    // Whoever unpacks it owns it; the fields must still be numbers.
+    // Ownership is set by the user who unpacks the archive, but the fields must contain numbers.
     header.set_uid(0);
     header.set_gid(0);
     header.set_mtime(u64::try_from(known.mtime()).unwrap_or(0));
@@ -106,7 +106,8 @@ impl Read for Exactly {
         let buffer = buffer.get_mut(..most).unwrap_or_default();
         let mut count = if self.short { 0 } else { self.file.read(buffer)? };
         if count == 0 && most > 0 {
-            // The length was said already: the rest is zeros, and said to be.
+            // The header already states the length. The rest is filled with zeros, and the file is counted as
+            // changed.
             self.short = true;
             buffer.fill(0);
             count = most;
@@ -120,7 +121,7 @@ impl Read for Exactly {
 mod tests {
     use super::*;
 
-    /// Writes to a file when the first bytes of an archive come.
+    /// Writer that modifies a file when it receives the first bytes of an archive.
     struct Meddler<'a> {
         file: &'a Path,
         content: Option<&'a str>,

@@ -1,4 +1,4 @@
-//! A pipe between what waits (threads that work on files of this machine) and what does not (connections).
+//! A pipe between blocking threads (which access local files) and async tasks (which use connections).
 
 use std::io::{self, Read, Write};
 use std::pin::Pin;
@@ -8,43 +8,43 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
 
-/// What goes through at once.
+/// Size of a chunk.
 const PIECE_BYTES: usize = 256 << 10;
-/// Pieces on their way.
+/// Maximum number of chunks in the pipe.
 const PIECES_WAITING: usize = 2;
 
-/// The end that is written to.
+/// Write end of the pipe.
 pub struct Inlet {
     sender: mpsc::Sender<io::Result<Bytes>>,
     held: BytesMut,
 }
 
-/// The end that is read from, by a thread that waits or by one that must not.
+/// Read end of the pipe, for blocking and for async readers.
 pub struct Outlet {
     receiver: mpsc::Receiver<io::Result<Bytes>>,
     piece: Bytes,
-    /// Whether the end was said. A pipe that is merely let go of broke off.
+    /// True if the writer has marked the end. A pipe that is dropped without this mark was interrupted.
     ended: bool,
 }
 
-/// A pipe.
+/// Creates a pipe.
 pub fn pipe() -> (Inlet, Outlet) {
     let (sender, receiver) = mpsc::channel(PIECES_WAITING);
     (Inlet { sender, held: BytesMut::new() }, Outlet { receiver, piece: Bytes::new(), ended: false })
 }
 
 impl Inlet {
-    /// Sends a piece without waiting in a thread.
+    /// Sends a chunk, from an async task.
     pub async fn push(&mut self, piece: Bytes) -> io::Result<()> {
         self.sender.send(Ok(piece)).await.map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Says that this was all.
+    /// Marks the end of the data, from an async task.
     pub async fn end(self) {
         let _ = self.sender.send(Ok(Bytes::new())).await;
     }
 
-    /// Says that this was all, or why there is no more, from a thread that waits.
+    /// Marks the end of the data, or passes on the error that ended it, from a blocking thread.
     pub fn finish(mut self, done: io::Result<()>) {
         let end = done.and_then(|()| self.flush()).map(|()| Bytes::new());
         let _ = self.sender.blocking_send(end);

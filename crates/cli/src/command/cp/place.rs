@@ -1,4 +1,4 @@
-//! Where something is copied from or to: here, in a sandbox, or through a pipe.
+//! Sources and targets of a copy: local paths, paths in a sandbox, and standard input or output.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -8,16 +8,16 @@ use std::path::PathBuf;
 use api::files::FilePath;
 use api::{Error, SandboxId};
 
-/// One side of a copy.
+/// Source or target of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// On this machine.
+    /// Path on this machine.
     Here(PathBuf),
-    /// In a sandbox.
+    /// Path in a sandbox.
     There {
-        /// Which.
+        /// Sandbox.
         sandbox: SandboxId,
-        /// Where; perhaps with wildcards.
+        /// Path, which may contain wildcards.
         path: FilePath,
     },
     /// Standard input or output.
@@ -25,10 +25,11 @@ pub enum Place {
 }
 
 impl Place {
-    /// Reads `SANDBOX:PATH`, `-`, or a path. A path of this machine with a colon in its first part is written `./a:b`.
+    /// Parses `SANDBOX:PATH`, `-`, or a local path. A local path with a colon in its first component must be
+    /// written as `./a:b`.
     ///
     /// # Errors
-    /// The part before the colon is no sandbox, or the one behind it no path.
+    /// The part before the colon is not a valid sandbox, or the part after it is not a valid path.
     pub fn parse(text: &OsStr) -> Result<Self, Error> {
         let bytes = text.as_bytes();
         if bytes == b"-" {
@@ -54,13 +55,13 @@ impl Place {
 }
 
 impl Place {
-    /// The name under which it goes into a directory; none for what is its content alone.
+    /// Returns the name of the copy in a target directory, or `None` if only the contents are copied.
     pub fn name(&self) -> Option<&[u8]> {
         match self {
             Self::Here(path) => {
                 let bytes = path.as_os_str().as_bytes();
                 let end = bytes.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
-                // `Path` reads `dir/.` as `dir`; whoever wrote the dot meant what is in it.
+                // `Path` treats `dir/.` like `dir`, but with the dot, only the contents are meant.
                 let inner = bytes.get(..end).unwrap_or_default().ends_with(b"/.");
                 path.file_name().filter(|_| !inner).map(OsStr::as_bytes)
             }
@@ -80,20 +81,21 @@ impl fmt::Display for Place {
     }
 }
 
-/// The last name of a path in a sandbox; none for the root and the like. What a sandbox named becomes one name here, never a way.
+/// Returns the last component of a path in a sandbox, or `None` for the root and similar paths. The result is
+/// always a single component: the sandbox cannot use it to choose another directory on this machine.
 pub fn last_name(path: &FilePath) -> Option<&[u8]> {
     let name = path.as_bytes().rsplit(|byte| *byte == b'/').find(|name| !name.is_empty() && *name != b".")?;
     (name != b"..").then_some(name)
 }
 
-/// A path below another one, in a sandbox.
+/// Returns the path of a name in a directory of a sandbox.
 pub fn below(directory: &FilePath, name: &[u8]) -> Result<FilePath, Error> {
     let directory = directory.as_bytes();
     let directory = directory.strip_suffix(b"/").unwrap_or(directory);
     FilePath::new([directory, b"/", name].concat())
 }
 
-/// A name as this machine writes it.
+/// Converts a name to a local file name.
 pub fn local_name(name: &[u8]) -> OsString {
     OsString::from_vec(name.to_vec())
 }

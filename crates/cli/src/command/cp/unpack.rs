@@ -1,9 +1,10 @@
-//! Unpacking an archive that comes from a sandbox. It is a stranger's, and this machine is not.
+//! Unpacks an archive from a sandbox. The archive is untrusted, and must not affect the rest of this machine.
 //!
-//! Everything is made below one directory, by descriptors, one name at a time, and no symlink is followed, whoever has put it there.
-//! Only what our own packer writes is understood: directories, regular files, symlinks, GNU's long names. Everything else ends the
-//! copy: absolute paths, `..`, hard links, devices, headers on which readers disagree. A symlink that could lead out of the
-//! directory is left out and counted.
+//! Everything is created below one directory, through descriptors, one path component at a time. Symlinks are
+//! never followed, no matter who created them. Only entries that our own packer writes are accepted:
+//! directories, regular files, symlinks, and GNU long names. Anything else aborts the copy: absolute paths,
+//! `..`, hard links, devices, and headers that are ambiguous. A symlink that could lead out of the directory
+//! is skipped and counted.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -16,54 +17,56 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use tar::Archive;
 
-/// Entries of one archive: no sandbox has more files.
+/// Maximum number of entries in an archive. No sandbox has more files.
 const ENTRIES_MAX: u64 = Limits::MAX.disk_inodes;
-/// Bytes of all files: no sandbox has a larger disk.
+/// Maximum total size of all files. No sandbox has a larger disk.
 const BYTES_MAX: u64 = Limits::MAX.disk_bytes;
-/// What may follow the last entry: packers fill up to 10 KiB with zeros, some up to 1 MiB.
+/// Maximum amount of data after the last entry. Packers pad archives with zeros: usually to
+/// 10 KiB, some to 1 MiB.
 const REST_BYTES_MAX: u64 = 1 << 20;
-/// One read and write.
+/// Size of one read and write.
 const CHUNK_BYTES: usize = 128 << 10;
-/// How a directory is gone into.
+/// Flags for opening a directory.
 const DIRECTORY: OFlags =
     OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// The types that our packer writes, as the format spells them.
+/// Entry types that our packer writes, with their values in the tar format.
 const REGULAR: u8 = b'0';
 const SYMLINK: u8 = b'2';
 const FOLDER: u8 = b'5';
 const LONG_NAME: u8 = b'L';
 const LONG_TARGET: u8 = b'K';
 
-/// What came of it.
+/// Result of unpacking an archive.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Unpacked {
-    /// Entries that were made.
+    /// Number of created entries.
     pub entries: u64,
-    /// Bytes of files.
+    /// Total size of the files.
     pub bytes: u64,
-    /// Symlinks that were left out.
+    /// Number of skipped symlinks.
     pub left_out: u64,
 }
 
-/// The directory below which everything is made.
+/// Unpacker that creates everything below one directory.
 pub struct Unpacker {
     root: OwnedFd,
     unpacked: Unpacked,
-    /// What makes the name of a file that is not whole another.
+    /// Random number for the names of incomplete files.
     random: u64,
 }
 
 impl Unpacker {
-    /// Unpacks below a directory of this machine, or below one of that name in it, which is made.
+    /// Creates an unpacker for a local directory, or for the directory `name` in it. Missing directories are
+    /// created.
     ///
     /// # Errors
-    /// It cannot be made or opened.
+    /// The directory cannot be created or opened.
     pub fn new(directory: &Path, name: Option<&[u8]>) -> Result<Self, Error> {
         let fault = |errno| local("open", directory.as_os_str().as_encoded_bytes(), errno);
         std::fs::create_dir_all(directory)
             .map_err(|error| fault(error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)))?;
-        // Where the person said, symlinks are theirs.
+        // In the path that the user gave, symlinks are followed: they are the user's own.
         let flags = DIRECTORY.difference(OFlags::NOFOLLOW);
         let mut root = rustix::fs::openat(CWD, directory, flags, Mode::empty()).map_err(fault)?;
         if let Some(name) = name {
@@ -75,10 +78,10 @@ impl Unpacker {
         Ok(Self { root, unpacked: Unpacked::default(), random: u64::from_ne_bytes(random) })
     }
 
-    /// Unpacks all of it.
+    /// Unpacks the whole archive.
     ///
     /// # Errors
-    /// It is no archive of ours, or tries what it may not; what was unpacked before that stays.
+    /// The archive is invalid, or contains an entry that is not allowed. Entries unpacked before that remain.
     pub fn unpack(mut self, mut from: impl Read) -> Result<Unpacked, Error> {
         let broken = |error: io::Error| {
             Error::invalid(
@@ -105,7 +108,8 @@ impl Unpacker {
                 LONG_NAME => long_name = Some(text(&mut entry, size).map_err(broken)?),
                 LONG_TARGET => {
                     long_target = Some(text(&mut entry, size).map_err(broken)?);
-                    // The name it has is that of the entry it describes, or none.
+                    // A pending long name belongs to the entry that follows both headers, so it is kept. If
+                    // there is none, `name` is the placeholder in this header.
                     long_name = Some(name).filter(|name| name != b"././@LongLink");
                 }
                 FOLDER => drop(self.directory(&steps(&name)?)?),
@@ -121,7 +125,8 @@ impl Unpacker {
                 }
             }
         }
-        // Whoever sends has more to say after the last entry: blocks of zeros, and how the packing went.
+        // The sender expects its whole stream to be read. After the last entry follow blocks of zeros and the
+        // report of the packer.
         let rest = io::copy(&mut from.by_ref().take(REST_BYTES_MAX + 1), &mut io::sink()).map_err(broken)?;
         if rest > REST_BYTES_MAX {
             return Err(refused(b"", "too much data follows the end of the archive"));
@@ -129,7 +134,7 @@ impl Unpacker {
         Ok(self.unpacked)
     }
 
-    /// The directory at this path, made where it is missing. A symlink on the way ends it.
+    /// Opens the directory at this path. Missing directories are created; a symlink in the path is an error.
     fn directory(&self, steps: &[Vec<u8>]) -> Result<OwnedFd, Error> {
         let mut here = self.root.try_clone().map_err(|error| crate::platform(error.to_string()))?;
         for step in steps {
@@ -153,7 +158,8 @@ impl Unpacker {
             return Err(api::limits::exceeded("the total size of the files", self.unpacked.bytes, BYTES_MAX));
         }
         let parent = self.directory(above)?;
-        // Made new under another name: nothing is opened that was there before, and what is replaced was whole to the end.
+        // Created under a temporary name: no existing file is opened, and a file that is replaced stays
+        // intact until the end.
         let part = format!(".{:016x}.{}.part", self.random, self.unpacked.entries);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode((mode & 0o777) | 0o200);
@@ -186,8 +192,9 @@ impl Unpacker {
     }
 }
 
-/// Whether a symlink in a directory of this depth leads to something inside, whatever the other symlinks are that were made by
-/// this rule: upwards first and not too far, then only downwards.
+/// Returns true if a symlink in a directory of this depth leads to a path inside the root directory. To hold
+/// for any combination with other accepted symlinks, the target may go up only at its start, and not beyond
+/// the root.
 fn stays_inside(target: &[u8], depth: usize) -> bool {
     if target.is_empty() || target.starts_with(b"/") || target.contains(&0) {
         return false;
@@ -207,7 +214,7 @@ fn stays_inside(target: &[u8], depth: usize) -> bool {
     true
 }
 
-/// The names on the way to an entry.
+/// Splits the path of an entry into its components.
 fn steps(name: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     let why = if name.starts_with(b"/") {
         "the path is absolute"
@@ -232,7 +239,7 @@ fn steps(name: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     Err(refused(name, why))
 }
 
-/// Goes into a directory, which is made if it is missing.
+/// Opens a directory, and creates it if it is missing.
 fn enter(here: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Error> {
     match rustix::fs::mkdirat(here, name, Mode::from_raw_mode(0o755)) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -262,7 +269,7 @@ fn pour(from: &mut impl Read, size: u64, to: &OwnedFd, name: &[u8]) -> Result<()
     Ok(())
 }
 
-/// A long name, within its bound.
+/// Reads a long name of bounded length.
 fn text(entry: &mut impl Read, size: u64) -> io::Result<Vec<u8>> {
     if size > PATH_BYTES_MAX as u64 + 1 {
         return Err(io::ErrorKind::InvalidData.into());
@@ -284,7 +291,8 @@ fn refused(name: &[u8], why: &str) -> Error {
     )
 }
 
-/// For what is on this machine, whoever has put it there: mostly its owner.
+/// Returns the error for an existing file or symlink in the way. It does not blame the sandbox, because the
+/// file was most likely created by the owner of this machine.
 fn in_the_way(name: &[u8]) -> Error {
     Error::invalid(
         format!(
@@ -315,7 +323,7 @@ mod tests {
         header.set_entry_type(EntryType::new(kind));
         header.set_mode(0o4777);
         header.set_size(content.len() as u64);
-        // As bytes: the setters of the library would refuse what a stranger would not.
+        // Set as bytes, because the setters of the library reject names that an attacker would use.
         header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name);
         header.as_gnu_mut().unwrap().linkname[..target.len()].copy_from_slice(target);
         header.set_cksum();
@@ -332,7 +340,7 @@ mod tests {
         builder.into_inner().unwrap()
     }
 
-    /// A directory to unpack into, beside one that must stay as it is.
+    /// Returns a directory to unpack into, next to another directory that must stay unchanged.
     fn ground() -> tempfile::TempDir {
         let ground = tempfile::tempdir().unwrap();
         std::fs::create_dir(ground.path().join("outside")).unwrap();
@@ -398,7 +406,7 @@ mod tests {
             let ground = ground();
             assert!(unpack(ground.path(), &archive(plan)).is_err(), "{plan:?}");
         }
-        // Symlinks that lead out are left out, so that what goes through them stays inside or ends the copy.
+        // Symlinks that lead out are skipped, so entries below them are created inside or fail the copy.
         for target in [&b"../outside"[..], b"/tmp", b"a/../../outside", b"../../x"] {
             let ground = ground();
             let plan: Lines<'_> = &[(b'2', b"x", target, b""), (b'0', b"x/kept", b"", b"changed")];
@@ -410,7 +418,8 @@ mod tests {
 
     #[test]
     fn no_symlink_is_followed_whoever_has_put_it_there() {
-        // By the archive itself, to a place inside, and by someone before it, to a place outside.
+        // Symlinks that the archive itself created, to a path inside, and existing symlinks, to a path
+        // outside.
         let ground = ground();
         let two: Lines<'_> = &[(b'5', b"a", b"", b""), (b'2', b"b", b"a", b""), (b'0', b"b/x", b"", b"x")];
         assert!(unpack(ground.path(), &archive(two)).is_err());

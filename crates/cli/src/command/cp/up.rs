@@ -11,19 +11,19 @@ use super::place::{Place, below};
 use super::{Copied, Work, begin, pack, pipe, tell, unreadable};
 use crate::connect::explain;
 
-/// Where to.
+/// Copy into a sandbox.
 pub struct Up<'a> {
     pub files: &'a Files,
     pub target: &'a FilePath,
-    /// Whether more than one thing is copied.
+    /// True if there is more than one source.
     pub several: bool,
     pub work: &'a Work,
 }
 
 impl Up<'_> {
-    /// Copies one thing.
+    /// Copies one file or directory.
     pub async fn copy(&self, from: Place) -> Result<Copied, Error> {
-        // `dir/.` and `..` have no name of their own: what is in them goes into the target itself.
+        // `dir/.` and `..` have no name of their own, so their contents are copied directly into the target.
         let target = match from.name() {
             Some(name) if self.goes_inside().await? => below(self.target, name)?,
             Some(_) | None => self.target.clone(),
@@ -78,7 +78,7 @@ impl Up<'_> {
         Ok(self.work.bar.suspend(|| tell(skipped + report.skipped, changed + report.changed)))
     }
 
-    /// Whether a thing goes into the target under its own name.
+    /// Returns true if the sources are copied into the target under their own names.
     async fn goes_inside(&self) -> Result<bool, Error> {
         if self.several || self.target.as_bytes().ends_with(b"/") {
             return Ok(true);

@@ -1,4 +1,4 @@
-//! Many files as one archive, in and out. It is packed and unpacked inside the sandbox; here it is bytes.
+//! Download and upload of many files as one archive. The guest packs and unpacks it; here it is only bytes.
 
 use std::sync::Arc;
 

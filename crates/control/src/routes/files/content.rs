@@ -1,7 +1,7 @@
-//! The bytes of one file, in and out.
+//! Download and upload of one file.
 //!
-//! A file is read whole or in one range, and only if it is still the version that was asked for: its `ETag`. What is written without
-//! an offset is there whole at the end or not at all; with one, what arrived stays, and is gone on from.
+//! A read returns the whole file or one range, optionally only if the file still has the requested version (its `ETag`).
+//! A write without an offset is atomic. A write with an offset keeps the data that arrived, so that it can be resumed.
 
 use std::sync::Arc;
 
@@ -23,14 +23,14 @@ use crate::fault::{Answer, Fault};
 use crate::output::place;
 use crate::platform::Platform;
 
-/// Which bytes of a file.
+/// Bytes of a file to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Span {
-    /// All.
+    /// All bytes.
     All,
-    /// From one on, up to and with another if there is one.
+    /// Bytes from a first one to the end, or to a last one inclusive.
     From(u64, Option<u64>),
-    /// So many at the end.
+    /// This many bytes at the end.
     Last(u64),
 }
 
@@ -91,7 +91,7 @@ pub async fn read(
     let is_conditional = version.is_some();
     let opened = call.files().read(&FileAsk::Read { path: path.clone(), from, to, version, digest }).await;
     let (answer, reading) = opened.map_err(|error| {
-        // Only the sandbox itself knows versions.
+        // Only the guest can compare versions; it reports a mismatch as a conflict.
         let changed = matches!(&error, node::Error::Guest(error) if error.code == api::ErrorCode::Conflict);
         let fault = Fault::from(error);
         if is_conditional && changed { fault.status(StatusCode::PRECONDITION_FAILED) } else { fault }
@@ -175,14 +175,14 @@ pub async fn write(
     super::hashed(change.take_in(&caller, platform, (&named, files), coming).await?)
 }
 
-/// What a browser does with it: keep it, under its name.
+/// Returns a `content-disposition` that makes a browser save the file under its name.
 pub fn attachment(path: &FilePath, ending: &str) -> String {
     let name = path.as_bytes().rsplit(|byte| *byte == b'/').find(|name| !name.is_empty());
     let name = FilePath::new(name.unwrap_or(b"files")).map(|name| name.encode()).unwrap_or_default();
     format!("attachment; filename*=UTF-8''{name}{ending}")
 }
 
-/// The first byte, and the first that is not wanted.
+/// Returns the offset of the first byte to read, and of the first byte after the range if it has an end.
 async fn bounds(call: &Call, path: &FilePath, span: Span) -> Answer<(u64, Option<u64>)> {
     match span {
         Span::All => Ok((0, None)),
@@ -215,14 +215,14 @@ fn unsatisfiable(info: &FileInfo) -> Response {
     response
 }
 
-/// What a guest said can be no header; then there is none.
+/// Adds a header. Omits it if text from a guest is not a valid header value.
 fn insert(headers: &mut HeaderMap, name: header::HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(name, value);
     }
 }
 
-/// The range that is asked for. What is no single range of bytes is as if nothing was said, as HTTP has it.
+/// Parses the requested range. Ignores everything but a single byte range, as HTTP specifies.
 fn span(headers: &HeaderMap) -> Span {
     let value = headers.get(header::RANGE).and_then(|value| value.to_str().ok());
     let one =

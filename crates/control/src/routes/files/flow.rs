@@ -1,8 +1,8 @@
-//! Bodies of any length, never held whole: from a sandbox to whoever reads, and from whoever sends into a sandbox.
+//! Streaming bodies of any length, between clients and sandboxes.
 //!
-//! A task of its own passes an answer on. It holds the sandbox in use and a place among the project's streams, and lets go of both
-//! when whoever reads is gone, or takes nothing for [`IDLE_MAX`]. A body that cannot be told to its end is broken off, so that no
-//! client takes it for whole.
+//! A separate task forwards each response. It holds a call to the sandbox and a permit of the project's streams, and
+//! releases both when the client disconnects or accepts nothing for [`IDLE_MAX`]. A body that cannot be completed is
+//! aborted, so that the client detects the truncation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,10 +27,10 @@ use crate::fault::{Answer, Fault};
 use crate::output::written;
 use crate::platform::Platform;
 
-/// Pieces waiting for whoever reads.
+/// Maximum number of chunks buffered for the client.
 const PIECES_WAITING: usize = 2;
 
-/// What a stream holds for as long as it goes on.
+/// Resources that a stream holds until it ends.
 pub struct Held {
     platform: Arc<Platform>,
     call: Call,
@@ -38,13 +38,13 @@ pub struct Held {
 }
 
 impl Held {
-    /// A stream of this call, in this place.
+    /// Creates the resources of a stream with this call and permit.
     pub fn new(platform: Arc<Platform>, call: Call, place: OwnedSemaphorePermit) -> Self {
         platform.metrics.streams.inc();
         Self { platform, call, _place: place }
     }
 
-    /// The call.
+    /// Returns the call.
     pub fn call(&self) -> &Call {
         &self.call
     }
@@ -56,7 +56,7 @@ impl Drop for Held {
     }
 }
 
-/// A file or an archive as a body, with what is known of it at the end as trailers.
+/// Returns a body with a file or an archive. Its trailers have the digest, or the report on the archive.
 pub fn outward(held: Held, mut reading: Reading) -> Body {
     let (sender, body) = streamed::body(PIECES_WAITING);
     tokio::spawn(async move {
@@ -89,7 +89,7 @@ pub fn outward(held: Held, mut reading: Reading) -> Body {
     Body::new(body)
 }
 
-/// What happens to files as a body of lines.
+/// Returns a body with the events of changed files, one per line.
 pub fn told(held: Held, mut watching: Watching) -> Body {
     let (sender, body) = streamed::body(PIECES_WAITING);
     tokio::spawn(async move {
@@ -111,12 +111,12 @@ pub fn told(held: Held, mut watching: Watching) -> Body {
     Body::new(body)
 }
 
-/// How long a body says that it is.
+/// Returns the declared length of a body.
 pub fn length(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// The trailer that tells a hash of this kind.
+/// Returns the name of the trailer for a digest of this kind.
 pub fn digest_trailer(kind: Hashing) -> &'static str {
     match kind {
         Hashing::Sha256 => DIGEST_HEADER,
@@ -124,17 +124,17 @@ pub fn digest_trailer(kind: Hashing) -> &'static str {
     }
 }
 
-/// The digest of a body, as RFC 9530 writes it.
+/// Formats the digest of a body as specified in RFC 9530.
 pub fn digest(sha256: &str) -> String {
     let pairs = sha256.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap_or_default());
     let bytes: Vec<u8> = pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap_or_default()).collect();
     format!("sha-256=:{}:", STANDARD.encode(bytes))
 }
 
-/// The SHA-256 that the head of a request promises, as 64 digits.
+/// Returns the SHA-256 that the headers of a request declare, as 64 digits.
 ///
 /// # Errors
-/// There is one that is none.
+/// The header is malformed.
 pub fn promised(headers: &HeaderMap) -> Answer<Option<String>> {
     let wrong =
         || Error::invalid("content-digest is invalid", "Use the format of RFC 9530: `sha-256=:BASE64:`.");
@@ -162,7 +162,7 @@ fn finish(sender: Feed, trailers: &[(&'static str, String)]) {
     sender.end(headers);
 }
 
-/// Whether a client says that it reads trailers.
+/// Returns true if the client accepts trailers.
 pub fn reads_trailers(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::TE).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("trailers"))

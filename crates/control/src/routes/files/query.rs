@@ -1,4 +1,4 @@
-//! Queries that name files: a path is bytes, and reaches the sandbox as it was sent.
+//! Queries with paths of files. A path is bytes and reaches the sandbox unchanged.
 
 use std::str::FromStr;
 
@@ -12,13 +12,13 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::fault::{Answer, Fault};
 
-/// Parameters of one request; none has so many.
+/// Maximum number of parameters in a query. No route has this many.
 const PARAMETERS_MAX: usize = 8;
 
-/// What stands behind the question mark, not decoded yet. Whoever has taken all it knows calls [`Query::end`].
+/// The query of a request, not decoded yet. After taking its parameters, a handler calls [`Query::end`].
 pub struct Query(Vec<(String, String)>);
 
-/// Whose rights decide about a file.
+/// User with whose permissions a file operation runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilesOf {
     /// The sandbox's user.
@@ -44,13 +44,13 @@ impl Query {
             if known || pairs.len() == PARAMETERS_MAX {
                 return Err(wrong(&format!("the query repeats {name:?} or has too many parameters")));
             }
-            // Forms write a space as `+`, and a `+` as `%2B`.
+            // Form encoding writes a space as `+`, and a `+` as `%2B`.
             pairs.push((name.to_owned(), value.replace('+', "%20")));
         }
         Ok(Self(pairs))
     }
 
-    /// A path that must be there.
+    /// Takes a required path.
     pub fn path(&mut self, name: &str) -> Answer<FilePath> {
         let Some(text) = self.take(name) else {
             return Err(Error::invalid(
@@ -62,19 +62,19 @@ impl Query {
         Ok(FilePath::decode(&text)?)
     }
 
-    /// A number that may be there.
+    /// Takes an optional number.
     pub fn number<T: FromStr>(&mut self, name: &str) -> Answer<Option<T>> {
         let parsed = self.take(name).map(|text| text.parse()).transpose();
         Ok(parsed.map_err(|_| wrong(&format!("{name} is not a valid number")))?)
     }
 
-    /// Permissions that may be there, in octal digits as everybody writes them.
+    /// Takes optional permissions, in octal digits.
     pub fn mode(&mut self, name: &str) -> Answer<Option<u32>> {
         let parsed = self.take(name).map(|text| u32::from_str_radix(&text, 8)).transpose();
         Ok(parsed.map_err(|_| wrong(&format!("{name} is not an octal number such as 0644")))?)
     }
 
-    /// Something that is so or not; not, if nothing is said.
+    /// Takes a flag. Default false.
     pub fn flag(&mut self, name: &str) -> Answer<bool> {
         match self.take(name).as_deref() {
             None | Some("false" | "0") => Ok(false),
@@ -83,21 +83,21 @@ impl Query {
         }
     }
 
-    /// How an archive is packed; not at all, if nothing is said.
+    /// Takes the compression of an archive. Default none.
     pub fn compression(&mut self) -> Answer<Compression> {
         let Some(name) = self.take("compression") else { return Ok(Compression::None) };
         let known = Compression::from_name(&name);
         Ok(known.ok_or_else(|| wrong("unknown compression; use none, gzip or zstd"))?)
     }
 
-    /// By which hash bytes are told; SHA-256, if nothing is said.
+    /// Takes the kind of digest. Default SHA-256.
     pub fn digest(&mut self) -> Answer<Hashing> {
         let Some(name) = self.take("digest") else { return Ok(Hashing::default()) };
         let known = Hashing::from_name(&name);
         Ok(known.ok_or_else(|| wrong("unknown digest; use sha256 or blake3"))?)
     }
 
-    /// Where the page before ended.
+    /// Takes the optional cursor of a page.
     pub fn cursor(&mut self) -> Answer<Option<FilePath>> {
         let Some(text) = self.take("cursor") else { return Ok(None) };
         let bytes = URL_SAFE_NO_PAD.decode(text).ok().and_then(|bytes| FilePath::new(bytes).ok());
@@ -110,7 +110,7 @@ impl Query {
         Ok(Some(known))
     }
 
-    /// Refuses what was not taken.
+    /// Takes the user of the operation, and rejects parameters that were not taken.
     pub fn end(mut self) -> Answer<FilesOf> {
         let files = match self.take("uid").as_deref() {
             None => FilesOf::User,
@@ -129,7 +129,7 @@ impl Query {
     }
 }
 
-/// What to ask for to go on after this path. Nothing in it has to be escaped.
+/// Returns the cursor of the page after this path. It contains no characters that need escaping.
 pub fn cursor(after: &FilePath) -> String {
     URL_SAFE_NO_PAD.encode(after.as_bytes())
 }

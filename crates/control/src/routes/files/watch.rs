@@ -1,4 +1,4 @@
-//! What happens to files, told as it happens.
+//! A stream of events about changed files.
 
 use std::sync::Arc;
 

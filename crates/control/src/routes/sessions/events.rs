@@ -1,4 +1,4 @@
-//! What happens in a session, as lines of JSON or as messages of a WebSocket.
+//! Events of a session, as lines of JSON or as messages of a WebSocket.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -28,9 +28,9 @@ use crate::platform::Platform;
 use crate::routes::terminals::Connection;
 use crate::session::Live;
 
-/// Whoever takes nothing for so long has lost its network.
+/// Timeout for sending a message. A client that accepts nothing for this long has lost its network.
 const SEND_WITHIN: Duration = Duration::from_secs(30);
-/// What a client may say at once. It means nothing here: pings, and the end.
+/// Maximum size of a client's message. Clients need to send only pings and close frames.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
 /// Stream session events
@@ -87,14 +87,14 @@ pub async fn follow(
     Ok(lines(StatusCode::OK, Body::from_stream(body)))
 }
 
-/// One client that follows a session.
+/// A client that receives the events of a session.
 struct Listener {
     session: SessionId,
-    /// Its project: an id of a session in a label of another project's sandbox means nothing.
+    /// Project of the session. Sandboxes of other projects may have the same session id in a label; they are ignored.
     project: String,
     events: Receiver<SessionEvent>,
     sandboxes: Receiver<SandboxEvent>,
-    /// Whether it had ended when it was asked for.
+    /// True if the session had ended before the request.
     over: bool,
     /// Keeps the session in use.
     _live: Arc<Live>,
@@ -103,7 +103,7 @@ struct Listener {
 }
 
 impl Listener {
-    /// The next event, or a sign of life; none after the last.
+    /// Returns the next event or a heartbeat, and `None` after the last event.
     async fn next(&mut self) -> Option<SessionEvent> {
         if self.ended {
             return None;
@@ -139,7 +139,7 @@ impl Listener {
         }
     }
 
-    /// Whether a sandbox is one of the session's.
+    /// Returns true if a sandbox belongs to the session.
     fn is_ours(&self, sandbox: &Sandbox) -> bool {
         if api::defence::is_off("X-24") {
             return sandbox.labels.get("session").map(String::as_str) == Some(self.session.as_str());
@@ -148,12 +148,12 @@ impl Listener {
             && sandbox.labels.get(SESSION_LABEL).map(String::as_str) == Some(self.session.as_str())
     }
 
-    /// Sends all of it until the client leaves.
+    /// Sends events until the session ends or the client disconnects.
     async fn serve(mut self, mut socket: WebSocket) {
         loop {
             let event = tokio::select! {
                 event = self.next() => event,
-                // What a client says here means nothing; that it is gone does.
+                // Client messages are ignored; a disconnect ends the stream.
                 message = socket.recv() => match message {
                     Some(Ok(Message::Close(_)) | Err(_)) | None => return,
                     Some(Ok(Message::Text(_) | Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => continue,

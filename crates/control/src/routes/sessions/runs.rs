@@ -1,4 +1,4 @@
-//! Runs of a session: list, look, what they have written.
+//! Runs of a session: list, get, output.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub enum Written {
     Stderr,
 }
 
-/// Which part of a run's output.
+/// Query of the route that reads a run's output.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

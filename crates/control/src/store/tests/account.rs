@@ -78,7 +78,7 @@ async fn accounts_are_there_after_the_store_is_opened_again_and_are_nobody_elses
     assert_eq!(again.projects().await.unwrap().len(), 1);
 }
 
-/// What a killed server leaves: the files as they are, nothing closed.
+/// Copies the files without closing the store, as a killed server leaves them.
 #[tokio::test]
 async fn what_was_answered_is_there_after_a_kill() {
     // L-01
@@ -105,7 +105,7 @@ async fn a_rotated_key_works_until_the_overlap_ends_and_both_are_written_at_once
     let (found, _) = place.store.key_by_hash(&KeyHash([1; 32])).await.unwrap().unwrap();
     assert_eq!(found.expires_at_ms, Some(50));
     assert!(place.store.key_by_hash(&KeyHash([2; 32])).await.unwrap().is_some());
-    // Of two rotations the earlier end counts, and neither one that has expired nor one that was revoked is replaced.
+    // Of two rotations the earlier expiry applies. Expired and revoked keys cannot be rotated.
     for (overlap_ms, end) in [(10, 20), (1000, 20)] {
         let hash = KeyHash([100 + overlap_ms as u8; 32]);
         let next = (&key(&format!("k{overlap_ms}"), "p"), &hash);

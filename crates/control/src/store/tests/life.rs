@@ -1,4 +1,4 @@
-//! Only forwards, and the end is final.
+//! Changes of state: they only go forwards, and the end is final.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -54,7 +54,7 @@ fn a_sandbox_never_goes_backwards_and_nothing_comes_after_its_end() {
                 assert!(changed || shown.state.is_terminal() || heard == shown || rank(state) < rank(shown.state));
                 shown = after;
             }
-            // The next story has its quota for itself.
+            // Release the quota for the next case.
             place.store.moved(&ended(&shown, EndReason::Stopped)).await.unwrap();
         });
     });

@@ -1,4 +1,4 @@
-//! A store that is locked, damaged or from another release.
+//! Stores that are locked, damaged or from another release.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -33,7 +33,7 @@ async fn a_locked_store_refuses_writes_soon_and_still_reads() {
             (ask(&store, &sandbox, &Quota::default(), None).await, began.elapsed())
         });
     }
-    // Nobody gives the lock back in the meantime, so whoever waited for it would be refused.
+    // The lock is held all this time, so these reads succeed only if they do not need it.
     assert!(place.store.sandbox("p", "s1").await.unwrap().is_some());
     assert_eq!(place.store.live().await.unwrap().len(), 1);
     assert_eq!(place.store.sandboxes("p", true, 10, None).await.unwrap().items.len(), 1);
@@ -63,7 +63,7 @@ async fn many_writers_at_once_all_have_their_turn() {
     place.ask(&sandbox("first")).await.unwrap();
     let begun = Instant::now();
     let mut asking = JoinSet::new();
-    // More than can be answered in the time after which a store counts as silent, however fast this build is; none of them
+    // More requests than any build can answer before the store counts as unavailable. All of them are refused, so none
     // changes anything.
     for number in 0..if cfg!(debug_assertions) { 2500 } else { 25_000 } {
         let store = place.store.clone();

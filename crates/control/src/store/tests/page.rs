@@ -1,4 +1,4 @@
-//! Lists, and who may see what.
+//! Lists, and isolation of projects.
 
 use std::collections::HashSet;
 
@@ -26,7 +26,7 @@ async fn add(place: &Place, id: &str, created_at_ms: u64) {
 async fn pages_are_complete_and_without_repeats_while_sandboxes_are_added() {
     let place = Place::new().await;
     for number in 0..100 {
-        // Four at a time were made in the same millisecond.
+        // Groups of four have the same creation time.
         add(&place, &format!("s{number}"), 100 + number / 4).await;
     }
     let before: HashSet<String> = (0..100).map(|number| format!("s{number}")).collect();

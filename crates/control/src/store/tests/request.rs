@@ -1,4 +1,4 @@
-//! Asked for once, and never above the quota.
+//! Requests: idempotency and quotas.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::{Error, Place, Requested, Store, ask, ended, named, sandbox};
 
-/// Asks until the store has an answer; many at once on a slow machine may have to ask more than once.
+/// Retries a request while the store is unavailable, which happens with many requests on a slow machine.
 async fn ask_until_answered(
     store: &Store,
     id: &str,

@@ -1,5 +1,5 @@
-//! Bytes a second of one file into a sandbox and out of it, through the API, hashed at both ends: beside a plain copy of the same
-//! file over a unix socket.
+//! Throughput of a file into a sandbox and out of it, through the API, hashed at both ends, compared with a
+//! plain copy of the same file over a unix socket.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,22 +13,22 @@ use api::limits::Limits;
 use api::sandbox::{CreateSandbox, Tier};
 use e2e::service::{Service, small};
 
-/// A usual buffer of a program that copies.
+/// Typical buffer size of a program that copies.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Each way so often, in turns.
+/// Number of measurements in each direction, alternating.
 const TURNS: usize = 3;
 
-/// What one file took, at best: what else the machine did hits the others.
+/// Best durations for one file, because the others are affected by other load on the machine.
 pub(crate) struct Carried {
-    /// How many bytes it had.
+    /// Size of the file.
     pub bytes: u64,
-    /// From a file through a unix socket into a file.
+    /// Copy from a file through a unix socket into a file.
     pub plain: Duration,
-    /// In and out, by runtime.
+    /// Durations of upload and download, by runtime.
     pub ways: Vec<(String, Duration, Duration)>,
 }
 
-/// Carries a file of so many bytes.
+/// Transfers a file of this size.
 pub(crate) async fn run(bytes: u64, runtimes: &[&str]) -> Carried {
     let service = Service::start();
     let client = service.client();
@@ -41,7 +41,7 @@ pub(crate) async fn run(bytes: u64, runtimes: &[&str]) -> Carried {
     let mut sandboxes = Vec::new();
     for name in runtimes {
         let tier = if *name == "runsc" { Tier::UserKernel } else { Tier::Container };
-        // The file beside the one that it replaces.
+        // Space for two files: the new one is written before it replaces the old one.
         let limits = Limits { disk_bytes: 2 * bytes + (256 << 20), ..e2e::service::small_limits() };
         sandboxes
             .push(client.create(&CreateSandbox { tier, limits: limits.into(), ..small() }).await.unwrap().id);
@@ -79,7 +79,7 @@ fn copy(from: &Path, to: &Path) -> Duration {
     began.elapsed()
 }
 
-/// `std::io::copy` would have the kernel do it.
+/// Copies through user space. `std::io::copy` would delegate to the kernel.
 fn pass(from: &mut impl Read, to: &mut impl Write) {
     let mut buffer = vec![0; BUFFER_BYTES];
     while let count @ 1.. = from.read(&mut buffer).unwrap() {

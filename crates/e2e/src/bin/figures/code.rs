@@ -1,16 +1,17 @@
-//! Running code, beside what it could be run by otherwise: in one sandbox of the template `interpreter` for each runtime, through the
-//! public API on loopback.
+//! Running code, compared with the alternatives: in one sandbox of the template `interpreter` for each
+//! runtime, through the public API on loopback.
 //!
 //! | subject | is |
 //! |---|---|
 //! | bare | `python3 -c` with the imports and the cell, as an ordinary exec |
-//! | fork | `os.fork()` of an interpreter with the same imports, timed by itself: that and the end, or the cell between them |
-//! | kernel | a Jupyter kernel in a second sandbox, timed by itself: until it is ready, its first cell, another cell |
+//! | fork | `os.fork()` of an interpreter with the same imports, self-timed: until its end, with or without the cell |
+//! | kernel | a Jupyter kernel in a second sandbox, self-timed: until it is ready, its first cell, another cell |
 //! | run | our run without state, until its end is read: of `pass`, and of the cell |
-//! | cell | our cell of a context, likewise; the cell says itself how long it took |
-//! | first | our first run in a new sandbox, and in another a bare `python3` with the imports of the template |
+//! | cell | our cell in a context, likewise; the cell also measures its own duration |
+//! | first | our first run in a new sandbox, and in another sandbox a bare `python3` with the imports of the template |
 //!
-//! All are taken in turns, as in [`rounds`](crate::rounds). What takes seconds is taken in some rounds only.
+//! The subjects alternate as in [`rounds`](crate::rounds). Subjects that take seconds run in some rounds
+//! only.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -26,85 +27,86 @@ use e2e::service::Service;
 
 use crate::samples::Samples;
 
-/// What all of them import.
+/// Imports that all subjects have in common.
 const IMPORTS: &str = "import numpy, pandas, matplotlib.pyplot";
-/// A sum by group of 10,000 rows: about a millisecond.
+/// A sum by group over 10,000 rows, which takes about a millisecond.
 const CELL: &str = "import numpy, pandas; total = pandas.DataFrame({'key': numpy.arange(10_000) % 100, 'value': numpy.arange(10_000.0)}).groupby('key')['value'].sum()";
-/// Prints what it takes, in nanoseconds.
+/// Code that prints the duration of the cell in nanoseconds.
 const TIMED: [&str; 2] =
     ["import time; began = time.perf_counter_ns()", "print(time.perf_counter_ns() - began)"];
 /// A cell that does nothing.
 const NOTHING: &str = "pass";
 const FORK: &str = include_str!("code/fork.py");
 const KERNEL: &str = include_str!("code/kernel.py");
-/// What a kernel needs that the template does not have.
+/// Command that installs a package that a kernel needs and the template does not contain.
 const INSTALL: &str = "TMPDIR=/workspace pip install -q --user --break-system-packages ipykernel";
-/// Nothing is written but kept output.
+/// Disk size. Only retained output is written.
 const DISK_BYTES: u64 = 256 << 20;
-/// Its packages, and what pip unpacks before.
+/// Disk size for the kernel's packages and the files that pip unpacks before.
 const KERNEL_DISK_BYTES: u64 = 768 << 20;
-/// An installation over a slow line, in a user-space kernel.
+/// Timeout for an installation over a slow connection, in a user-space kernel.
 const WITHIN_MS: u64 = 300_000;
 
-/// How often.
+/// Numbers of measurements.
 #[derive(Clone, Copy)]
 pub(crate) struct Often {
-    /// Rounds of what takes milliseconds.
+    /// Number of rounds for subjects that take milliseconds.
     pub rounds: usize,
-    /// How many of those also have what takes seconds, on runc and on others; with none there is no kernel.
+    /// Number of rounds that include the subjects that take seconds, on runc and on other runtimes; if 0,
+    /// there is no kernel.
     pub slow: [usize; 2],
 }
 
-/// The times of one runtime.
+/// Durations on one runtime.
 #[derive(Default)]
 pub(crate) struct Taken {
-    /// Its name.
+    /// Name of the runtime.
     pub name: String,
     /// `python3 -c` with imports and cell.
     pub bare: Samples,
-    /// A Jupyter kernel until it is ready.
+    /// A Jupyter kernel, until it is ready.
     pub kernel_ready: Samples,
-    /// And until its first cell, with the imports, is done.
+    /// A Jupyter kernel, until its first cell, with the imports, is done.
     pub kernel_first: Samples,
-    /// Its next cell.
+    /// Another cell in the kernel.
     pub kernel_cell: Samples,
-    /// A fork that ends at once.
+    /// A fork that exits immediately.
     pub fork: Samples,
     /// A fork that runs the cell.
     pub fork_cell: Samples,
-    /// Our run of nothing.
+    /// Our run of `pass`.
     pub run: Samples,
     /// Our run of the cell.
     pub run_cell: Samples,
-    /// What the cell itself took there.
+    /// The cell's own duration within this run.
     pub run_own: Samples,
-    /// Our cell of nothing.
+    /// Our cell of `pass`.
     pub cell: Samples,
-    /// Our cell.
+    /// Our cell of the same code.
     pub cell_cell: Samples,
-    /// What it took itself.
+    /// The cell's own duration within it.
     pub cell_own: Samples,
-    /// What it took besides.
+    /// Overhead: the difference of the two.
     pub cell_over: Samples,
-    /// Our first run in a new sandbox, of nothing.
+    /// Our first run in a new sandbox, of `pass`.
     pub first: Samples,
-    /// `python3 -c` as the first exec of another, with what the template imports ahead.
+    /// `python3 -c` as the first exec of another sandbox, with the imports of the template.
     pub bare_ahead: Samples,
 }
 
-/// Where it is measured.
+/// The sandboxes of one runtime.
 struct Place {
     tier: Tier,
     id: SandboxId,
     context: ContextId,
     forker: Forker,
-    /// The sandbox with Jupyter in it, where that is measured.
+    /// Sandbox with Jupyter, if that is measured.
     kernel: Option<SandboxId>,
-    /// Rounds of what takes seconds.
+    /// Rounds that include the subjects that take seconds.
     slow: BTreeSet<usize>,
 }
 
-/// The interpreter that forks when it is told to.
+/// The interpreter that forks on request.
 struct Forker {
     stdin: Stdin,
     exec: Exec,
@@ -136,7 +138,7 @@ const SUBJECTS: [Subject; 9] = [
     Subject::First,
 ];
 
-/// Measures all of it on these runtimes.
+/// Measures all subjects on these runtimes.
 pub(crate) async fn run(often: Often, runtimes: &[&str]) -> Vec<Taken> {
     let service = Service::start();
     tokio::task::block_in_place(|| e2e::layer::lend(service.data(), "interpreter"));
@@ -147,7 +149,7 @@ pub(crate) async fn run(often: Often, runtimes: &[&str]) -> Vec<Taken> {
         let taken = Taken { name: (*name).into(), ..Taken::default() };
         places.push((Place::prepare(&client, tier, often).await, taken));
     }
-    // One round that does not count fills the caches.
+    // The first round is a warm-up that fills the caches; it does not count.
     for round in 0..=often.rounds {
         for step in 0..SUBJECTS.len() {
             let subject = SUBJECTS[(round + step) % SUBJECTS.len()];
@@ -216,7 +218,7 @@ impl Place {
         }
     }
 
-    /// The cell, in a context or in none: how long it took from outside, and by itself.
+    /// Runs the cell, with or without a context. Returns the total duration and the cell's own duration.
     async fn cell(&self, client: &Client, context: Option<&ContextId>) -> (Duration, Duration) {
         let [before, after] = TIMED;
         let spec = code(&format!("{before}\n{CELL}\n{after}"), context);
@@ -233,7 +235,8 @@ impl Place {
         taken.kernel_cell.add(said[2]);
     }
 
-    /// Each in a sandbox of its own: what the first reads, the second would find read.
+    /// Uses a separate sandbox for each measurement: otherwise the second one would find files in the cache
+    /// that the first one read.
     async fn first(&self, client: &Client, taken: &mut Taken) {
         let bare = python(&[&format!("import {}", ahead())]);
         for (spec, samples) in [(bare, &mut taken.bare_ahead), (code(NOTHING, None), &mut taken.first)] {
@@ -260,7 +263,7 @@ impl Forker {
         nanoseconds(said.as_bytes())[0]
     }
 
-    /// The next line it writes.
+    /// Returns the next line that the interpreter writes.
     async fn line(&mut self) -> String {
         loop {
             if let Some(at) = self.unread.iter().position(|byte| *byte == b'\n') {
@@ -294,7 +297,7 @@ async fn sandbox(client: &Client, tier: Tier, disk_bytes: u64) -> SandboxId {
         .id
 }
 
-/// The modules that the template imports ahead, as they stand in its recipe.
+/// Returns the modules that the template imports in advance, from its recipe.
 fn ahead() -> String {
     let recipe = include_str!("../../../../../images/interpreter.toml");
     let recipe = node::template::recipe::Recipe::parse(recipe).unwrap();
@@ -311,7 +314,7 @@ fn python(words: &[&str]) -> ExecSpec {
     ExecSpec { argv, deadline_ms: Some(WITHIN_MS), ..ExecSpec::default() }
 }
 
-/// From the request until the end is read.
+/// Runs an exec and returns the time from the request until the end is read.
 async fn timed(client: &Client, id: &SandboxId, spec: &ExecSpec) -> (Duration, Collected) {
     let began = Instant::now();
     let collected = client.exec(id, spec).await.unwrap().collect().await.unwrap();
@@ -321,7 +324,7 @@ async fn timed(client: &Client, id: &SandboxId, spec: &ExecSpec) -> (Duration, C
     (took, collected)
 }
 
-/// Numbers that a program has printed.
+/// Parses the numbers that a program printed.
 fn nanoseconds(said: &[u8]) -> Vec<Duration> {
     let text = String::from_utf8_lossy(said);
     let number = |word: &str| Duration::from_nanos(word.parse().unwrap_or_else(|_| panic!("{text}")));

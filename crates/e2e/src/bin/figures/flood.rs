@@ -1,4 +1,4 @@
-//! Bytes a second through one exec: with nobody reading, and with a reader that takes each byte.
+//! Throughput of one exec's output: without a reader, and with a reader that receives each byte.
 
 use std::time::{Duration, Instant};
 
@@ -7,22 +7,23 @@ use e2e::Lab;
 use e2e::lab::{exec, start};
 use node::{Event, Sandbox};
 
-/// Between two looks at an exec that nobody reads. It is timed by the guest, so this adds nothing.
+/// Interval of the checks of an exec without a reader. The guest measures the duration, so the interval adds
+/// nothing.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What a flood took.
+/// Durations of a flood of output.
 pub(crate) struct Flood {
     /// The name of the runtime.
     pub name: String,
-    /// How many bytes it was.
+    /// Size of the output.
     pub bytes: u64,
-    /// Mode `keep`, nobody reads: the time of the command itself.
+    /// Mode `keep`, without a reader: the duration of the command itself.
     pub kept: Duration,
-    /// Mode `block`, one reader: until the reader has the last byte and the end.
+    /// Mode `block`, with one reader: until the reader has the last byte and the end.
     pub read: Duration,
 }
 
-/// Floods a sandbox of this lab.
+/// Measures floods in a sandbox of this lab.
 pub(crate) async fn run(lab: &Lab, bytes: u64) -> Flood {
     let sandbox = lab.sandbox().await;
     let kept = unread(&sandbox, bytes).await;
@@ -40,7 +41,7 @@ async fn unread(sandbox: &Sandbox, bytes: u64) -> Duration {
     while runs().await {
         tokio::time::sleep(LOOK).await;
     }
-    // The head is not of interest: only how it ended.
+    // Skip the output: only the end is of interest.
     exec.seek(bytes, 0, 0);
     let end = exec.collect().await.unwrap().end;
     assert_eq!((end.outcome, end.stdout_bytes), (Outcome::Exited { code: 0 }, bytes));

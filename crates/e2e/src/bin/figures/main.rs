@@ -1,21 +1,22 @@
-//! The figures of the specification: how long things take and what they weigh, side by side in one run.
+//! The figures of the specification: durations and memory, compared side by side in one run.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`rounds`] | the times: every subject once a round, each round beginning with another one |
+//! | [`rounds`] | the durations: every subject once per round, with a different first subject in each round |
 //! | [`mod@reference`] | plain `runc run` with our own configuration and mounts |
 //! | [`weight`] | the memory of idle sandboxes, and of this process for each |
-//! | [`flood`] | bytes a second through one exec |
-//! | [`carry`] | bytes a second in and out of a file |
-//! | [`service`] | the same through the public API, many at once |
-//! | [`code`] | running code, beside a bare interpreter, its fork and a Jupyter kernel |
+//! | [`flood`] | throughput of one exec's output |
+//! | [`carry`] | throughput of a file in and out |
+//! | [`service`] | the same through the public API, with concurrency |
+//! | [`code`] | running code, compared with a bare interpreter, its fork and a Jupyter kernel |
 //! | [`samples`] | percentiles |
 //! | [`report`] | the tables, and the goals |
 //!
-//! It measures and judges nothing: it fails only if something could not be run. Noise of the machine hits all
-//! subjects of a round alike, so the ratios can be compared between runs and the milliseconds cannot.
+//! The program measures but does not judge: it fails only if something could not be run. Other load on the
+//! machine affects all subjects of a round alike, so ratios are comparable between runs, and milliseconds are
+//! not.
 
-// A program for people, which fails as tests do.
+// A command-line program prints to the terminal; it fails by panicking, as tests do.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -42,20 +43,20 @@ use std::time::Duration;
 use e2e::Lab;
 use runtime::Tier;
 
-/// How much is measured.
+/// Amount of measurement.
 #[derive(Clone, Copy)]
 struct Effort {
-    /// Rounds of every subject.
+    /// Number of rounds of every subject.
     rounds: usize,
-    /// Bytes of a flood through a container.
+    /// Size of a flood through a container.
     flood_bytes: u64,
-    /// Bytes of a flood through a user-space kernel.
+    /// Size of a flood through a user-space kernel.
     flood_bytes_kernel: u64,
-    /// Bytes of a file that is carried in and out.
+    /// Size of a file that is transferred in and out.
     carried_bytes: u64,
-    /// Idle sandboxes on a server.
+    /// Number of idle sandboxes on a server.
     live: usize,
-    /// Runs of code.
+    /// Numbers of measurements for running code.
     code: code::Often,
 }
 
@@ -86,7 +87,7 @@ fn main() -> ExitCode {
         ["--quick"] => (Effort::QUICK, false),
         ["code"] => (Effort::FULL, true),
         ["--quick", "code"] => (Effort::QUICK, true),
-        // As the OCI runtime of a sandbox that is only prepared.
+        // Called as the OCI runtime of a sandbox that is only prepared.
         ["--root", ..] => return reference::stand_in(&words),
         ["keep", bundle, state] => return reference::keep(bundle.as_ref(), state.as_ref()),
         _ => {
@@ -147,7 +148,7 @@ async fn measure(effort: Effort, labs: &[Lab]) {
     report::code_goals(&code);
 }
 
-/// Only running code.
+/// Measures only running code.
 async fn measure_code(effort: Effort, labs: &[Lab]) {
     let [runc, ..] = labs else { return };
     report::machine(effort.code.rounds, runc.data());
@@ -158,7 +159,8 @@ async fn measure_code(effort: Effort, labs: &[Lab]) {
     report::code_goals(&code);
 }
 
-/// Ends what a measurement that failed has left running: its data directory goes with this process.
+/// Stops the sandboxes that a failed measurement left running, because their data directory is removed when
+/// this process exits.
 async fn tidy(labs: &[Lab]) {
     for lab in labs {
         for listed in lab.runtime.list().await.unwrap() {
@@ -167,13 +169,13 @@ async fn tidy(labs: &[Lab]) {
     }
 }
 
-/// Whether a runtime of this name is to be measured: `BELLGLASS_RUNTIMES` chooses, as it does for tests. The container
-/// runtime is the reference and always measured.
+/// Returns true if a runtime of this name is to be measured. `BELLGLASS_RUNTIMES` selects runtimes, as it
+/// does for tests. The container runtime is the reference and is always measured.
 fn is_wanted(name: &str) -> bool {
     std::env::var("BELLGLASS_RUNTIMES").map_or(true, |list| list.split(',').any(|one| one == name))
 }
 
-/// Whether a runtime of this name can be used here.
+/// Returns true if a runtime of this name is usable on this machine.
 fn is_installed(name: &str) -> bool {
     node::Machine::flavors().into_iter().any(|flavor| flavor.name == name && flavor.find().is_ok())
 }

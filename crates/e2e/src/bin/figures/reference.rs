@@ -1,11 +1,11 @@
-//! Plain `runc run` with our own configuration, to compare a start with.
+//! Plain `runc run` with our own configuration, as the reference for a start.
 //!
-//! Everything around it is made by our own code: a sandbox is started with this program in the place of the OCI
-//! runtime. It is called when the cgroups, the disk and the bundle are made and the private mount namespace with the
-//! idmapped root stands; it leaves a process in that namespace, the keeper, whose pid it reports as process 1. On
-//! request the keeper runs `runc run` on the bundle, the command replaced by `/bin/true`, and says how long it took.
-//! So the reference pays for runc with the same namespaces, mounts, seccomp filter and cgroup, from fork to removal,
-//! and for nothing of ours.
+//! Our own code prepares the environment: a sandbox is started with this program in place of the OCI runtime.
+//! The program is called when the cgroups, the disk, the bundle and the private mount namespace with the
+//! idmapped root are ready. It leaves a process in that namespace, the keeper, whose pid it reports as
+//! process 1. On request, the keeper runs `runc run` on the bundle, with the command replaced by `/bin/true`,
+//! and reports the duration. The reference therefore includes runc with the same namespaces, mounts, seccomp
+//! filter and cgroup, from fork to removal, and nothing of our own.
 //!
 //! ```text
 //! figures ──start──▶ stand-in (mounts are ready) ──spawns──▶ keeper ──dials──▶ figures
@@ -24,12 +24,12 @@ use e2e::Lab;
 use runtime::Runtime;
 use runtime::oci::{Dirs, Flavor, Oci};
 
-/// The socket on which this program waits for the keeper, in the data directory.
+/// Name of the socket in the data directory on which this program waits for the keeper.
 const SOCKET: &str = "reference.sock";
-/// What the container does: it ends at once.
+/// Command of the container, which exits immediately.
 const COMMAND: &str = "/bin/true";
 
-/// A prepared place in which `runc run` can be timed.
+/// A prepared environment in which `runc run` can be measured.
 pub(crate) struct Reference {
     runtime: Arc<dyn Runtime>,
     id: SandboxId,
@@ -37,7 +37,7 @@ pub(crate) struct Reference {
 }
 
 impl Reference {
-    /// Prepares it in this lab.
+    /// Prepares the environment in this lab.
     pub(crate) async fn prepare(lab: &Lab) -> Self {
         let listener = UnixListener::bind(lab.data().join(SOCKET)).expect("a socket for the keeper");
         let flavor = Flavor { binary: std::env::current_exe().unwrap(), ..Flavor::runc() };
@@ -50,12 +50,12 @@ impl Reference {
             .await
             .expect("the mounts of the reference");
         let (stream, _) = listener.accept().expect("the keeper's call");
-        // The next one waits for its own keeper at the same place.
+        // The next reference waits for its own keeper on the same path.
         std::fs::remove_file(lab.data().join(SOCKET)).expect("our own socket");
         Self { runtime, id, keeper: BufReader::new(stream) }
     }
 
-    /// Runs the container once.
+    /// Runs the container once and returns the duration.
     pub(crate) fn run(&mut self) -> Duration {
         self.keeper.get_mut().write_all(b"run\n").expect("the keeper to listen");
         let mut answer = String::new();
@@ -64,13 +64,13 @@ impl Reference {
         Duration::from_nanos(nanos)
     }
 
-    /// Removes it.
+    /// Removes the environment.
     pub(crate) async fn end(self) {
         self.runtime.stop(&self.id, Duration::ZERO).await.expect("the end of the reference");
     }
 }
 
-/// What this program does when it is called as the OCI runtime: leaves a keeper behind and reports it as process 1.
+/// Acts as the OCI runtime: starts a keeper and reports it as process 1.
 #[expect(
     clippy::zombie_processes,
     reason = "this process ends first; the program that asked inherits the keeper and collects it"
@@ -87,7 +87,7 @@ pub(crate) fn stand_in(words: &[&str]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What the keeper does: runs the container whenever it is asked to, until nobody is there to ask.
+/// Acts as the keeper: runs the container on each request, until the connection is closed.
 pub(crate) fn keep(bundle: &Path, state: &Path) -> ExitCode {
     replace_command(&bundle.join("config.json"));
     // <data>/sandboxes/<id>/bundle

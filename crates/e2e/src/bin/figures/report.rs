@@ -11,32 +11,32 @@ use crate::samples::Samples;
 use crate::service::{Served, Ways};
 use crate::weight::Weight;
 
-/// A start may take this many times what plain `runc run` takes.
+/// Goal for a start, as a multiple of plain `runc run`.
 const START_RATIO: f64 = 1.5;
-/// A stop may take this many milliseconds.
+/// Goal for a stop, in milliseconds.
 const STOP_MS: f64 = 25.0;
-/// An exec may take this many milliseconds longer than a bare process, half of the time.
+/// Goal for the median of an exec, in milliseconds above a bare process.
 const EXEC_P50_MS: f64 = 1.0;
-/// And this many in all but a twentieth of cases.
+/// Goal for the 95th percentile of an exec, in milliseconds above a bare process.
 const EXEC_P95_MS: f64 = 2.0;
-/// An idle sandbox may weigh this much.
+/// Goal for the memory of an idle sandbox.
 const IDLE_MIB: f64 = 2.0;
-/// Through the API, everything may take this many times what it takes in this process.
+/// Goal for operations through the API, as a multiple of the duration in this process.
 const SERVED_RATIO: f64 = 1.3;
-/// A server may have this much resident by itself, and this much for each sandbox.
+/// Goal for the resident memory of a server: a fixed part, and a part for each sandbox.
 const SERVER_MIB: f64 = 60.0;
 const SERVER_KIB_EACH: f64 = 30.0;
-/// A file may take this many times what a plain copy of it over a unix socket takes.
+/// Goal for a file transfer, as a multiple of a plain copy over a unix socket.
 const CARRIED_RATIO: f64 = 2.0;
-/// A run without state may take this many milliseconds longer than a bare fork, half of the time.
+/// Goal for the median of a run without state, in milliseconds above a bare fork.
 const RUN_MS: f64 = 10.0;
-/// A cell may take this many milliseconds longer than it takes by itself.
+/// Goal for a cell, in milliseconds above its own duration.
 const CELL_MS: f64 = 3.0;
-/// The first run may take this many times what a bare `python3` takes for the same imports.
+/// Goal for the first run, as a multiple of a bare `python3` with the same imports.
 const FIRST_RATIO: f64 = 1.25;
 const MIB: f64 = 1_048_576.0;
 
-/// Says where this runs.
+/// Prints properties of the machine.
 pub(crate) fn machine(rounds: usize, data: &Path) {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
@@ -51,8 +51,8 @@ pub(crate) fn machine(rounds: usize, data: &Path) {
     println!("{rounds} rounds, every subject once in each");
 }
 
-/// The kind and the options of the file system a directory is on. What a stop takes depends on it: one that discards
-/// what is freed may do so while the stop waits.
+/// Returns the type and options of the file system of a directory. They affect the duration of a stop: a file
+/// system mounted with `discard` may discard freed blocks while the stop waits.
 fn file_system(mounts: &str, directory: &Path) -> String {
     let words = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let fitting = words.filter_map(|words| match words.as_slice() {
@@ -66,7 +66,7 @@ fn file_system(mounts: &str, directory: &Path) -> String {
         .map_or_else(|| "an unknown file system".into(), |(_, text)| text)
 }
 
-/// The table of times.
+/// Prints the table of durations.
 pub(crate) fn times(times: &Times) {
     println!("\n{:<58} {:>9} {:>9}   ratio of p50", "what", "p50 ms", "p95 ms");
     let line = |what: &str, samples: &Samples, ratio: Option<(&Samples, &str)>| {
@@ -93,7 +93,7 @@ pub(crate) fn times(times: &Times) {
     }
 }
 
-/// The table of memory.
+/// Prints the table of memory.
 pub(crate) fn weights(weights: &[Weight]) {
     println!("\nmemory of an idle sandbox, MiB, mean of 20");
     println!(
@@ -116,7 +116,7 @@ pub(crate) fn weights(weights: &[Weight]) {
     );
 }
 
-/// The table of floods.
+/// Prints the table of floods.
 pub(crate) fn floods(floods: &[Flood]) {
     println!("\n{:<8} {:>7} {:>30} {:>30}", "", "MiB", "keep, nobody reads, MB/s", "block, one reader, MB/s");
     for flood in floods {
@@ -131,7 +131,7 @@ pub(crate) fn floods(floods: &[Flood]) {
     }
 }
 
-/// The table of a file in and out.
+/// Prints the table of file transfers.
 pub(crate) fn carried(carried: &Carried) {
     let rate = |took: std::time::Duration| carried.bytes as f64 / 1e6 / took.as_secs_f64();
     let plain = rate(carried.plain);
@@ -154,7 +154,7 @@ pub(crate) fn carried(carried: &Carried) {
     }
 }
 
-/// The tables of the service.
+/// Prints the tables of the service.
 pub(crate) fn served(served: &Served) {
     println!(
         "\n{:<44} {:>7} {:>9} {:>9} {:>9} {:>9}",
@@ -191,7 +191,7 @@ fn per_sandbox_kib(served: &Served) -> f64 {
     after.saturating_sub(before) as f64 / 1024.0 / served.live as f64
 }
 
-/// The table of goals.
+/// Prints the table of goals.
 pub(crate) fn goals(times: &Times, weights: &[Weight], served: &Served, carried: &Carried) {
     goals_head();
     if let Some(runc) = times.ours.iter().find(|ours| ours.name == "runc") {
@@ -223,7 +223,7 @@ pub(crate) fn goals(times: &Times, weights: &[Weight], served: &Served, carried:
     }
 }
 
-/// The table of running code.
+/// Prints the table of running code.
 pub(crate) fn code(all: &[Taken]) {
     for taken in all {
         let name = format!("{}: running code, through the API", taken.name);
@@ -260,7 +260,7 @@ pub(crate) fn code(all: &[Taken]) {
     }
 }
 
-/// The goals of running code.
+/// Prints the goals for running code.
 pub(crate) fn code_goals(all: &[Taken]) {
     for runc in all.iter().filter(|taken| taken.name == "runc") {
         goal("a run of `pass` over a bare fork, ms, p50", RUN_MS, runc.run.p50() - runc.fork.p50());
@@ -273,7 +273,7 @@ pub(crate) fn code_goals(all: &[Taken]) {
     }
 }
 
-/// The head of the table of goals.
+/// Prints the header of the table of goals.
 pub(crate) fn goals_head() {
     println!("\n{:<58} {:>9} {:>9}   met", "goal on runc", "most", "measured");
 }

@@ -1,7 +1,8 @@
-//! The times, taken in rounds.
+//! The durations, measured in rounds.
 //!
-//! Every subject is measured once a round, so what else the machine does hits all alike; and each round begins with
-//! the next subject, because what one leaves to the kernel to tidy up is paid for by the one after it.
+//! Every subject is measured once per round, so that other load on the machine affects all subjects alike.
+//! Each round begins with the next subject, because the kernel's cleanup after one subject slows down its
+//! successor.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,30 +15,31 @@ use node::Sandbox;
 use crate::reference::Reference;
 use crate::samples::Samples;
 
-/// The program that does nothing.
+/// Program that does nothing.
 const NOTHING: &str = "/bin/true";
-/// Rounds between two lines that say how far it is.
+/// Number of rounds between two progress messages.
 const PROGRESS_EVERY: usize = 20;
 
-/// The times of one runtime.
+/// Durations on one runtime.
 pub(crate) struct Ours {
-    /// Its name.
+    /// Name of the runtime.
     pub name: String,
-    /// Until `Sandbox::start` gives the sandbox out: its posture was seen from outside, and by an exec inside.
+    /// A start, until `Sandbox::start` returns the sandbox. By then its posture was checked from outside, and
+    /// by an exec inside.
     pub start: Samples,
-    /// The same, and until a first exec of `/bin/true` is answered.
+    /// A start and the first exec of `/bin/true`.
     pub first_exec: Samples,
-    /// Until nothing of the sandbox is left.
+    /// A stop, until nothing of the sandbox is left.
     pub stop: Samples,
-    /// One exec of `/bin/true` in a sandbox that lives all the time, until its outcome is here.
+    /// One exec of `/bin/true` in a long-lived sandbox, until its outcome is received.
     pub exec: Samples,
 }
 
-/// All times.
+/// All durations.
 pub(crate) struct Times {
     /// A bare process.
     pub bare: Samples,
-    /// A process in bubblewrap; none where that is not installed.
+    /// A process in bubblewrap; empty if bubblewrap is not installed.
     pub bwrap: Samples,
     /// `runc run` with our configuration.
     pub runc_run: Samples,
@@ -45,7 +47,7 @@ pub(crate) struct Times {
     pub ours: Vec<Ours>,
 }
 
-/// One thing to measure in a round.
+/// A subject of the measurement.
 #[derive(Clone, Copy)]
 enum Subject {
     Bare,
@@ -55,13 +57,13 @@ enum Subject {
     Exec(usize),
 }
 
-/// A lab and the sandbox that lives in it all the time.
+/// A lab and its long-lived sandbox.
 struct Place<'a> {
     lab: &'a Lab,
     sandbox: Sandbox,
 }
 
-/// Measures everything, this many times.
+/// Measures all subjects in this many rounds.
 pub(crate) async fn run(count: usize, reference: &mut Reference, labs: &[Lab]) -> Times {
     let mut places = Vec::new();
     for lab in labs {
@@ -69,7 +71,7 @@ pub(crate) async fn run(count: usize, reference: &mut Reference, labs: &[Lab]) -
     }
     let mut times = Times::of(labs);
     let subjects = subjects(labs.len());
-    // One round that does not count fills the caches.
+    // The first round is a warm-up that fills the caches; it does not count.
     for round in 0..=count {
         let mut discarded = Times::of(labs);
         let times = if round == 0 { &mut discarded } else { &mut times };
@@ -109,7 +111,7 @@ async fn measure(subject: Subject, times: &mut Times, reference: &mut Reference,
     }
 }
 
-/// One sandbox from start to stop.
+/// Measures one sandbox from start to stop.
 async fn live(lab: &Lab, ours: &mut Ours) {
     let began = Instant::now();
     let sandbox = lab.sandbox().await;
@@ -121,7 +123,7 @@ async fn live(lab: &Lab, ours: &mut Ours) {
     ours.stop.add(began.elapsed());
 }
 
-/// One exec, from the request to the outcome.
+/// Measures one exec, from the request to the outcome.
 async fn nothing(sandbox: &Sandbox) -> Duration {
     let spec = ExecSpec { deadline_ms: None, ..exec(&[NOTHING]) };
     let began = Instant::now();

@@ -1,40 +1,40 @@
-//! Percentiles of a number of measurements.
+//! Percentiles of several measurements.
 
 use std::time::Duration;
 
-/// Measurements of one subject.
+/// Durations of one subject.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Samples {
     taken: Vec<Duration>,
 }
 
 impl Samples {
-    /// Adds one.
+    /// Adds a duration.
     pub(crate) fn add(&mut self, sample: Duration) {
         self.taken.push(sample);
     }
 
-    /// Whether there is none.
+    /// Returns true if there are no durations.
     pub(crate) fn is_empty(&self) -> bool {
         self.taken.is_empty()
     }
 
-    /// How many there are.
+    /// Returns the number of durations.
     pub(crate) fn len(&self) -> usize {
         self.taken.len()
     }
 
-    /// Half of them took no longer, in milliseconds.
+    /// Returns the median, in milliseconds.
     pub(crate) fn p50(&self) -> f64 {
         self.percentile(50)
     }
 
-    /// All but a twentieth took no longer, in milliseconds.
+    /// Returns the 95th percentile, in milliseconds.
     pub(crate) fn p95(&self) -> f64 {
         self.percentile(95)
     }
 
-    /// The smallest measurement that this share of all does not exceed.
+    /// Returns the smallest measurement that this percentage of all measurements does not exceed.
     fn percentile(&self, percent: usize) -> f64 {
         let mut sorted = self.taken.clone();
         sorted.sort_unstable();

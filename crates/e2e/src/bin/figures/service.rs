@@ -1,11 +1,11 @@
-//! The same through the public API on loopback, beside the same in this process.
+//! The same measurements through the public API on loopback, compared with this process.
 //!
 //! ```text
-//! life: create ─▶ first exec answered ─▶ stop, until nothing is left        so many at once
-//! exec: /bin/true in a live sandbox, until its outcome is here              so many at once
+//! life: create ─▶ first exec answered ─▶ stop, until nothing is left        with this concurrency
+//! exec: /bin/true in a live sandbox, until its outcome is received          with this concurrency
 //! ```
 //!
-//! Ways take turns, so that what else the machine does hits all alike.
+//! The ways alternate, so that other load on the machine affects all of them alike.
 
 use std::time::{Duration, Instant};
 
@@ -23,41 +23,41 @@ use crate::reference::Reference;
 use crate::samples::Samples;
 use crate::weight::resident;
 
-/// Lives at once.
+/// Numbers of concurrent lifecycles.
 pub(crate) const LIVES: [usize; 3] = [1, 10, 50];
-/// Execs at once.
+/// Numbers of concurrent execs.
 pub(crate) const EXECS: [usize; 2] = [1, 64];
-/// Sandboxes that the execs are spread over.
+/// Number of sandboxes over which the execs are distributed.
 const SPREAD: usize = 8;
-/// What a start has left to be done is done by then.
+/// Time after which the background work of starts is complete.
 const SETTLES: Duration = Duration::from_secs(2);
 
-/// One thing, done in three ways. Bare `runc run` starts and ends in one, and has no exec.
+/// One operation, measured in three ways. Bare `runc run` is a start and a stop in one, and has no exec.
 #[derive(Default)]
 pub(crate) struct Ways {
-    /// How many at once.
+    /// Concurrency.
     pub at_once: usize,
-    /// `runc run`.
+    /// Durations of `runc run`.
     pub runc_run: Samples,
-    /// In this process.
+    /// Durations in this process.
     pub here: Samples,
-    /// Through the API.
+    /// Durations through the API.
     pub served: Samples,
 }
 
-/// What was measured.
+/// Results of the measurements.
 pub(crate) struct Served {
-    /// From create to stop.
+    /// Lifecycles, from create to stop.
     pub lives: Vec<Ways>,
     /// Execs in live sandboxes.
     pub execs: Vec<Ways>,
-    /// Idle sandboxes that were live at the end.
+    /// Number of idle sandboxes at the end.
     pub live: usize,
-    /// The server's resident memory before, and with them.
+    /// Resident memory of the server, without and with these sandboxes.
     pub resident: [u64; 2],
 }
 
-/// Measures all of it, on a server and a lab of the same runtime.
+/// Runs all measurements, on a server and a lab of the same runtime.
 pub(crate) async fn run(effort: Effort, lab: &Lab) -> Served {
     let service = Service::start();
     let client = service.client();
@@ -88,7 +88,7 @@ async fn live_at_once(effort: Effort, lab: &Lab, client: &Client, at_once: usize
         references.push(Reference::prepare(lab).await);
     }
     let mut ways = Ways { at_once, ..Ways::default() };
-    // One round that does not count fills the caches.
+    // The first round is a warm-up that fills the caches; it does not count.
     for round in 0..=effort.rounds.div_ceil(2 * at_once).max(2) {
         let runc_run = tokio::task::block_in_place(|| run_all(&mut references));
         let here = join_all((0..at_once).map(|_| live_here(lab))).await;
@@ -105,7 +105,7 @@ async fn live_at_once(effort: Effort, lab: &Lab, client: &Client, at_once: usize
     ways
 }
 
-/// `runc run` in all places at once.
+/// Runs `runc run` on all references concurrently.
 fn run_all(references: &mut [Reference]) -> Vec<Duration> {
     std::thread::scope(|scope| {
         let running: Vec<_> = references.iter_mut().map(|one| scope.spawn(move || one.run())).collect();

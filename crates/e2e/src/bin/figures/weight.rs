@@ -1,8 +1,8 @@
 //! The memory of idle sandboxes, and of this process for each of them.
 //!
-//! What is charged to a sandbox's cgroups and those below them is looked at in its parts: pages of the processes
-//! themselves, pages of files (which the kernel takes back when it needs them, and which may have been read by the
-//! first of many who share them), and what the kernel holds for it (tables, namespaces, mounts, sockets).
+//! The memory charged to a sandbox's cgroups is split into its parts: pages of processes; pages of files,
+//! which the kernel can reclaim, and which are charged to the first of many users; and memory of the kernel
+//! for the sandbox (page tables, namespaces, mounts, sockets).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,36 +11,36 @@ use std::time::Duration;
 use e2e::Lab;
 use node::Sandbox;
 
-/// Sandboxes that are weighed together: one alone tells nothing of this process's share.
+/// Number of sandboxes that are measured together. A single one would not show the share of this process.
 const SANDBOXES: u64 = 20;
-/// What a start has left to be done is done by then.
+/// Time after which the background work of starts is complete.
 const SETTLES: Duration = Duration::from_secs(1);
 
-/// What one idle sandbox weighs, in bytes: the mean of a number of them.
+/// Memory of one idle sandbox in bytes: the mean of several.
 #[derive(Default)]
 pub(crate) struct Weight {
-    /// The name of the runtime.
+    /// Name of the runtime.
     pub name: String,
-    /// Everything charged to its cgroups.
+    /// All memory charged to its cgroups.
     pub charged: u64,
-    /// Of that, pages of processes.
+    /// Part of `charged`: pages of processes.
     pub anonymous: u64,
-    /// Of that, pages of files.
+    /// Part of `charged`: pages of files.
     pub file: u64,
-    /// Of the pages of files, those of file systems in memory (`/dev`, `/tmp`, `/dev/shm`).
+    /// Part of `file`: files of file systems in memory (`/dev`, `/tmp`, `/dev/shm`).
     pub shared: u64,
-    /// Of what is charged, the kernel's own.
+    /// Part of `charged`: memory of the kernel.
     pub kernel: u64,
-    /// What its processes have resident, shared pages of programs (which whoever read them first was charged for)
-    /// counted for each.
+    /// Resident memory of its processes. It counts the shared pages of programs for each process, although
+    /// they are charged only to the first that read them.
     pub resident: u64,
-    /// The growth of this process.
+    /// Growth of this process per sandbox.
     pub node: u64,
 }
 
-/// Weighs idle sandboxes of this lab.
+/// Measures idle sandboxes of this lab.
 pub(crate) async fn weigh(lab: &Lab) -> Weight {
-    // The first one of a process makes threads and buffers that all share.
+    // The first sandbox of a process creates threads and buffers that all sandboxes share.
     lab.sandbox().await.stop(Duration::ZERO).await.unwrap();
     let before = resident("self");
     let mut sandboxes: Vec<Sandbox> = Vec::new();
@@ -91,13 +91,13 @@ impl Weight {
     }
 }
 
-/// Where the hierarchy with the memory controller is mounted.
+/// Returns the mount point of the hierarchy with the memory controller.
 fn memory_cgroup() -> PathBuf {
     let first = PathBuf::from("/sys/fs/cgroup/memory");
     if first.exists() { first } else { "/sys/fs/cgroup".into() }
 }
 
-/// The resident memory of a process.
+/// Returns the resident memory of a process.
 pub(crate) fn resident(pid: &str) -> u64 {
     let status = read(&Path::new("/proc").join(pid).join("status"));
     let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"));

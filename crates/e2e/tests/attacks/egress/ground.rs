@@ -1,4 +1,4 @@
-//! What all of them stand on: payloads, their controls, and what they said.
+//! Setup that all egress attacks share: payloads, their controls, and their output.
 
 use std::cell::RefCell;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -15,14 +15,15 @@ use client::{Client, Event, Exec};
 use e2e::service::{Service, small};
 use e2e::world::World;
 
-/// The exit code of a payload of which anything went through.
+/// Exit code of a payload if any of its attempts succeeded.
 const THROUGH: i32 = 42;
-/// No payload takes longer.
+/// Maximum duration of a payload.
 const PAYLOAD_WITHIN_MS: u64 = 240_000;
-/// A line of the audit log is on the disk within this.
+/// Maximum time until a line of the audit log is on the disk.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
 
-/// Fetches until it is told to stop; says what that took, usually and at worst.
+/// Program that fetches a page repeatedly until a file tells it to stop, then prints the median and the
+/// maximum duration.
 const NEIGHBOUR: &str = "
 import os, time, urllib.request
 took = []
@@ -38,23 +39,23 @@ took.sort()
 print(took[len(took) // 2], took[-1])
 ";
 
-/// A server in a world, one tier of it, and the proxy of the controls.
+/// A server in a simulated internet, the tier under attack, and the proxy of the controls.
 pub(crate) struct Siege<'a> {
     pub(crate) world: &'a World,
     pub(crate) tier: Tier,
     service: RefCell<Service>,
 }
 
-/// Ends it when dropped.
+/// The proxy of a control. Dropping it kills the proxy.
 struct Control(Child);
 
-/// A program that goes on.
+/// A program that is still running, and its output so far.
 pub(crate) struct Running {
     exec: Exec,
     said: String,
 }
 
-/// Runs a test for each tier whose runtime is wanted.
+/// Runs a test for each tier whose runtime is under test.
 pub(crate) async fn on_each_tier(world: &World, test: impl AsyncFn(&Siege<'_>)) {
     for tier in e2e::service::tiers() {
         let siege = Siege { world, tier, service: RefCell::new(world.service()) };
@@ -67,17 +68,17 @@ impl Siege<'_> {
         self.service.borrow().client()
     }
 
-    /// The server's process.
+    /// Returns the pid of the server.
     pub(crate) fn pid(&self) -> u32 {
         self.service.borrow().pid()
     }
 
-    /// Starts the server again with the defence against an attack off, for its control.
+    /// Restarts the server with the defence against an attack disabled, for the attack's control.
     pub(crate) fn undefend(&self, id: &str) {
         self.world.undefend(&mut self.service.borrow_mut(), id);
     }
 
-    /// What `bellglass secret set` says, with these variables set.
+    /// Returns the messages of `bellglass secret set`, run with these environment variables.
     pub(crate) fn set_secret(&self, variables: &[(&str, &str)], name: &str, value: &str) -> String {
         let mut command = self.service.borrow().command(&["secret", "set", name]);
         command.envs(variables.iter().copied()).stdin(Stdio::piped());
@@ -88,7 +89,7 @@ impl Siege<'_> {
         String::from_utf8_lossy(&done.stderr).into_owned()
     }
 
-    /// The detail of each line of the audit log about what left this sandbox.
+    /// Returns the details of all egress decisions about this sandbox in the audit log.
     pub(crate) fn decided(&self, sandbox: &SandboxId) -> Vec<String> {
         let log = self.service.borrow().data().join("audit.log");
         let text = std::fs::read_to_string(log).unwrap();
@@ -101,7 +102,7 @@ impl Siege<'_> {
             .collect()
     }
 
-    /// Starts a payload that goes on.
+    /// Starts a payload that keeps running.
     pub(crate) async fn begin_payload(&self, id: &str, sandbox: &SandboxId, arguments: &[&str]) -> Running {
         let spec = ExecSpec {
             argv: words(id, arguments),
@@ -122,7 +123,7 @@ impl Siege<'_> {
         self.service.borrow().url().rsplit(':').next().unwrap().parse().unwrap()
     }
 
-    /// A sandbox with this policy.
+    /// Creates a sandbox with this policy.
     pub(crate) async fn sandbox(&self, policy: Policy) -> SandboxId {
         let limits = Limits { memory_bytes: 256 << 20, pids: 256, ..e2e::service::small_limits() };
         let request =
@@ -130,7 +131,7 @@ impl Siege<'_> {
         self.client().create(&request).await.unwrap().id
     }
 
-    /// The control reaches at least so many things; the same payload in the sandbox none.
+    /// Asserts that the control reaches at least this many targets, and the same payload in the sandbox none.
     pub(crate) async fn withstand(
         &self,
         id: &str,
@@ -147,7 +148,7 @@ impl Siege<'_> {
         assert!(said.lines().count() >= ok, "{id}: {said}");
     }
 
-    /// Runs a payload in a sandbox and says what it said.
+    /// Runs a payload in a sandbox and returns its output.
     pub(crate) async fn run(&self, id: &str, sandbox: &SandboxId, arguments: &[&str]) -> String {
         let spec = ExecSpec {
             argv: words(id, arguments),
@@ -161,7 +162,7 @@ impl Siege<'_> {
         said
     }
 
-    /// Runs a program in a sandbox and says what it said.
+    /// Runs a Python program in a sandbox and returns its output.
     pub(crate) async fn python(&self, sandbox: &SandboxId, program: &str) -> String {
         let done = self.client().exec(sandbox, &python(program)).await.unwrap().collect().await.unwrap();
         assert_eq!(
@@ -173,12 +174,12 @@ impl Siege<'_> {
         String::from_utf8_lossy(&done.stdout).into_owned()
     }
 
-    /// Starts one that goes on.
+    /// Starts a Python program that keeps running.
     pub(crate) async fn begin(&self, sandbox: &SandboxId, program: &str) -> Running {
         Running { exec: self.client().exec(sandbox, &python(program)).await.unwrap(), said: String::new() }
     }
 
-    /// What is allowed works.
+    /// Asserts that an allowed host is still reachable.
     pub(crate) async fn recovers(&self, sandbox: &SandboxId) {
         let program =
             "import urllib.request; print(urllib.request.urlopen('http://good.example/').read().decode())";
@@ -186,7 +187,7 @@ impl Siege<'_> {
         assert!(said.contains(r#""reached": "93.184.216.34""#), "{said}");
     }
 
-    /// Something stands in the audit log about this sandbox.
+    /// Waits until a line of the audit log about this sandbox contains these words.
     pub(crate) async fn told(&self, sandbox: &SandboxId, words: &str) {
         let log = self.service.borrow().data().join("audit.log");
         let since = Instant::now();
@@ -200,21 +201,22 @@ impl Siege<'_> {
         }
     }
 
-    /// A request for a sandbox is refused for what it is.
+    /// Asserts that a request for a sandbox is refused as invalid.
     pub(crate) async fn refused(&self, body: &str) {
         let wire = self.service.borrow().wire();
         let answer = wire.ask("POST", "/v1/sandboxes", Some(&serde_json::from_str(body).unwrap())).await;
         assert_eq!(answer.status, 400, "{body}: {}", answer.body);
     }
 
-    /// Kills the server and starts it anew.
+    /// Kills the server and restarts it.
     pub(crate) async fn restart(&self) {
         let mut service = self.service.borrow_mut();
         service.kill();
         service.begin();
     }
 
-    /// Runs something while a neighbour fetches again and again: what it waited, usually and at worst.
+    /// Runs an attack while a neighbour fetches a page repeatedly. Returns the neighbour's median and maximum
+    /// waiting time.
     pub(crate) async fn watched<T>(
         &self,
         witness: &SandboxId,
@@ -230,7 +232,7 @@ impl Siege<'_> {
         (done, Duration::from_secs_f64(figures[0]), Duration::from_secs_f64(figures[1]))
     }
 
-    /// The same payload without a sandbox, and with a proxy that believes everything.
+    /// Runs the same payload without a sandbox, with a proxy without restrictions, and returns its output.
     fn control(&self, id: &str, arguments: &[&str]) -> String {
         let mut proxy = self.world.command(&["python3".into(), "-c".into(), read("open_proxy.py")]);
         let mut proxy = Control(proxy.stdout(Stdio::piped()).spawn().unwrap());
@@ -257,7 +259,7 @@ impl Drop for Control {
 }
 
 impl Running {
-    /// Waits until it has said a word.
+    /// Waits until the output contains a word.
     pub(crate) async fn until(&mut self, word: &str) {
         while !self.said.contains(word) {
             match self.exec.next().await.unwrap() {
@@ -267,7 +269,7 @@ impl Running {
         }
     }
 
-    /// What it said altogether, once it has ended.
+    /// Waits for the end of the program and returns its whole output.
     pub(crate) async fn rest(mut self) -> String {
         while let Some(event) = self.exec.next().await.unwrap() {
             if let Event::Data { bytes, .. } = event {
@@ -286,24 +288,24 @@ fn python(program: &str) -> ExecSpec {
     }
 }
 
-/// How many things of a payload went through.
+/// Returns the number of successful attempts in a payload's output.
 pub(crate) fn through(said: &str) -> usize {
     said.lines().filter(|line| line.ends_with(" ok")).count()
 }
 
-/// Memory that a process holds now.
+/// Returns the resident memory of a process.
 pub(crate) fn rss_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Descriptors that a process has open now.
+/// Returns the number of open descriptors of a process.
 pub(crate) fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
-/// A payload with what every one begins with.
+/// Returns the command line of a payload, including the functions that all payloads share.
 pub(crate) fn words(id: &str, arguments: &[&str]) -> Vec<String> {
     let text = [read("probe.py"), read("leave.py"), read(&format!("{id}/attack.py"))].concat();
     let mut words = vec!["python3".to_owned(), "-u".into(), "-c".into(), text];

@@ -1,4 +1,4 @@
-//! N-30, N-34, N-38: hosts and programs that take memory, descriptors and the audit log of the server.
+//! N-30, N-34, N-38: hosts and programs that use up the server's memory, descriptors and audit log.
 
 use std::time::Duration;
 
@@ -7,18 +7,20 @@ use e2e::world::in_a_world;
 
 use super::ground::{Running, Siege, descriptors, on_each_tier, rss_bytes};
 
-/// Requests for heads that never end.
+/// Number of requests whose response heads never end.
 const HEADS: usize = 200;
-/// What such heads may cost the server: 64 KiB each would be 12 MiB.
+/// Maximum memory growth of the server: 64 KiB for each of these heads would be 12 MiB.
 const HEADS_BYTES_MAX: u64 = 24 << 20;
-/// What they cost without the bound: 392 kB each are 75 MiB.
+/// Minimum memory growth without the limit: 392 kB for each head would be 75 MiB.
 const HEADS_BYTES_CONTROL: u64 = 48 << 20;
-/// Connections of a sandbox, and what else a server has open for it.
+/// Maximum growth in descriptors: the 512 connections of a sandbox, and other descriptors that the server
+/// opens for it.
 const DESCRIPTORS_MAX: usize = 512 + 40;
-/// Lines of one sandbox: 200 at once, 10 in a second, and one about the others.
+/// Maximum number of audit log lines of one sandbox: a burst of 200, then per second 10 lines and one
+/// summary, for 20 s.
 const LINES_MAX: usize = 200 + 11 * 20;
 
-/// N-30.
+/// N-30: the memory for a response head that never ends is limited.
 #[test]
 fn a_head_that_never_ends_costs_the_server_no_more_than_its_bound() {
     in_a_world(async |world| {
@@ -37,7 +39,7 @@ fn a_head_that_never_ends_costs_the_server_no_more_than_its_bound() {
     });
 }
 
-/// What a payload that asks for such heads said, and by how much the server has grown meanwhile.
+/// Runs a payload that requests such heads. Returns its output and the server's memory growth.
 async fn heads(siege: &Siege<'_>) -> (String, u64) {
     let sandbox = siege.sandbox(Policy::of_words(&["good.example"]).unwrap()).await;
     siege.recovers(&sandbox).await;
@@ -50,7 +52,7 @@ async fn heads(siege: &Siege<'_>) -> (String, u64) {
     (said, grown)
 }
 
-/// N-34.
+/// N-34: programs that disconnect while the server dials count against the connection limit all the same.
 #[test]
 fn programs_that_connect_and_leave_have_no_more_connections_than_others() {
     in_a_world(async |world| {
@@ -67,7 +69,7 @@ fn programs_that_connect_and_leave_have_no_more_connections_than_others() {
     });
 }
 
-/// What a payload that dials silent hosts said, and how many descriptors more the server had at most.
+/// Runs a payload that connects to silent hosts. Returns its output and the maximum growth in descriptors.
 async fn dials(siege: &Siege<'_>) -> (String, usize) {
     let sandbox = siege.sandbox(Policy::of_words(&["silent.example:443", "good.example"]).unwrap()).await;
     siege.recovers(&sandbox).await;
@@ -88,7 +90,7 @@ async fn dials(siege: &Siege<'_>) -> (String, usize) {
     (said, most)
 }
 
-/// N-38.
+/// N-38: the audit log combines the requests of a sandbox that sends many per second.
 #[test]
 fn a_sandbox_that_asks_without_end_does_not_fill_the_audit_log() {
     in_a_world(async |world| {
@@ -98,7 +100,7 @@ fn a_sandbox_that_asks_without_end_does_not_fill_the_audit_log() {
             assert_eq!(counted(&lines), asked, "nothing is lost: {:#?}", &lines[lines.len() - 5..]);
             siege.undefend("N-38");
             let (asked_without, without) = asks(siege).await;
-            // And some about what came too fast.
+            // There can be more lines than requests: refusals for sending too fast are logged too.
             assert!(without.len() >= asked_without, "control: a line for each: {}", without.len());
             assert_eq!(counted(&without), asked_without, "control: a line for each");
             println!(
@@ -112,18 +114,19 @@ fn a_sandbox_that_asks_without_end_does_not_fill_the_audit_log() {
     });
 }
 
-/// How many requests a payload made, half of them for the same, and the lines about them.
+/// Runs a payload that repeats one request and varies the others. Returns the number of requests and the
+/// audit log lines about them.
 async fn asks(siege: &Siege<'_>) -> (usize, Vec<String>) {
     let sandbox = siege.sandbox(Policy::of_words(&["good.example"]).unwrap()).await;
     let running: Running = siege.begin_payload("N-38", &sandbox, &["2000"]).await;
     let said = running.rest().await;
     let word = said.split_whitespace().nth(1).unwrap_or_else(|| panic!("{said}"));
-    // What is counted is told after a second, and written after that.
+    // Counts are reported after a second, and written to the log after that.
     tokio::time::sleep(Duration::from_secs(3)).await;
     (word.parse().unwrap(), siege.decided(&sandbox))
 }
 
-/// How many requests lines tell of.
+/// Returns the number of requests that these lines account for.
 fn counted(lines: &[String]) -> usize {
     let number = |line: &str, after: &str| -> Option<usize> {
         let text = line.split(after).next()?;
@@ -134,7 +137,7 @@ fn counted(lines: &[String]) -> usize {
         line if line.starts_with("any ") && line.contains(" times: allowed") => {
             number(line, " times: ").unwrap()
         }
-        // What came too fast was not asked for.
+        // The payload does not count requests that were refused for sending too fast.
         line if line.starts_with("any any: ") => 0,
         _ => 1,
     };

@@ -1,4 +1,4 @@
-//! N-31, N-39: packages that no policy lets in, through the gate, with a careless mirror behind it.
+//! N-31, N-39: fetching packages that the policy does not allow, through the gate, from a careless mirror.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ use tempfile::TempDir;
 use super::ground::{through, words};
 
 const PORT: &str = "8081";
-/// The Python file that the mirror has.
+/// Content of the Python file on the mirror.
 const PYTHON: &str = "what demo has for python";
 
-/// A server whose packages come from a careless mirror.
+/// A server that uses a careless mirror for packages.
 struct Place {
     service: Service,
     _mirror: Inside,
@@ -47,7 +47,7 @@ async fn sandbox(client: &Client, tier: Tier, words: &[&str]) -> SandboxId {
     client.create(&CreateSandbox { tier, policy, ..small() }).await.unwrap().id
 }
 
-/// Fetches one thing from the gate, and says what the answer was.
+/// Fetches a path from the gate and returns the response status.
 async fn fetch(client: &Client, sandbox: &SandboxId, path: &str) -> String {
     let script =
         format!("curl -s -o /dev/null -w '%{{http_code}}' -x 127.0.0.1:3128 http://packages.bellglass{path}");
@@ -63,7 +63,7 @@ async fn run(client: &Client, id: &str, sandbox: &SandboxId, arguments: &[&str])
     (through(&said), said)
 }
 
-/// N-31.
+/// N-31: a cached file is not served to a sandbox whose policy does not allow it.
 #[test]
 fn what_is_kept_for_one_policy_is_not_given_to_another() {
     in_a_world(async |world| {
@@ -76,7 +76,7 @@ fn what_is_kept_for_one_policy_is_not_given_to_another() {
                 assert_eq!(fetch(&pa, &owner, "/python/files/demo/demo-1.0.tar.gz").await, "200");
                 let pb = service.client_of("pb", Role::Write, PLENTY).await;
                 let other = sandbox(&pb, tier, &["debian-packages=curl"]).await;
-                // What it may have, it gets.
+                // Packages that its policy allows are served.
                 assert_eq!(fetch(&pb, &other, "/debian/pool/main/c/curl/curl_1_all.deb").await, "200");
                 assert_eq!(fetch(&pb, &other, "/debian/dists/bookworm/InRelease").await, "200");
                 run(&pb, "N-31", &other, &[&digits]).await
@@ -92,7 +92,7 @@ fn what_is_kept_for_one_policy_is_not_given_to_another() {
     });
 }
 
-/// N-39.
+/// N-39: a list of npm packages in a policy is complete; no other package is served.
 #[test]
 fn a_list_of_npm_packages_is_the_list_of_what_comes_in() {
     in_a_world(async |world| {
@@ -120,7 +120,7 @@ fn a_list_of_npm_packages_is_the_list_of_what_comes_in() {
             }
             let (count, said) = run(&pb, "N-39", &listed, &[&digits]).await;
             assert_eq!(count, 0, "went through: {said}");
-            // Control: without a list the same requests are answered.
+            // Control: without a package list the same requests succeed.
             let all = sandbox(&pb, tier, &["node-packages", "93.184.216.35:8081"]).await;
             let (control, reached) = run(&pb, "N-39", &all, &[&digits]).await;
             for thing in [
@@ -138,7 +138,7 @@ fn a_list_of_npm_packages_is_the_list_of_what_comes_in() {
                     "control: {thing}: {reached}"
                 );
             }
-            // What lies, is weak or leads elsewhere does not come in whatever the policy says.
+            // Files with a wrong hash, a weak hash or a redirect are refused under every policy.
             for thing in
                 ["liar", "weak", "redirect", "private", "by hash", "put", "steps 2f", "tarball below"]
             {

@@ -1,4 +1,4 @@
-//! S: secrets, looked for inside, and had told by the proxy.
+//! S-01, S-02, N-32, N-37: searching for secrets inside, and making the proxy reveal them.
 
 use api::policy::Policy;
 use api::secret::PutSecret;
@@ -21,14 +21,15 @@ fn a_secret_is_not_inside_and_is_not_told() {
             for (id, least) in [("S-01", 8), ("S-02", 28)] {
                 let strayed = strayed(world);
                 siege.withstand(id, &sandbox, (&[&digits], &[&digits, "control"]), least).await;
-                // What the control has sent astray is before, what the sandbox has sent is after it.
+                // Requests of the control are excluded: they are counted before the sandbox repeats the
+                // payload.
                 let marks = self::strayed(world).len() - strayed.len();
                 println!("attack {id} {} held (control reached; {marks} requests of the control strayed)", siege.runtime());
                 assert!(marks > 0, "the control is to send it elsewhere");
                 siege.run(id, &sandbox, &[&digits]).await;
                 assert_eq!(self::strayed(world).len() - strayed.len(), marks, "{:#?}", self::strayed(world));
             }
-            // It was not for want of use.
+            // The secret was in use: the bound host received its value.
             let used = "import os, urllib.request\nrequest = urllib.request.Request('https://good.example/v1/used', headers={'authorization': os.environ['API_KEY']})\nprint(urllib.request.urlopen(request).status)";
             assert_eq!(siege.python(&sandbox, used).await, "200\n");
             let said = world.seen()["said"].as_array().unwrap().clone();
@@ -40,7 +41,7 @@ fn a_secret_is_not_inside_and_is_not_told() {
     });
 }
 
-/// N-32.
+/// N-32: a response with a compressed transfer coding does not reveal a secret.
 #[test]
 fn an_answer_that_is_compressed_on_its_way_only_does_not_bring_a_secret_in() {
     in_a_world(async |world| {
@@ -55,7 +56,7 @@ fn an_answer_that_is_compressed_on_its_way_only_does_not_bring_a_secret_in() {
             assert_eq!((through, said.lines().count()), (0, 8), "{said}");
             siege.told(&sandbox, "sent an encoded response").await;
             siege.recovers(&sandbox).await;
-            // Control: without the defence the value is read inside.
+            // Control: without the defence, code in the sandbox reads the value.
             siege.undefend("N-32");
             let said = siege.run("N-32", &siege.sandbox(policy).await, &[&digits]).await;
             let through = said.lines().filter(|line| line.ends_with(" ok")).count();
@@ -66,7 +67,8 @@ fn an_answer_that_is_compressed_on_its_way_only_does_not_bring_a_secret_in() {
     });
 }
 
-/// N-37: masking shows whether a guess is right, which is accepted and documented; whoever sets such a value is warned.
+/// N-37: masking confirms a correct guess, which is accepted and documented; `secret set` warns about values
+/// that are easy to guess.
 #[test]
 fn whoever_sets_a_secret_that_can_be_guessed_is_warned() {
     in_a_world(async |world| {
@@ -76,14 +78,14 @@ fn whoever_sets_a_secret_that_can_be_guessed_is_warned() {
             assert!(warned.contains("is easy to guess (it has only digits)"), "{warned}");
             let policy = Policy::of_words(&["good.example", "secret:API_KEY=good.example"]).unwrap();
             let sandbox = siege.sandbox(policy).await;
-            // The attack itself works, and so the warning is about something.
+            // The guess succeeds, so the warning is justified.
             let said = siege.run("N-37", &sandbox, &["48190000", "20000"]).await;
             assert!(said.contains("found 48201937"), "{said}");
             let warned = set(CANARY);
             assert!(!warned.contains("warning"), "{warned}");
             let said = siege.run("N-37", &sandbox, &["48190000", "20000"]).await;
             assert!(said.contains("found nothing"), "{said}");
-            // Control: without the defence nothing is said.
+            // Control: without the defence, there is no warning.
             let off = [(api::defence::VARIABLE, "N-37")];
             let silent = siege.set_secret(&off, "API_KEY", "48201937");
             assert!(!silent.contains("warning"), "{silent}");
@@ -93,7 +95,8 @@ fn whoever_sets_a_secret_that_can_be_guessed_is_warned() {
     });
 }
 
-/// Requests that had the value and were not for the place to which it is bound, or had it at another place of theirs.
+/// Returns the requests that carried the value outside the path to which the secret is bound, or outside its
+/// header.
 fn strayed(world: &World) -> Vec<serde_json::Value> {
     let mut said = world.seen()["said"].as_array().unwrap().clone();
     said.retain(|one| {

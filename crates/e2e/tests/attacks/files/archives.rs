@@ -1,4 +1,4 @@
-//! P-15, U-01, U-02, U-03, U-05, U-09: archives that strangers made.
+//! P-15, U-01, U-02, U-03, U-05, U-09: untrusted archives.
 
 use std::io::Write as _;
 
@@ -10,10 +10,10 @@ use tar::{Builder, EntryType, Header};
 
 use super::ground::{Ground, code, each, path};
 
-/// Memory that a bomb may cost the server.
+/// Maximum memory growth of the server during a decompression bomb.
 const MEMORY_BYTES: u64 = 64 << 20;
 
-/// An entry with whatever its header says.
+/// Returns an archive entry with unchecked header fields.
 fn entry(name: &[u8], kind: EntryType, target: &[u8], content: &[u8]) -> Vec<u8> {
     let mut header = Header::new_gnu();
     header.as_old_mut().name[..name.len()].copy_from_slice(name);
@@ -43,12 +43,12 @@ async fn unpack(ground: &Ground, to: &str, bytes: &[u8], compression: Compressio
     Ok(report.entries)
 }
 
-/// U-01.
+/// U-01: a decompression bomb is stopped by its compression ratio.
 #[test]
 fn a_bomb_is_stopped_by_its_ratio_before_it_fills_the_disk() {
     each(async |ground| {
         let before = ground.memory_bytes();
-        // 8 GiB of zeros in one file, packed to about 8 MiB.
+        // A header that declares 8 GiB of zeros, and 300 MiB of them.
         let mut header = Header::new_gnu();
         header.set_path("bomb").unwrap();
         header.set_size(8 << 30);
@@ -56,7 +56,7 @@ fn a_bomb_is_stopped_by_its_ratio_before_it_fills_the_disk() {
         header.set_cksum();
         let zeros = std::iter::repeat_with(|| vec![0; 1 << 20]).take(300);
         let bomb = gzipped(std::iter::once(header.as_bytes().to_vec()).chain(zeros));
-        // Control: it does grow a thousandfold.
+        // Control: the archive expands more than 900-fold.
         assert!(300 << 20 > bomb.len() * 900, "{}", bomb.len());
         assert!(unpack(ground, "bomb", &bomb, Compression::Gzip).await.is_err());
         let nested = gzipped(std::iter::once(gzipped(std::iter::repeat_with(|| vec![0; 1 << 20]).take(64))));
@@ -64,7 +64,7 @@ fn a_bomb_is_stopped_by_its_ratio_before_it_fills_the_disk() {
             unpack(ground, "nested", &nested, Compression::Gzip).await.is_err(),
             "what is packed twice is no archive"
         );
-        // A Zstandard frame that wants a window of 2 GiB.
+        // A Zstandard frame that requires a window of 2 GiB.
         let window = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa8, 0x01, 0, 0];
         assert!(unpack(ground, "window", &window, Compression::Zstd).await.is_err());
         let grown = ground.memory_bytes().saturating_sub(before);
@@ -131,7 +131,7 @@ fn nothing_of_an_archive_lands_outside_its_directory() {
             ground.run("ls outside; cat outside/file; stat -c %a outside").await,
             "file\nuntouched\n751"
         );
-        // Control: Python's own, told to trust, writes through the link.
+        // Control: Python's `tarfile`, configured to trust the archive, writes through the link.
         let trusted = attacks.iter().find(|(what, _)| *what == "through a link").unwrap();
         ground.files.write(&path("evil.tar"), trusted.1.clone().into(), None).await.unwrap();
         ground
@@ -142,7 +142,7 @@ fn nothing_of_an_archive_lands_outside_its_directory() {
     });
 }
 
-/// U-03.
+/// U-03: an archive that readers interpret differently is refused.
 #[test]
 fn an_archive_on_which_readers_disagree_is_refused() {
     each(async |ground| {
@@ -179,7 +179,7 @@ fn an_archive_on_which_readers_disagree_is_refused() {
             let there = if done.is_ok() { ground.run("ls -laiR into outside").await } else { String::new() };
             assert!(done.is_err(), "{what}: {done:?}\n{there}");
         }
-        // Control: GNU tar takes one of them, and Python reads another content from it.
+        // Control: GNU tar accepts one of them.
         let two = &attacks[0].1;
         let listed = std::process::Command::new("tar")
             .arg("-tf")
@@ -194,7 +194,7 @@ fn an_archive_on_which_readers_disagree_is_refused() {
     });
 }
 
-/// P-15: marks of overlays, and attributes that only the kernel may set, mean nothing.
+/// P-15: overlay markers and attributes that only the kernel may set have no effect.
 #[test]
 fn marks_of_other_file_systems_are_only_names() {
     each(async |ground| {
@@ -213,12 +213,12 @@ fn marks_of_other_file_systems_are_only_names() {
             .run("python3 -c \"import os; print(sorted(a for a in os.listxattr('into/d') if 'overlay' in a))\" 2>/dev/null || echo '[]'")
             .await;
         assert_eq!(attributes, "[]");
-        // Control: the same marks in a layer of an image do hide files: `real_template` shows that.
+        // Control: `real::template` shows that the same markers hide files in a layer of an image.
         ground.held("P-15", "two marks, one attribute");
     });
 }
 
-/// U-09.
+/// U-09: the server never runs a program that code in a sandbox planted.
 #[test]
 fn no_program_of_the_sandbox_ever_runs_outside() {
     each(async |ground| {
@@ -241,7 +241,7 @@ fn no_program_of_the_sandbox_ever_runs_outside() {
                 .await
                 .unwrap();
         }
-        // Control: whoever looks there first does run them.
+        // Control: a program that looks there first runs the planted file.
         let planted = canary.path().join("bin");
         std::fs::create_dir(&planted).unwrap();
         std::fs::write(planted.join("xz"), &script).unwrap();
@@ -262,7 +262,7 @@ fn no_program_of_the_sandbox_ever_runs_outside() {
     });
 }
 
-/// What the standard tools make is taken.
+/// Archives made by standard tools are accepted.
 #[test]
 fn archives_of_ordinary_tools_are_unpacked() {
     each(async |ground| {

@@ -1,4 +1,4 @@
-//! What all attacks on files stand on: a server, and a sandbox in each tier.
+//! Setup that all attacks on files share: a server, and a sandbox in each tier.
 
 use std::time::{Duration, Instant};
 
@@ -8,23 +8,23 @@ use api::{ErrorCode, SandboxId};
 use client::{Client, Error, Files};
 use e2e::service::{Service, served, small};
 
-/// A sandbox in one tier, on a server of its own.
+/// A sandbox in one tier, on a separate server.
 pub(crate) struct Ground {
     pub(crate) service: Service,
     pub(crate) client: Client,
     pub(crate) sandbox: SandboxId,
     pub(crate) files: Files,
     pub(crate) tier: &'static str,
-    /// What was asked for.
+    /// Request that created the sandbox.
     pub(crate) request: CreateSandbox,
 }
 
-/// Runs an attack on a sandbox in each tier that this machine has.
+/// Runs an attack on a sandbox in each tier whose runtime is under test.
 pub(crate) fn each(attack: impl AsyncFn(&Ground)) {
     each_with(&small(), attack);
 }
 
-/// Likewise, on sandboxes of this kind.
+/// Does the same with sandboxes that this request creates.
 pub(crate) fn each_with(request: &CreateSandbox, attack: impl AsyncFn(&Ground)) {
     served(async || {
         for (tier, runtime) in [(Tier::Container, "runc"), (Tier::UserKernel, "runsc")] {
@@ -46,7 +46,7 @@ pub(crate) fn each_with(request: &CreateSandbox, attack: impl AsyncFn(&Ground)) 
 }
 
 impl Ground {
-    /// Runs a shell script inside, to its end.
+    /// Runs a shell script inside to completion, and returns its output.
     pub(crate) async fn run(&self, script: &str) -> String {
         let exec = self.client.exec(&self.sandbox, &e2e::lab::script(script)).await.unwrap();
         let done = exec.collect().await.unwrap();
@@ -54,12 +54,12 @@ impl Ground {
         String::from_utf8_lossy(&done.stdout).trim().to_owned()
     }
 
-    /// Starts a shell script inside, and leaves it.
+    /// Starts a shell script inside and does not wait for it.
     pub(crate) async fn begin(&self, script: &str) {
         self.client.start(&self.sandbox, &e2e::lab::script(script)).await.unwrap();
     }
 
-    /// Files and execs work as before.
+    /// Asserts that files and execs still work.
     async fn recovers(&self) {
         let place = path("/workspace/after");
         self.files.write(&place, "alive".into(), None).await.unwrap();
@@ -67,14 +67,14 @@ impl Ground {
         assert_eq!(self.files.read(&place, 100).await.unwrap(), b"alive");
     }
 
-    /// Memory that the server holds now.
+    /// Returns the resident memory of the server.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.service.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
     }
 
-    /// Says that an attack was withstood.
+    /// Prints that an attack was withstood.
     pub(crate) fn held(&self, id: &str, figures: &str) {
         println!("attack {id} {} held (control reached): {figures}", self.tier);
     }
@@ -84,7 +84,7 @@ pub(crate) fn path(text: impl AsRef<[u8]>) -> FilePath {
     FilePath::new(text.as_ref()).unwrap()
 }
 
-/// The code of a refusal.
+/// Returns the error code of a refusal.
 pub(crate) fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> ErrorCode {
     match result {
         Err(Error::Refused(error)) => {
@@ -95,7 +95,7 @@ pub(crate) fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> ErrorCode {
     }
 }
 
-/// How long something took.
+/// Returns the result of an operation and its duration.
 pub(crate) async fn timed<T>(act: impl Future<Output = T>) -> (T, Duration) {
     let begun = Instant::now();
     (act.await, begun.elapsed())

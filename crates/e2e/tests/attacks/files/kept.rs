@@ -1,4 +1,4 @@
-//! T-01: what code leaves in the folders whose files a session keeps.
+//! T-01: hostile files in the folder of a session.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use e2e::service::served;
 use e2e::talk::{Talk, service};
 use serde_json::json;
 
-/// The longest that keeping files may take, and a run besides.
+/// Maximum duration of a run and of storing its files.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(180);
 
 #[test]
@@ -43,7 +43,7 @@ fn what_code_leaves_where_files_are_kept_harms_nobody() {
         assert_eq!(again["stdout"], "on\n", "{again}");
 
         assert_eq!(other.client.session_artifact(&other.id, "mine.csv").await.unwrap(), b"mine");
-        // Names of a sandbox are no names of the host's: only numbers and words of ours.
+        // Names from a sandbox never become names on the host, where only digits and our own words occur.
         let mut open = vec![service.data().join("sessions")];
         while let Some(directory) = open.pop() {
             for entry in std::fs::read_dir(directory).unwrap().flatten() {
@@ -59,7 +59,7 @@ fn what_code_leaves_where_files_are_kept_harms_nobody() {
     });
 }
 
-/// Nothing that is kept came through a link.
+/// Asserts that no stored file was read through a link.
 async fn held(talk: &Talk) {
     let kept = talk.client.session_artifacts(&talk.id).await.unwrap();
     assert!(kept.iter().any(|one| one.name.ends_with(".csv")), "files that are files are kept");

@@ -1,15 +1,15 @@
-//! P-01, P-10, P-14: names that lead elsewhere, or into somebody's terminal.
+//! P-01, P-10, P-14: names that lead elsewhere, or that affect a terminal.
 
 use api::ErrorCode;
 use api::files::FilePath;
 
 use super::ground::{each, path};
 
-/// P-01.
+/// P-01: an ambiguous or invalid name is refused before any operation.
 #[test]
 fn a_name_that_means_two_places_or_none_is_refused_before_anything_is_asked() {
     each(async |ground| {
-        // Control: joined as text, such a name leads out of its directory.
+        // Control: appended to a path as text, such a name leads out of its directory.
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("inner")).unwrap();
         std::fs::write(directory.path().join("secret"), "x").unwrap();
@@ -39,7 +39,8 @@ fn a_name_that_means_two_places_or_none_is_refused_before_anything_is_asked() {
             let answer = wire.ask("GET", &format!("/v1/sandboxes/{id}/files?path=/"), None).await;
             assert!([400, 404].contains(&answer.status), "{id}: {answer:?}");
         }
-        // A slash that only looks like one is part of a name, and what is encoded twice is a name, too.
+        // A character that only looks like a slash is part of a name, and so are characters that are encoded
+        // twice.
         for name in ["a\u{2215}b", "%2e%2e%2f"] {
             ground.files.write(&path(name), "x".into(), None).await.unwrap();
         }
@@ -48,7 +49,7 @@ fn a_name_that_means_two_places_or_none_is_refused_before_anything_is_asked() {
     });
 }
 
-/// P-10: the API has every name exactly; the command line shows none as it is.
+/// P-10: the API returns every name unchanged; the command line escapes it.
 #[test]
 fn every_name_comes_back_exactly_and_none_reaches_a_terminal() {
     each(async |ground| {
@@ -80,7 +81,7 @@ fn every_name_comes_back_exactly_and_none_reaches_a_terminal() {
             let number = names.iter().position(|known| *known == name).expect("a name that was written");
             assert_eq!(ground.files.read(&exact, 10).await.unwrap(), number.to_string().as_bytes());
         }
-        // Control: as they are, they would command the terminal.
+        // Control: unescaped, the names contain terminal control sequences.
         assert!(names.iter().any(|name| name.contains(&0x1b)));
         for words in [&["ls", "-l"][..], &["ls"]] {
             let [command, options @ ..] = words else { unreachable!() };
@@ -115,7 +116,7 @@ fn every_name_comes_back_exactly_and_none_reaches_a_terminal() {
     });
 }
 
-/// P-14.
+/// P-14: paths through `/proc` do not lead out of the sandbox.
 #[test]
 fn a_way_out_through_proc_stays_inside() {
     each(async |ground| {
@@ -130,7 +131,7 @@ fn a_way_out_through_proc_stays_inside() {
             let read = ground.files.read(&path(place), 1 << 20).await;
             assert!(!matches!(&read, Ok(bytes) if !bytes.is_empty()), "{place}: {read:?}");
         }
-        // Control: outside, the same path leads to this machine's own root.
+        // Control: on the host, the same path leads to the host's own root.
         assert!(std::path::Path::new("/proc/self/root/../../etc").exists());
         ground.held("P-14", "five paths");
     });

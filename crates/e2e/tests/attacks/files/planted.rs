@@ -1,4 +1,4 @@
-//! P-02, P-03, P-04, P-06, P-07, P-08, P-13: what lies where a file is expected.
+//! P-02, P-03, P-04, P-06, P-07, P-08, P-13: links, devices and unreadable files where a file is expected.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use api::files::{FileInfo, FileKind};
 
 use super::ground::{code, each, path, timed};
 
-/// What must stay as it is, inside: not the user's to write, but the user's to reach.
+/// File inside that must not change: users can reach it, but not write to it.
 const SENTINEL: &str = "/etc/passwd";
 
 /// P-02, P-03, P-04: file operations list symlinks that user code planted, and never follow them.
 #[test]
 fn links_are_listed_and_never_followed_by_what_reads_writes_or_removes() {
     each(async |ground| {
-        // Control: whoever opens such a path as it stands reads and writes what it leads to.
+        // Control: a program that opens such a path without precautions reads through the link.
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("secret"), "secret").unwrap();
         std::os::unix::fs::symlink("secret", directory.path().join("link")).unwrap();
@@ -60,7 +60,7 @@ fn links_are_listed_and_never_followed_by_what_reads_writes_or_removes() {
     });
 }
 
-/// P-06: one more name of a file is that file, inside the sandbox's own disk, and nothing else.
+/// P-06: a hard link names the same file on the sandbox's own disk, and gives no further access.
 #[test]
 fn a_hard_link_reaches_nothing_that_its_maker_could_not() {
     each(async |ground| {
@@ -74,7 +74,7 @@ fn a_hard_link_reaches_nothing_that_its_maker_could_not() {
         assert_eq!(ground.files.read(&path("b"), 10).await.unwrap(), b"mine\n");
         ground.files.write(&path("b"), "new".into(), None).await.unwrap();
         assert_eq!(ground.run("cat a").await, "mine", "a file that is replaced leaves its other names alone");
-        // Control: written in place, both names change.
+        // Control: a write in place changes the file under both names.
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("a"), "mine").unwrap();
         std::fs::hard_link(directory.path().join("a"), directory.path().join("b")).unwrap();
@@ -84,7 +84,7 @@ fn a_hard_link_reaches_nothing_that_its_maker_could_not() {
     });
 }
 
-/// P-07, P-08.
+/// P-07, P-08: anything but a regular file is refused immediately and never opened.
 #[test]
 fn what_is_no_file_is_refused_at_once_and_never_opened() {
     each(async |ground| {
@@ -94,7 +94,7 @@ fn what_is_no_file_is_refused_at_once_and_never_opened() {
                  mkdir directory",
             )
             .await;
-        // Control: who opens a FIFO as it stands waits for whoever writes to it.
+        // Control: a program that opens a FIFO without precautions waits for a writer.
         let directory = tempfile::tempdir().unwrap();
         let fifo = directory.path().join("fifo");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
@@ -122,7 +122,7 @@ fn what_is_no_file_is_refused_at_once_and_never_opened() {
     });
 }
 
-/// P-13.
+/// P-13: an unreadable file or directory is listed, with its error.
 #[test]
 fn what_may_not_be_read_is_listed_and_says_so() {
     each(async |ground| {
@@ -150,7 +150,7 @@ fn what_may_not_be_read_is_listed_and_says_so() {
             code(ground.files.write(&path("/usr/bin/x"), "x".into(), None).await),
             ErrorCode::Forbidden
         );
-        // Control: with the rights of the machine's root, all of it could be read.
+        // Control: root on the host can read such a file.
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("none"), "x").unwrap();
         let shut = std::os::unix::fs::PermissionsExt::from_mode(0o000);

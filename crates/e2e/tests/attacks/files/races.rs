@@ -1,4 +1,4 @@
-//! P-05, P-09, P-17, U-08: what changes while it is looked at.
+//! P-05, P-09, P-17, U-08: files and directories that change during an operation.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use api::layer::Compression;
 
 use super::ground::{code, each, path, timed};
 
-/// A directory and a link to somewhere else trade places, as fast as they can, for so many seconds.
+/// Program that exchanges a directory with a symlink to another directory, in a loop, for this many seconds.
 const TRADES: &str = r#"
 import ctypes, os, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -28,7 +28,7 @@ threads = [threading.Thread(target=trade, args=(n,)) for n in range(4)]
 print(count)
 "#;
 
-/// P-05.
+/// P-05: a walk never leaves its tree, even if directories in it are exchanged with symlinks.
 #[test]
 fn a_walk_never_leaves_its_tree_whatever_trades_places_under_it() {
     each(async |ground| {
@@ -58,7 +58,7 @@ fn a_walk_never_leaves_its_tree_whatever_trades_places_under_it() {
         }
         tokio::time::sleep(Duration::from_secs(2)).await;
         let trades: u64 = ground.run("cat trades").await.parse().unwrap();
-        // Control: by paths, some of the looks see what the link leads to.
+        // Control: opened by path, one of the two names leads to `/etc`.
         assert_eq!(
             ground
                 .run("ls /workspace/race/0/link/passwd /workspace/race/0/dir/passwd 2>/dev/null | wc -l")
@@ -76,16 +76,16 @@ fn a_walk_never_leaves_its_tree_whatever_trades_places_under_it() {
 #[test]
 fn a_file_that_changes_while_it_is_read_is_never_taken_for_whole() {
     each(async |ground| {
-        // It grows: what it had is read, and no more.
+        // The file grows: a read returns at least the initial content, or an error.
         ground.run("head -c 8000000 /dev/zero > grows").await;
         ground.begin("while [ ! -e stop ]; do echo more >> grows; done").await;
         let bytes = ground.files.read(&path("grows"), 1 << 30).await;
-        // Each look finds another version, so it is read anew a few times and then given up, or it was read in one go.
+        // Each attempt may see another version, so the node may fail the read after several attempts.
         if let Ok(bytes) = &bytes {
             assert!(bytes.len() >= 8_000_000);
         }
         ground.run("touch stop").await;
-        // It becomes shorter, again and again: never is a mixture taken for the file.
+        // The file is truncated and rewritten repeatedly: a read never returns a mixture.
         ground
             .begin("while [ ! -e end ]; do head -c 3000000 /dev/zero | tr '\\0' a > cut; head -c 3000000 /dev/zero | tr '\\0' b > cut; done")
             .await;
@@ -98,12 +98,12 @@ fn a_file_that_changes_while_it_is_read_is_never_taken_for_whole() {
             }
         }
         ground.run("touch end").await;
-        // Replaced under a reader: the one that was opened is read to its end, or the change is told.
+        // Every read returned a single version or reported the change.
         ground.held("P-09", &format!("of 20 reads {whole} were one version, {told} said that it changed"));
     });
 }
 
-/// U-08.
+/// U-08: two concurrent writers leave the complete content of one of them.
 #[test]
 fn two_who_write_one_file_leave_one_of_the_two() {
     each(async |ground| {
@@ -120,7 +120,7 @@ fn two_who_write_one_file_leave_one_of_the_two() {
             assert!(bytes == one || bytes == other, "a mixture of {} bytes", bytes.len());
         }
         assert_eq!(ground.run("ls -A /workspace").await, "both", "nothing is left beside it");
-        // A length that lies, and a body that breaks off: nothing is shown.
+        // A false length, and a body that ends early: no file appears.
         let address = ground.service.url().split_once("://").unwrap().1.to_owned();
         for (length, sent) in [(1000, 10), (5, 0)] {
             use std::io::{Read as _, Write as _};
@@ -135,12 +135,12 @@ fn two_who_write_one_file_leave_one_of_the_two() {
             let _ = stream.read(&mut [0; 1000]);
         }
         assert_eq!(code(ground.files.stat(&path("lied")).await), ErrorCode::NotFound);
-        // A wrong offset is told, and changes nothing.
+        // A wrong offset is reported, and changes nothing.
         let wire = ground.service.wire();
         let target = format!("/v1/sandboxes/{}/files/content?path=both&offset=99999999", ground.sandbox);
         assert_eq!(wire.ask("PUT", &target, None).await.status, 409);
         assert_eq!(ground.files.stat(&path("both")).await.unwrap().size_bytes, 2_000_000);
-        // Control: two who write in place leave a mixture, or the length of the longer.
+        // Control: writers that write in place leave a mixture, or the length of the longer content.
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().join("both");
         std::fs::write(&place, "1111").unwrap();
@@ -155,7 +155,7 @@ fn two_who_write_one_file_leave_one_of_the_two() {
     });
 }
 
-/// P-17.
+/// P-17: stopping a sandbox ends every transfer with a result or an error.
 #[test]
 fn a_sandbox_that_is_stopped_ends_every_transfer_with_a_word() {
     each(async |ground| {

@@ -1,4 +1,5 @@
-//! U-20, U-21: a step whose layer is larger than what it wrote, and one that writes lines of the build.
+//! U-20, U-21: a step whose layer is larger than the data that it wrote, and a step that forges lines of the
+//! build.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -9,14 +10,14 @@ use e2e::service::{binary, lend_template};
 use super::{Place, said};
 
 const PAYLOAD: &str = include_str!("../../../../../attacks/U-21/attack.sh");
-/// The length of a file that is all hole.
+/// Length of the hole in the sparse file.
 const SPARSE_BYTES: u64 = 1 << 30;
-/// What its layer may take.
+/// Maximum disk use of its layer.
 const LAYER_BYTES_MAX: u64 = 1 << 20;
-/// Lines of a build with one step that is not refused anything.
+/// Number of lines that the build itself writes, with one step and no refusals.
 const OWN_LINES: usize = 2;
 
-/// Builds a step on the template `base`, with these variables, and gives what was said.
+/// Builds a step on the template `base`, with these environment variables, and returns the output.
 fn build(place: &Place, name: &str, step: &str, variables: &[(&str, &str)]) -> std::process::Output {
     let recipe = place.home.path().join(format!("{name}.toml"));
     fs::write(&recipe, format!("from = \"base\"\nsteps = [{{ run = '''\n{step}''' }}]\n")).unwrap();
@@ -43,7 +44,7 @@ fn place() -> Place {
     place
 }
 
-/// U-21.
+/// U-21: a program in a step cannot forge lines of the build.
 #[test]
 fn no_program_of_a_step_writes_a_line_of_the_build() {
     if !is_wanted() {
@@ -58,7 +59,7 @@ fn no_program_of_a_step_writes_a_line_of_the_build() {
     assert_eq!(lines.len(), OWN_LINES, "{held}");
     assert!(lines[1].starts_with("# step 1 of 1: run "), "{held}");
     assert!(held.contains("\n  # step 2 of 3: pip install trusted\n"), "what it printed is there: {held}");
-    // Control: without the defence they stand there as the build's own.
+    // Control: without the defence, the forged lines look like lines of the build.
     let off = [(api::defence::VARIABLE, "U-21")];
     let built = build(&place, "forged", &format!("{PAYLOAD}\n"), &off);
     assert!(built.status.success(), "{}", said(&built));
@@ -67,7 +68,7 @@ fn no_program_of_a_step_writes_a_line_of_the_build() {
     println!("attack U-21 runc held (control forged {} lines)", forged.matches("\n#").count());
 }
 
-/// U-20.
+/// U-20: a sparse file stays sparse in a layer.
 #[test]
 fn a_file_with_holes_stays_one_in_a_layer() {
     if !is_wanted() {
@@ -86,7 +87,7 @@ fn a_file_with_holes_stays_one_in_a_layer() {
     let taken = status.blocks() * 512;
     assert!(taken < LAYER_BYTES_MAX, "{taken} bytes of the disk");
     assert_eq!(fs::read(small).unwrap(), b"x");
-    // Control, on a copy: written as its archive has it, it takes what it says.
+    // Control: a copy without holes takes the full length on the disk.
     let copy = place.home.path().join("copy");
     let copied = Command::new("cp").arg("--sparse=never").args([&file, &copy]).status().unwrap();
     assert!(copied.success() && fs::metadata(&copy).unwrap().blocks() * 512 >= SPARSE_BYTES);

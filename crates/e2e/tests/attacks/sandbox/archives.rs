@@ -1,4 +1,5 @@
-//! Images that engines are given, and what engines put into a sandbox. As people meet them: by the command line, without root.
+//! Images that engines import, and files that engines add to a sandbox. The tests use the command line
+//! without root, as users do.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -10,14 +11,14 @@ use tempfile::TempDir;
 
 use super::field::{home, withstand};
 
-/// Nobody on this machine.
+/// Uid that nothing else on this machine uses.
 const USER: u32 = 64_997;
 
-/// Somebody who may use an engine, and is not root.
+/// A user who may use an engine and is not root.
 struct Person {
     home: TempDir,
     kind: Kind,
-    /// What is not defended against.
+    /// Id of the attack whose defence is disabled; empty if none is.
     without: &'static str,
 }
 
@@ -46,13 +47,13 @@ impl Person {
         text
     }
 
-    /// The name by which the engine knows a template.
+    /// Returns the engine's name of a template's image.
     fn image(&self, template: &str) -> String {
         let data = self.home.path().join(".local/share/bellglass");
         Store::new(&data).load(template).unwrap().image()
     }
 
-    /// What a sandbox of a template has that only the attacker's image has.
+    /// Returns true if a sandbox of a template has the file that only the attacker's image has.
     fn owned(&self, template: &str) -> bool {
         let (_, said) =
             self.bellglass(&["run", "--template", template, "--", "sh", "-c", "echo ran; cat /etc/owned"]);
@@ -60,7 +61,7 @@ impl Person {
         said.contains("\nowned\n")
     }
 
-    /// An archive by the payload of I-10.
+    /// Creates an archive with the payload of I-10.
     fn archive(&self, form: &str, names: &[&str]) -> PathBuf {
         let (source, target) = (base(self.home.path()), self.home.path().join(format!("{form}.tar")));
         let mut command = Command::new("python3");
@@ -70,7 +71,7 @@ impl Person {
     }
 }
 
-/// The template `base`, as a file.
+/// Exports the template `base` to a file.
 fn base(home: &Path) -> PathBuf {
     let file = home.join("base.tar");
     if !file.exists() {
@@ -80,7 +81,7 @@ fn base(home: &Path) -> PathBuf {
     file
 }
 
-/// What names the place of an engine.
+/// Returns the environment variable with the address of an engine.
 fn variable(kind: Kind) -> &'static str {
     match kind {
         Kind::Docker => "DOCKER_HOST",
@@ -88,7 +89,7 @@ fn variable(kind: Kind) -> &'static str {
     }
 }
 
-/// Where an engine of the test listens. Whoever is on this machine may use it.
+/// Returns the address of an engine under test, and gives every user on this machine access to it.
 fn address(kind: Kind) -> String {
     let address = std::env::var(variable(kind)).unwrap();
     let socket = address.trim_start_matches("unix://");
@@ -96,7 +97,7 @@ fn address(kind: Kind) -> String {
     address
 }
 
-/// What an engine answers.
+/// Returns the response of an engine.
 fn ask(kind: Kind, path: &str) -> serde_json::Value {
     let address = address(kind);
     let socket = address.trim_start_matches("unix://");
@@ -110,7 +111,7 @@ fn id_of(kind: Kind, name: &str) -> String {
     ask(kind, &format!("/images/{name}/json"))["Id"].as_str().unwrap_or_default().to_owned()
 }
 
-/// The engines that are to be tried.
+/// Returns the engines under test.
 fn engines() -> Vec<Kind> {
     if std::env::var_os("BELLGLASS_REAL").is_none() {
         return Vec::new();
@@ -118,18 +119,19 @@ fn engines() -> Vec<Kind> {
     Kind::ALL.into_iter().filter(|kind| wanted(kind.name())).collect()
 }
 
-/// I-10: IH1, by both ways to claim a name.
+/// I-10 (finding IH1): an archive cannot claim the image name of another template, in either of two ways.
 #[test]
 fn no_archive_takes_over_the_image_of_a_template() {
     for kind in engines() {
-        // Docker obeys keys, and Podman both: there the import by keys fails after the names are taken.
+        // Docker applies names from keys. Podman applies names from keys and from annotations, but an import
+        // by keys fails after the names were applied.
         let reaches = if kind == Kind::Docker { "keys" } else { "annotation" };
         let control = Person::new(kind, "I-10");
         control.well(&["template", "import", "--name", "good", base(control.home.path()).to_str().unwrap()]);
         assert!(!control.owned("good"));
         let names = [control.image("good"), "localhost/bellglass/good:latest".to_owned()];
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        // Podman takes one name of a layout, and the one that sandboxes started by is enough.
+        // Podman applies only one name of a layout. The name by which sandboxes were started is sufficient.
         let archive = control.archive(reaches, if kind == Kind::Docker { &names[..] } else { &names[..1] });
         control.well(&["template", "import", "--name", "stranger", archive.to_str().unwrap()]);
         assert!(control.owned("good"), "control: {reaches} took nothing over on {}", kind.name());
@@ -148,7 +150,7 @@ fn no_archive_takes_over_the_image_of_a_template() {
         assert_eq!(before, after, "a name of ours means another image");
         assert!(!person.owned("good"));
         assert!(person.owned("by-annotation"), "the archive itself is a template like others");
-        // A tag that is moved behind our back changes nothing either.
+        // Moving a tag directly on the engine has no effect either.
         let moved = format!(
             "/images/{}/tag?repo=localhost/bellglass/template&tag={}",
             id_of(kind, "localhost/bellglass/by-annotation:latest"),
@@ -171,7 +173,8 @@ fn no_archive_takes_over_the_image_of_a_template() {
     }
 }
 
-/// I-13: IL6, IL7 and IL8.
+/// I-13 (findings IL6, IL7 and IL8): an image cannot redirect mounts, and removing a template removes its
+/// images.
 #[test]
 fn an_image_moves_no_mount_and_leaves_nothing_behind() {
     for kind in engines() {
@@ -190,7 +193,7 @@ fn an_image_moves_no_mount_and_leaves_nothing_behind() {
             "readlink /workspace; touch /etc/mine && echo wrote",
         ];
         let (_, said) = control.bellglass(&words);
-        // Podman needs directories of its own there, which take the place of the link when the image is sealed.
+        // Podman needs its own directories there. When the image is sealed, they replace the symlink.
         let reached = if kind == Kind::Docker { "/etc\nwrote" } else { "Read-only file system" };
         assert!(said.contains(reached), "control: {said}");
         let (code, said) = person.bellglass(&words);
@@ -218,19 +221,19 @@ fn an_image_moves_no_mount_and_leaves_nothing_behind() {
     }
 }
 
-/// The ids of what a person has sealed.
+/// Returns the ids of the images that a user has sealed.
 fn sealed(kind: Kind, person: &Person) -> Vec<String> {
     let notes = person.home.path().join(format!(".local/share/bellglass/engine/{}-sealed", kind.name()));
     let entries = std::fs::read_dir(notes).unwrap().flatten();
     entries.map(|entry| std::fs::read_to_string(entry.path()).unwrap()).collect()
 }
 
-/// I-14: IL1.
+/// I-14 (finding IL1): host names of the machine do not appear in a sandbox on an engine.
 #[test]
 fn no_name_of_the_machine_is_in_a_sandbox_of_an_engine() {
     withstand("I-14", &["docker", "podman"], async |field| {
         if field.lab.runtime.name() == "podman" {
-            // Control: Podman's own file names the machine. Docker writes one without it.
+            // Control: Podman's default hosts file names the machine. Docker's does not.
             let undefended = {
                 let _undefended = api::defence::turn_off("I-14");
                 field.sandbox().await
@@ -239,7 +242,7 @@ fn no_name_of_the_machine_is_in_a_sandbox_of_an_engine() {
             assert!(hosts.contains("containers.internal"), "control: {hosts}");
             undefended.stop(std::time::Duration::ZERO).await.unwrap();
         }
-        // The machine has names of its own, which a copy of its file would show.
+        // A copy of the machine's hosts file would contain these names.
         let machine = std::fs::read_to_string("/etc/hosts").unwrap();
         let sandbox = field.sandbox().await;
         let hosts = text(&sh(&sandbox, "cat /etc/hosts; python3 -c \"import socket; print(socket.gethostbyname('localhost'), socket.gethostbyname('sandbox'))\"").await);

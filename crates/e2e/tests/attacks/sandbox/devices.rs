@@ -1,4 +1,5 @@
-//! K: devices, and programs whose files promise privileges.
+//! K-13, K-14, K-16, R-01, R-10: devices, programs whose files grant privileges, and programs of other
+//! processes.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -12,13 +13,13 @@ use rustix::fs::XattrFlags;
 use super::field::{BOTH, Field, OCI_BOTH, RUNC, Said, THROUGH, compile, payload, said, small, withstand};
 use super::room::{BASE, Room};
 
-/// What `/dev` holds in every tier.
+/// Entries of `/dev` in every tier.
 const PRESENT: &str =
     "core console fd full fuse mqueue net null ptmx pts random shm stderr stdin stdout tty urandom zero";
-/// Devices that gVisor makes up itself.
+/// Devices that gVisor emulates.
 const OWN: [&str; 2] = [" fuse", " net/tun"];
 
-/// K-13.
+/// K-13: no device of the host can be opened, and no device node gives access to one.
 #[test]
 fn no_device_of_the_host_can_be_opened_or_made() {
     withstand("K-13", BOTH, async |field| {
@@ -32,11 +33,12 @@ fn no_device_of_the_host_can_be_opened_or_made() {
         let said = field.attack(&sandbox, &["/tmp", "/workspace", "/dev/shm", "/home/sandbox"]).await;
         for (thing, answer) in &said.things {
             match thing.split(' ').next() {
-                // These two a user-space kernel has of its own; they lead nowhere, for nothing can be mounted or configured.
+                // A user-space kernel emulates these two devices. They lead nowhere, because nothing can be
+                // mounted or configured.
                 Some("open" | "use")
                     if !field.is_container() && OWN.iter().any(|own| thing.contains(own)) => {}
                 Some("open") => assert!(["ENOENT", "EACCES"].contains(&answer.as_str()), "{thing} {answer}"),
-                // A user-space kernel lets nodes be made in its own memory. They lead to its own devices, and it has none.
+                // A user-space kernel creates nodes in its own memory, without a device behind them.
                 Some("mknod") => assert!(answer == "EPERM" || !field.is_container(), "{thing} {answer}"),
                 Some("use") => assert!(["ENXIO", "EACCES"].contains(&answer.as_str()), "{thing} {answer}"),
                 Some("present") => {
@@ -51,7 +53,7 @@ fn no_device_of_the_host_can_be_opened_or_made() {
     });
 }
 
-/// R-10, after CVE-2026-96812 of gVisor: nodes that the image itself brings.
+/// R-10, after CVE-2026-96812 of gVisor: device nodes that an image contains cannot be opened.
 #[test]
 fn device_nodes_in_an_image_open_nothing() {
     withstand("R-10", OCI_BOTH, async |field| {
@@ -71,7 +73,7 @@ fn device_nodes_in_an_image_open_nothing() {
     });
 }
 
-/// K-14.
+/// K-14: set-user-id bits, set-group-id bits and file capabilities grant no privileges.
 #[test]
 fn no_file_gives_a_program_more_rights() {
     withstand("K-14", OCI_BOTH, async |field| {
@@ -110,7 +112,7 @@ fn no_file_gives_a_program_more_rights() {
     });
 }
 
-/// K-16, after CVE-2019-5736.
+/// K-16, after CVE-2019-5736: no program of the host can be overwritten through a process.
 #[test]
 fn no_program_of_the_host_can_be_overwritten_through_a_process() {
     withstand("K-16", BOTH, async |field| {
@@ -133,13 +135,13 @@ fn no_program_of_the_host_can_be_overwritten_through_a_process() {
     });
 }
 
-/// R-01, after CVE-2019-5736 and CVE-2024-21626.
+/// R-01, after CVE-2019-5736 and CVE-2024-21626: nothing of the host is reachable while execs start.
 #[test]
 fn nothing_of_the_host_is_in_reach_while_execs_are_born() {
     race_births(RUNC);
 }
 
-/// R-01 under a user-space kernel, which lets everybody look at process 1's descriptors.
+/// R-01 under a user-space kernel, which lets every process list the descriptors of process 1.
 #[test]
 fn nothing_of_process_1_is_in_reach_under_a_user_space_kernel() {
     race_births(&["runsc"]);
@@ -147,7 +149,7 @@ fn nothing_of_process_1_is_in_reach_under_a_user_space_kernel() {
 
 fn race_births(runtimes: &[&str]) {
     withstand("R-01", runtimes, async |field| {
-        // The same look finds a victim's program where that belongs to the attacker.
+        // Control: the attack of K-16 opens a victim's program if the attacker owns that program.
         let control = Room { uid: 1000, powerful: false, ..Room::default() }.attack("K-16", &["/tmp/victim"]);
         assert_eq!(control.code, Some(THROUGH), "{control:?}");
         let guest = std::fs::read(field.lab.machine.guest()).unwrap();
@@ -172,7 +174,7 @@ fn race_births(runtimes: &[&str]) {
     });
 }
 
-/// A sandbox with one more layer.
+/// Starts a sandbox with an additional layer.
 async fn with_layer(field: &Field<'_>, layer: &Path) -> Sandbox {
     open_to_all(layer);
     let mut spec = field.lab.spec(small());
@@ -184,7 +186,8 @@ async fn with_layer(field: &Field<'_>, layer: &Path) -> Sandbox {
     sandbox
 }
 
-/// The host's root in mount, process and network namespaces of its own: it can make nodes, in one place.
+/// Runs a program as the host's root in separate mount, process and network namespaces, where it can create
+/// device nodes in a single directory.
 fn as_maker(place: &Path, argv: &[String]) -> Said {
     let script = "mount --bind \"$1\" \"$0\" && mount -o remount,bind,ro \"$0\" && mount --bind \"$2\" \"$0/mnt\" \
                   && mount -t proc proc \"$0/proc\" && mount -t tmpfs tmpfs \"$0/tmp\" && shift 2 && exec chroot \"$0\" \"$@\"";
@@ -214,7 +217,7 @@ fn as_maker(place: &Path, argv: &[String]) -> Said {
     Said { raw: format!("{text}{}", String::from_utf8_lossy(&output.stderr)), ..said }
 }
 
-/// Programs that promise privileges, owned by this user.
+/// Creates programs with set-user-id and set-group-id bits and with file capabilities, owned by this user.
 fn promising_programs(place: &Path, owner: u32) {
     for (name, mode) in [("set-user-id", 0o4755), ("set-group-id", 0o2755), ("capable", 0o755)] {
         let path = place.join(name);
@@ -223,7 +226,8 @@ fn promising_programs(place: &Path, owner: u32) {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, mode);
     }
-    // CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID, permitted and effective, for user namespaces whose root is the owner.
+    // CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID, permitted and effective, for user namespaces whose root is
+    // the owner.
     let mut value = vec![1, 0, 0, 3];
     for word in [1_u32 << 21 | 1 << 7 | 1 << 6, 0, 0, 0, owner] {
         value.extend(word.to_le_bytes());

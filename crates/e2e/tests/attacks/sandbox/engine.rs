@@ -1,12 +1,13 @@
-//! Attacks on what only an engine's sandboxes have.
+//! Attacks on parts that only sandboxes on an engine have.
 
 use super::field::{THROUGH, withstand};
 
 const ENGINES: &[&str] = &["docker", "podman"];
-/// All that the payload tries.
+/// Number of attempts of the payload.
 const ACTS: usize = 8;
 
-/// code speaks for the node and for process 1, and acts on whoever the engine brought in.
+/// code impersonates the node and process 1, and attacks the process that the engine starts in the
+/// sandbox.
 #[test]
 fn nobody_inside_speaks_for_the_node_or_for_process_1() {
     withstand("A-19", ENGINES, async |field| {

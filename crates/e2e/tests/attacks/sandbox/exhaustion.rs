@@ -1,5 +1,5 @@
-//! C: using up processes, memory, disk and files. A control moves the limit to a second value and shows the attack
-//! reaching that; no limit is ever removed.
+//! C: exhaustion of processes, memory, disk and files. A control repeats the attack with a second limit and
+//! shows that it reaches this limit too; no limit is ever removed.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::room::Room;
 
 const MIB: u64 = 1 << 20;
 
-/// C-01.
+/// C-01: a fork bomb stops at the limit, and the sandbox keeps working.
 #[test]
 fn a_fork_bomb_ends_at_the_limit_and_the_sandbox_goes_on() {
     withstand("C-01", OCI, async |field| {
@@ -37,7 +37,8 @@ fn a_fork_bomb_ends_at_the_limit_and_the_sandbox_goes_on() {
     });
 }
 
-/// C-01 where guest and user code share a user-space kernel: the bomb may end the sandbox, and nothing else.
+/// C-01 where guest and user code share a user-space kernel: the bomb may end its own sandbox, but affects
+/// nothing else.
 #[test]
 fn a_fork_bomb_under_a_user_space_kernel_hurts_nobody_else() {
     withstand("C-01", &["runsc"], async |field| {
@@ -53,7 +54,7 @@ fn a_fork_bomb_under_a_user_space_kernel_hurts_nobody_else() {
     });
 }
 
-/// C-04: on the heap, where the kernel's killer strikes.
+/// C-04: memory on the heap, where the kernel's OOM killer acts.
 #[test]
 fn a_memory_bomb_ends_its_whole_exec_and_is_called_by_its_name() {
     withstand("C-04", BOTH, async |field| {
@@ -75,7 +76,7 @@ fn a_memory_bomb_ends_its_whole_exec_and_is_called_by_its_name() {
                 field.recovers(&sandbox).await;
                 field.is_empty(&sandbox).await;
             } else {
-                // It ends the sandbox, or says that there is no more, of which Python makes an exit with code 1.
+                // The attack ends the sandbox, or an allocation fails and Python exits with code 1.
                 let lost = Outcome::SandboxLost { cause: LostCause::Oom };
                 assert!(
                     [lost, Outcome::Exited { code: 1 }].contains(&done.end.outcome),
@@ -92,7 +93,7 @@ fn a_memory_bomb_ends_its_whole_exec_and_is_called_by_its_name() {
     });
 }
 
-/// C-04: in places that outlive the process that filled them, to the brim.
+/// C-04: memory that outlives the process that filled it, up to its limit.
 #[test]
 fn memory_that_outlives_its_process_does_not_starve_the_next() {
     withstand("C-04", RUNC, async |field| {
@@ -111,7 +112,7 @@ fn memory_that_outlives_its_process_does_not_starve_the_next() {
     });
 }
 
-/// C-04: in System V segments, which belong to nobody once their maker is dead.
+/// C-04: memory in System V segments, which outlive the process that created them.
 #[test]
 fn memory_that_belongs_to_nobody_does_not_starve_the_next() {
     withstand("C-04", RUNC, async |field| {
@@ -126,7 +127,7 @@ fn memory_that_belongs_to_nobody_does_not_starve_the_next() {
     });
 }
 
-/// C-08.
+/// C-08: a full disk affects only its own sandbox.
 #[test]
 fn a_full_disk_is_full_for_its_sandbox_only() {
     withstand("C-08", OCI_BOTH, async |field| {
@@ -158,7 +159,7 @@ fn a_full_disk_is_full_for_its_sandbox_only() {
     });
 }
 
-/// C-09.
+/// C-09: a disk without free inodes affects only its own sandbox.
 #[test]
 fn a_disk_without_inodes_is_so_for_its_sandbox_only() {
     withstand("C-09", OCI_BOTH, async |field| {
@@ -178,7 +179,7 @@ fn a_disk_without_inodes_is_so_for_its_sandbox_only() {
     });
 }
 
-/// C-12.
+/// C-12: the number of open files is limited.
 #[test]
 fn open_files_end_at_the_limit() {
     withstand("C-12", BOTH, async |field| {
@@ -199,7 +200,8 @@ fn open_files_end_at_the_limit() {
             assert!(flight.number("in-flight") <= limit + 512, "{}", flight.raw);
             field.recovers(&sandbox).await;
         } else {
-            // A user-space kernel does not count what is in flight; it keeps it in its own memory, which has a limit.
+            // A user-space kernel does not count descriptors in flight. It keeps them in its own memory,
+            // which has a limit.
             assert!(flight.raw.contains("SandboxLost { cause: Oom }"), "{}", flight.raw);
             field.recovers(&field.sandbox().await).await;
         }
@@ -207,7 +209,7 @@ fn open_files_end_at_the_limit() {
     });
 }
 
-/// C-20, after CVE-2022-0492.
+/// C-20, after CVE-2022-0492: no cgroup tree is reachable.
 #[test]
 fn no_cgroup_tree_is_in_reach() {
     withstand("C-20", BOTH, async |field| {
@@ -227,7 +229,7 @@ fn no_cgroup_tree_is_in_reach() {
     });
 }
 
-/// C-23.
+/// C-23: a signal to every process reaches only processes of the same user in the same sandbox.
 #[test]
 fn killing_everybody_kills_only_ones_own() {
     withstand("C-23", BOTH, async |field| {
@@ -253,7 +255,7 @@ fn killing_everybody_kills_only_ones_own() {
     });
 }
 
-/// A harmless command works, and all of a large output is kept.
+/// Asserts that a harmless command works, and that all of a large output is kept or counted as dropped.
 async fn spools(field: &Field<'_>, sandbox: &node::Sandbox) {
     field.recovers(sandbox).await;
     let done = collect(sandbox, &exec(&["head", "-c", "3000000", "/dev/zero"])).await;
@@ -262,12 +264,13 @@ async fn spools(field: &Field<'_>, sandbox: &node::Sandbox) {
     if field.is_container() {
         assert_eq!((kept, dropped), (3_000_000, 0), "{}", field.id);
     } else {
-        // There user code writes as root of the disk, so no block is reserved; what is lost is counted.
+        // Under gVisor, user code writes as root of the disk, so no blocks are reserved for output. Lost
+        // output is counted.
         assert!(kept + dropped >= 3_000_000, "{}: {kept} kept, {dropped} dropped", field.id);
     }
 }
 
-/// Files open on the whole host.
+/// Returns the number of open files on the whole host.
 fn open_files() -> u64 {
     let text = std::fs::read_to_string("/proc/sys/fs/file-nr").unwrap();
     text.split_whitespace().next().unwrap().parse().unwrap()

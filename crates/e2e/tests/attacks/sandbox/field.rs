@@ -1,4 +1,5 @@
-//! What all attacks stand on: payloads, a host that is looked at before and after, and a bystander.
+//! Setup that all attacks on sandboxes share: payloads, a comparison of the host before and after, and a
+//! second sandbox as a witness.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,19 +13,19 @@ use node::{Collected, Machine, Sandbox};
 use runtime::Runtime;
 use tempfile::TempDir;
 
-/// The tiers that share the host's kernel, and all.
+/// Runtimes whose sandboxes use the host's kernel; `BOTH` contains all runtimes.
 pub(crate) const RUNC: &[&str] = &["runc", "docker", "podman", "daytona"];
 pub(crate) const BOTH: &[&str] = e2e::lab::EVERYWHERE;
-/// The same without engines: what is attacked, or looked at, is only where Bellglass makes the sandbox itself.
+/// The same without engines, for attacks on parts that exist only if Bellglass creates the sandbox itself.
 pub(crate) const OCI: &[&str] = &["runc"];
 pub(crate) const OCI_BOTH: &[&str] = &["runc", "runsc"];
-/// The exit code of a payload of which anything went through.
+/// Exit code of a payload if any of its attempts succeeded.
 pub(crate) const THROUGH: i32 = 42;
-/// After an attack a harmless command must have worked within this.
+/// Maximum duration of a harmless command after an attack.
 const RECOVERY: Duration = Duration::from_secs(2);
 const MIB: u64 = 1 << 20;
 
-/// What attacks may use: enough to attack with, little enough that a shared machine does not notice.
+/// Returns limits that are large enough for attacks and small enough for a shared machine.
 pub(crate) fn small() -> Limits {
     Limits {
         memory_bytes: 128 * MIB,
@@ -44,7 +45,7 @@ pub(crate) struct Field<'a> {
     before: Host,
 }
 
-/// What a payload said of each thing it tried, and how it ended.
+/// Results of a payload's attempts, and its exit code.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) things: BTreeMap<String, String>,
@@ -52,7 +53,7 @@ pub(crate) struct Said {
     pub(crate) raw: String,
 }
 
-/// What no attack may change.
+/// State of the host that no attack may change.
 #[derive(PartialEq, Eq)]
 struct Host {
     files: BTreeMap<PathBuf, (u32, Vec<u8>)>,
@@ -60,7 +61,8 @@ struct Host {
     settings: Vec<String>,
 }
 
-/// Stops every sandbox of a runtime when dropped: what a failed test leaves would spoil the next one.
+/// Stops every sandbox of a runtime when dropped, because sandboxes that a failed test leaves would affect
+/// the next test.
 struct Cleared(Arc<dyn Runtime>);
 
 impl Drop for Cleared {
@@ -84,7 +86,8 @@ pub(crate) fn withstand(id: &'static str, runtimes: &[&str], test: impl AsyncFn(
         let sentinel = sentinel();
         let before = Host::look(sentinel.path(), lab.runtime.name());
         let field = Field { lab, id, sentinel, before };
-        // An instance of its own: connections of this one are driven by an executor that waits meanwhile.
+        // A separate instance, because the executor that drives the connections of the current one is blocked
+        // meanwhile.
         let cleared = Cleared(lab.again());
         test(&field).await;
         drop(cleared);
@@ -97,24 +100,24 @@ pub(crate) fn withstand(id: &'static str, runtimes: &[&str], test: impl AsyncFn(
 }
 
 impl Field<'_> {
-    /// The payload with these arguments, as an exec.
+    /// Returns the payload with these arguments, as an exec.
     pub(crate) fn payload(&self, arguments: &[&str]) -> ExecSpec {
         let words = payload(self.id, arguments);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         ExecSpec { deadline_ms: Some(30_000), ..exec(&words) }
     }
 
-    /// A sandbox to attack.
+    /// Starts a sandbox to attack.
     pub(crate) async fn sandbox(&self) -> Sandbox {
         self.lab.sandbox_with(small()).await
     }
 
-    /// A directory on the host that nothing from inside may change.
+    /// Returns a directory on the host that nothing inside may change.
     pub(crate) fn sentinel(&self) -> &Path {
         self.sentinel.path()
     }
 
-    /// Whether the host's own kernel serves the sandbox.
+    /// Returns true if the host's own kernel serves the sandbox.
     pub(crate) fn is_container(&self) -> bool {
         self.lab.runtime.name() != "runsc"
     }
@@ -124,7 +127,7 @@ impl Field<'_> {
         said(&collect(sandbox, &self.payload(arguments)).await)
     }
 
-    /// A harmless command works, soon.
+    /// Asserts that a harmless command works within `RECOVERY`.
     pub(crate) async fn recovers(&self, sandbox: &Sandbox) {
         let began = Instant::now();
         let done = sh(sandbox, "echo alive | cat").await;
@@ -138,13 +141,13 @@ impl Field<'_> {
         assert!(began.elapsed() < RECOVERY, "{}: recovery took {:?}", self.id, began.elapsed());
     }
 
-    /// No process of user code is left, as the host counts them.
+    /// Waits until no process of user code is left in the sandbox, by the host's count.
     pub(crate) async fn is_empty(&self, sandbox: &Sandbox) {
         if !self.is_container() {
             return;
         }
         let began = Instant::now();
-        // Process 1 and the node's way in are counted too where an engine runs it.
+        // On an engine, process 1 and the process that connects it to the node are counted too.
         let own = if self.lab.runtime.takes_images() { 5 } else { 0 };
         // A zombie counts until it is reaped.
         while sandbox.usage().await.unwrap().pids > own {
@@ -153,7 +156,7 @@ impl Field<'_> {
         }
     }
 
-    /// Another sandbox answers while `attack` goes on, each time soon.
+    /// Runs `attack` while a second sandbox runs commands, each of which must succeed within `RECOVERY`.
     pub(crate) async fn with_witness<T>(&self, witness: &Sandbox, attack: impl Future<Output = T>) -> T {
         tokio::pin!(attack);
         let mut pause = tokio::time::interval(Duration::from_millis(200));
@@ -177,7 +180,7 @@ impl Field<'_> {
 }
 
 impl Said {
-    /// Asserts of each thing what came of it; `wanted` may name several answers, split by `|`.
+    /// Asserts the results of attempts. `wanted` may list several accepted results, separated by `|`.
     pub(crate) fn assert(&self, place: &str, wanted: &[(&str, &str)]) {
         for (thing, answers) in wanted {
             let seen = self.things.get(*thing).map_or("nothing", String::as_str);
@@ -189,7 +192,7 @@ impl Said {
         }
     }
 
-    /// What came of one thing, as a number.
+    /// Returns the result of an attempt as a number.
     pub(crate) fn number(&self, thing: &str) -> u64 {
         self.things
             .get(thing)
@@ -197,13 +200,13 @@ impl Said {
             .unwrap_or_else(|| panic!("{thing}: {}", self.raw))
     }
 
-    /// Asserts that nothing went through.
+    /// Asserts that no attempt succeeded.
     pub(crate) fn assert_held(&self, place: &str) {
         assert_eq!(self.code, Some(0), "{place}: something went through:\n{}", self.raw);
     }
 }
 
-/// What a payload said.
+/// Parses the output of a payload.
 pub(crate) fn said(done: &Collected) -> Said {
     let code = if let Outcome::Exited { code } = done.end.outcome { Some(code) } else { None };
     let said = Said::read(&text(done), code);
@@ -214,7 +217,7 @@ pub(crate) fn said(done: &Collected) -> Said {
 }
 
 impl Said {
-    /// Reads lines of a thing and what came of it.
+    /// Parses lines that each contain an attempt and its result.
     pub(crate) fn read(text: &str, code: Option<i32>) -> Self {
         let things = text.lines().filter_map(|line| line.rsplit_once(' '));
         let things = things.map(|(thing, result)| (thing.to_owned(), result.to_owned())).collect();
@@ -222,7 +225,7 @@ impl Said {
     }
 }
 
-/// The command line of an attack's payload.
+/// Returns the command line of an attack's payload.
 pub(crate) fn payload(id: &str, arguments: &[&str]) -> Vec<String> {
     let home = home().join(id);
     let read = |path: PathBuf| std::fs::read_to_string(path);
@@ -238,12 +241,12 @@ pub(crate) fn payload(id: &str, arguments: &[&str]) -> Vec<String> {
     words
 }
 
-/// Where the attacks are.
+/// Returns the directory of the attacks.
 pub(crate) fn home() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../attacks")
 }
 
-/// Builds the C program of an attack, static, at this path.
+/// Compiles the C program of an attack as a static executable at this path.
 pub(crate) fn compile(id: &str, target: &Path) {
     let source = home().join(id).join("attack.c");
     let status =
@@ -253,7 +256,7 @@ pub(crate) fn compile(id: &str, target: &Path) {
 
 impl Host {
     fn look(sentinel: &Path, runtime: &str) -> Self {
-        // What an engine drives is runc.
+        // Engines use runc as their runtime.
         let known = |name: &str| Machine::flavors().into_iter().find(|flavor| flavor.name == name);
         let flavor = known(runtime).or_else(|| known("runc")).unwrap();
         let settings =

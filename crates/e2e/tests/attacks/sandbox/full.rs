@@ -1,4 +1,4 @@
-//! O-20: output on a disk that user code has filled, when what is reserved for output is used up as well.
+//! O-20: output on a disk that user code has filled, when the space reserved for output is used up too.
 
 use std::time::Duration;
 
@@ -9,18 +9,19 @@ use node::Sandbox;
 
 use super::field::{Field, OCI, OCI_BOTH, small, withstand};
 
-/// Of each of the large outputs, with its last line.
+/// Size of a large output, without its last line.
 const BYTES: u64 = 9_000_000;
 const LAST: &str = "last line\n";
 const ALL: u64 = BYTES + LAST.len() as u64;
-/// What is kept of the end in any case.
+/// Size of the end of an output that is always retained.
 const END_BYTES: usize = 32 * 1024;
-/// Those that hold what is reserved, at most.
+/// Maximum number of execs that hold the reserved space.
 const HOLDERS: usize = 12;
-/// Execs that end with output that is kept: more than there is room for.
+/// Number of execs that end with retained output: more than there is space for.
 const ENDED: usize = 8;
 
-/// O-20: IM4. Execs that have ended hold what is reserved for output. In gVisor nothing is reserved: see the test below.
+/// O-20 (finding IM4): ended execs hold the space reserved for output. gVisor reserves no space; the next
+/// test covers it.
 #[test]
 fn output_is_waited_for_and_not_lost_when_the_disk_is_full() {
     withstand("O-20", OCI, async |field| {
@@ -31,7 +32,8 @@ fn output_is_waited_for_and_not_lost_when_the_disk_is_full() {
             first.get_or_insert_with(|| exec.id().clone());
             exec.collect().await.unwrap();
         }
-        // Control: there is no room for all of it, so that what was kept of the first is gone, or a part of it.
+        // Control: there is not enough space for all of it, so at least a part of the first output was
+        // discarded.
         let kept =
             sandbox.exec_reader(first.unwrap()).collect().await.map_or(0, |later| later.stdout.len() as u64);
         assert!(kept < ALL, "control: {kept} bytes of the first are kept");
@@ -56,7 +58,7 @@ fn output_is_waited_for_and_not_lost_when_the_disk_is_full() {
     });
 }
 
-/// O-20: execs that run hold it, and the output of another goes on in what little memory there is.
+/// O-20: running execs hold the reserved space, and the output of another exec continues with little memory.
 #[test]
 fn output_goes_on_while_running_execs_hold_the_reserve() {
     withstand("O-20", OCI_BOTH, async |field| {
@@ -67,7 +69,7 @@ fn output_goes_on_while_running_execs_hold_the_reserve() {
         hold_all(field, &undefended).await;
         let sandbox = filled(field).await;
         let (holders, lost) = hold_all(field, &sandbox).await;
-        // Control: the disk takes nothing more, and what is not waited for is lost.
+        // Control: the disk accepts no more data, and a mode that does not wait loses output.
         assert!(lost > 0, "control: nothing was lost");
         let done = collect(&undefended, &writes(field, OutputMode::Block, BYTES)).await;
         assert!(done.end.stdout_dropped > 0, "control: `block` loses nothing: {:?}", done.end);
@@ -81,7 +83,7 @@ fn output_goes_on_while_running_execs_hold_the_reserve() {
     });
 }
 
-/// A sandbox whose disk user code has filled.
+/// Starts a sandbox whose disk user code has filled.
 async fn filled(field: &Field<'_>) -> Sandbox {
     let sandbox = field.lab.sandbox_with(small()).await;
     let full = collect(&sandbox, &field.payload(&["fill"])).await;
@@ -89,7 +91,7 @@ async fn filled(field: &Field<'_>) -> Sandbox {
     sandbox
 }
 
-/// All output in mode `block` arrives.
+/// Asserts that all output in mode `block` arrives.
 async fn assert_whole(field: &Field<'_>, sandbox: &Sandbox, bytes: u64) {
     let done = collect(sandbox, &writes(field, OutputMode::Block, bytes)).await;
     let wanted = bytes + LAST.len() as u64;
@@ -98,7 +100,8 @@ async fn assert_whole(field: &Field<'_>, sandbox: &Sandbox, bytes: u64) {
     assert_eq!(done.end.outcome, Outcome::Exited { code: 0 });
 }
 
-/// In mode `keep` a reader that comes later gets all but what is reported as dropped, and the end of it.
+/// Asserts that in mode `keep`, a later reader gets all output except the bytes reported as dropped,
+/// including the end.
 async fn assert_end_is_kept(field: &Field<'_>, sandbox: &Sandbox) {
     let exec = start(sandbox, &writes(field, OutputMode::Keep, BYTES)).await.unwrap();
     let id = exec.id().clone();
@@ -114,7 +117,8 @@ fn writes(field: &Field<'_>, output: OutputMode, bytes: u64) -> ExecSpec {
     ExecSpec { output, deadline_ms, ..field.payload(&["write", &bytes.to_string()]) }
 }
 
-/// Has execs hold so much output that the disk refuses; says how much one then lost.
+/// Starts execs that hold output until the disk accepts no more. Returns them, and the number of bytes that
+/// another exec then lost.
 async fn hold_all(field: &Field<'_>, sandbox: &Sandbox) -> (Vec<node::Exec>, u64) {
     let mut holders = Vec::new();
     for _ in 0..HOLDERS {
@@ -135,7 +139,7 @@ async fn hold_all(field: &Field<'_>, sandbox: &Sandbox) -> (Vec<node::Exec>, u64
         let exec = start(sandbox, &writes(field, OutputMode::Keep, BYTES)).await.unwrap();
         let id = exec.id().clone();
         exec.collect().await.unwrap();
-        // A reader that comes later gets only what was kept.
+        // A later reader gets only the retained output.
         let later = sandbox.exec_reader(id).collect().await.unwrap();
         let lost = ALL.saturating_sub(later.stdout.len() as u64);
         println!(

@@ -1,5 +1,5 @@
-//! G: shedding the group by which an exec's processes are found. The judge is a file that grows while the one who
-//! fled lives.
+//! G: leaving the group that identifies the processes of an exec. A payload appends to a file while it lives,
+//! so the tests can see whether it survived.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use node::Sandbox;
 use super::field::{BOTH, Field, OCI_BOTH, withstand};
 use super::room::Room;
 
-/// A group as execs have them.
+/// A group id in the range of exec groups.
 const GROUP: u32 = 20_001;
-/// A heart beats fifty times a second.
+/// Time between two checks of the file, to which a payload appends fifty times a second.
 const LISTENING: Duration = Duration::from_millis(400);
-/// Ways to flee without shedding the group.
+/// Ways to hide without leaving the group.
 const WAYS: [&str; 5] = ["session", "chain", "replace", "renamed", "heir"];
 
-/// G-01.
+/// G-01: no process can leave the group of its exec.
 #[test]
 fn no_process_can_lose_the_group_of_its_exec() {
     withstand("G-01", BOTH, async |field| {
@@ -37,7 +37,7 @@ fn no_process_can_lose_the_group_of_its_exec() {
     });
 }
 
-/// G-01: what flees from its session, its parent and its name is ended with its exec.
+/// G-01: a process that changes its session, its parent and its name is killed with its exec.
 #[test]
 fn whoever_flees_is_found_and_ended_with_its_exec() {
     withstand("G-01", BOTH, async |field| {
@@ -48,7 +48,7 @@ fn whoever_flees_is_found_and_ended_with_its_exec() {
     });
 }
 
-/// G-01: a process whose first thread has ended looks dead and is not.
+/// G-01: a process whose first thread has exited looks dead, but is killed with its exec too.
 #[test]
 fn whoever_hides_behind_a_dead_thread_is_found_and_ended_with_its_exec() {
     withstand("G-01", OCI_BOTH, async |field| {
@@ -57,7 +57,7 @@ fn whoever_hides_behind_a_dead_thread_is_found_and_ended_with_its_exec() {
     });
 }
 
-/// G-01: the same in the first process of an exec.
+/// G-01: the same for the first process of an exec.
 #[test]
 fn an_exec_that_hides_behind_a_dead_thread_meets_its_deadline() {
     withstand("G-01", OCI_BOTH, async |field| {
@@ -76,9 +76,10 @@ fn an_exec_that_hides_behind_a_dead_thread_meets_its_deadline() {
     });
 }
 
-/// Flees by one way: lives on after its exec if left alone, and else does not.
+/// Asserts that a process that hides in this way is killed with its exec, and survives only if the exec does
+/// not kill it.
 async fn flees(field: &Field<'_>, witness: &Sandbox, way: &str) {
-    // Control: left alone, it lives on after its exec.
+    // Control: if background processes are not killed, it survives its exec.
     let sandbox = field.sandbox().await;
     let done = collect(&sandbox, &field.payload(&["flee", way])).await;
     assert_eq!(text(&done), format!("fled {way}\n"), "{}", String::from_utf8_lossy(&done.stderr));
@@ -107,7 +108,7 @@ pub(crate) async fn until_beating(sandbox: &Sandbox, way: &str) {
     assert_eq!(text(&sh(sandbox, &wait).await), "yes\n", "control: {way} does not live");
 }
 
-/// Whether the heart still beats.
+/// Returns true if the payload still appends to its file.
 pub(crate) async fn beats(sandbox: &Sandbox, way: &str) -> bool {
     let look = format!("stat -c %s /workspace/beat-{way}");
     let before = text(&sh(sandbox, &look).await);

@@ -1,4 +1,5 @@
-//! Who runs what: the image's Python as the parent of interpreters, and root of a workstation that leaves its exec.
+//! I-11, A-22: the image's Python as the parent of interpreters, and root processes of a workstation that
+//! leave their exec.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -14,9 +15,9 @@ use super::field::{Field, OCI, OCI_BOTH, Said, THROUGH, payload, small, withstan
 use super::group::{beats, until_beating};
 use super::room::Room;
 
-/// What the parent of interpreters may keep: SETGID and SETUID.
+/// Capabilities that the parent of interpreters may keep: SETGID and SETUID.
 const KEPT: &str = "c0";
-/// All that the payload of I-11 tries in order to be root, or where only root may go.
+/// Attempts of the payload of I-11 to become root, or to reach files and memory that only root may access.
 const ACTS: [&str; 10] = [
     "setresuid",
     "setreuid",
@@ -29,10 +30,10 @@ const ACTS: [&str; 10] = [
     "write",
     "memory of process 1",
 ];
-/// Those of them that reach for what is outside of a user namespace.
+/// Attempts that reach outside of a user namespace.
 const OUTSIDE: [&str; 4] = ["list", "list as root's group", "write", "memory of process 1"];
 
-/// An attack's payload as the `python3` of an image.
+/// Creates a layer with an attack's payload as `python3`.
 pub(crate) fn as_python(id: &str) -> tempfile::TempDir {
     let layer = tempfile::tempdir().unwrap();
     std::fs::set_permissions(layer.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -50,14 +51,15 @@ fn script(id: &str) -> String {
     format!("#!/usr/bin/python3 -I\n{}", payload(id, &[])[2])
 }
 
-/// A sandbox whose image has that for its Python.
+/// Returns the spec of a sandbox with this additional layer.
 pub(crate) fn spec_with(field: &Field<'_>, layer: &tempfile::TempDir) -> Spec {
     let mut spec = field.lab.spec(small());
     spec.layers.push(layer.path().to_owned());
     spec
 }
 
-/// Has the parent of interpreters started; what it said instead of being ready.
+/// Starts the parent of interpreters, which never reports that it is ready, and returns its output from the
+/// error.
 pub(crate) async fn words_of_parent(sandbox: &Sandbox) -> Said {
     let code = Code { source: "1".into(), ..Code::default() };
     let spec = ExecSpec { code: Some(code), deadline_ms: Some(30_000), ..ExecSpec::default() };
@@ -74,7 +76,7 @@ fn assert_unprivileged(place: &str, said: &Said) {
     }
 }
 
-/// I-11: IM1 and L2.
+/// I-11 (findings IM1 and L2): the image's Python never runs as root.
 #[test]
 fn the_python_of_an_image_is_never_root() {
     withstand("I-11", OCI_BOTH, async |field| {
@@ -101,7 +103,8 @@ fn the_python_of_an_image_is_never_root() {
         if field.is_container() {
             assert_unprivileged("sandbox", &said);
         } else {
-            // It is root of a namespace of its own, which is user 65533 of the sandbox: nothing of root's, and nothing of the guest's.
+            // It is root of a separate user namespace, in which root is user 65533 of the sandbox. So it can
+            // access nothing that belongs to root or to the guest.
             said.assert(
                 "gVisor",
                 &[("user", "0"), ("root is", "65533"), ("CapEff", "1c0"), ("CapBnd", "1c0")],
@@ -124,7 +127,7 @@ fn the_python_of_an_image_is_never_root() {
     });
 }
 
-/// L2: root of a workstation writes the Python that is started next.
+/// Finding L2: root of a workstation replaces the Python that is started next.
 async fn of_a_workstation(field: &Field<'_>) {
     let spec = Spec { profile: Profile::Rooted, ..field.lab.spec(small()) };
     let sandbox = Sandbox::start(Arc::clone(&field.lab.runtime), field.lab.id(), &spec).await.unwrap();
@@ -136,7 +139,7 @@ async fn of_a_workstation(field: &Field<'_>) {
     field.recovers(&sandbox).await;
 }
 
-/// L3.
+/// A-22 (finding L3): a root process that leaves its group is killed with its exec.
 #[test]
 fn root_that_leaves_its_group_ends_with_its_exec() {
     withstand("A-22", OCI, async |field| {
@@ -151,7 +154,7 @@ fn root_that_leaves_its_group_ends_with_its_exec() {
         assert_eq!(done.end.outcome, Outcome::Timeout, "control: {done:?}");
         assert!(beats(&undefended, "stay").await, "control: it survives the deadline of its exec");
         undefended.stop(Duration::ZERO).await.unwrap();
-        // If nothing ends it, it survives without a group, and is counted.
+        // If no exec is terminated, it survives without a group and is counted as left running.
         let done = collect(&sandbox, &as_root("leave")).await;
         assert_eq!((&done.end.outcome, done.end.left_running), (&Outcome::Exited { code: 0 }, 1), "{done:?}");
         until_beating(&sandbox, "leave").await;
@@ -166,7 +169,7 @@ fn root_that_leaves_its_group_ends_with_its_exec() {
         exec.cancel().await.unwrap();
         assert_eq!(exec.collect().await.unwrap().end.outcome, Outcome::Cancelled);
         assert!(!beats(&sandbox, "stay").await, "it survived the cancellation of its exec");
-        // What is older, or another exec's, goes on.
+        // Older processes, and processes of another exec, keep running.
         assert!(beats(&sandbox, "leave").await, "what an earlier exec left behind was ended");
         assert_eq!(other.signal(15).await.unwrap(), 1, "another exec was ended");
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,4 +1,4 @@
-//! I: the interpreter that runs of code are forked from, and the channel on which they tell results.
+//! I: the interpreter from which runs of code are forked, and the channel on which runs report their results.
 
 use api::code::{Code, RunResult};
 use api::exec::{ExecSpec, Outcome};
@@ -8,7 +8,7 @@ use node::{Collected, Sandbox};
 use super::field::{BOTH, Field, Said, THROUGH, payload, said, withstand};
 use super::room::Room;
 
-/// The payload as code with these arguments: the interpreter itself becomes it.
+/// Returns the payload as code with these arguments, so that the interpreter itself runs it.
 fn code(id: &str, arguments: &[&str]) -> ExecSpec {
     let words = payload(id, &[]);
     let source = format!("import sys\nsys.argv = ['', *{arguments:?}]\n{}", words[2]);
@@ -20,7 +20,7 @@ async fn attack(field: &Field<'_>, sandbox: &Sandbox, arguments: &[&str]) -> Sai
     said(&collect(sandbox, &code(field.id, arguments)).await)
 }
 
-/// A run of code works, in the interpreter that was there before, or in a new one.
+/// Asserts that a run of code works, in the existing interpreter or in a new one.
 async fn runs(sandbox: &Sandbox) {
     let done = collect(sandbox, &snippet("print(6 * 7)")).await;
     assert_eq!((text(&done).as_str(), &done.end.outcome), ("42\n", &Outcome::Exited { code: 0 }), "{done:?}");
@@ -31,7 +31,7 @@ fn snippet(source: &str) -> ExecSpec {
     ExecSpec { code: Some(code), deadline_ms: Some(30_000), ..ExecSpec::default() }
 }
 
-/// I-01.
+/// I-01: code in the sandbox cannot act on the interpreter's parent.
 #[test]
 fn nobody_inside_can_reach_the_interpreters_parent() {
     withstand("I-01", BOTH, async |field| {
@@ -42,14 +42,15 @@ fn nobody_inside_can_reach_the_interpreters_parent() {
         let held = attack(field, &sandbox, &["parent"]).await;
         assert!(held.number("pid") > 1, "{}", held.raw);
         held.assert_held("sandbox");
-        // Sockets have no name to open, and what is sealed cannot be written to.
+        // Several errors are possible: a socket cannot be opened by path, and a sealed file cannot be written
+        // to.
         for thing in ["signal 15", "signal 9", "signal 19", "trace", "memory", "descriptors"] {
             held.assert("sandbox", &[(thing, "EPERM|EACCES|ENXIO")]);
         }
-        // In gVisor its user has no number in the user namespace of code.
+        // In gVisor, the parent's user has no id in the user namespace of code.
         let user = if field.lab.runtime.name() == "runsc" { "EINVAL" } else { "EPERM" };
         held.assert("sandbox", &[("user", user), ("group", "EPERM")]);
-        // Nor can an exec be its user.
+        // An exec cannot run as the parent's user either.
         let spec = ExecSpec { uid: Some(api::limits::INTERPRETER_UID), ..snippet("pass") };
         assert!(start(&sandbox, &spec).await.is_err());
         runs(&sandbox).await;
@@ -57,7 +58,7 @@ fn nobody_inside_can_reach_the_interpreters_parent() {
     });
 }
 
-/// I-02.
+/// I-02: a fork keeps no privileges of its parent.
 #[test]
 fn a_fork_keeps_nothing_of_its_parent() {
     withstand("I-02", BOTH, async |field| {
@@ -79,13 +80,13 @@ fn a_fork_keeps_nothing_of_its_parent() {
     });
 }
 
-/// I-03.
+/// I-03: the parent does not run files that code plants.
 #[test]
 fn nothing_that_code_plants_is_run_by_the_parent() {
     withstand("I-03", BOTH, async |field| {
         let sandbox = field.sandbox().await;
         assert_eq!(text(&collect(&sandbox, &field.payload(&[])).await), "planted\n");
-        // Control: an ordinary interpreter of the user reads what is planted.
+        // Control: an ordinary interpreter of the same user runs the planted files.
         sh(&sandbox, "cd /workspace; PATH=$HOME/.local/bin:$PATH python3 -c 'import json'").await;
         let planted = async || text(&sh(&sandbox, "ls /tmp/planted").await);
         let control = planted().await;
@@ -105,7 +106,7 @@ fn nothing_that_code_plants_is_run_by_the_parent() {
     });
 }
 
-/// I-04.
+/// I-04: false data on the results channel does not change the outcome of an exec.
 #[test]
 fn lies_on_the_channel_of_results_change_nothing() {
     withstand("I-04", BOTH, async |field| {

@@ -1,4 +1,5 @@
-//! X: two sandboxes side by side share no inode, and none with the host: nothing to watch, to lock, to slow down or to read a name from.
+//! X: two sandboxes share no inode with each other or with the host. So there is no inode to watch, to lock,
+//! to slow down, or to read a host name from.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -10,13 +11,14 @@ use node::{Event, Exec, Sandbox};
 use super::field::{BOTH, Field, OCI, OCI_BOTH, Said, THROUGH, payload, withstand};
 use super::room::Room;
 
-/// Locks of X-22: as many as slow an open down a hundredfold on a shared inode, taken within seconds.
+/// Number of locks in X-22. On a shared inode, they make each open a hundred times slower, and they can be
+/// taken within seconds.
 const LOCKS: &str = "5000";
-/// What a victim does while it is watched.
+/// Commands that the victim runs while it is watched.
 const HARMLESS: &str =
     "cat /etc/debian_version >/dev/null; sha256sum /usr/bin/cat </dev/null; head -c1 /dev/zero | cat";
 
-///
+/// a sandbox cannot see which files a neighbour opens.
 #[test]
 fn nobody_sees_what_a_neighbour_opens() {
     withstand("X-20", BOTH, async |field| {
@@ -39,7 +41,8 @@ fn nobody_sees_what_a_neighbour_opens() {
     });
 }
 
-/// X-20, where a defence can be turned off: with it every file system has a device number of its own.
+/// X-20, on runtimes where the defence can be disabled for a control: every file system of a sandbox has a
+/// separate device number.
 #[test]
 fn every_file_system_of_a_sandbox_is_its_own() {
     withstand("X-20", OCI, async |field| {
@@ -58,7 +61,7 @@ fn every_file_system_of_a_sandbox_is_its_own() {
     });
 }
 
-///
+/// the locks of a neighbour are not visible.
 #[test]
 fn no_lock_of_a_neighbour_is_felt() {
     withstand("X-21", BOTH, async |field| {
@@ -76,7 +79,7 @@ fn no_lock_of_a_neighbour_is_felt() {
     });
 }
 
-/// X-21 with the defence off.
+/// X-21 with the defence disabled: locks on shared inodes are visible to a neighbour.
 #[test]
 fn locks_on_shared_inodes_would_be_felt() {
     withstand("X-21", OCI, async |field| {
@@ -91,7 +94,7 @@ fn locks_on_shared_inodes_would_be_felt() {
     });
 }
 
-///
+/// locks slow down only the sandbox that holds them.
 #[test]
 fn locks_slow_down_only_who_holds_them() {
     withstand("X-22", BOTH, async |field| {
@@ -109,7 +112,7 @@ fn locks_slow_down_only_who_holds_them() {
     });
 }
 
-/// X-22 with the defence off.
+/// X-22 with the defence disabled: locks on shared inodes slow down the other sandbox and the host.
 #[test]
 fn locks_on_shared_inodes_would_slow_down_everybody() {
     withstand("X-22", OCI, async |field| {
@@ -128,7 +131,7 @@ fn locks_on_shared_inodes_would_slow_down_everybody() {
     });
 }
 
-///
+/// no name of the host is visible in a sandbox.
 #[test]
 fn no_name_of_the_host_is_shown() {
     withstand("X-23", OCI_BOTH, async |field| {
@@ -155,7 +158,8 @@ fn no_name_of_the_host_is_shown() {
     });
 }
 
-/// What the payload saw in one sandbox while another did harmless things.
+/// Runs the payload in one sandbox while another runs harmless commands, and returns the results of the
+/// payload.
 async fn watch(field: &Field<'_>, spy: &Sandbox, victim: &Sandbox) -> Said {
     let spying = ready(spy, &field.payload(&[])).await;
     let done = sh(victim, HARMLESS).await;
@@ -163,7 +167,7 @@ async fn watch(field: &Field<'_>, spy: &Sandbox, victim: &Sandbox) -> Said {
     ended(spying).await
 }
 
-/// Starts a payload and waits until it has said that it is ready.
+/// Starts a payload and waits until it reports that it is ready.
 pub(crate) async fn ready(sandbox: &Sandbox, spec: &ExecSpec) -> Exec {
     let mut exec = start(sandbox, spec).await.unwrap();
     let mut seen = String::new();
@@ -176,13 +180,13 @@ pub(crate) async fn ready(sandbox: &Sandbox, spec: &ExecSpec) -> Exec {
     exec
 }
 
-/// Ends a payload, and what it said since it was ready.
+/// Terminates a payload and returns its output since it was ready.
 pub(crate) async fn ended(exec: Exec) -> Said {
     exec.signal(15).await.unwrap();
     super::field::said(&exec.collect().await.unwrap())
 }
 
-/// The device numbers of all file systems that a sandbox sees.
+/// Returns the device numbers of all file systems that a sandbox sees.
 async fn devices(sandbox: &Sandbox) -> BTreeSet<String> {
     let done = collect(sandbox, &e2e::lab::exec(&["cat", "/proc/self/mountinfo"])).await;
     numbers(&e2e::lab::text(&done))
@@ -192,7 +196,7 @@ fn numbers(mountinfo: &str) -> BTreeSet<String> {
     mountinfo.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect()
 }
 
-/// What opening and closing `/dev/zero` takes here, in nanoseconds: the median of many.
+/// Returns the median time to open and close `/dev/zero` on the host, in nanoseconds.
 fn opens_on_host() -> u64 {
     let mut taken: Vec<u128> = (0..200)
         .map(|_| {

@@ -1,4 +1,5 @@
-//! O: what a process writes, as the node sees it. What clients, people and logs see of it is attacked at the service.
+//! O: the output of processes, as the node sees it. The tests of the service cover its effect on clients,
+//! terminals and logs.
 
 use std::time::{Duration, Instant};
 
@@ -11,25 +12,25 @@ use node::{Event, Exec, Sandbox};
 use super::field::{BOTH, Field, OCI_BOTH, withstand};
 use super::room::Room;
 
-/// What nobody may grow by, however much is written: P9's bound.
+/// Maximum memory growth of node and guest, regardless of the amount of output: the limit of P9.
 const FLAT_BYTES: u64 = 4 << 20;
-/// What was ended is gone within this.
+/// Maximum time until the processes of a terminated exec are gone.
 const SOON: Duration = Duration::from_secs(3);
 
-/// What a reader saw of one exec.
+/// Statistics of a reader of one exec.
 struct Seen {
-    /// Bytes that came, or were said to be missing, of both streams.
+    /// Number of bytes of each stream that were received or reported as missing.
     told: [u64; 2],
-    /// Those that were said to be missing.
+    /// Number of bytes of both streams that were reported as missing.
     missed: u64,
-    /// The longest piece.
+    /// Size of the largest chunk.
     longest: usize,
-    /// The most memory this process had in between.
+    /// Maximum memory of this process while it was reading.
     peak: u64,
     end: ExecEnd,
 }
 
-/// Reads to the end and keeps nothing; each offset follows the one before it.
+/// Reads to the end without keeping the data, and asserts that each offset follows the previous one.
 async fn skim(mut exec: Exec, mut look: impl FnMut(Stream, &[u8])) -> Seen {
     let (mut told, mut missed, mut longest, mut peak) = ([0; 2], 0, 0, 0);
     let mut pieces = 0;
@@ -58,7 +59,7 @@ async fn skim(mut exec: Exec, mut look: impl FnMut(Stream, &[u8])) -> Seen {
     }
 }
 
-/// O-01.
+/// O-01: endless output stays within its limit in every mode.
 #[test]
 fn output_without_end_stays_within_its_bound_in_every_mode() {
     withstand("O-01", OCI_BOTH, async |field| {
@@ -66,7 +67,7 @@ fn output_without_end_stays_within_its_bound_in_every_mode() {
         let control = Room::default().attack("O-01", &["hoard", &HOARD.to_string()]);
         assert!(control.number("held") > HOARD, "control: {control:?}");
         let (sandbox, witness) = (field.lab.sandbox().await, field.sandbox().await);
-        // The first flood fills buffers that stay.
+        // The first flood allocates buffers that remain allocated.
         let flood = |milliseconds| ExecSpec {
             deadline_ms: Some(milliseconds),
             grace_ms: Some(0),
@@ -110,7 +111,7 @@ fn output_without_end_stays_within_its_bound_in_every_mode() {
     });
 }
 
-/// In mode `block` the writers wait, cost nothing while they do, and can be ended.
+/// Asserts that writers in mode `block` wait, use no processor time meanwhile, and can be cancelled.
 async fn waits(field: &Field<'_>, sandbox: &Sandbox) {
     let blocked =
         ExecSpec { output: OutputMode::Block, output_bytes: Some(1_000_000), ..field.payload(&["1", "2"]) };
@@ -135,7 +136,7 @@ async fn waits(field: &Field<'_>, sandbox: &Sandbox) {
     assert!(began.elapsed() < SOON && seen.end.outcome == Outcome::Cancelled, "{:?}", seen.end);
 }
 
-/// O-03.
+/// O-03: an endless line is split into chunks of limited size.
 #[test]
 fn a_line_without_an_end_is_cut_by_its_size() {
     withstand("O-03", BOTH, async |field| {
@@ -169,12 +170,12 @@ fn a_line_without_an_end_is_cut_by_its_size() {
     });
 }
 
-/// O-05.
+/// O-05: bytes that are not text arrive unchanged.
 #[test]
 fn bytes_that_are_no_text_arrive_as_they_are() {
     withstand("O-05", BOTH, async |field| {
         let wild = e2e::wild::bytes();
-        // Control: whoever decodes piece by piece reads something else.
+        // Control: decoding chunk by chunk gives a different text.
         let whole = String::from_utf8_lossy(&wild);
         let pieces: String =
             wild.chunks(1).map(|piece| String::from_utf8_lossy(piece).into_owned()).collect();
@@ -188,7 +189,7 @@ fn bytes_that_are_no_text_arrive_as_they_are() {
     });
 }
 
-/// O-06.
+/// O-06: streams that are closed or stay open do not affect the end of an exec.
 #[test]
 fn streams_that_close_or_stay_open_decide_nothing() {
     withstand("O-06", BOTH, async |field| {
@@ -219,7 +220,7 @@ fn streams_that_close_or_stay_open_decide_nothing() {
     });
 }
 
-/// Who writes after the end is neither heard nor keeps anybody.
+/// Asserts that output after the end of an exec is not added to it, and that a late writer is not blocked.
 async fn late(field: &Field<'_>, sandbox: &Sandbox) {
     let began = Instant::now();
     let exec = start(sandbox, &field.payload(&["after", "/workspace/late"])).await.unwrap();
@@ -229,7 +230,7 @@ async fn late(field: &Field<'_>, sandbox: &Sandbox) {
     assert_eq!((done.end.outcome, done.end.left_running), (Outcome::Exited { code: 7 }, 1));
     assert_eq!(done.stdout.len() as u64, done.end.stdout_bytes);
     tokio::time::sleep(Duration::from_millis(500)).await;
-    // A second reader is told the same, while the child still writes.
+    // A second reader gets the same output while the child still writes.
     let again = sandbox.exec_reader(id).collect().await.unwrap();
     assert!(
         again.stdout == done.stdout && again.end.stdout_bytes == done.end.stdout_bytes,
@@ -239,7 +240,7 @@ async fn late(field: &Field<'_>, sandbox: &Sandbox) {
     assert_eq!(text(&noted), "ok", "the late writer was held up");
 }
 
-/// O-07.
+/// O-07: two concurrent streams are each complete and in order.
 #[test]
 fn two_streams_at_once_are_each_complete_and_in_order() {
     withstand("O-07", BOTH, async |field| {
@@ -264,14 +265,14 @@ fn two_streams_at_once_are_each_complete_and_in_order() {
     });
 }
 
-/// The resident memory of a process, in bytes.
+/// Returns the resident memory of a process, in bytes.
 fn resident(pid: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0");
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) << 10
 }
 
-/// The guest as the host sees it (the user-space kernel that runs it, on gVisor).
+/// Returns the host's pid of the guest; on gVisor, the pid of the user-space kernel that runs it.
 fn guest(field: &Field<'_>, sandbox: &Sandbox) -> String {
     let path = field.lab.data().join("sandboxes").join(sandbox.id().as_str()).join("pid");
     std::fs::read_to_string(path).unwrap().trim().to_owned()

@@ -1,5 +1,5 @@
-//! Where controls run: plain runc in namespaces of its own, as users that own nothing on the host, with the defence
-//! that is being tried (and most others) off, and with limits on processes and memory all the same.
+//! Environment of the controls: plain runc in separate namespaces, as users that own nothing on the host. The
+//! defence under test (and most others) is off, but processes and memory are still limited.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,30 +9,30 @@ use serde_json::{Value, json};
 
 use super::field::{Said, payload};
 
-/// The first host id of a room's users: above the ranges of sandboxes.
+/// First host id of a room's users, above the id ranges of sandboxes.
 pub(crate) const BASE: u32 = 2_130_000_000;
-/// Processes in a room at most.
+/// Maximum number of processes in a room.
 const PIDS: u64 = 100;
-/// Memory of a room at most.
+/// Maximum memory of a room.
 const MEMORY_BYTES: u64 = 256 << 20;
-/// All capabilities there are: in the room's own user namespace, and good for nothing outside it.
+/// All capabilities. They are valid in the room's own user namespace and useless outside it.
 const CAPABILITIES: &str = "\
     CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE \
     NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN \
     SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE \
     MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND";
 
-/// A room.
+/// The environment of one control.
 pub(crate) struct Room {
-    /// The user of the payload.
+    /// User id of the payload.
     pub(crate) uid: u32,
-    /// Its extra groups.
+    /// Additional group ids of the payload.
     pub(crate) groups: Vec<u32>,
-    /// Whether it has all capabilities of the room's user namespace.
+    /// True if the payload has all capabilities of the room's user namespace.
     pub(crate) powerful: bool,
-    /// Directories of the host shown in the room, writable.
+    /// Directories of the host that are mounted in the room, writable.
     pub(crate) binds: Vec<(PathBuf, &'static str)>,
-    /// Whether the room shares the host's network namespace (and with it, abstract sockets).
+    /// True if the room shares the host's network namespace, and with it the host's abstract sockets.
     pub(crate) host_network: bool,
 }
 
@@ -57,7 +57,8 @@ impl Room {
         std::fs::set_permissions(bundle.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
         std::fs::write(bundle.path().join("config.json"), self.config(&name, argv).to_string()).unwrap();
         std::fs::create_dir(bundle.path().join("rootfs")).unwrap();
-        // Layers are kept where no user of the host can walk; in a mount namespace of its own the room has a door.
+        // Users of the host cannot reach the directories of layers. Therefore a separate mount namespace
+        // makes the layer available to the room.
         let output = Command::new("unshare")
             .args([
                 "--mount",

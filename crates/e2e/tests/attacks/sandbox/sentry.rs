@@ -1,4 +1,5 @@
-//! What differs under a kernel in user space: who dials, what a name may hold, whose descriptors they are.
+//! I-12, A-23, C-38: attacks that are specific to a user-space kernel: impersonating process 1, process names
+//! that forge a status, and descriptor exhaustion.
 
 use std::time::Duration;
 
@@ -12,12 +13,12 @@ use super::group::{beats, until_beating};
 use super::identity::{as_python, spec_with, words_of_parent};
 
 const GVISOR: &[&str] = &["runsc"];
-/// For the node to let go of a sandbox, as at the death of its process.
+/// Time for the node to release a sandbox, as after the death of its process.
 const LET_GO: Duration = Duration::from_millis(100);
-/// For an answer of process 1, which takes milliseconds.
+/// Timeout for a response of process 1, which normally takes milliseconds.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// I-12: IM1 in gVisor.
+/// I-12 (finding IM1 in gVisor): the node answers no process but process 1.
 #[test]
 fn nobody_but_process_1_is_answered_by_the_node() {
     withstand("I-12", GVISOR, async |field| {
@@ -28,7 +29,7 @@ fn nobody_but_process_1_is_answered_by_the_node() {
         assert!(bytes_in(&as_root, "tried").await > 0, "control: it did not reach the node's socket");
         assert_eq!(bytes_in(&as_root, "heard").await, 0, "the node answered a peer without the token");
         as_root.stop(Duration::ZERO).await.unwrap();
-        // It cannot open the socket: it is root of its own namespace only (I-11).
+        // The payload cannot open the socket, because it is root of its own namespace only (I-11).
         let sandbox = attacked(field, &[]).await;
         assert_eq!(bytes_in(&sandbox, "tried").await, 0, "it reached the node's socket");
         assert_eq!(bytes_in(&sandbox, "heard").await, 0, "the node answered a peer other than process 1");
@@ -37,7 +38,8 @@ fn nobody_but_process_1_is_answered_by_the_node() {
     });
 }
 
-/// A sandbox whose payload has dialled while five node processes in turn took the sandbox over, with these defences off.
+/// Starts a sandbox whose payload connects to the node's socket while five node processes in turn take the
+/// sandbox over, with these defences disabled.
 async fn attacked(field: &Field<'_>, off: &[&str]) -> Sandbox {
     let undefended: Vec<_> = off.iter().map(|attack| api::defence::turn_off(attack)).collect();
     let layer = as_python(field.id);
@@ -47,7 +49,7 @@ async fn attacked(field: &Field<'_>, off: &[&str]) -> Sandbox {
     for _ in 0..5 {
         sandbox = taken_over(field, sandbox).await;
         if off.contains(&"I-12") {
-            // The node may be talking to the payload, which answers nothing.
+            // The node may be connected to the payload, which sends no response.
             let _ = tokio::time::timeout(SILENCE, sandbox.execs()).await;
         } else {
             field.recovers(&sandbox).await;
@@ -57,13 +59,13 @@ async fn attacked(field: &Field<'_>, off: &[&str]) -> Sandbox {
     taken_over(field, sandbox).await
 }
 
-/// The size of a file that the payload writes.
+/// Returns the size of a file that the payload writes.
 async fn bytes_in(sandbox: &Sandbox, name: &str) -> u64 {
     let said = text(&sh(sandbox, &format!("stat -c %s /tmp/{name}")).await);
     said.trim().parse().unwrap()
 }
 
-/// Another process takes the sandbox over.
+/// Lets a new node instance take the sandbox over.
 async fn taken_over(field: &Field<'_>, sandbox: Sandbox) -> Sandbox {
     let id = sandbox.id().clone();
     drop(sandbox);
@@ -71,12 +73,13 @@ async fn taken_over(field: &Field<'_>, sandbox: Sandbox) -> Sandbox {
     Sandbox::attach(field.lab.again(), id, small().memory_bytes)
 }
 
-/// IM2.
+/// A-23 (finding IM2): a process cannot hide behind its name.
 #[test]
 fn a_process_does_not_hide_behind_its_name() {
     withstand("A-23", BOTH, async |field| {
         if !field.is_container() {
-            // Control: a name that is taken for the status hides its process. Linux itself escapes names.
+            // Control: without the defence, a name that imitates status lines hides its process. Linux itself
+            // escapes names.
             let undefended = {
                 let _undefended = api::defence::turn_off("A-23");
                 field.sandbox().await
@@ -92,7 +95,7 @@ fn a_process_does_not_hide_behind_its_name() {
             undefended.stop(Duration::ZERO).await.unwrap();
         }
         let sandbox = field.sandbox().await;
-        // If nothing ends it, it survives.
+        // If no exec is terminated, it survives.
         let done = collect(&sandbox, &field.payload(&["leave"])).await;
         assert_eq!(done.end.left_running, 1, "it is counted: {done:?}");
         until_beating(&sandbox, "leave").await;
@@ -112,7 +115,7 @@ fn a_process_does_not_hide_behind_its_name() {
     });
 }
 
-/// C-38: IL5.
+/// C-38 (finding IL5): an exec that finds no free descriptor fails with an error that permits a retry.
 #[test]
 fn an_exec_that_finds_no_descriptor_is_told_to_come_again() {
     withstand("C-38", GVISOR, async |field| {
@@ -133,7 +136,8 @@ fn an_exec_that_finds_no_descriptor_is_told_to_come_again() {
     });
 }
 
-/// The error of an exec that is started while another holds every descriptor of the sandbox's kernel.
+/// Returns the error of an exec that is started while another exec holds every descriptor of the sandbox's
+/// kernel.
 async fn without_descriptors(field: &Field<'_>, sandbox: &Sandbox) -> api::Error {
     let spec = ExecSpec { deadline_ms: Some(120_000), ..field.payload(&[]) };
     let mut holder = start(sandbox, &spec).await.unwrap();

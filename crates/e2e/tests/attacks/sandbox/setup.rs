@@ -1,4 +1,4 @@
-//! R: root file systems that lie, links where things are about to be made, and sockets without a file.
+//! R: malicious root file systems, links at the paths of new sandboxes, and abstract sockets.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,7 +15,7 @@ use super::field::payload;
 use super::field::{BOTH, Field, OCI_BOTH, small, withstand};
 use super::room::Room;
 
-/// Where a runtime mounts, or looks.
+/// Paths at which a runtime mounts or reads files.
 const PLACES: [&str; 13] = [
     "proc",
     "sys",
@@ -31,13 +31,14 @@ const PLACES: [&str; 13] = [
     ".bellglass/channel",
     ".bellglass/spool",
 ];
-/// What is there instead of a directory.
+/// Objects that replace the directory at such a path.
 const LIES: [&str; 10] =
     ["absolute", "relative", "root", "dangling", "loop", "magic", "file", "pipe", "device", "full"];
-/// A start, refused or not, takes no longer.
+/// Maximum duration of a start, refused or not.
 const START: Duration = Duration::from_secs(15);
 
-/// after CVE-2019-16884, CVE-2025-54867, CVE-2026-41579 and CVE-2026-47766.
+/// after CVE-2019-16884, CVE-2025-54867, CVE-2026-41579 and CVE-2026-47766: a malicious root
+/// file system is refused, or its mounts stay inside.
 #[test]
 fn a_root_file_system_that_lies_is_refused_or_kept_inside() {
     withstand("R-08", OCI_BOTH, async |field| {
@@ -69,7 +70,8 @@ fn a_root_file_system_that_lies_is_refused_or_kept_inside() {
     });
 }
 
-/// R-02, after CVE-2019-16884 and CVE-2023-27561: files in the image where the kernel's own are expected.
+/// R-02, after CVE-2019-16884 and CVE-2023-27561: files of the image do not hide files of the kernel at the
+/// same paths.
 #[test]
 fn false_files_of_an_image_do_not_hide_the_kernels() {
     withstand("R-02", BOTH, async |field| {
@@ -80,7 +82,7 @@ fn false_files_of_an_image_do_not_hide_the_kernels() {
             std::fs::write(path, "Name:\tlie\n").unwrap();
         }
         std::fs::set_permissions(layer.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        // Control: without the kernel's own above them, the false ones are read.
+        // Control: if no files of the kernel are mounted over them, the false files are read.
         let read = std::fs::read_to_string(layer.path().join("proc/self/status")).unwrap();
         assert!(read.contains("lie"));
         let mut spec = field.lab.spec(small());
@@ -95,7 +97,7 @@ fn false_files_of_an_image_do_not_hide_the_kernels() {
     });
 }
 
-/// R-03, after CVE-2020-15257.
+/// R-03, after CVE-2020-15257: abstract sockets of the host are not reachable.
 #[test]
 fn no_socket_without_a_file_is_in_reach() {
     withstand("R-03", BOTH, async |field| {
@@ -108,7 +110,7 @@ fn no_socket_without_a_file_is_in_reach() {
         let said = field.attack(&sandbox, &[&name]).await;
         said.assert("sandbox", &[("dial", "ECONNREFUSED")]);
         said.assert_held("sandbox");
-        // Nor does the node itself listen at any such.
+        // The node itself does not listen on an abstract socket either.
         let table = std::fs::read_to_string("/proc/self/net/unix").unwrap();
         let ours = table
             .lines()
@@ -121,12 +123,12 @@ fn no_socket_without_a_file_is_in_reach() {
     });
 }
 
-/// R-11, after CVE-2026-1386.
+/// R-11, after CVE-2026-1386: a link at the path of a new sandbox is not followed.
 #[test]
 fn a_link_where_a_sandbox_is_to_be_made_is_not_followed() {
     withstand("R-11", OCI_BOTH, async |field| {
         let outside = field.sentinel().join("inner");
-        // Control: made by name, things go where the link leads.
+        // Control: a file that is created by path appears at the target of the link.
         let naive = tempfile::tempdir().unwrap();
         symlink(naive.path(), naive.path().join("link")).unwrap();
         std::fs::write(naive.path().join("link/record.json"), "{}").unwrap();
@@ -151,7 +153,7 @@ fn a_link_where_a_sandbox_is_to_be_made_is_not_followed() {
     });
 }
 
-/// A mount made by name goes where a link in the root leads: in a mount namespace of its own, on a copy.
+/// Asserts that a mount by path follows a link in the root, in a separate mount namespace and on a copy.
 fn naive_mount_reaches(field: &Field<'_>, outside: &Path) {
     let root = lying_root(field, "dev", "absolute", outside);
     let script = "mount -t tmpfs none \"$0/dev\" && grep -c \" $1 \" /proc/self/mountinfo";
@@ -164,7 +166,7 @@ fn naive_mount_reaches(field: &Field<'_>, outside: &Path) {
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1", "control: {output:?}");
 }
 
-/// A tiny root file system with one lie in it.
+/// Creates a minimal root file system with one malicious entry.
 fn lying_root(field: &Field<'_>, place: &str, lie: &str, outside: &Path) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     std::fs::set_permissions(root.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -175,13 +177,14 @@ fn lying_root(field: &Field<'_>, place: &str, lie: &str, outside: &Path) -> temp
     root
 }
 
-/// Nothing of the host outside the data directory is a source of what process 1 sees mounted.
+/// Asserts that no mount of process 1 shows the sentinel directory of the host.
 fn assert_mounts_inside(field: &Field<'_>, sandbox: &Sandbox) {
     let pid = field.lab.data().join("sandboxes").join(sandbox.id().as_str()).join("pid");
     let pid = std::fs::read_to_string(pid).unwrap();
     let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", pid.trim())).unwrap_or_default();
     let sentinel = field.sentinel().to_string_lossy().into_owned();
-    // The fourth word of a line is what of a file system is shown, the fifth is where.
+    // The fourth field of a line is the part of the file system that is mounted, the fifth is the mount
+    // point.
     let mut shown = mounts.lines().filter_map(|line| line.split(' ').nth(3));
     assert!(!shown.any(|root| root.contains(&sentinel)), "{mounts}");
 }

@@ -1,4 +1,4 @@
-//! A: the guest, its channel, and the ends of execs.
+//! A: the guest, its channel, and the end of execs.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,10 +14,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::field::{BOTH, Field, OCI_BOTH, THROUGH, said, small, withstand};
 use super::room::{BASE, Room};
 
-/// Within this a loss is known, and what was ended is gone.
+/// Maximum time until a loss is detected, and until the processes of a terminated exec are gone.
 const SOON: Duration = Duration::from_secs(2);
 
-/// from inside.
+/// user code cannot act on process 1.
 #[test]
 fn process_1_is_out_of_reach_of_user_code() {
     withstand("A-01", BOTH, async |field| {
@@ -26,7 +26,7 @@ fn process_1_is_out_of_reach_of_user_code() {
         let sandbox = field.sandbox().await;
         let said = field.attack(&sandbox, &[]).await;
         for (thing, answer) in &said.things {
-            // Numbers that a user-space kernel writes down and never acts on.
+            // A user-space kernel stores these values and never acts on them.
             let is_idle = !field.is_container() && ["affinity", "priority"].contains(&thing.as_str());
             assert!(is_idle || ["EPERM", "EACCES"].contains(&answer.as_str()), "{thing} {answer}");
         }
@@ -34,7 +34,7 @@ fn process_1_is_out_of_reach_of_user_code() {
     });
 }
 
-/// from outside, as the kernel's memory killer or an administrator would.
+/// the guest is killed from outside, as the kernel's OOM killer or an administrator would do.
 #[test]
 fn a_killed_guest_is_known_at_once_and_nothing_hangs() {
     withstand("A-01", OCI_BOTH, async |field| {
@@ -52,7 +52,7 @@ fn a_killed_guest_is_known_at_once_and_nothing_hangs() {
     });
 }
 
-/// from inside.
+/// user code cannot open or replace the channel.
 #[test]
 fn the_channel_cannot_be_entered_or_taken_over() {
     withstand("A-02", OCI_BOTH, async |field| {
@@ -77,14 +77,15 @@ fn the_channel_cannot_be_entered_or_taken_over() {
     });
 }
 
-/// somebody who got to the socket, and speaks the protocol, and is first in the queue.
+/// an impostor has reached the socket, speaks the protocol, and is first in the queue.
 #[test]
 fn a_dialler_that_is_not_process_1_is_sent_away() {
     withstand("A-02", OCI_BOTH, async |field| {
         let (runtime, id) = (&field.lab.runtime, field.lab.id());
         runtime.start(&id, &field.lab.spec(small())).await.unwrap();
         let first = runtime.connect(&id, Duration::from_secs(20)).await.unwrap();
-        // In a container it lies on a file system of the sandbox's own, which is reached through its process 1.
+        // In a container, the socket is on the sandbox's own file system, which is reachable through its
+        // process 1.
         let socket = match field.is_container() {
             true => format!("/proc/{}/root/.bellglass/channel/node.sock", field.lab.process_of(&id)).into(),
             false => field.lab.data().join("sandboxes").join(id.as_str()).join("channel/node.sock"),
@@ -92,7 +93,7 @@ fn a_dialler_that_is_not_process_1_is_sent_away() {
         let mut impostor = UnixStream::connect(&socket).unwrap();
         let hello = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false };
         impostor.write_all(&hello.encode()).unwrap();
-        // The guest dials again, and stands behind the impostor.
+        // The guest connects again, and is queued behind the impostor.
         drop(first);
         let second = runtime.connect(&id, Duration::from_secs(20)).await.unwrap();
         drop(second);
@@ -106,12 +107,12 @@ fn a_dialler_that_is_not_process_1_is_sent_away() {
     });
 }
 
-/// A-03; what a hostile process 1 can say is tried in the tests of `node`.
+/// frames in an output are only bytes. The tests of `node` cover the frames of a hostile process 1.
 #[test]
 fn words_of_the_channel_in_an_output_are_only_bytes() {
     withstand("A-03", BOTH, async |field| {
         let forged = forged();
-        // Control: on the channel itself these bytes are a frame, and an end with a false outcome.
+        // Control: on the channel itself, these bytes are a frame that ends the exec with a false outcome.
         let header = forged.first_chunk::<HEADER_BYTES>().unwrap();
         assert!(matches!(Header::decode(header), Ok(Header::End { .. })));
         let hex: String = forged.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -126,7 +127,7 @@ fn words_of_the_channel_in_an_output_are_only_bytes() {
     });
 }
 
-///
+/// stopping processes while execs start does not block the guest.
 #[test]
 fn who_stops_what_is_being_born_does_not_stop_the_guest() {
     withstand("A-05", BOTH, async |field| {
@@ -151,7 +152,7 @@ fn who_stops_what_is_being_born_does_not_stop_the_guest() {
     });
 }
 
-///
+/// a process that ignores signals is killed after its grace period.
 #[test]
 fn who_ignores_signals_is_killed_after_its_grace() {
     withstand("A-06", BOTH, async |field| {
@@ -164,7 +165,7 @@ fn who_ignores_signals_is_killed_after_its_grace() {
             let Some(Event::Data { bytes, .. }) = stubborn.next().await.unwrap() else { panic!("{seen}") };
             seen.push_str(&String::from_utf8_lossy(&bytes));
         }
-        // Control: it survives what it is asked by.
+        // Control: it survives the signals that a process can ignore.
         for signal in [1, 2, 15] {
             assert_eq!(stubborn.signal(signal).await.unwrap(), 4);
         }
@@ -177,13 +178,14 @@ fn who_ignores_signals_is_killed_after_its_grace() {
     });
 }
 
-///
+/// a daemon ends with its exec, or at the latest with its sandbox.
 #[test]
 fn a_daemon_ends_with_its_exec_or_at_the_latest_with_its_sandbox() {
     withstand("A-07", BOTH, async |field| {
         let sandbox = field.sandbox().await;
         let lives = "kill -0 $(cat /tmp/daemon) && echo lives; rm /tmp/daemon";
-        // Control: killed by session and process group, it survives.
+        // Control: with its own session and process group, it survives an exec that does not kill background
+        // processes.
         let group = ExecSpec { argv: field.payload(&[]).argv, ..field.payload(&[]) };
         let done = collect(&sandbox, &group).await;
         assert_eq!((text(&done).as_str(), done.end.left_running), ("daemon started\n", 1));
@@ -198,11 +200,11 @@ fn a_daemon_ends_with_its_exec_or_at_the_latest_with_its_sandbox() {
     });
 }
 
-///
+/// the end of an exec does not wait for a child that keeps the streams open.
 #[test]
 fn an_end_does_not_wait_for_who_keeps_the_streams() {
     withstand("A-17", BOTH, async |field| {
-        // Control: who reads until the streams close waits for the child.
+        // Control: a program that reads until the streams close waits for the child.
         let began = Instant::now();
         let control = Room { uid: 1000, ..Room::default() }.run(&reading_to_the_end(field.id));
         assert!(began.elapsed() > SOON && control.code != Some(3), "control: {control:?}");
@@ -219,14 +221,15 @@ fn an_end_does_not_wait_for_who_keeps_the_streams() {
     });
 }
 
-/// Process 1 as the host sees it.
+/// Returns the host's pid of process 1.
 fn first(field: &Field<'_>, sandbox: &Sandbox) -> Pid {
     let path = field.lab.data().join("sandboxes").join(sandbox.id().as_str()).join("pid");
     let text = std::fs::read_to_string(path).unwrap();
     Pid::from_raw(text.trim().parse().unwrap()).unwrap()
 }
 
-/// An end with a false outcome, a gap, and an announcement of more data than will come.
+/// Returns an end frame with a false outcome, a gap frame, and a header that announces more data than
+/// follows.
 fn forged() -> Vec<u8> {
     let end = ExecEnd {
         outcome: Outcome::Exited { code: THROUGH },
@@ -247,7 +250,7 @@ fn forged() -> Vec<u8> {
     [&Header::End { length }.encode()[..], &json, &gap.encode()[..], &data.encode()[..]].concat()
 }
 
-/// A shell that reads the payload's output to its end, for three seconds.
+/// Returns a shell command that reads the payload's output to its end, for at most three seconds.
 fn reading_to_the_end(id: &str) -> Vec<String> {
     let payload = super::field::payload(id, &[]);
     let script = "timeout 3 bash -c 'x=$(\"$0\" \"$@\"); exit 3' \"$@\"";

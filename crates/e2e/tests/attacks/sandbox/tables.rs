@@ -1,5 +1,5 @@
-//! C-30 to C-37: one sandbox uses up a table of the kernel, and goes on trying. Another is refused nothing, and is no slower than beside a
-//! neighbour that burns the same processor time.
+//! C-30 to C-37: one sandbox exhausts a kernel table and keeps trying to take more. Another sandbox is not
+//! refused anything, and is no slower than next to a neighbour that uses the same processor time.
 
 use std::time::{Duration, Instant};
 
@@ -11,18 +11,20 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::field::{Field, OCI, OCI_BOTH, Said, payload, small, withstand};
 use super::neighbour::ready;
 
-/// Times that the bystander is measured beside the harmless neighbour and beside the attack, in turn. The medians are compared, because
-/// whatever else the machine does for a second would decide between two single measurements.
+/// Number of measurements of the bystander next to the harmless neighbour and next to the attack,
+/// alternating. The medians are compared, because with two single measurements, a second of other load on the
+/// machine would decide the result.
 const ROUNDS: usize = 5;
-/// Execs in one measurement. In gVisor only their success is asked for, in one round.
+/// Number of execs in one measurement. In gVisor only their success is checked, in one round.
 const EXECS: usize = 60;
 const EXECS_USER_KERNEL: usize = 40;
-/// How much slower the slowest twentieth of them may be beside an attack than beside a harmless neighbour.
+/// Maximum ratio between the 95th percentiles next to an attack and next to a harmless neighbour.
 const SLOWER: f64 = 1.5;
-/// An attack is found out and ended within this.
+/// Maximum time until the attacker is identified.
 const FOUND_WITHIN: Duration = Duration::from_secs(2);
 
-/// A table, how it is used up, and what the bystander is told that wants one entry of it.
+/// A kernel table, the payload that exhausts it, and the expected result when the bystander requests one
+/// entry.
 struct Row {
     id: &'static str,
     arguments: &'static [&'static str],
@@ -33,7 +35,7 @@ const fn row(id: &'static str, arguments: &'static [&'static str], bystander: &'
     Row { id, arguments, bystander }
 }
 
-/// File locks are not here: who takes too many of them is ended.
+/// File locks are not in this list, because a sandbox that takes too many of them is stopped.
 const TABLES: [Row; 9] = [
     row("C-30", &["exhaust"], "ok"),
     row("C-31", &["exhaust"], "ENOSYS"),
@@ -46,7 +48,7 @@ const TABLES: [Row; 9] = [
     row("C-37", &["exhaust", "2000", "terminals"], "ok"),
 ];
 
-/// C-30 to C-37, one after the other.
+/// C-30 to C-37, one after the other: a table that one sandbox exhausts has entries for another.
 #[test]
 fn a_table_that_one_sandbox_uses_up_is_there_for_the_next() {
     withstand("C-30", OCI_BOTH, async |field| {
@@ -65,7 +67,7 @@ fn a_table_that_one_sandbox_uses_up_is_there_for_the_next() {
                 if round == rounds {
                     has_an_entry(field, &bystander, &attacker, row).await;
                 }
-                // It may have ended with its sandbox.
+                // The attack may have ended with its sandbox.
                 let _ = attack.cancel().await;
             }
             let (harmless_p95, attack_p95) = (median(beside_harmless.clone()), median(beside_attack.clone()));
@@ -85,10 +87,10 @@ fn a_table_that_one_sandbox_uses_up_is_there_for_the_next() {
     });
 }
 
-/// Starts the attack of a row, and waits until the table is used up.
+/// Starts the attack of a row, and waits until the table is exhausted.
 async fn begin(field: &Field<'_>, attacker: &Sandbox, row: &Row) -> Exec {
-    // A user-space kernel keeps what is taken in its own memory, and may end for it: only others matter there. So it is with the
-    // buffers of sockets on cgroup version 2.
+    // A user-space kernel keeps these resources in its own memory, and may be killed for it. Then only the
+    // effect on other sandboxes matters. The same is true of socket buffers on cgroup version 2.
     let survives = field.is_container() && !(row.id == "C-32" && is_unified());
     match survives {
         true => ready(attacker, &spec(row.id, row.arguments)).await,
@@ -96,7 +98,7 @@ async fn begin(field: &Field<'_>, attacker: &Sandbox, row: &Row) -> Exec {
     }
 }
 
-/// While the attack runs, the bystander and the host get an entry of the table.
+/// Asserts that the bystander and the host get an entry of the table while the attack runs.
 async fn has_an_entry(field: &Field<'_>, bystander: &Sandbox, attacker: &Sandbox, row: &Row) {
     let probed =
         async |sandbox| super::field::said(&e2e::lab::collect(sandbox, &spec(row.id, &probe(row))).await);
@@ -111,7 +113,7 @@ async fn has_an_entry(field: &Field<'_>, bystander: &Sandbox, attacker: &Sandbox
     }
 }
 
-/// C-30 with the defence off: a namespace that root made.
+/// C-30 with the defence disabled: root creates the user namespace.
 #[test]
 fn inotify_instances_of_namespaces_that_root_made_are_shared() {
     withstand("C-30", OCI, async |field| {
@@ -125,7 +127,7 @@ fn inotify_instances_of_namespaces_that_root_made_are_shared() {
     });
 }
 
-/// C-31 with the defence off.
+/// C-31 with the defence disabled: asynchronous I/O in a sandbox counts against the limit of the machine.
 #[test]
 fn asynchronous_io_of_a_sandbox_counts_for_the_machine() {
     withstand("C-31", OCI, async |field| {
@@ -143,7 +145,7 @@ fn asynchronous_io_of_a_sandbox_counts_for_the_machine() {
     });
 }
 
-/// C-32, by the machine's own count.
+/// C-32: socket buffers can use only a part of a sandbox's memory, by the machine's own count.
 #[test]
 fn buffers_of_sockets_end_at_a_part_of_memory() {
     withstand("C-32", OCI, async |field| {
@@ -172,7 +174,8 @@ fn buffers_of_sockets_end_at_a_part_of_memory() {
     });
 }
 
-/// C-33: found by its files, and by files without a name and locks without a process.
+/// C-33: the sandbox with too many file locks is identified, even if the files have no name and the locks no
+/// process.
 #[test]
 fn who_takes_too_many_file_locks_is_named() {
     withstand("C-33", OCI, async |field| {
@@ -196,19 +199,19 @@ fn who_takes_too_many_file_locks_is_named() {
     });
 }
 
-/// C-34 with the defence off, below a safe limit for all namespaces that this process makes.
+/// C-34 with the defence disabled, under a safe limit for all namespaces that this process creates.
 #[test]
 fn signals_of_namespaces_that_root_made_are_shared() {
     shared_count("C-34", Resource::Sigpending, 2000, "EAGAIN");
 }
 
-/// C-35 likewise.
+/// C-35 with the defence disabled, under a safe limit too.
 #[test]
 fn message_queues_of_namespaces_that_root_made_are_shared() {
     shared_count("C-35", Resource::Msgqueue, 100_000, "EMFILE");
 }
 
-/// C-36: what the limits of one sandbox multiply to.
+/// C-36: the number of open files that the limits of one sandbox permit in total.
 #[test]
 fn one_sandbox_cannot_open_all_files_of_the_machine() {
     withstand("C-36", OCI, async |field| {
@@ -231,7 +234,7 @@ fn one_sandbox_cannot_open_all_files_of_the_machine() {
     });
 }
 
-/// C-37 with the defence off: sandboxes have the same user ids, and no limit on terminals.
+/// C-37 with the defence disabled: sandboxes have the same user ids, and terminals are not limited.
 #[test]
 fn pipes_of_one_user_and_terminals_without_a_limit_are_shared() {
     withstand("C-37", OCI, async |field| {
@@ -259,7 +262,8 @@ fn pipes_of_one_user_and_terminals_without_a_limit_are_shared() {
     });
 }
 
-/// Turns the limit and the owner of the namespace off, and shows that one sandbox takes what the next wants.
+/// Disables the limit and the separate owner of the namespace, and shows that one sandbox takes the entries
+/// that the next one needs.
 fn shared_count(id: &'static str, resource: Resource, safe: u64, answer: &str) {
     withstand(id, OCI, async |field| {
         let before = getrlimit(resource);
@@ -277,26 +281,26 @@ fn shared_count(id: &'static str, resource: Resource, safe: u64, answer: &str) {
     });
 }
 
-/// What the bystander is to try of a table.
+/// Returns the arguments with which the bystander requests one entry of a table.
 fn probe(row: &Row) -> Vec<&'static str> {
     std::iter::once("probe").chain(row.arguments.get(2).copied()).collect()
 }
 
-/// The payload of an attack as an exec.
+/// Returns the payload of an attack as an exec.
 fn spec(id: &str, arguments: &[&str]) -> api::exec::ExecSpec {
     let words = payload(id, arguments);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     api::exec::ExecSpec { deadline_ms: Some(120_000), ..exec(&words) }
 }
 
-/// The payload on the host, as root.
+/// Runs the payload on the host, as root.
 fn on_host(id: &str, arguments: &[&str]) -> Said {
     let words = payload(id, arguments);
     let output = std::process::Command::new("python3").args(&words[1..]).output().unwrap();
     Said::read(&String::from_utf8_lossy(&output.stdout), output.status.code())
 }
 
-/// How long an exec takes, of the slowest twentieth.
+/// Returns the 95th percentile of the duration of an exec.
 async fn slowest(field: &Field<'_>, sandbox: &Sandbox) -> Duration {
     let execs = if field.is_container() { EXECS } else { EXECS_USER_KERNEL };
     let mut taken = Vec::new();
@@ -315,7 +319,7 @@ fn median(mut taken: Vec<Duration>) -> Duration {
     taken[taken.len() / 2]
 }
 
-/// What the buffers of all sockets of the machine take.
+/// Returns the memory of the buffers of all sockets of the machine.
 fn socket_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/net/sockstat").unwrap();
     let pages = |line: &str| line.split(" mem ").nth(1)?.split_whitespace().next()?.parse::<u64>().ok();
@@ -326,7 +330,7 @@ fn number(path: &str) -> u64 {
     std::fs::read_to_string(path).unwrap().split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// Whether memory is counted by version 2, which charges buffers of sockets to it.
+/// Returns true if memory is counted by cgroup version 2, which charges socket buffers to it.
 fn is_unified() -> bool {
     std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }

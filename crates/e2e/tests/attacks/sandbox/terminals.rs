@@ -1,4 +1,4 @@
-//! A-15: terminals, too many, too large, torn, and flooded.
+//! A-15: too many terminals, and oversized, disconnected and flooded ones.
 
 use std::time::{Duration, Instant};
 
@@ -14,12 +14,12 @@ use super::field::{BOTH, OCI_BOTH, withstand};
 use super::room::Room;
 
 const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
-/// Sizes and keys of a storm, in full and in CI.
+/// Number of resizes and of keys in a storm, in a full run and in CI.
 const STORM: (usize, usize) = (10_000, 2_000);
-/// What a storm may take: a sandbox answers a thousand calls in a second or so.
+/// Maximum duration of a storm. A sandbox processes about a thousand calls per second.
 const STORM_WITHIN: Duration = Duration::from_secs(120);
 
-/// Says how often it was interrupted, once there is `/workspace/go`.
+/// Program that waits until `/workspace/go` exists, and then prints how often it was interrupted.
 const COUNTS_INTERRUPTS: &str = "
 import os, signal, time
 count = 0
@@ -37,18 +37,19 @@ fn on_terminal(spec: ExecSpec) -> ExecSpec {
     ExecSpec { terminal: Some(SIZE), deadline_ms: None, ..spec }
 }
 
-/// Terminals of the whole machine that are in use.
+/// Returns the number of terminals in use on the whole machine.
 fn in_use() -> u64 {
     std::fs::read_to_string("/proc/sys/kernel/pty/nr").unwrap().trim().parse().unwrap()
 }
 
-/// Others use the machine too; what is lost here would be lost by the dozen.
+/// Asserts that no terminals have leaked. Other processes use terminals too, but a leak here would lose
+/// dozens.
 fn assert_given_back(before: u64) {
     let now = in_use();
     assert!(now < before + TERMINALS_MAX as u64, "{now} terminals in use, {before} before");
 }
 
-/// Reads until there is this text.
+/// Reads the output until it contains this text.
 async fn until(exec: &mut Exec, wanted: &str) -> String {
     let mut seen = String::new();
     let reading = async {
@@ -64,11 +65,11 @@ async fn until(exec: &mut Exec, wanted: &str) -> String {
     seen
 }
 
-/// A-15: a thousand of them.
+/// A-15: a thousand terminals.
 #[test]
 fn a_thousand_terminals_end_at_the_cap_and_none_is_lost() {
     withstand("A-15", OCI_BOTH, async |field| {
-        // Control: without the cap of the mount, the same program gets its thousand.
+        // Control: without the limit of the mount, the same program gets a thousand terminals.
         let room = Room { uid: 1000, powerful: false, ..Room::default() };
         let control = room.attack("A-15", &["hoard"]);
         control.assert("control", &[("a thousand terminals", "ok")]);
@@ -81,11 +82,12 @@ fn a_thousand_terminals_end_at_the_cap_and_none_is_lost() {
             said.assert("sandbox", &[("a thousand terminals", "ENOSPC")]);
             assert_eq!(said.number("opened"), 2 * TERMINALS_MAX as u64, "{}", said.raw);
         } else {
-            // They are memory of the sandbox's own kernel, and nobody else's.
+            // These terminals exist only in the memory of the sandbox's own kernel.
             assert_given_back(before);
         }
         field.attack(&sandbox, &["tear"]).await.assert("sandbox", &[("torn", "200")]);
-        // Those that are asked for: the first are had, the others refused, and refused ones leave nothing.
+        // Terminals requested from outside: the first are created, the others refused, and refused requests
+        // leave nothing behind.
         let sleeper = on_terminal(exec(&["sleep", "600"]));
         let (mut open, mut refused) = (Vec::new(), 0);
         for _ in 0..1000 {
@@ -108,7 +110,7 @@ fn a_thousand_terminals_end_at_the_cap_and_none_is_lost() {
     });
 }
 
-/// A-15: sizes that no terminal has, and more of them than anybody needs.
+/// A-15: sizes beyond the limit, and far more resizes than a user needs.
 #[test]
 fn a_storm_of_sizes_ends_with_the_last_and_keeps_nobody_waiting() {
     withstand("A-15", BOTH, async |field| {
@@ -120,7 +122,7 @@ fn a_storm_of_sizes_ends_with_the_last_and_keeps_nobody_waiting() {
             for number in 0..sized(STORM.0, STORM.1) {
                 let refused = terminal.resize(TerminalSize { cols: 65_535, rows: 65_535 }).await.unwrap_err();
                 assert_eq!(refused.to_api().code, ErrorCode::LimitExceeded);
-                // Control: those that there are arrive.
+                // Control: valid sizes are applied.
                 if number % 10 == 0 {
                     let side = 1 + u32::try_from(number % 1000).unwrap();
                     terminal.resize(TerminalSize { cols: side, rows: side }).await.unwrap();
@@ -138,13 +140,14 @@ fn a_storm_of_sizes_ends_with_the_last_and_keeps_nobody_waiting() {
     });
 }
 
-/// A-15: keys as fast as they can be typed, for programs that take them and programs that do not, and readers that vanish.
+/// A-15: keys in rapid succession, for programs that read them and programs that do not, and readers that
+/// disconnect.
 #[test]
 fn a_storm_of_keys_and_readers_that_vanish_block_nobody() {
     withstand("A-15", BOTH, async |field| {
         let (witness, sandbox) = (field.sandbox().await, field.sandbox().await);
         let before = in_use();
-        // Not in bash, which under such a storm can come to wait for ever for a child that has ended.
+        // Python instead of bash, which in such a storm can wait forever for a child that has exited.
         let mut terminal =
             start(&sandbox, &on_terminal(exec(&["python3", "-c", COUNTS_INTERRUPTS]))).await.unwrap();
         until(&mut terminal, "ready").await;
@@ -157,16 +160,17 @@ fn a_storm_of_keys_and_readers_that_vanish_block_nobody() {
         field.with_witness(&witness, storm).await;
         sh(&sandbox, "touch /workspace/go").await;
         let seen = until(&mut terminal, "caught").await;
-        // Control: they arrived.
+        // Control: the keys arrived.
         assert!(!seen.contains("caught 0\r"), "{seen:?}");
-        // A program that never reads: what does not fit waits here, and the guest answers others.
+        // A program that never reads: input that does not fit waits at the sender, and the guest still serves
+        // others.
         let deaf = start(&sandbox, &on_terminal(script("stty raw -echo; exec sleep 600"))).await.unwrap();
         tokio::time::sleep(Duration::from_millis(500)).await;
         let much = Bytes::from(vec![b'x'; 1 << 20]);
         let waited = deaf.write_stdin(0, much, false, Duration::from_secs(2)).await;
         assert!(waited.is_err(), "a megabyte was taken by nobody");
         field.recovers(&sandbox).await;
-        // Readers that vanish in a flood, and an end in the middle of it.
+        // Readers that disconnect during a flood, and execs that are cancelled during it.
         let flood = start(&sandbox, &on_terminal(exec(&["yes"]))).await.unwrap();
         for _ in 0..50 {
             let mut reader = sandbox.exec_reader(flood.id().clone());

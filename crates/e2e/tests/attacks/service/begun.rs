@@ -1,4 +1,5 @@
-//! H-42: what was begun with a key that is then revoked or rotated: requests that lack one byte, streams, tickets, visits to a port.
+//! H-42: access that was in progress when its key was revoked or rotated: incomplete requests, streams,
+//! tickets, and connections to a port.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -11,10 +12,10 @@ use serde_json::{Value, json};
 use super::ground::{address, ask, head, held, keyed, read, recovers};
 use super::ports::inside;
 
-/// What ends does so within this.
+/// Maximum time until access ends after its key was revoked or rotated.
 const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
-/// A key of an administrator: the secret, and its id.
+/// Creates an administrator's key, and returns its secret and its id.
 fn make(service: &Service) -> (String, String) {
     let asked = json!({ "project": "default", "role": "admin" });
     let made = keyed(service, &service.key, "POST", "/v1/keys", &asked).json();
@@ -26,7 +27,7 @@ fn revoke(service: &Service, id: &str) {
     assert_eq!(gone.status, 204, "{gone:?}");
 }
 
-/// A connection on which this was sent.
+/// Opens a connection and sends this request.
 fn sent(service: &Service, request: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address(service)).unwrap();
     stream.set_read_timeout(Some(ENDS_WITHIN)).unwrap();
@@ -34,7 +35,7 @@ fn sent(service: &Service, request: &str) -> TcpStream {
     stream
 }
 
-/// Whether a key is made by a request whose last byte comes after its own key was revoked.
+/// Returns true if a request creates a key although its own key was revoked before its last byte was sent.
 fn acts_later(service: &Service) -> bool {
     let (secret, id) = make(service);
     let label = format!("after {id}");
@@ -47,17 +48,17 @@ fn acts_later(service: &Service) -> bool {
     ];
     let (most, last) = body.split_at(body.len() - 1);
     let mut parked = sent(service, &format!("{}\r\n{most}", head("POST", "/v1/keys", &headers)));
-    // Its head was read, and its key looked at.
+    // By then, the server has read the head and checked the key.
     std::thread::sleep(Duration::from_millis(500));
     revoke(service, &id);
-    // Where it is cut there is nobody to write to.
+    // The write fails if the server has closed the connection.
     let _ = parked.write_all(last.as_bytes());
     read(&mut parked);
     let keys = keyed(service, &service.key, "GET", "/v1/keys", &Value::Null).json();
     keys["items"].as_array().unwrap().iter().any(|key| key["label"] == label)
 }
 
-/// Whether a stream that a key opened goes on after it was rotated without an overlap.
+/// Returns true if a stream stays open after its key was rotated without an overlap.
 fn outlives_rotation(service: &Service) -> bool {
     let (secret, id) = make(service);
     let bearer = format!("Bearer {secret}");
@@ -72,7 +73,7 @@ fn outlives_rotation(service: &Service) -> bool {
     read(&mut stream).waits
 }
 
-/// Whether a ticket works after the key that asked for it was revoked.
+/// Returns true if a ticket is valid after the key that requested it was revoked.
 fn ticket_works(service: &Service) -> bool {
     let (secret, id) = make(service);
     let path = format!("/templates/x/files/{}", "a".repeat(64));
@@ -82,7 +83,7 @@ fn ticket_works(service: &Service) -> bool {
     ask(service, "PUT", &format!("{path}?ticket={ticket}"), &[], b"x").status != 401
 }
 
-/// Whether a stranger's visit to a public port goes on after the port was made private.
+/// Returns true if a viewer without a token stays connected after a public port was made private.
 async fn visit_stays(service: &Service) -> bool {
     let one = inside(&service.client(), "H-42").await;
     let publish = async |public| {
@@ -96,7 +97,7 @@ async fn visit_stays(service: &Service) -> bool {
     read(&mut visit).waits
 }
 
-/// H-42.
+/// H-42: a request, a stream, a ticket and a connection end with the access on which they depend.
 #[test]
 fn nothing_that_was_begun_outlives_its_key() {
     served(async || {

@@ -12,15 +12,15 @@ use serde_json::{Value, json};
 
 use super::ground::{held, keyed};
 
-/// Where Debian keeps what tells a process another time.
+/// Path of Debian's library that shows a different time to a process.
 pub(crate) const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
-/// How late an end may be on a busy machine.
+/// Maximum delay of an end on a busy machine.
 const LATE: Duration = Duration::from_secs(3);
-/// Long enough to see that nothing ends early, short enough to see it end.
+/// Limits that are long enough to detect an early end, and short enough to wait for the end.
 const IDLE_MS: u64 = 3500;
 const TTL_MS: u64 = 5000;
 
-///
+/// a server whose clock jumps enforces every time limit correctly.
 #[test]
 fn a_server_whose_clock_jumps_keeps_every_time_limit() {
     served(async || {
@@ -31,7 +31,7 @@ fn a_server_whose_clock_jumps_keeps_every_time_limit() {
         jump("+0");
         let preload = format!("LD_PRELOAD={LIBRARY}");
         let file = format!("FAKETIME_TIMESTAMP_FILE={}", offset.display());
-        // A jump moves the wall clock and leaves the monotonic ones alone, as the kernel does.
+        // As in the kernel, a jump changes the wall clock and not the monotonic clocks.
         let before = ["env", &preload, &file, "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1"];
         let service = Service::with(&before, &[]);
         let client = service.client();
@@ -39,7 +39,7 @@ fn a_server_whose_clock_jumps_keeps_every_time_limit() {
         let jumps: &[&str] = &["+31536000", "-31536000", "+3600", "-3600"];
         for to in jumps.iter().copied().take(sized(4, 2)) {
             jump("+0");
-            // A fresh one each time: one that has expired once stays so (L-12).
+            // A new key each time, because a key that has expired once stays expired (L-12).
             let ask = json!({ "project": "default", "role": "read", "valid_ms": 1_800_000 });
             let key = keyed(&service, &service.key, "POST", "/v1/keys", &ask);
             let key = key.json()["secret"].as_str().unwrap().to_owned();
@@ -55,7 +55,7 @@ fn a_server_whose_clock_jumps_keeps_every_time_limit() {
             let exec = client.exec(&stays, &spec).await.unwrap();
             assert_eq!(look(), 200);
             jump(to);
-            // Control: the server's clock has jumped, and what is meant to go by it does.
+            // Control: the server's clock has jumped, and limits that depend on the wall clock follow it.
             assert_eq!(look(), if to.starts_with('+') { 401 } else { 200 }, "the clock did not jump to {to}");
             let done = exec.collect().await.unwrap();
             assert_eq!(done.end.outcome, Outcome::Timeout, "{to}");
@@ -64,7 +64,8 @@ fn a_server_whose_clock_jumps_keeps_every_time_limit() {
                 [(&idle, IDLE_MS, EndReason::Idle), (&expiring, TTL_MS, EndReason::Expired)]
             {
                 let looked = client.sandbox(id).await.unwrap();
-                // On a machine so busy that the time is over, too early cannot be told from in time.
+                // If the machine is so busy that the time has already passed, an early end cannot be
+                // detected.
                 if began.elapsed() < Duration::from_millis(ms) {
                     assert_eq!(looked.state, SandboxState::Running, "{to}: {reason:?} too early");
                 }
@@ -77,14 +78,14 @@ fn a_server_whose_clock_jumps_keeps_every_time_limit() {
             assert!(began.elapsed() < Duration::from_millis(TTL_MS) + 2 * LATE, "{to}: too late");
             assert_eq!(client.sandbox(&stays).await.unwrap().state, SandboxState::Running, "{to}");
         }
-        // What tells the server another time does not follow into a sandbox.
+        // The library that changes the server's time is not loaded in a sandbox.
         let seen = client.exec(&stays, &script("env; cat /proc/self/maps")).await.unwrap();
         assert!(!String::from_utf8_lossy(&seen.collect().await.unwrap().stdout).contains("faketime"));
         held("A-18", "jumps of the clock: deadline, idle time and time to live as asked");
     });
 }
 
-/// clocks, timers and stops inside.
+/// code that sets clocks, floods itself with timers or stops itself meets its deadline.
 #[test]
 fn code_that_plays_with_time_meets_its_deadline() {
     served(async || {
@@ -96,7 +97,7 @@ fn code_that_plays_with_time_meets_its_deadline() {
             let began = Instant::now();
             (client.exec(&sandbox, &spec).await.unwrap().collect().await.unwrap(), began.elapsed())
         };
-        // Control: the same code, left alone, goes on for as long as it likes.
+        // Control: with a later deadline, the same code runs to its end.
         let (done, _) = run("trap '' TERM ALRM; sleep 1.5; echo over", 20_000).await;
         assert_eq!(
             (done.end.outcome, done.stdout.as_slice()),
@@ -105,7 +106,7 @@ fn code_that_plays_with_time_meets_its_deadline() {
         let set = "python3 -c 'import time; time.clock_settime(time.CLOCK_REALTIME, 0)'; date -s 1990-01-01; date +%Y";
         let (done, _) = run(set, 20_000).await;
         let (said, refused) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-        // `date` says what it would have set, and then what it is.
+        // `date` prints the time that it was to set, and then the actual time.
         assert!(!said.ends_with("1990\n") && !said.ends_with("1970\n"), "{said}");
         assert_eq!(refused.matches("not permitted").count(), 2, "{refused}");
         for text in [

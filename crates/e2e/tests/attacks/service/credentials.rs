@@ -1,4 +1,4 @@
-//! H-22, H-23, H-24: one kind of credential taken for another. H-26: what was opened with a key that is revoked.
+//! H-22, H-23, H-24: credentials of one kind used as another. H-26: streams of a key that is revoked.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -16,13 +16,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Shows a text as a key, in both headers.
+/// Sends a text as a key, in each of the two headers.
 fn shown(service: &Service, text: &str) -> [Answer; 2] {
     let list = |header: (&str, &str)| ask(service, "GET", "/v1/sandboxes", &[header], b"");
     [list(("authorization", &format!("Bearer {text}"))), list(("x-api-key", text))]
 }
 
-/// H-22.
+/// H-22: no text that the server hashes is accepted as a key.
 #[test]
 fn no_text_that_the_server_hashes_is_a_key() {
     served(async || {
@@ -31,7 +31,7 @@ fn no_text_that_the_server_hashes_is_a_key() {
         let start = ("POST", "/process.Process/List", "{}");
         let open = |service: &Service| {
             let sandbox = opened(service, &key);
-            // An agent route was used: the account of the project is in memory from here on.
+            // Uses an agent route, after which the account of the project is in memory.
             let token = [("x-access-token", sandbox.token.as_str())];
             assert_eq!(inside(service, &sandbox.id, &token, start).status, 200);
             sandbox
@@ -74,7 +74,7 @@ fn no_text_that_the_server_hashes_is_a_key() {
     });
 }
 
-/// H-23.
+/// H-23: a read key does not see tokens with which commands can be run.
 #[test]
 fn a_read_key_is_not_shown_what_runs_commands() {
     served(async || {
@@ -110,7 +110,7 @@ fn a_read_key_is_not_shown_what_runs_commands() {
     });
 }
 
-/// H-24.
+/// H-24: the token of a port gives access only to ports.
 #[test]
 fn the_token_of_a_port_opens_nothing_but_ports() {
     served(async || {
@@ -156,7 +156,7 @@ fn the_token_of_a_port_opens_nothing_but_ports() {
     });
 }
 
-/// An event stream that was opened with a key.
+/// Opens an event stream with a key.
 fn followed(service: &Service, key: &str) -> TcpStream {
     let mut stream = TcpStream::connect(super::ground::address(service)).unwrap();
     let request = head("GET", "/v1/events", &[("authorization", &format!("Bearer {key}"))]) + "\r\n";
@@ -168,7 +168,7 @@ fn followed(service: &Service, key: &str) -> TcpStream {
     stream
 }
 
-/// Whether the stream of a key ends within 2 s when the key is revoked.
+/// Returns true if the stream of a key ends within 2 s after the key was revoked.
 fn is_cut_by_revocation(service: &Service) -> bool {
     let body = json!({ "project": "default", "role": "write" });
     let made = keyed(service, &service.key, "POST", "/v1/keys", &body).json();
@@ -179,7 +179,7 @@ fn is_cut_by_revocation(service: &Service) -> bool {
     !read(&mut stream).waits && began.elapsed() < Duration::from_secs(2)
 }
 
-/// H-26.
+/// H-26: revoking a key ends its streams, and a rotated key is valid until its overlap ends.
 #[test]
 fn revoking_a_key_cuts_its_streams_and_a_rotated_key_overlaps() {
     served(async || {
@@ -197,10 +197,10 @@ fn revoking_a_key_cuts_its_streams_and_a_rotated_key_overlaps() {
         };
         let mut kept = followed(&service, &make().0);
         assert!(is_cut_by_revocation(&service), "the stream of a revoked key stays open");
-        // Control: the stream of another key goes on.
+        // Control: the stream of another key continues.
         assert!(read(&mut kept).waits, "a stream of another key was cut too");
 
-        // Rotation: both keys work, and the old one ends by itself.
+        // Rotation: both keys work during the overlap, after which the old one expires.
         let (old, id) = make();
         let lists = |key: &str| keyed(&service, key, "GET", "/v1/sandboxes", &Value::Null).status;
         let rotated = admin("POST", &format!("/v1/keys/{id}/rotate"), &json!({ "overlap_ms": 1500 }));

@@ -1,4 +1,4 @@
-//! H-09: everything the description of the API allows, and much that it does not, as everybody who can ask.
+//! H-09: requests generated from the API description, valid and invalid, by callers with different keys.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -11,15 +11,16 @@ use serde_json::{Value, json};
 
 use super::ground::{file, held, keyed, recovers, small};
 
-/// How many seconds each caller is fuzzed, in full and in CI. One after the other: at once, they would compete for the processors.
+/// Duration of fuzzing per caller in seconds, in a full run and in CI. The callers run one after the other,
+/// because at the same time they would compete for the processors.
 const SECONDS: (&str, &str) = ("60", "12");
-/// The fewest cases of one of them: a tenth of what a busy machine of two cores manages.
+/// Minimum number of cases per caller: a tenth of the number that a busy machine with two cores achieves.
 const CASES_MIN: u32 = 100;
-/// What is wrong whoever asks.
+/// Checks that must pass for every caller.
 const CHECKS: &str =
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
 
-/// H-09.
+/// H-09: no request that is generated from the API description breaks the server.
 #[test]
 fn no_request_the_description_can_think_of_breaks_the_server() {
     served(async || {
@@ -31,13 +32,13 @@ fn no_request_the_description_can_think_of_breaks_the_server() {
             keyed(&service, &service.key, "POST", &path, &json!(script("echo here"))).json()["id"].clone();
         let reader = service.key_of("default", Role::Read, PLENTY).await;
         let other = service.key_of("other", Role::Write, Quota { sandboxes: 2, ..PLENTY }).await;
-        // A machine that is full is not what is tried here: the quota comes first.
+        // Refusals because of a full machine are not the subject of this test, so the quota is reached first.
         let quota = Quota { sandboxes: 4, memory_bytes: 2 << 30, disk_bytes: 2 << 30, ..PLENTY };
         keyed(&service, &service.key, "PUT", "/v1/projects/default", &json!({ "quota": quota }));
         let places = tempfile::tempdir().unwrap();
         let description = places.path().join("openapi.json");
         std::fs::write(&description, aimed(&target, &exec).to_string()).unwrap();
-        // Whoever may change something comes last, so that it is known who did.
+        // Callers that may change something come last, so that a change by any other caller is detected.
         let callers =
             [("nobody", ""), ("other", other.as_str()), ("reader", &reader), ("admin", &service.key)];
         let mut asked = Vec::new();
@@ -45,7 +46,7 @@ fn no_request_the_description_can_think_of_breaks_the_server() {
             let sandbox = path.strip_suffix("/execs").unwrap();
             [sandbox, &path].map(|path| keyed(&service, &service.key, "GET", path, &Value::Null).body)
         };
-        // How long ago something was changes by itself.
+        // The time since the end of the exec changes without any request.
         let settled = || look().map(|text| text.split("ended_ms_ago").next().unwrap_or_default().to_owned());
         let ended = async || look()[1].contains("ended_ms_ago");
         until(Duration::from_secs(20), "the exec has ended", ended).await;
@@ -60,7 +61,7 @@ fn no_request_the_description_can_think_of_breaks_the_server() {
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{who}:\n{text}\n{said}");
             let tried = cases(&text);
-            // A run that tried nothing found nothing either.
+            // A run that tried no cases would find no faults.
             assert!(tried >= CASES_MIN, "{who} tried {tried} cases only:\n{text}");
             asked.push(format!("{who} {tried}"));
         }
@@ -74,7 +75,7 @@ fn no_request_the_description_can_think_of_breaks_the_server() {
     });
 }
 
-/// Control: a server that answers everything with 500 is found out.
+/// Control: the fuzzer detects a server that responds to every request with 500.
 fn control(fuzzer: &Path, description: &Path, places: &Path) {
     let broken = super::ground::Undefended::start("H-09");
     let output = Command::new("timeout")
@@ -109,7 +110,7 @@ fn arguments(description: &Path, url: &str, seconds: &str) -> Vec<String> {
         "off",
         "--suppress-health-check",
         "all",
-        // Three have no end, the fourth would stop everybody's work.
+        // The first three paths never end a response; the fourth would affect all other callers.
         "--exclude-path",
         "/v1/events",
         "--exclude-path",
@@ -136,19 +137,19 @@ fn run(fuzzer: &Path, description: &Path, service: &Service, key: &str, place: &
     command.stdin(Stdio::null()).output().unwrap()
 }
 
-/// How many cases the fuzzer says it has tried.
+/// Returns the number of cases that the fuzzer reports.
 fn cases(text: &str) -> u32 {
     let line = text.lines().find(|line| line.contains(" generated, "));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or_default()
 }
 
-/// The description, with names in it that exist: chance alone would never find any.
+/// Returns the API description with names of existing resources, which random names would never match.
 fn aimed(sandbox: &Value, exec: &Value) -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
     let mut description: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     for (path, methods) in description["paths"].as_object_mut().unwrap() {
         for (method, operation) in methods.as_object_mut().unwrap() {
-            // The fuzzer makes no archives; bytes are what it can make.
+            // The fuzzer cannot generate archives, only bytes.
             if let Some(content) =
                 operation.pointer_mut("/requestBody/content").and_then(Value::as_object_mut)
                 && let Some(archive) = content.remove("application/x-tar")
@@ -157,7 +158,7 @@ fn aimed(sandbox: &Value, exec: &Value) -> Value {
             }
             let Some(Value::Array(parameters)) = operation.get_mut("parameters") else { continue };
             for parameter in parameters.iter_mut().filter(|one| one["in"] == "path") {
-                // Whoever ends it leaves nothing to try the rest on.
+                // A request that deletes the sandbox would leave nothing to test with the other requests.
                 let ends = method == "delete" && path.ends_with("{sandbox}");
                 let known = match parameter["name"].as_str().unwrap() {
                     "sandbox" if !ends => sandbox,
@@ -172,7 +173,7 @@ fn aimed(sandbox: &Value, exec: &Value) -> Value {
     description
 }
 
-/// The fuzzer, installed once in the version that `requirements.txt` pins.
+/// Returns the fuzzer. It is installed once, in the version that `requirements.txt` pins.
 fn fuzzer() -> PathBuf {
     let wanted = file("H-09", "requirements.txt");
     let version = std::fs::read_to_string(&wanted).unwrap().trim().replace("==", "-");

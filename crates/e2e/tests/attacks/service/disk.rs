@@ -1,4 +1,4 @@
-//! A small file system of its own for a server, which can be filled to its last block or inode.
+//! A small separate file system for a server, which can be filled to its last block or inode.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,9 +8,9 @@ use std::process::Command;
 use rustix::fs::FallocateFlags;
 use tempfile::TempDir;
 
-/// A runtime leaves the last GiB of a disk alone, so this is the least that serves.
+/// Size of the file system. A runtime leaves the last GiB of a disk free, so this is the minimum that works.
 const BYTES: u64 = 2 << 30;
-/// Enough for a server and a handful of sandboxes, and few enough to be used up in a moment.
+/// Number of inodes: enough for a server and a few sandboxes, and few enough to be used up quickly.
 const INODES: u64 = 8192;
 
 /// A file system on a loop device, unmounted when dropped.
@@ -19,7 +19,7 @@ pub(crate) struct Disk {
     _place: TempDir,
 }
 
-/// What fills a disk, until it is dropped.
+/// Files that fill a disk. Dropping the value removes them.
 pub(crate) struct Filling(PathBuf);
 
 impl Disk {
@@ -34,12 +34,12 @@ impl Disk {
         Self { mounted, _place: place }
     }
 
-    /// A data directory on it.
+    /// Creates a data directory on this disk.
     pub(crate) fn data(&self) -> TempDir {
         tempfile::Builder::new().prefix("bellglass-serve").tempdir_in(&self.mounted).unwrap()
     }
 
-    /// Takes every free block.
+    /// Allocates every free block.
     pub(crate) fn fill(&self, name: &str) -> Filling {
         let path = self.mounted.join(name);
         let file = File::options().create(true).append(true).open(&path).unwrap();
@@ -53,7 +53,7 @@ impl Disk {
         Filling(path)
     }
 
-    /// Takes every free inode.
+    /// Creates files until no inode is free.
     pub(crate) fn use_up_inodes(&self) -> Filling {
         let path = self.mounted.join("inodes");
         std::fs::create_dir(&path).unwrap();
@@ -76,7 +76,7 @@ impl Drop for Disk {
     }
 }
 
-/// The bytes of all files below a directory.
+/// Returns the total size of all files below a directory.
 pub(crate) fn bytes_below(directory: &Path) -> u64 {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     entries

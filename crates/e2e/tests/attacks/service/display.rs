@@ -1,4 +1,4 @@
-//! O-08: text that acts on whoever shows it: terminals, tables, logs, metrics.
+//! O-08: text that acts on the program displaying it: terminals, tables, logs, metrics.
 
 use std::process::Output;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::ground::{Answer, address, ask, head, held, keyed, recovers, send};
 
-/// Fails if anything in a text acts on who shows it, ends of lines apart.
+/// Fails if a text contains characters that act on a terminal, except line breaks.
 fn is_inert(what: &str, text: &str) {
     let acting: Vec<char> = text.chars().filter(|c| acts(*c) && *c != '\n').collect();
     assert!(acting.is_empty(), "{what} holds {acting:?}: {text:?}");
@@ -22,7 +22,8 @@ fn both(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// A server with such text wherever text can be put, a sandbox with it, and an exec.
+/// A server with such text in every field that accepts text, a sandbox with such labels, and an exec that
+/// writes the text.
 struct Marked {
     service: Service,
     sandbox: String,
@@ -55,7 +56,7 @@ impl Marked {
         self.service.command(words).output().unwrap()
     }
 
-    /// Controls: whoever asks the API gets what was written, to the byte; shown as it is, it acts.
+    /// Controls: the API returns the text unchanged, and unescaped it would act on a terminal.
     fn is_raw_where_it_belongs(&self) {
         let shown = self.get(&format!("/v1/sandboxes/{}", self.sandbox)).json();
         assert_eq!(shown["labels"][TEXT], TEXT, "control");
@@ -65,7 +66,7 @@ impl Marked {
         assert_eq!(String::from_utf8_lossy(&written.stdout), TEXT, "control: a pipe gets what was written");
     }
 
-    /// Everything of it that requests, heads and paths can carry into errors and logs.
+    /// Sends the text in every part of a request, header or path that could appear in errors and logs.
     fn provoke(&self) {
         let service = &self.service;
         let execs = format!("/v1/sandboxes/{}/execs", self.sandbox);
@@ -91,7 +92,7 @@ impl Marked {
                 (400..500).contains(&refusal.status) && refusal.body.len() < 8192,
                 "{number}: {refusal:?}"
             );
-            // Its own bytes are JSON, and no line begins in them.
+            // The response itself is JSON, and contains no line breaks.
             assert!(
                 refusal.json()["fix"].is_string() && !refusal.body.contains(['\n', '\r', '\u{1b}']),
                 "{refusal:?}"
@@ -127,7 +128,7 @@ impl Marked {
     }
 }
 
-/// O-08.
+/// O-08: text that acts on a terminal is shown escaped.
 #[test]
 fn text_that_acts_on_a_terminal_is_shown_and_not_obeyed() {
     served(async || {
@@ -135,7 +136,7 @@ fn text_that_acts_on_a_terminal_is_shown_and_not_obeyed() {
         marked.is_raw_where_it_belongs();
         let sandbox = marked.sandbox.as_str();
         let wrong = "../\u{1b}]52;c;Ym9v\u{7}\nforged";
-        // What is shown, and in how many lines.
+        // Commands, and the number of lines that each of them prints.
         let shown: [(&[&str], usize); 15] = [
             (&["list"], 2),
             (&["list", "--all"], 2),
@@ -167,7 +168,7 @@ fn text_that_acts_on_a_terminal_is_shown_and_not_obeyed() {
     });
 }
 
-/// O-08: the log as JSON, which is looked at on terminals all the same.
+/// O-08: the log in JSON format, which is read in terminals too.
 #[test]
 fn text_that_acts_on_a_terminal_is_not_in_a_log_of_json() {
     served(async || {
@@ -182,7 +183,7 @@ fn text_that_acts_on_a_terminal_is_not_in_a_log_of_json() {
     });
 }
 
-/// Logs and metrics of a server that has seen it all. Says how many lines there are.
+/// Checks the logs and metrics of a server that has received such text, and returns their number of lines.
 fn watched(marked: &Marked) -> usize {
     let audit = marked.service.data().join("audit.log");
     control::audit::verify(&audit, false, None).expect("the chain of the audit log");
@@ -198,12 +199,12 @@ fn watched(marked: &Marked) -> usize {
         );
         lines += text.lines().count();
     }
-    // Control: what was provoked was counted and logged, by its route and no name of the stranger's.
+    // Control: the requests were counted and logged, by their route and without names from the client.
     assert!(log.contains("/v1/sandboxes/{sandbox}") && metrics.body.contains("method=\"other\""), "{log}");
     lines
 }
 
-/// What `bellglass events` says of a sandbox that ends.
+/// Returns the output of `bellglass events` about a sandbox that is stopped.
 fn told_by_events(marked: &Marked) -> String {
     let mut command = marked.service.command(&["events"]);
     let mut watching = command.stdout(std::process::Stdio::piped()).spawn().unwrap();

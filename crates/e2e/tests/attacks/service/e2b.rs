@@ -1,4 +1,4 @@
-//! H-20: the API of E2B without the right to it.
+//! H-20: unauthorised access to the E2B API.
 
 use api::account::Role;
 use base64::Engine as _;
@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::ground::{Answer, ask, held, keyed, recovers, small};
 
-/// Every route inside, and what it takes.
+/// Every route into a sandbox, with a request body that it accepts.
 const ROUTES: [(&str, &str, &str); 19] = [
     ("GET", "/files?path=/etc/hostname", ""),
     ("POST", "/files?path=/workspace/x", "x"),
@@ -32,7 +32,7 @@ const ROUTES: [(&str, &str, &str); 19] = [
     ("POST", "/contexts", "{}"),
 ];
 
-/// A sandbox, and what opens it.
+/// A sandbox with its tokens.
 pub(crate) struct Opened {
     pub(crate) id: String,
     pub(crate) token: String,
@@ -60,7 +60,8 @@ pub(crate) fn inside(
     ask(service, method, path, &headers, body.as_bytes())
 }
 
-/// A stream says in its only message what elsewhere the status says. After many wrong tokens from one address, less is said.
+/// Returns true if a response is a refusal. A stream reports a refusal in its only message instead of the
+/// status. After many wrong tokens from one address, the server responds with 429.
 fn is_refused(answer: &Answer) -> bool {
     let streams = answer.header("content-type") == Some("application/connect+json");
     let told = |code: &str| answer.body.contains(&format!(r#"{{"error":{{"code":"{code}""#));
@@ -68,7 +69,7 @@ fn is_refused(answer: &Answer) -> bool {
         || (streams && (told("unauthenticated") || told("resource_exhausted")))
 }
 
-/// H-20: tokens.
+/// H-20: no route into a sandbox is accessible without the token of this sandbox.
 #[test]
 fn nothing_inside_is_reached_without_the_token_of_that_sandbox() {
     served(async || {
@@ -94,11 +95,11 @@ fn nothing_inside_is_reached_without_the_token_of_that_sandbox() {
                 let traffic = [("e2b-traffic-access-token", mine.traffic.as_str())];
                 assert!(is_refused(&inside(&service, &mine.id, &traffic, route)), "{route:?}");
             }
-            // Control: with its own token none of them is refused for that.
+            // Control: with the sandbox's own token, no route refuses access.
             let answer = inside(&service, &mine.id, &[("x-access-token", &mine.token)], route);
             assert!(!is_refused(&answer), "{route:?}: {answer:?}");
         }
-        // By the host of a sandbox nothing of it is reached either: what stands there is the same.
+        // The host name of a sandbox gives no other access, because the same routes are behind it.
         let host = format!("49983-{}.sandbox.localhost", mine.id);
         let by_host = |headers: &[(&str, &str)]| {
             let mut text =
@@ -123,7 +124,7 @@ pub(crate) fn signature(path: &str, act: &str, token: &str, until: Option<u64>) 
     format!("v1_{}", sum.replace('+', "%2B").replace('/', "%2F"))
 }
 
-/// H-20: signed addresses, and other people's sandboxes.
+/// H-20: a signed URL is valid for one file only, and a key for one project only.
 #[test]
 fn a_signed_address_is_for_one_file_and_a_key_for_one_project() {
     served(async || {
@@ -154,11 +155,11 @@ fn a_signed_address_is_for_one_file_and_a_key_for_one_project() {
         ] {
             assert_eq!(status, 401, "{what}");
         }
-        // A place that means two is none.
+        // An ambiguous path is refused.
         let token = [("x-access-token", mine.token.as_str())];
         let up = inside(&service, &mine.id, &token, ("POST", "/files?path=../../etc/x", "x"));
         assert_eq!(up.status, 400, "{up:?}");
-        // What is another project's is not there.
+        // Sandboxes of another project are not found.
         let theirs = service.key_of("other", Role::Write, PLENTY).await;
         for (method, path, body) in [
             ("GET", format!("/sandboxes/{}", mine.id), Value::Null),
@@ -187,7 +188,8 @@ fn a_signed_address_is_for_one_file_and_a_key_for_one_project() {
     });
 }
 
-/// H-42: a signature without a path, as E2B's JavaScript SDK makes them, is for new files with plain names.
+/// H-42: a signature without a path, as E2B's JavaScript SDK creates it, permits only new files with plain
+/// names.
 #[test]
 fn a_signature_without_a_path_writes_plain_names_only() {
     served(async || {

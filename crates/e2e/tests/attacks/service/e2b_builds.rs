@@ -9,10 +9,10 @@ use tar::{Builder, EntryType, Header};
 
 use super::ground::{ask, held, keyed, recovers};
 
-/// A build of a few short steps, on a machine under load.
+/// Timeout for a build of a few short steps, on a machine under load.
 const BUILT_WITHIN: Duration = Duration::from_secs(120);
 
-/// An archive with one entry, by a name that no honest program would write.
+/// Returns an archive with one entry under a name that no ordinary program would write.
 fn archive(name: &str, kind: EntryType, link: &str, content: &[u8]) -> Vec<u8> {
     let mut builder = Builder::new(Vec::new());
     let mut header = Header::new_gnu();
@@ -26,7 +26,7 @@ fn archive(name: &str, kind: EntryType, link: &str, content: &[u8]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-/// Two archives, one behind the other, as one.
+/// Concatenates two archives into one.
 fn then(mut first: Vec<u8>, second: &[u8]) -> Vec<u8> {
     first.truncate(first.len() - 1024);
     first.extend_from_slice(second);
@@ -43,7 +43,7 @@ impl Bench<'_> {
         keyed(self.service, &self.service.key, method, path, body)
     }
 
-    /// Sends an archive; says its name.
+    /// Uploads an archive and returns its name.
     fn send(&mut self, bytes: &[u8]) -> String {
         self.next += 1;
         let name = format!("{:064x}", self.next);
@@ -58,7 +58,7 @@ impl Bench<'_> {
         name
     }
 
-    /// Builds, and says how that ended.
+    /// Builds a template and returns its final status.
     async fn build(&self, name: &str, steps: &Value) -> Value {
         let asked = self.key("POST", "/v3/templates", &json!({ "name": name }));
         assert_eq!(asked.status, 202, "{asked:?}");
@@ -83,7 +83,7 @@ impl Bench<'_> {
     }
 }
 
-/// H-21: who may, and by which names.
+/// H-21: which keys may build, and under which names.
 #[test]
 fn only_an_administrator_builds_and_only_what_is_ones_own() {
     served(async || {
@@ -140,7 +140,7 @@ fn only_an_administrator_builds_and_only_what_is_ones_own() {
     });
 }
 
-/// H-21: what is sent.
+/// H-21: malicious archives and steps.
 #[test]
 fn an_archive_that_leads_out_makes_no_template() {
     served(async || {
@@ -174,7 +174,7 @@ fn an_archive_that_leads_out_makes_no_template() {
         assert_eq!(bench.build("hostile", &reach).await["status"], "error");
         let never = keyed(&service, &service.key, "GET", "/templates/aliases/hostile", &Value::Null);
         assert_eq!(never.status, 404, "{never:?}");
-        // Control.
+        // Control: a valid archive makes a template.
         let ended = bench.build("good", &copy(&good, "a", "/opt/a")).await;
         assert_eq!(ended["status"], "ready", "{ended}");
         let there = keyed(&service, &service.key, "GET", "/templates/aliases/good", &Value::Null);
@@ -184,7 +184,7 @@ fn an_archive_that_leads_out_makes_no_template() {
     });
 }
 
-/// H-21: a server that is killed while it builds.
+/// H-21: a server that is killed during a build.
 #[test]
 fn a_build_whose_server_is_killed_leaves_nothing_and_is_told_to_be_gone() {
     served(async || {

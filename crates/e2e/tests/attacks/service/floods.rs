@@ -1,8 +1,9 @@
 //! H-41: floods on every path, by clients without a key and by clients of one project.
 //!
-//! Each flood is 200 connections for 60 s, in CI for 2 s. While it lasts the server's memory may grow by 64 MiB where no key was shown,
-//! and by 128 MiB where those of one project were. Afterwards it comes back to within 16 MiB of where it was before the first. A
-//! bystander is served within a second throughout.
+//! Each flood consists of 200 connections and lasts 60 s, in CI 2 s. During a flood, the server's memory may
+//! grow by 64 MiB if the clients have no key, and by 128 MiB if they have keys of one project. Afterwards it
+//! must return to within 16 MiB of its size before the first flood. Every request of a bystander is served
+//! within a second.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -25,18 +26,18 @@ use super::ground::{Answer, Bystander, address, head, held, keyed, recovers, rss
 const CONNECTIONS: usize = 200;
 const STRANGERS_MAX: u64 = 64 * MIB;
 const PROJECT_MAX: u64 = 128 * MIB;
-/// How far from where it was memory may stay, and how long it has to come back.
+/// Maximum memory growth that may remain after a flood, and the maximum time until memory has shrunk to it.
 const LEFT_MAX: u64 = 16 * MIB;
 const SETTLES_WITHIN: Duration = Duration::from_secs(60);
 
-/// What each connection of a flood does.
+/// Behaviour of each connection of a flood.
 #[derive(Clone)]
 enum Way {
-    /// Sends this, and is held open without reading.
+    /// Sends these bytes, and stays open without reading.
     Held(Vec<u8>),
-    /// Sends this, reads what comes back, and begins anew.
+    /// Sends these bytes, reads the response, and starts again.
     Again(Vec<u8>),
-    /// Asks for this over HTTP/2 without a window.
+    /// Requests this path with these headers over HTTP/2, without a flow-control window.
     Deaf(String, Vec<(String, String)>),
 }
 
@@ -44,12 +45,13 @@ fn lasts() -> Duration {
     Duration::from_secs(sized(60, 2))
 }
 
-/// An attacker has processors of its own: this thread, and those it starts, take none from the server while that has something to do.
+/// Lowers the priority of this thread and of the threads that it starts. A real attacker has its own
+/// processors, so the flood must not take processor time that the server needs.
 fn on_own_processors() {
     rustix::process::setpriority_process(None, 15).unwrap();
 }
 
-/// One connection of a flood, until it is over.
+/// Runs one connection of a flood until the flood ends.
 fn drip(address: &str, way: &Way, until: Instant) {
     on_own_processors();
     let left = || until.saturating_duration_since(Instant::now());
@@ -70,7 +72,7 @@ fn drip(address: &str, way: &Way, until: Instant) {
             let mut rest = [0; 4096];
             while !left().is_zero() && matches!(stream.read(&mut rest), Ok(count) if count > 0) {}
         } else if whole {
-            // Nothing is read: it is there until the flood is over.
+            // The connection stays open until the flood ends, and nothing is read.
             std::thread::sleep(left());
         } else {
             std::thread::sleep(left().min(Duration::from_millis(50)));
@@ -78,7 +80,7 @@ fn drip(address: &str, way: &Way, until: Instant) {
     }
 }
 
-/// Connections with as many requests as HTTP/2 lets them have, whose answers nobody takes.
+/// Opens connections with as many requests as HTTP/2 permits, and reads no responses.
 fn deaf(service: &Service, path: &str, headers: &[(&str, &str)]) -> Vec<Deaf> {
     let open = || {
         on_own_processors();
@@ -87,7 +89,7 @@ fn deaf(service: &Service, path: &str, headers: &[(&str, &str)]) -> Vec<Deaf> {
     std::thread::scope(|scope| scope.spawn(open).join().unwrap())
 }
 
-/// Floods a server, and says how much its memory grew at most.
+/// Floods a server, and returns the maximum growth of its memory.
 fn flood(service: &Service, way: &Way) -> u64 {
     let peak = Peak::of(service);
     let until = Instant::now() + lasts();
@@ -110,7 +112,7 @@ fn flood(service: &Service, way: &Way) -> u64 {
     peak.grown()
 }
 
-/// Floods a server in every one of these ways.
+/// Floods a server in each of these ways.
 async fn floods(service: &Service, most: u64, ways: Vec<(&str, Way)>) {
     recovers(service).await;
     let before = rss_bytes(service.pid());
@@ -157,7 +159,7 @@ fn get(path: &str, headers: &[(&str, &str)]) -> Vec<u8> {
     (head("GET", path, headers) + "\r\n").into_bytes()
 }
 
-/// H-41.
+/// H-41: floods by clients without a key.
 #[test]
 fn a_flood_without_a_key_takes_little_memory_and_gives_it_back() {
     served(async || {
@@ -198,7 +200,7 @@ fn signed(sandbox: &Opened, path: &str, act: &str) -> String {
     format!("/files?path={path}&signature=v1_{}", sum.replace('+', "%2B").replace('/', "%2F"))
 }
 
-/// H-41.
+/// H-41: floods by clients of one project.
 #[test]
 fn a_flood_of_one_project_takes_its_share_of_memory_and_gives_it_back() {
     served(async || {
@@ -257,13 +259,13 @@ fn a_flood_of_one_project_takes_its_share_of_memory_and_gives_it_back() {
     });
 }
 
-/// Ended sandboxes that a list names, so that reading it takes a while on a fast machine too.
+/// Number of ended sandboxes in a list, so that reading it takes a while on a fast machine too.
 const LISTED: &str = "1000";
 
-/// Floods with lists, each with turns and without.
+/// Number of floods with lists, each with the defence and without it.
 const LIST_FLOODS: usize = 3;
 
-/// Gives a project a long history: copies of a sandbox that has ended.
+/// Adds copies of an ended sandbox to the history of a project.
 fn lengthen_history(service: &mut Service, project: &str) {
     service.kill();
     let text = "import sqlite3, sys\nc = sqlite3.connect(sys.argv[1], timeout=10)\n\
@@ -281,7 +283,8 @@ fn lengthen_history(service: &mut Service, project: &str) {
     service.begin();
 }
 
-/// What another project was refused while one project asks for lists that it does not take, and the longest that it waited.
+/// Floods the server with lists that one project requests and does not read. Returns the refused requests of
+/// another project, and its longest waiting time.
 fn beside_lists(service: &Service, bearer: &str) -> (Vec<Answer>, Duration) {
     let path = format!("/v1/sandboxes?all=true&limit={LISTED}");
     let (mut refused, mut longest) = (Vec::new(), Duration::ZERO);
@@ -302,7 +305,7 @@ fn beside_lists(service: &Service, bearer: &str) -> (Vec<Answer>, Duration) {
     (refused, longest)
 }
 
-/// H-41: who pays for reads of the store.
+/// H-41: reads of the store by one project do not delay the others.
 #[test]
 fn lists_of_one_project_leave_the_store_to_the_others() {
     served(async || {
@@ -325,8 +328,9 @@ fn lists_of_one_project_leave_the_store_to_the_others() {
         assert!(held_back.iter().all(|(refused, _)| refused.is_empty()), "{held_back:?}");
         service.undefend("H-41");
         let free: Vec<_> = (0..LIST_FLOODS).map(|_| beside_lists(&service, &bearer)).collect();
-        // A slow machine refuses others; a fast one has them wait. The best flood with turns and the worst without them are compared,
-        // because other programs of the machine only add to a wait.
+        // Without the defence, a slow machine refuses requests of others, and a fast machine delays them. The
+        // best flood with the defence is compared with the worst flood without it, because other programs on
+        // the machine can only make a wait longer.
         let refused = free.iter().map(|(refused, _)| refused.len()).sum::<usize>();
         let waited = held_back.iter().map(|(_, longest)| *longest).min().unwrap();
         let longer = free.iter().map(|(_, longest)| *longest).max().unwrap();

@@ -1,4 +1,5 @@
-//! What attacks on the server's memory stand on: connections that are held, memory while they are, and HTTP/2 by hand.
+//! Setup that attacks on the server's memory share: held connections, memory measurement, and hand-written
+//! HTTP/2.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -12,10 +13,10 @@ use e2e::service::Service;
 use super::ground::{address, rss_bytes};
 
 pub(crate) const MIB: u64 = 1 << 20;
-/// A payload that is not taken within this is not taken.
+/// Timeout for sending a payload. The rest counts as not accepted.
 const WRITE_WITHIN: Duration = Duration::from_secs(5);
 
-/// The most memory that a server held while this was there.
+/// Measurement of a server's maximum memory, which ends when the value is dropped.
 pub(crate) struct Peak {
     before: u64,
     most: Arc<AtomicU64>,
@@ -37,7 +38,7 @@ impl Peak {
         Self { before, most, stop, thread: Some(thread) }
     }
 
-    /// How much it has grown so far, at its most.
+    /// Returns the maximum growth so far.
     pub(crate) fn grown(&self) -> u64 {
         self.most.load(Ordering::Acquire) - self.before
     }
@@ -52,7 +53,8 @@ impl Drop for Peak {
     }
 }
 
-/// A connection on which these bytes were sent, and how many of them were taken.
+/// Opens a connection and sends these bytes. Returns the connection and the number of bytes that were
+/// accepted.
 pub(crate) fn begin(service: &Service, pieces: &[&[u8]]) -> (TcpStream, usize) {
     let mut stream = TcpStream::connect(address(service)).unwrap();
     stream.set_write_timeout(Some(WRITE_WITHIN)).unwrap();
@@ -69,16 +71,16 @@ pub(crate) fn begin(service: &Service, pieces: &[&[u8]]) -> (TcpStream, usize) {
     (stream, taken)
 }
 
-/// A frame of HTTP/2.
+/// Returns an HTTP/2 frame.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A client of HTTP/2 that opens no window: it answers PING and SETTINGS, and takes no DATA.
+/// An HTTP/2 client that opens no flow-control window: it answers PING and SETTINGS, and accepts no DATA.
 pub(crate) struct Deaf {
     stream: TcpStream,
-    /// When the server closed it.
+    /// Milliseconds until the server closed the connection, or 0 if it is still open.
     closed: Arc<AtomicU64>,
     resets: Arc<AtomicU64>,
     heads: Arc<AtomicU64>,
@@ -86,7 +88,7 @@ pub(crate) struct Deaf {
 }
 
 impl Deaf {
-    /// Sends so many requests for this path, with these headers.
+    /// Sends this many requests for this path, with these headers.
     pub(crate) fn open(service: &Service, count: u32, path: &str, headers: &[(&str, &str)]) -> Self {
         let mut stream = TcpStream::connect(address(service)).unwrap();
         stream.set_write_timeout(Some(WRITE_WITHIN)).unwrap();
@@ -114,18 +116,18 @@ impl Deaf {
         Self { stream, closed, resets, heads, began }
     }
 
-    /// After how long the server closed it, if it has.
+    /// Returns the time until the server closed the connection, or `None` if it is still open.
     pub(crate) fn closed(&self) -> Option<Duration> {
         let ms = self.closed.load(Ordering::Acquire);
         (ms > 0).then(|| Duration::from_millis(ms))
     }
 
-    /// Streams that the server has reset.
+    /// Returns the number of streams that the server has reset.
     pub(crate) fn resets(&self) -> u64 {
         self.resets.load(Ordering::Acquire)
     }
 
-    /// Heads of answers that came.
+    /// Returns the number of response heads received.
     pub(crate) fn heads(&self) -> u64 {
         self.heads.load(Ordering::Acquire)
     }
@@ -141,7 +143,7 @@ impl Drop for Deaf {
     }
 }
 
-/// Reads a frame, and answers what has to be answered.
+/// Reads a frame, and sends the acknowledgement that it requires.
 fn answer(stream: &mut TcpStream, [_, resets, heads]: &[Arc<AtomicU64>; 3]) -> std::io::Result<()> {
     let mut head = [0; 9];
     stream.read_exact(&mut head)?;

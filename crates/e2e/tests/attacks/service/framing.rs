@@ -1,4 +1,4 @@
-//! O-05, O-09: bytes that are no text, and text that imitates what stands around it, on their way to a client.
+//! O-05, O-09: output that is not text, and output that imitates its surroundings, on the way to a client.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,15 +11,15 @@ use serde_json::{Value, json};
 
 use super::ground::{address, ask, head, held, inside, keyed, recovers, tiers};
 
-/// What was read of one stream: the bytes of both, and how it ended.
+/// Content of an output response: the bytes of both streams, all lines, and the outcome.
 struct Told {
     bytes: [Vec<u8>; 2],
     lines: Vec<OutputLine>,
     end: Option<Outcome>,
 }
 
-/// Reads a body of lines of JSON as strictly as it can be: every byte belongs to a line, every line is one of ours, the offsets follow
-/// each other, and nothing comes after the end.
+/// Parses a body of JSON lines as strictly as possible: every byte belongs to a line, every line is of a
+/// known kind, each offset follows the previous one, and nothing comes after the end.
 fn told(body: &str) -> Told {
     assert!(body.ends_with('\n'), "a line is not whole");
     let lines: Vec<OutputLine> = body
@@ -49,7 +49,7 @@ fn told(body: &str) -> Told {
     Told { bytes, lines, end }
 }
 
-/// The body of an answer in chunks, and what comes after it.
+/// Decodes a chunked body, and returns it and the bytes after it.
 fn dechunked(mut text: &[u8]) -> (Vec<u8>, &[u8]) {
     let mut body = Vec::new();
     loop {
@@ -84,7 +84,7 @@ fn unpacked(base64: &str) -> Vec<u8> {
     bytes
 }
 
-/// Starts an exec and reads its output in the answer: in chunks, to the last byte.
+/// Starts an exec and reads its output from the response, to the last chunk.
 fn streamed(service: &Service, execs: &str, spec: &Value) -> Told {
     let bearer = format!("Bearer {}", service.key);
     let headers =
@@ -96,14 +96,14 @@ fn streamed(service: &Service, execs: &str, spec: &Value) -> Told {
     told(std::str::from_utf8(&body).expect("lines of JSON are UTF-8"))
 }
 
-/// O-05.
+/// O-05: bytes that are not text reach every reader unchanged.
 #[test]
 fn bytes_that_are_no_text_reach_every_reader_as_they_are() {
     served(async || {
         let service = Service::start();
         let wild = e2e::wild::bytes();
         let hex: String = wild.iter().map(|byte| format!("{byte:02x}")).collect();
-        // Control: all of it is no text, and so is not a string of JSON.
+        // Control: the bytes are not UTF-8, so they cannot be a JSON string.
         assert!(std::str::from_utf8(&wild).is_err());
         for tier in tiers() {
             let body = json!({ "tier": tier, "limits": e2e::service::small_limits() });
@@ -118,7 +118,8 @@ fn bytes_that_are_no_text_reach_every_reader_as_they_are() {
                 live.lines.iter().filter(|line| matches!(line, OutputLine::Data { text: Some(_), .. }));
             assert!(texts.count() > 0, "nothing of it is text");
             let OutputLine::Started { exec: ExecInfo { id, .. } } = &live.lines[0] else { panic!() };
-            // From every offset of the stream that came byte by byte, also from within a character.
+            // Reads from several offsets of the stream that was written byte by byte, including offsets
+            // within a character.
             for offset in (0..wild.len()).step_by(401).chain([1, wild.len()]) {
                 let path = format!("{execs}/{id}/output?stdout={}&stderr={offset}", wild.len());
                 let answer = keyed(&service, &service.key, "GET", &path, &Value::Null);
@@ -150,7 +151,7 @@ fn bytes_that_are_no_text_reach_every_reader_as_they_are() {
     });
 }
 
-/// O-03: at its worst, each byte of output is six of JSON.
+/// O-03: in the worst case, each byte of output becomes six bytes of JSON.
 #[test]
 fn a_line_of_json_is_bounded_whatever_the_output() {
     const BYTES: usize = 20_000_000;
@@ -167,7 +168,7 @@ fn a_line_of_json_is_bounded_whatever_the_output() {
         let (body, _) = dechunked(answer.body.as_bytes());
         let longest = body.split(|byte| *byte == b'\n').map(<[u8]>::len).max().unwrap();
         let all = told(std::str::from_utf8(&body).unwrap());
-        // Control: it was one line, and all of it came.
+        // Control: the output was a single line, and all of it arrived.
         assert!(all.bytes[0] == vec![1; BYTES] && body.len() > 6 * BYTES, "{} bytes", all.bytes[0].len());
         assert!(longest <= LINE_BYTES_MAX, "a line of {longest} bytes");
         recovers(&service).await;
@@ -175,7 +176,7 @@ fn a_line_of_json_is_bounded_whatever_the_output() {
     });
 }
 
-/// O-09.
+/// O-09: output that imitates lines of the protocol is only output.
 #[test]
 fn output_that_imitates_our_lines_is_only_output() {
     served(async || {
@@ -216,7 +217,8 @@ fn output_that_imitates_our_lines_is_only_output() {
     });
 }
 
-/// Control: as bytes of such a stream this is an end with a false outcome, the end of a body, and an answer.
+/// Control: on such a stream, these bytes would be an end with a false outcome, the end of a body, and a
+/// response.
 fn is_forged(output: &[u8]) {
     let text = std::str::from_utf8(output).unwrap();
     let ends = text.lines().filter_map(|line| serde_json::from_str(line).ok());
@@ -228,7 +230,8 @@ fn is_forged(output: &[u8]) {
     assert!(rest.starts_with(b"HTTP/1.1 200 OK\r\n"), "control: {text}");
 }
 
-/// Two requests on one connection: the answer to the second is ours, whatever the first one's body holds.
+/// Sends two requests on one connection, and asserts that the second response comes from the server,
+/// regardless of the content of the first body.
 fn behind(service: &Service, path: &str, output: &[u8]) {
     let bearer = format!("Bearer {}", service.key);
     let first = head("GET", &format!("{path}?follow=false"), &[("authorization", &bearer)]);

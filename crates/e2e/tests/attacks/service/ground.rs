@@ -1,4 +1,4 @@
-//! What all attacks on the service stand on: raw requests, payloads, the server's memory, and a bystander.
+//! Setup that all attacks on the service share: raw requests, payloads, the server's memory, and a bystander.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -12,53 +12,53 @@ use api::sandbox::Tier;
 use e2e::service::Service;
 use serde_json::{Value, json};
 
-/// The slowest answer of all, a start behind many others.
+/// Timeout for a response. The slowest one is that of a start behind many others.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Whoever else asks is answered within this, whatever goes on.
+/// Maximum response time for another client, regardless of the attack.
 const OTHERS_WITHIN: Duration = Duration::from_secs(1);
-/// No payload takes longer.
+/// Maximum duration of a payload.
 const PAYLOAD_SECONDS: &str = "120";
 
-/// What came back from a request; status 0 is a connection that ended without an answer.
+/// Response to a request. Status 0 means that the connection ended without a response.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// Nothing more came, and nobody closed.
+    /// True if no more data came, and the connection was still open.
     pub(crate) waits: bool,
     pub(crate) head: String,
     pub(crate) body: String,
 }
 
 impl Answer {
-    /// The value of a header.
+    /// Returns the value of a header.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut lines = self.head.lines().filter_map(|line| line.split_once(": "));
         lines.find(|(is, _)| is.eq_ignore_ascii_case(name)).map(|(_, value)| value)
     }
 
-    /// The body as JSON.
+    /// Returns the body as JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The status and the code of an error.
+    /// Returns the status and the code of an error.
     pub(crate) fn refusal(&self) -> (u16, String) {
         let body: Value = serde_json::from_str(&self.body).unwrap_or_default();
         (self.status, body["code"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Asserts that it is this refusal.
+    /// Asserts the status and the code of a refusal.
     pub(crate) fn assert(&self, what: &str, status: u16, code: &str) {
         assert_eq!(self.refusal(), (status, code.to_owned()), "{what}: {self:?}");
     }
 }
 
-/// The address of a server, without its scheme.
+/// Returns the address of a server, without its scheme.
 pub(crate) fn address(service: &Service) -> String {
     service.url().split_once("://").unwrap().1.to_owned()
 }
 
-/// Its port.
+/// Returns the port of a server.
 pub(crate) fn port(service: &Service) -> String {
     address(service).rsplit_once(':').unwrap().1.to_owned()
 }
@@ -68,14 +68,14 @@ pub(crate) fn send(address: &str, bytes: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(ANSWER_WITHIN)).unwrap();
     stream.set_write_timeout(Some(ANSWER_WITHIN)).unwrap();
-    // Whoever is refused early is not listened to any longer.
+    // After an early refusal, the server reads no more.
     let _ = stream.write_all(bytes);
     let answer = read(&mut stream);
     assert!(!answer.waits, "no answer within {ANSWER_WITHIN:?}: {answer:?}");
     answer
 }
 
-/// Reads an answer until the other side closes.
+/// Reads a response until the other side closes or the read times out.
 pub(crate) fn read(stream: &mut TcpStream) -> Answer {
     let mut bytes = Vec::new();
     let mut piece = [0; 16384];
@@ -83,7 +83,7 @@ pub(crate) fn read(stream: &mut TcpStream) -> Answer {
         match stream.read(&mut piece) {
             Ok(0) => break false,
             Ok(count) => bytes.extend_from_slice(&piece[..count]),
-            // A reset after the answer is the server's way to say that it will not read the rest.
+            // After a response, the server resets the connection if it does not read the rest of the request.
             Err(error) => break matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
         }
     };
@@ -93,7 +93,7 @@ pub(crate) fn read(stream: &mut TcpStream) -> Answer {
     Answer { status, waits, head: head.to_owned(), body: body.to_owned() }
 }
 
-/// The head of a request.
+/// Returns the head of a request.
 pub(crate) fn head(method: &str, path: &str, headers: &[(&str, &str)]) -> String {
     let mut text = format!("{method} {path} HTTP/1.1\r\nhost: bellglass\r\nconnection: close\r\n");
     for (name, value) in headers {
@@ -102,7 +102,7 @@ pub(crate) fn head(method: &str, path: &str, headers: &[(&str, &str)]) -> String
     text
 }
 
-/// Asks with these headers and this body.
+/// Sends a request with these headers and this body, and returns the response.
 pub(crate) fn ask(
     service: &Service,
     method: &str,
@@ -119,7 +119,7 @@ pub(crate) fn ask(
     send(&address(service), &bytes)
 }
 
-/// Asks with a key and a body of JSON, or none where it is null.
+/// Sends a request with a key and a JSON body, or without a body if it is null.
 pub(crate) fn keyed(service: &Service, key: &str, method: &str, path: &str, body: &Value) -> Answer {
     let bearer = format!("Bearer {key}");
     let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
@@ -127,38 +127,39 @@ pub(crate) fn keyed(service: &Service, key: &str, method: &str, path: &str, body
     ask(service, method, path, &headers, body.as_bytes())
 }
 
-/// The body of a small sandbox.
+/// Returns the body of a create request for a small sandbox.
 pub(crate) fn small() -> Value {
     json!(e2e::service::small())
 }
 
-/// The body of an exec that takes a moment.
+/// Returns the body of a request for an exec that ends immediately.
 pub(crate) fn quick() -> Value {
     json!({ "argv": ["/bin/true"] })
 }
 
-/// Memory that a process holds now.
+/// Returns the resident memory of a process.
 pub(crate) fn rss_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Processor time that a process has used.
+/// Returns the processor time that a process has used.
 pub(crate) fn cpu_of(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // After the name in brackets: the state is field 3, user and system time are 14 and 15, in hundredths of a second.
+    // Fields after the name in parentheses: the state is field 3, user and system time are fields 14 and 15,
+    // in hundredths of a second.
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
     Duration::from_millis(10 * ticks)
 }
 
-/// Threads of a process.
+/// Returns the number of threads of a process.
 pub(crate) fn threads_of(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count()
 }
 
-/// The tiers of this machine that are wanted.
+/// Returns the tiers under test that this machine supports.
 pub(crate) fn tiers() -> Vec<Tier> {
     let has = |name: &str| {
         e2e::lab::wanted(name)
@@ -168,7 +169,7 @@ pub(crate) fn tiers() -> Vec<Tier> {
     known.into_iter().filter(|(name, _)| has(name)).map(|(_, tier)| tier).collect()
 }
 
-/// An attack's payload, to be run inside a sandbox.
+/// Returns an attack's payload as an exec.
 pub(crate) fn inside(id: &str, arguments: &[&str]) -> ExecSpec {
     let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
     let text = format!("{}\n{}", read(file("", "probe.py")), read(file(id, "attack.py")));
@@ -176,7 +177,8 @@ pub(crate) fn inside(id: &str, arguments: &[&str]) -> ExecSpec {
     e2e::lab::exec(&words)
 }
 
-/// Somebody else, who asks all the time while an attack goes on: the slowest answer, and how many there were.
+/// A second client, which sends requests throughout an attack and records the slowest response and the number
+/// of responses.
 pub(crate) struct Bystander {
     stop: std::sync::mpsc::Sender<()>,
     thread: std::thread::JoinHandle<(Duration, u32)>,
@@ -206,7 +208,7 @@ impl Bystander {
         Self { stop, thread }
     }
 
-    /// Ends, and asserts that every answer was in time. Says the slowest.
+    /// Stops the bystander, asserts that every response was in time, and returns the slowest response time.
     pub(crate) fn was_served(self) -> Duration {
         drop(self.stop);
         let (slowest, count) = self.thread.join().expect("a bystander was not served");
@@ -215,23 +217,23 @@ impl Bystander {
     }
 }
 
-/// What other machines on the same host have taken from this one's processors since it started: whoever waited for that did not
-/// wait for us.
+/// Returns the processor time that other machines on the same host have taken from this machine since it
+/// started. Waiting for such time is not a delay by the server.
 fn stolen() -> Duration {
     const TICK_MS: u64 = 10;
     let stat = std::fs::read_to_string("/proc/stat").unwrap();
     let all = stat.lines().next().unwrap();
-    // `cpu`, then user, nice, system, idle, iowait, irq, softirq, steal.
+    // Fields: `cpu`, then user, nice, system, idle, iowait, irq, softirq, steal.
     let steal: u64 = all.split_whitespace().nth(8).map_or(0, |word| word.parse().unwrap());
     Duration::from_millis(steal * TICK_MS)
 }
 
-/// A file of an attack.
+/// Returns the path of a file of an attack.
 pub(crate) fn file(id: &str, name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../attacks").join(id).join(name)
 }
 
-/// Runs an attack's program and reads its `thing: result` lines.
+/// Runs an attack's program and parses its `thing: result` lines.
 pub(crate) fn payload(id: &str, arguments: &[&str]) -> BTreeMap<String, String> {
     let mut command = Command::new("timeout");
     command.args([PAYLOAD_SECONDS, "python3"]).arg(file(id, "attack.py")).args(arguments);
@@ -243,12 +245,12 @@ pub(crate) fn payload(id: &str, arguments: &[&str]) -> BTreeMap<String, String> 
     pairs.map(|(thing, result)| (thing.to_owned(), result.to_owned())).collect()
 }
 
-/// A number that a payload said.
+/// Returns a number from a payload's output.
 pub(crate) fn number(said: &BTreeMap<String, String>, thing: &str) -> f64 {
     said.get(thing).and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{thing}: {said:?}"))
 }
 
-/// A server without the defence, for a control: ended when dropped.
+/// A server without the defence, for a control. Dropping it stops it.
 pub(crate) struct Undefended {
     child: Child,
     pub(crate) port: String,
@@ -267,13 +269,13 @@ impl Undefended {
 
 impl Drop for Undefended {
     fn drop(&mut self) {
-        // `timeout` passes it on.
+        // `timeout` forwards the signal.
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let _ = self.child.wait();
     }
 }
 
-/// The server still does all it should.
+/// Asserts that the server still works.
 pub(crate) async fn recovers(service: &Service) {
     let client = service.client();
     let sandbox = client.create(&e2e::service::small()).await.unwrap();
@@ -282,10 +284,10 @@ pub(crate) async fn recovers(service: &Service) {
     client.stop(&sandbox.id).await.unwrap();
 }
 
-/// Says that an attack was withstood.
+/// Prints that an attack was withstood.
 pub(crate) fn held(id: &str, figures: &str) {
     println!("attack {id} service held (control reached): {figures}");
 }
 
-/// This machine, as seen by itself.
+/// Address of this machine's own clients, as the server logs it.
 pub(crate) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -1,4 +1,4 @@
-//! H-07, H-08, X-01: guessed keys, repeated requests, other people's ids.
+//! H-07, H-08, X-01: guessed keys, repeated requests, other projects' ids.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::ground::{Answer, address, ask, head, held, keyed, quick, read, small};
 
-/// H-07.
+/// H-07: all invalid keys get the same response, and many of them are slowed down.
 #[test]
 fn wrong_keys_of_every_kind_are_told_the_same_and_then_slowed_down() {
     served(async || {
@@ -26,7 +26,7 @@ fn wrong_keys_of_every_kind_are_told_the_same_and_then_slowed_down() {
         let look = |key: &str| keyed(&service, key, "GET", "/v1/sandboxes", &Value::Null);
         let (revoked, id) = fresh(Value::Null);
         let (expired, _) = fresh(json!(1500));
-        // Controls: both were good, and the first is known to the server's memory when it is revoked.
+        // Controls: both keys were valid, and the first is in the server's memory when it is revoked.
         assert_eq!((look(&revoked).status, look(&expired).status), (200, 200));
         assert_eq!(admin("DELETE", &format!("/v1/keys/{id}"), &Value::Null).status, 204);
         let mut wrong = vec![look(&revoked)];
@@ -47,7 +47,7 @@ fn wrong_keys_of_every_kind_are_told_the_same_and_then_slowed_down() {
         assert!(slowed >= 70, "{slowed} of 100 guesses were slowed down");
         guesses.last().unwrap().assert("slowed", 429, "rate_limited");
         assert!(guesses.last().unwrap().header("retry-after").is_some());
-        // A good key works from the same address all the while, and what is slowed is not told apart either.
+        // A valid key still works from the same address, and all slowed-down requests get the same response.
         assert_eq!(look(&service.key).status, 200);
         assert_eq!(told(&look(&revoked)), told(guesses.last().unwrap()));
         let log = std::fs::read_to_string(service.data().join("audit.log")).unwrap();
@@ -57,7 +57,7 @@ fn wrong_keys_of_every_kind_are_told_the_same_and_then_slowed_down() {
     });
 }
 
-/// H-07: a key that is being used while it is revoked.
+/// H-07: a key that is revoked while it is in use.
 #[test]
 fn a_key_that_is_revoked_while_it_is_used_is_gone_for_good() {
     const ROUNDS: usize = 20;
@@ -88,13 +88,13 @@ fn a_key_that_is_revoked_while_it_is_used_is_gone_for_good() {
             let after = keyed(&service, secret, "GET", "/v1/sandboxes", &Value::Null);
             assert!([401, 429].contains(&after.status), "a revoked key works: {after:?}");
         }
-        // Control: some came through before.
+        // Control: some requests succeeded before the revocation.
         assert!(before > ROUNDS, "{before} uses of {ROUNDS} keys");
         held("H-07", &format!("{ROUNDS} keys revoked in use, after {before} uses"));
     });
 }
 
-/// H-08.
+/// H-08: a repeated request takes effect only once.
 #[test]
 fn a_request_that_is_repeated_is_one_request() {
     const TIMES: usize = 100;
@@ -132,7 +132,7 @@ fn a_request_that_is_repeated_is_one_request() {
         for bad in ["", &"x".repeat(256)] {
             create(bad, &small()).assert("a bad key", 400, "invalid_request");
         }
-        // Another project's key of the same name is another key.
+        // The same idempotency key in another project is a different key.
         let theirs = service.key_of("other", Role::Write, PLENTY).await;
         let headers = [
             ("authorization", format!("Bearer {theirs}")),
@@ -144,7 +144,7 @@ fn a_request_that_is_repeated_is_one_request() {
         let made = ask(&service, "POST", "/v1/sandboxes", &headers, small().to_string().as_bytes());
         assert_eq!(made.status, 201);
         assert_ne!(made.json()["id"], first);
-        // Control: without the key, or with another, each request is a sandbox of its own.
+        // Control: without an idempotency key, or with another one, each request creates a sandbox.
         assert_eq!(create("twice", &small()).status, 201);
         assert_eq!(keyed(&service, &service.key, "POST", "/v1/sandboxes", &small()).status, 201);
         assert_eq!(live(), 3);
@@ -152,7 +152,7 @@ fn a_request_that_is_repeated_is_one_request() {
     });
 }
 
-///
+/// resources of another project are not found.
 #[test]
 fn what_belongs_to_another_project_is_not_there() {
     served(async || {
@@ -189,12 +189,12 @@ fn what_belongs_to_another_project_is_not_there() {
                 let answer = keyed(&service, &thief, method, &path, &body);
                 answer.assert(&format!("{method} {path}"), 404, "not_found");
                 assert!(!answer.body.contains("owner") && !answer.body.contains("secret"), "{answer:?}");
-                // Word for word what is said of something that was never there.
+                // The response is the same, word for word, as for a resource that never existed.
                 let unknown = keyed(&service, &thief, method, &path.replace(place, "nothing"), &body);
                 assert_eq!(answer.body.replace(place, "nothing"), unknown.body, "{method} {path}");
             }
         }
-        // Lists: filters, and a cursor that was given to somebody else.
+        // Lists: filters, and a cursor that another project received.
         let page = keyed(&service, &owner, "GET", "/v1/sandboxes?limit=1", &Value::Null).json();
         let cursor = page["next"].as_str().expect("a second page").to_owned();
         for query in ["", "?all=true", &format!("?cursor={cursor}"), "?cursor=ffffffffffffffff-zzz&all=true"]
@@ -208,7 +208,7 @@ fn what_belongs_to_another_project_is_not_there() {
         timing(&service, &thief, id);
         // A name that another project uses is free here.
         assert_eq!(keyed(&service, &thief, "POST", "/v1/sandboxes", &named).status, 201);
-        // Control: its owner sees and does all that.
+        // Control: the owner can see and do all of this.
         let path = format!("/v1/sandboxes/{id}/execs/{exec}/output?follow=false");
         assert!(keyed(&service, &owner, "GET", &path, &Value::Null).body.contains("secret"));
         let second = keyed(&service, &owner, "GET", &format!("/v1/sandboxes?cursor={cursor}"), &Value::Null);
@@ -229,7 +229,8 @@ fn listening(service: &Service, key: &str) -> TcpStream {
     events
 }
 
-/// Looking for what is somebody else's takes as long as looking for what never was.
+/// Asserts that a request for another project's sandbox takes as long as a request for a sandbox that never
+/// existed.
 fn timing(service: &Service, key: &str, id: &str) {
     const LOOKS: usize = 200;
     let took = |named: &str| {
@@ -246,6 +247,6 @@ fn timing(service: &Service, key: &str, id: &str) {
     theirs.sort_unstable();
     nobodys.sort_unstable();
     let (left, right) = (theirs[LOOKS / 2], nobodys[LOOKS / 2]);
-    // Half of the middle: the spread of one kind alone is larger.
+    // Half of the median is tolerated, because measurements of one kind already vary by more.
     assert!(left.abs_diff(right) < left.max(right) / 2, "{left:?} and {right:?}");
 }

@@ -1,4 +1,5 @@
-//! C-33: a server ends a sandbox that takes too many file locks, and says so; its neighbours live.
+//! C-33: a server stops a sandbox that takes too many file locks, and reports the reason; its neighbours keep
+//! running.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +10,11 @@ use e2e::service::{Service, served, small, until};
 
 use super::ground::{held, inside, recovers};
 
-/// From the first lock on: the payload takes a second for as many as are noticed, and two are promised after that.
+/// Maximum time from the first lock to the end. The payload takes a second to reach a number of locks that is
+/// noticed, and the promise is two seconds from then on.
 const ENDED_WITHIN: Duration = Duration::from_secs(10);
 
-/// C-33.
+/// C-33: a sandbox that takes too many file locks is lost for that reason.
 #[test]
 fn a_sandbox_that_takes_too_many_file_locks_is_lost_for_that_reason() {
     served(async || {
@@ -34,7 +36,8 @@ fn a_sandbox_that_takes_too_many_file_locks_is_lost_for_that_reason() {
         let alive = client.exec(&bystander, &script("echo alive")).await.unwrap().collect().await.unwrap();
         assert_eq!(alive.stdout, b"alive\n");
 
-        // Control: nobody is ended for it when nobody counts, and the payload comes to its safe limit.
+        // Control: if the server does not count locks, the sandbox keeps running, and the payload reaches its
+        // safe limit.
         service.undefend("C-33");
         let client = service.client();
         let again = client.create(&small()).await.unwrap().id;

@@ -1,7 +1,7 @@
 //! H-25: every route with every credential, compared with the tables of `docs/authority.md`.
 //!
-//! The routes come from the router itself. What each needs, and how each need answers each credential, is written in the page, so a
-//! new route or a changed need fails here until the page says so.
+//! The routes come from the router itself. The page states the need of each route, and the response of each
+//! need to each credential. So a new route or a changed need fails here until the page contains it.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,28 +19,28 @@ use tokio::net::TcpSocket;
 use super::e2b::{Opened, opened, signature};
 use super::ground::{Answer, address, held, keyed};
 
-/// A stream that has begun is let in; its end is not waited for.
+/// Time to read a response. A stream that has started counts as let in, and its end is not awaited.
 const STREAM_WITHIN: Duration = Duration::from_millis(400);
-/// Requests with a wrong credential that one address may make without being slowed down.
+/// Number of requests with a wrong credential that one address may send without being slowed down.
 const TRIES_OF_ADDRESS: u32 = 20;
-/// Fewer would mean that routes are missing from the table.
+/// Minimum number of routes. Fewer would mean that routes are missing from the table.
 const ROUTES_MIN: usize = 100;
 
-/// What a request shows: headers, and what is added to the query.
+/// Credentials of a request: headers, and an addition to the query.
 #[derive(Clone, Default)]
 struct Shown {
     headers: Vec<(&'static str, String)>,
     query: String,
 }
 
-/// How a route answered: let in, 401 or 403.
+/// Returns the decision of a route: let in, 401 or 403.
 fn outcome(answer: &Answer) -> &'static str {
     let refused = |code: &str| answer.body.contains(&format!(r#"{{"error":{{"code":"{code}""#));
     match answer.status {
         401 => "401",
-        // What the sandbox's file system refuses is another 403, of a request that was let in.
+        // Other 403 responses come from the sandbox's file system, after the request was let in.
         403 if answer.body.contains("\"forbidden\"") => "403",
-        // A stream says in its only message what elsewhere the status says.
+        // A stream reports a refusal in its only message instead of the status.
         200 if refused("unauthenticated") => "401",
         200 if refused("permission_denied") => "403",
         _ => "in",
@@ -59,10 +59,10 @@ fn sha256(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The path that every signature in the matrix is for.
+/// Path for which every signature in the matrix is valid.
 const SIGNED_PATH: &str = "/workspace/signed";
 
-/// Everything that is shown.
+/// All secrets that requests present.
 struct Secrets {
     read: String,
     write: String,
@@ -97,7 +97,7 @@ impl Secrets {
         }
     }
 
-    /// Texts that the server hashes, or once hashed.
+    /// Returns texts that the server hashes, or used to hash.
     fn hashed(&self, sandbox: &Opened) -> Vec<String> {
         let (port, key) = (&self.port, self.admin.trim_start_matches("bgk_"));
         vec![
@@ -119,7 +119,7 @@ fn signed(path: &str, by: &str) -> Shown {
     Shown { headers: Vec::new(), query: format!("path={path}&signature={by}") }
 }
 
-/// The columns of the table, in its order.
+/// Returns the columns of the table, in the order of the page.
 fn credentials(secrets: &Secrets, sandbox: &Opened, other: &Opened) -> Vec<(&'static str, Vec<Shown>)> {
     let sign = |act: &str, token: &str| signature(SIGNED_PATH, act, token, None);
     let hashed = secrets.hashed(sandbox);
@@ -157,7 +157,7 @@ fn credentials(secrets: &Secrets, sandbox: &Opened, other: &Opened) -> Vec<(&'st
     ]
 }
 
-/// H-25.
+/// H-25: every route responds to every credential as the page states.
 #[test]
 fn every_route_answers_every_credential_as_the_page_says() {
     served(async || {
@@ -190,7 +190,8 @@ fn every_route_answers_every_credential_as_the_page_says() {
             }
         }
         assert!(wrong.is_empty(), "{} wrong answers:\n{}", wrong.len(), wrong.join("\n"));
-        // Control: with the right credential every route lets in, so no cell is refused for another reason.
+        // Control: with the right credential, every route lets the request in. So no request is refused for
+        // another reason.
         assert!(let_in >= rows.len(), "{let_in} of {asked} were let in");
         held(
             "H-25",
@@ -201,7 +202,7 @@ fn every_route_answers_every_credential_as_the_page_says() {
 
 async fn ask(service: &Service, from: Ipv4Addr, row: &Row, sandbox: &str, shown: &Shown) -> Answer {
     let method = if row.method == "ANY" { "POST" } else { row.method };
-    // Names that nothing has: a route that lets in does no harm.
+    // The names do not exist, so a request that is let in does no harm.
     let mut path = row.path.clone();
     while let Some((before, rest)) = path.clone().split_once('{') {
         let (name, after) = rest.split_once('}').unwrap();
@@ -227,7 +228,7 @@ async fn ask(service: &Service, from: Ipv4Addr, row: &Row, sandbox: &str, shown:
     stream.write_all(text.as_bytes()).await.unwrap();
     let mut bytes = Vec::new();
     let _ = tokio::time::timeout(STREAM_WITHIN, stream.read_to_end(&mut bytes)).await;
-    // An answer that takes longer than a moment is a start, which is let in; its head is waited for.
+    // A response that takes longer is that of a start, which was let in, so its head is awaited.
     while !bytes.windows(4).any(|part| part == b"\r\n\r\n") {
         let mut piece = [0; 4096];
         let read = tokio::time::timeout(Duration::from_secs(20), stream.read(&mut piece)).await;
@@ -241,12 +242,12 @@ async fn ask(service: &Service, from: Ipv4Addr, row: &Row, sandbox: &str, shown:
     Answer { status, waits: false, head: head.to_owned(), body: body.to_owned() }
 }
 
-/// The two tables of `docs/authority.md`.
+/// Content of the two tables of `docs/authority.md`.
 struct Page {
     columns: Vec<String>,
-    /// What each need answers, by column.
+    /// Response of each need, by column.
     needs: BTreeMap<String, Vec<String>>,
-    /// What each route needs, by method and path.
+    /// Need of each route, by method and path.
     routes: BTreeMap<(String, String), String>,
 }
 
@@ -265,7 +266,7 @@ impl Page {
         Self { columns, needs, routes }
     }
 
-    /// Every route is on the page with what it needs, and nothing else is.
+    /// Asserts that the page lists every route with its need, and no other route.
     fn assert_routes(&self, rows: &[Row]) {
         let known =
             rows.iter().map(|row| ((row.method.to_owned(), row.path.clone()), row.need.name().to_owned()));
@@ -279,7 +280,7 @@ impl Page {
     }
 }
 
-/// The rows of the first table after a heading, without the line below its head.
+/// Returns the rows of the first table after a heading, without the separator line.
 fn table(text: &str, heading: &str) -> Vec<Vec<String>> {
     let part = text.split_once(heading).unwrap_or_else(|| panic!("{heading} is missing")).1;
     let lines =

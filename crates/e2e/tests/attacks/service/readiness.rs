@@ -1,4 +1,4 @@
-//! creates that are refused make ready sandboxes, and close the pool to others.
+//! refused creates that cause pre-warming and leave no place in the pool for others.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::ground::{held, keyed, recovers, small};
 
-/// More kinds than the pool remembers.
+/// Number of kinds, which is more than the pool has places for.
 const KINDS: u64 = 70;
 const MEMORY: u64 = 96 << 20;
-/// A sandbox is made ready within this, on a busy machine.
+/// Timeout for pre-warming a sandbox on a busy machine.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
 fn create(service: &Service, key: &str, memory: u64, ttl_ms: Option<u64>) -> (u16, Value) {
@@ -29,7 +29,7 @@ fn pool(service: &Service) -> Vec<Value> {
     node["pool"].as_array().unwrap().clone()
 }
 
-/// Makes two sandboxes of a kind, one after the other, and says how the second was started.
+/// Creates two sandboxes of a kind, one after the other, and returns how the second was started.
 async fn second_start(service: &Service, memory: u64, wait: bool) -> String {
     let (status, first) = create(service, &service.key, memory, None);
     assert_eq!(status, 201, "{first}");
@@ -50,7 +50,7 @@ async fn second_start(service: &Service, memory: u64, wait: bool) -> String {
     second["start"].as_str().unwrap_or_default().to_owned()
 }
 
-///
+/// refused creates cause no pre-warming, and leave the pool to the others.
 #[test]
 fn refused_creates_make_nothing_ready_and_close_the_pool_to_nobody() {
     served(async || {
@@ -68,7 +68,8 @@ fn refused_creates_make_nothing_ready_and_close_the_pool_to_nobody() {
         flood(&service);
         assert_eq!(pool(&service).len(), 0, "{:?}", pool(&service));
         assert_eq!(second_start(&service, MEMORY, true).await, "warm");
-        // One that is ready, and claimed by somebody who is refused, has its hour back.
+        // A pre-warmed sandbox whose claim is returned, because the request is refused, gets its time to live
+        // of an hour back.
         until(READY_WITHIN, "one to be ready again", async || {
             pool(&service).iter().any(|kind| kind["ready"].as_u64() > Some(0))
         })
@@ -81,7 +82,8 @@ fn refused_creates_make_nothing_ready_and_close_the_pool_to_nobody() {
         assert_eq!(claimed["start"], "warm", "{claimed}");
         recovers(&service).await;
 
-        // Control: without the defence the refused ones fill the pool, and what others ask for is never ready.
+        // Control: without the defence, refused requests fill the pool, and the kinds of other projects are
+        // never pre-warmed.
         service.undefend("X-25");
         flood(&service);
         let kinds = pool(&service).len();

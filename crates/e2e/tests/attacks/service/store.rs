@@ -1,6 +1,7 @@
-//! L-04: a store that is locked, read-only, full, damaged, or gone. What runs goes on, whatever it is.
+//! L-04: a store that is locked, damaged or missing. Running sandboxes keep running in every case.
 //!
-//! The store alone is tried in `control`; here a server stands on it, with sandboxes that must live.
+//! The store alone is tested in `control`. Here a server with running sandboxes uses it. `real::troubles`
+//! covers full and read-only disks.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::process::{Command, Stdio};
@@ -13,10 +14,10 @@ use serde_json::Value;
 
 use super::ground::{held, keyed, recovers, small};
 
-/// A create is refused within this where the store does not answer.
+/// Maximum time until a create is refused if the store does not respond.
 const REFUSED_WITHIN: Duration = Duration::from_secs(3);
 
-/// L-04.
+/// L-04: if the store does not respond, this is reported, and running sandboxes keep running.
 #[test]
 fn a_store_that_does_not_answer_is_told_and_what_runs_goes_on() {
     served(async || {
@@ -25,7 +26,7 @@ fn a_store_that_does_not_answer_is_told_and_what_runs_goes_on() {
         let sandbox = client.create(&e2e::service::small()).await.unwrap().id;
         let path = format!("/v1/sandboxes/{sandbox}");
         let create = || keyed(&service, &service.key, "POST", "/v1/sandboxes", &small());
-        // Control: it does answer.
+        // Control: the store responds.
         assert_eq!(create().status, 201);
         let lock = "import sqlite3, sys, time\n\
                     store = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)\n\
@@ -48,7 +49,7 @@ fn a_store_that_does_not_answer_is_told_and_what_runs_goes_on() {
         refused.assert("a locked store", 503, "store_unavailable");
         let took = began.elapsed();
         assert!(took < REFUSED_WITHIN && refused.header("retry-after").is_some(), "{took:?}: {refused:?}");
-        // What runs is used, looked at and stopped meanwhile.
+        // Running sandboxes can be used, inspected and stopped meanwhile.
         let done = client.exec(&sandbox, &script("echo alive")).await.unwrap().collect().await.unwrap();
         assert_eq!(done.stdout, b"alive\n");
         assert_eq!(keyed(&service, &service.key, "GET", &path, &Value::Null).status, 200);
@@ -58,7 +59,7 @@ fn a_store_that_does_not_answer_is_told_and_what_runs_goes_on() {
         assert_eq!(ended.json()["state"], "ended", "{ended:?}");
         drop(holder.stdin.take());
         holder.wait().unwrap();
-        // The end is written down when it can be.
+        // The end of the sandbox is recorded once the store responds.
         recovers(&service).await;
         let kept = keyed(&service, &service.key, "GET", &path, &Value::Null).json();
         assert_eq!((kept["state"].as_str(), kept["reason"].as_str()), (Some("ended"), Some("stopped")));
@@ -66,7 +67,8 @@ fn a_store_that_does_not_answer_is_told_and_what_runs_goes_on() {
     });
 }
 
-/// L-04: a damaged store stops the server and nothing else; one that was moved away begins anew with all that lives.
+/// L-04: a damaged store stops only the server. If the store was moved away, the server starts with a new one
+/// and adopts all running sandboxes.
 #[test]
 fn a_store_that_is_damaged_or_gone_never_ends_a_sandbox() {
     served(async || {
@@ -85,7 +87,7 @@ fn a_store_that_is_damaged_or_gone_never_ends_a_sandbox() {
         let (store, good) = (service.data().join("bellglass.db"), service.data().join("good.db"));
         let data = service.data().to_owned();
         let beside = |suffix: &str| data.join(format!("bellglass.db{suffix}"));
-        // The log is folded in, so that the file alone is all there is.
+        // The log is merged into the store's file, so that this file alone has the whole content.
         let fold =
             "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('PRAGMA wal_checkpoint(TRUNCATE)')";
         assert!(Command::new("python3").args(["-c", fold]).arg(&store).status().unwrap().success());
@@ -102,7 +104,7 @@ fn a_store_that_is_damaged_or_gone_never_ends_a_sandbox() {
             assert!(alive(&service, sandbox.as_str()), "{what}: the sandbox was removed");
             refusals.push(what);
         }
-        // Control: the good one starts, with everything.
+        // Control: with the undamaged store, the server starts and has all sandboxes.
         std::fs::copy(&good, &store).unwrap();
         service.begin();
         let counted = async || {
@@ -126,7 +128,7 @@ fn a_store_that_is_damaged_or_gone_never_ends_a_sandbox() {
         let after: u32 = String::from_utf8_lossy(&after).trim().parse().unwrap();
         assert!(after > before, "the exec stood still at {after}");
         client.stop(&sandbox).await.unwrap();
-        // Orphans are reaped by process 1 of the machine, in its own time.
+        // Process 1 of the machine reaps orphaned processes, which can take a moment.
         until(Duration::from_secs(10), "a look that sees what is gone", async || {
             !alive(&service, sandbox.as_str())
         })
@@ -160,7 +162,7 @@ fn damages() -> [Damage; 5] {
     ]
 }
 
-/// Starts a server that must not start, and says what it said.
+/// Starts a server that must fail to start, and returns its error output.
 pub(crate) fn refused(service: &Service) -> String {
     let output = Command::new("timeout")
         .arg("15")
@@ -181,7 +183,7 @@ pub(crate) fn refused(service: &Service) -> String {
     said
 }
 
-/// Whether process 1 of a sandbox is there.
+/// Returns true if process 1 of a sandbox exists.
 pub(crate) fn alive(service: &Service, id: &str) -> bool {
     service
         .traces(&[id.to_owned()])

@@ -1,4 +1,4 @@
-//! H-36, H-37, H-39: answers that nobody takes, and questions that cost more than they should.
+//! H-36, H-37, H-39: responses that are not read, and requests that cost more than they should.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -11,14 +11,15 @@ use super::e2b::opened;
 use super::flow::{Deaf, MIB, Peak};
 use super::ground::{Bystander, address, ask, held, keyed, recovers};
 
-/// The bound on an answer that is not taken, and what a busy machine adds to it.
+/// Maximum time until an unread response is aborted: the limit, and a tolerance for a busy machine.
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(38);
-/// What a browser, or an SDK, would never ask for at once without a key; and fewer than end the connection.
+/// Numbers of concurrent requests without a key. `REQUESTS` is more than a browser or an SDK would send, and
+/// the server closes such a connection; `HELD` is below that limit.
 const REQUESTS: u32 = 256;
 const HELD: u32 = 64;
 const CONNECTIONS: usize = 12;
 
-/// H-36.
+/// H-36: a response that is not read is aborted.
 #[test]
 fn an_answer_that_nobody_takes_is_given_up() {
     served(async || {
@@ -41,7 +42,7 @@ fn an_answer_that_nobody_takes_is_given_up() {
             );
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        // They were held for the bound and by nothing else.
+        // They were held until the limit, and were not closed for another reason.
         assert!(deaf.iter().all(|one| one.closed().unwrap() > Duration::from_secs(25)));
         assert!(
             greedy.closed().unwrap() < Duration::from_secs(10),
@@ -54,7 +55,7 @@ fn an_answer_that_nobody_takes_is_given_up() {
         let slowest = bystander.was_served();
         assert!(grown < 64 * MIB, "{} MiB", grown / MIB);
 
-        // Control.
+        // Control: without the defence, the connections stay open, and their responses use memory.
         service.undefend("H-36");
         let peak = Peak::of(&service);
         let deaf: Vec<Deaf> =
@@ -73,13 +74,13 @@ fn an_answer_that_nobody_takes_is_given_up() {
     });
 }
 
-/// H-36: places of connections.
+/// H-36: connections without a key take no slots of clients with keys.
 #[test]
 fn strangers_take_no_place_of_clients_with_keys() {
     served(async || {
         let service = Service::start();
         let bystander = Bystander::of(&service);
-        // More than an address may have without a key, and than it might have in all.
+        // More connections than one address may have, without a key or in total.
         let all: Vec<TcpStream> =
             (0..2600).filter_map(|_| TcpStream::connect(address(&service)).ok()).collect();
         assert!(all.len() > 2500, "{} connections", all.len());
@@ -89,7 +90,7 @@ fn strangers_take_no_place_of_clients_with_keys() {
     });
 }
 
-/// H-37.
+/// H-37: a wrong signature costs little, and is counted.
 #[test]
 fn a_wrong_signature_costs_little_and_counts() {
     served(async || {
@@ -108,7 +109,7 @@ fn a_wrong_signature_costs_little_and_counts() {
         );
         let told: Vec<u16> = (0..60).map(|_| wrong(&service, 1000)).collect();
         assert!(told.contains(&401) && told.contains(&429), "{told:?}");
-        // Control: nothing is counted, and long paths are hashed for every sandbox.
+        // Control: wrong signatures are not counted, and long paths are hashed for every sandbox.
         service.undefend("H-37");
         let told: Vec<u16> = (0..60).map(|_| wrong(&service, 60_000)).collect();
         assert!(told.iter().all(|status| *status == 401), "control: {told:?}");
@@ -117,7 +118,7 @@ fn a_wrong_signature_costs_little_and_counts() {
     });
 }
 
-/// H-39.
+/// H-39: the health of a sandbox is reported only to clients with its token.
 #[test]
 fn the_health_of_a_sandbox_is_told_to_those_who_may_know_it() {
     served(async || {
@@ -132,7 +133,7 @@ fn the_health_of_a_sandbox_is_told_to_those_who_may_know_it() {
         assert_eq!(asked(&service, &sandbox.id, ""), nobody, "a running one and one that is not there");
         assert_eq!(asked(&service, &sandbox.id, &"0".repeat(64)), nobody);
         assert_eq!(asked(&service, &sandbox.id, &sandbox.token).0, 204, "whoever may know");
-        // A stranger that asks again and again keeps nothing alive.
+        // Repeated requests without the token do not keep a sandbox alive.
         let lives = async |service: &Service| {
             let mut wanted = super::ground::small();
             wanted["idle_ms"] = json!(4000);

@@ -1,4 +1,4 @@
-//! H-01, H-02, H-05: connections that are slow, silent, many, or never read.
+//! H-01, H-02, H-05: connections that are slow, silent, too many, or never read.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,20 +13,21 @@ use super::ground::{
     Bystander, Undefended, address, head, held, keyed, number, payload, port, recovers, rss_bytes, send,
 };
 
-/// The bound on a head and on a body, and what a busy machine adds to it.
+/// Maximum time until a slow connection is closed, in seconds: the limit for a head and for a body, and a
+/// tolerance for a busy machine.
 const LET_GO_WITHIN: f64 = 36.0;
-/// Connections on which nothing comes: half of what one address may have.
+/// Number of connections that send nothing: half of the limit for one address.
 const IDLE: &str = "1000";
-/// The bound on a handshake, likewise.
+/// Maximum time until an incomplete handshake is closed: the limit, and a tolerance for a busy machine.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(8);
-/// What a thousand connections, or a hundred streams, may cost.
+/// Maximum memory growth by a thousand connections, or by a hundred streams.
 const MEMORY_BYTES: u64 = 192 << 20;
-/// Streams that nobody reads.
+/// Number of streams that are never read.
 const NEVER_READ: usize = 100;
-/// Streams of one project.
+/// Maximum number of streams of one project.
 const STREAMS_MAX: usize = 512;
 
-/// H-01.
+/// H-01: slow and silent connections are closed, and delay no other client.
 #[test]
 fn whoever_is_slow_or_silent_is_let_go_and_keeps_nobody_waiting() {
     served(async || {
@@ -44,7 +45,8 @@ fn whoever_is_slow_or_silent_is_let_go_and_keeps_nobody_waiting() {
             assert_eq!(number(&said, &format!("left {kind}")), 0.0, "{kind} is still there: {said:?}");
             let longest = number(&said, &format!("longest {kind}"));
             assert!(longest < LET_GO_WITHIN, "{kind} stayed {longest} s");
-            // Control: it had come that far, and was let go by the bound and nothing else.
+            // Control: the connections reached this state, and were closed by the limit and for no other
+            // reason.
             assert!(longest > 20.0, "{kind} was never held: {longest} s");
         }
         let grown = rss_bytes(service.pid()).saturating_sub(before);
@@ -55,7 +57,8 @@ fn whoever_is_slow_or_silent_is_let_go_and_keeps_nobody_waiting() {
     });
 }
 
-/// Makes a certificate and its key in a directory, and a configuration that names them.
+/// Creates a certificate, its key and a configuration that names both, and returns the path of the
+/// configuration.
 pub(crate) fn certified(directory: &std::path::Path) -> std::path::PathBuf {
     let (certificate, key) = (directory.join("certificate.pem"), directory.join("key.pem"));
     let made = Command::new("openssl")
@@ -73,7 +76,7 @@ pub(crate) fn certified(directory: &std::path::Path) -> std::path::PathBuf {
     settings
 }
 
-/// H-01: a handshake of which only the beginning comes.
+/// H-01: incomplete TLS handshakes.
 fn half_open_handshakes() {
     let keys = tempfile::tempdir().unwrap();
     let settings = certified(keys.path());
@@ -90,7 +93,7 @@ fn half_open_handshakes() {
         })
         .collect();
     let began = Instant::now();
-    // Control: whoever goes on with it is answered, meanwhile.
+    // Control: a client that completes its handshake is served meanwhile.
     let curl = Command::new("curl")
         .args(["-sS", "--max-time", "5", "--cacert"])
         .arg(&certificate)
@@ -130,14 +133,14 @@ impl Encrypted {
     }
 }
 
-/// H-02.
+/// H-02: HTTP/2 frames cannot make the server work without end.
 #[test]
 fn frames_of_http_2_cannot_make_the_server_work_without_end() {
     served(async || {
         let service = Service::start();
         let before = rss_bytes(service.pid());
         let attack = |way: &str, count: &str| payload("H-02", &[&port(&service), way, count]);
-        // Control: the frames are frames, and a request among them is answered.
+        // Control: the frames are valid, and a request among them is answered.
         let honest = attack("honest", "1");
         assert_eq!((number(&honest, "answers"), number(&honest, "closed")), (1.0, 0.0), "{honest:?}");
         let few = attack("streams", "100");
@@ -168,7 +171,7 @@ fn frames_of_http_2_cannot_make_the_server_work_without_end() {
     });
 }
 
-/// H-05.
+/// H-05: readers that never read cost little and are counted.
 #[test]
 fn readers_that_never_read_cost_little_and_are_counted() {
     served(async || {
@@ -191,7 +194,7 @@ fn readers_that_never_read_cost_little_and_are_counted() {
         tokio::time::sleep(Duration::from_secs(3)).await;
         let grown = rss_bytes(service.pid()).saturating_sub(before);
         assert!(grown < 2 * MEMORY_BYTES, "{NEVER_READ} deaf readers cost {grown} bytes");
-        // Another project is not touched by what this one holds open.
+        // The open streams of this project do not affect another project.
         let other = service.key_of("other", api::account::Role::Write, PLENTY).await;
         deaf.extend((NEVER_READ..STREAMS_MAX).map(|_| open(&service, &service.key, "/v1/events")));
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -204,7 +207,7 @@ fn readers_that_never_read_cost_little_and_are_counted() {
         assert_eq!(&status, b"HTTP/1.1 200");
         let slowest = bystander.was_served();
         drop(deaf);
-        // Control: whoever reads gets all of it, and the places are free again.
+        // Control: a reader gets all of the output, and the slots of closed streams are free again.
         let again =
             async || keyed(&service, &service.key, "GET", &format!("{output}?follow=false"), &Value::Null);
         let began = Instant::now();
@@ -221,7 +224,7 @@ fn readers_that_never_read_cost_little_and_are_counted() {
     });
 }
 
-/// A stream of which nothing is read.
+/// Opens a stream and does not read from it.
 pub(crate) fn open(service: &Service, key: &str, path: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address(service)).unwrap();
     let bearer = format!("Bearer {key}");

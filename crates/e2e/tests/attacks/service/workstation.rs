@@ -1,4 +1,4 @@
-//! root of a workstation wants more than its sandbox.
+//! root of a workstation that tries to leave its sandbox.
 
 use api::account::{Quota, Role};
 use api::exec::{ExecSpec, Outcome};
@@ -30,10 +30,11 @@ fn path(text: &str) -> FilePath {
     FilePath::new(text.as_bytes()).unwrap()
 }
 
-/// Files as root reach what commands as root reach, and nothing else: not process 1, not the host's kernel, not what is mounted.
+/// Asserts that file requests as root can access the same files as commands as root, and not process 1, the
+/// host's kernel or mounts. Returns the number of attempts.
 async fn files_as_root(client: &Client, id: &SandboxId) -> usize {
     let files = client.files(id).as_root();
-    // Control: the sandbox's own files.
+    // Control: the sandbox's own files are accessible.
     files.write(&path("/etc/own"), Bytes::from_static(b"x"), Some(0o600)).await.unwrap();
     assert_eq!(files.stat(&path("/etc/own")).await.unwrap().uid, 0);
     assert!(client.files(id).read(&path("/etc/own"), 1024).await.is_err(), "control: a file of root's");
@@ -51,11 +52,11 @@ async fn files_as_root(client: &Client, id: &SandboxId) -> usize {
         "/dev/kmsg",
     ];
     for name in forbidden {
-        // What a command as root may not do either.
+        // The same write by a command as root.
         let shell = ExecSpec { uid: Some(0), ..script(&text(name)) };
         let by_shell = client.exec(id, &shell).await.unwrap().collect().await.unwrap().end.outcome;
         let written = files.write(&path(name), Bytes::from_static(b"through"), None).await;
-        // A device that does not exist can be made as a file, in the sandbox's own /dev or not at all.
+        // If the device does not exist, both can create a file in the sandbox's own /dev, or neither can.
         let same = written.is_ok() == (by_shell == Outcome::Exited { code: 0 });
         assert!(same, "{name}: {by_shell:?} by a command, {written:?} as a file");
     }
@@ -65,7 +66,7 @@ async fn files_as_root(client: &Client, id: &SandboxId) -> usize {
     forbidden.len() + 4
 }
 
-///
+/// root of a workstation has no rights outside its sandbox.
 #[test]
 fn root_of_a_workstation_is_root_of_nothing_else() {
     served(async || {
@@ -79,7 +80,7 @@ fn root_of_a_workstation_is_root_of_nothing_else() {
             let ask = CreateSandbox { tier, template: "workstation".into(), ..small() };
             let id = trusted.create(&ask).await.unwrap().id;
             if tier == Tier::UserKernel {
-                // There root would reach process 1, so there is none.
+                // In gVisor, root could reach process 1. Therefore it is not available there.
                 let refused = trusted.exec(&id, &root("id")).await.err().unwrap();
                 assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest), "{refused}");
                 let refused = trusted.files(&id).as_root().stat(&path("/")).await.unwrap_err();
@@ -90,14 +91,14 @@ fn root_of_a_workstation_is_root_of_nothing_else() {
             let tried = said(&trusted, &id, &root(PAYLOAD)).await;
             assert!(!tried.contains("THROUGH") && tried.matches("held ").count() == 18, "{tried}");
             held_all += 18 + files_as_root(&trusted, &id).await;
-            // Control: what it is for works, and the user is who they were.
+            // Control: permitted actions as root work, and the ordinary user is unchanged.
             let lawful = "echo x > /etc/lawful; chown 1000:1000 /etc/lawful; stat -c %u /etc/lawful; id -u";
             assert_eq!(said(&trusted, &id, &root(lawful)).await, "1000\n0\n");
             let user =
                 "id -u; grep CapEff /proc/self/status | cut -f2; rm -f /etc/passwd 2>/dev/null || echo no";
             assert_eq!(said(&trusted, &id, &script(user)).await, "1000\n0000000000000000\nno\n");
             trusted.stop(&id).await.unwrap();
-            // Who may not have it, and where it is not to be had.
+            // A project without permission for root, and a template without root.
             let theirs = other.create(&ask).await.unwrap().id;
             let plain = trusted.create(&CreateSandbox { tier, ..small() }).await.unwrap().id;
             for (client, id) in [(&other, &theirs), (&trusted, &plain)] {

@@ -1,9 +1,9 @@
-//! Figures as data: what a picture cannot say to a program.
+//! Figures as data: chart contents that a program cannot read from an image.
 
 use e2e::room::in_a_room;
 use serde_json::{Value, json};
 
-/// Each draws one figure on `axes`.
+/// Python snippets that each draw one figure on `axes`, by title.
 const DRAWINGS: [(&str, &str); 7] = [
     (
         "line",
@@ -63,7 +63,7 @@ fn bars(standing: &Value, lying: &Value) {
         assert_eq!(chart["elements"], elements);
     }
     assert_eq!(standing["y_unit"], "m");
-    // One that lies on its side is told as if it stood.
+    // A horizontal bar chart is reported as if it were vertical: its value axis is the y axis.
     assert_eq!(lying["y_unit"], "s");
 }
 

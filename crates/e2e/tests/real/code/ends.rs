@@ -1,4 +1,5 @@
-//! How runs end that do not end by themselves, and what they leave: nothing (requirement A3.05).
+//! Runs that time out, are cancelled or crash: their outcomes, and that they leave nothing behind
+//! (requirement A3.05).
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,8 @@ use e2e::room::{Room, in_a_room_with, python};
 
 const MEMORY_BYTES: u64 = 512 << 20;
 
-/// A child in a session and a process group of its own, which ignores what can be ignored. Its name is found by `until_gone`.
+/// Python code that starts children in sessions and process groups of their own, which ignore every signal
+/// that can be ignored. `until_gone` finds them by the name `straggler`.
 const STRAYS: &str = "import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)
 for _ in range(3):
@@ -36,7 +38,7 @@ fn a_run_that_is_ended_leaves_no_process_and_the_next_is_not_affected() {
     });
 }
 
-/// The next run is as the first was, and nothing of the one before is there.
+/// Checks that no process of the previous run is left, and that a new run behaves like the first.
 async fn undisturbed(room: &Room) {
     room.until_gone("straggler", promised(10)).await;
     let began = Instant::now();
@@ -45,7 +47,7 @@ async fn undisturbed(room: &Room) {
     assert!(began.elapsed() < promised(10), "{:?}", began.elapsed());
 }
 
-/// Requirement A3.03: what was written so far is there, and the whole sandbox stays usable.
+/// Requirement A3.03: a timeout returns the output so far, and the sandbox stays usable.
 async fn timeouts(room: &Room) {
     for (name, tail) in [
         ("busy", "while True: pass"),
@@ -67,7 +69,7 @@ async fn timeouts(room: &Room) {
         assert_eq!(ran.end.left_running, 0, "{name}");
         undisturbed(room).await;
     }
-    // The time of a run counts from its own beginning.
+    // The deadline counts from the start of the run.
     let spec = ExecSpec { deadline_ms: Some(3000), ..python("import time\ntime.sleep(2)\nprint('in time')") };
     assert_eq!(room.exec(&spec).await.well().stdout, "in time\n");
 }
@@ -89,7 +91,8 @@ async fn cancelled(room: &Room) {
     undisturbed(room).await;
 }
 
-/// What fails is only itself: a crash of native code, a broken stream, too many processes.
+/// Checks that a failure affects only its own run: a crash of native code, closed streams, too many
+/// processes.
 async fn failing(room: &Room) {
     let ran = room.run("import ctypes\nctypes.string_at(0)").await;
     assert_eq!(ran.end.outcome, Outcome::Signaled { signal: 11 }, "{ran:?}");
@@ -97,7 +100,7 @@ async fn failing(room: &Room) {
     let ran = room.run("import os\nprint('held')\nfor n in range(3, 1024):\n    try: os.close(n)\n    except OSError: pass\nprint('on')").await;
     assert!(ran.stdout.starts_with("held\n"), "{ran:?}");
     undisturbed(room).await;
-    // A kernel in user space counts no processes.
+    // A user-space kernel (gVisor) does not count the processes of a sandbox.
     if !room.is_container() {
         return;
     }
@@ -118,7 +121,8 @@ async fn memory_errors(room: &Room) {
     undisturbed(room).await;
 }
 
-/// The outcome of a run that exceeds its memory says so, with the limit and the peak usage.
+/// The outcome of a run that exceeds the memory limit names the cause; in a container it includes the limit
+/// and the peak usage.
 async fn memory(room: &Room) {
     let ran = room.run("print('eats', flush=True)\nx = []\nwhile True: x.append(bytearray(8 << 20))").await;
     if room.is_container() {
@@ -127,12 +131,13 @@ async fn memory(room: &Room) {
         assert_eq!(memory.limit_bytes, MEMORY_BYTES);
         assert!(memory.peak_bytes > MEMORY_BYTES * 9 / 10 && memory.peak_bytes <= MEMORY_BYTES, "{memory:?}");
         undisturbed(room).await;
-        // Twice: the interpreter that runs are forked from was started again.
+        // A second time: the interpreter that runs are forked from has been restarted meanwhile.
         let ran = room.run("x = bytearray(8 << 30)\nfor n in range(0, len(x), 4096): x[n] = 1").await;
         assert_eq!(ran.end.outcome, Outcome::Oom);
         undisturbed(room).await;
     } else {
-        // A kernel in user space counts all of a sandbox together: an overrun ends it, and says so.
+        // gVisor counts the memory of a sandbox as a whole: an overrun ends the sandbox, with the cause
+        // `oom`.
         let lost = Outcome::SandboxLost { cause: api::exec::LostCause::Oom };
         assert_eq!(ran.end.outcome, lost, "{ran:?}");
         let after = room.refused(&python("print(1)")).await;

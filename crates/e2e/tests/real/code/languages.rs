@@ -1,4 +1,4 @@
-//! Code of other languages: Bash everywhere, JavaScript and TypeScript where the template has Node.js.
+//! Code in other languages: Bash everywhere, JavaScript and TypeScript where the template has Node.js.
 
 use api::code::{Code, Language};
 use api::exec::{ExecSpec, Outcome};
@@ -42,7 +42,7 @@ fn bash_runs_everywhere_and_what_is_missing_is_named() {
     });
 }
 
-/// The template `node` is large: it is built for this test alone.
+/// The template `node` is large, so it is built for this test only.
 #[test]
 fn javascript_and_typescript_run_where_the_template_has_them() {
     served(async || {

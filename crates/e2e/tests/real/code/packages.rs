@@ -1,4 +1,5 @@
-//! Packages that runs name, and packages that they turn out to need: through the gate, with the index that this machine itself uses.
+//! Packages that a run requests, and packages that its imports turn out to need: installed through the gate,
+//! from the index that this machine itself uses.
 
 use std::time::Instant;
 
@@ -44,7 +45,8 @@ fn packages_are_installed_once_and_a_failure_runs_nothing() {
     });
 }
 
-/// Requirements A4.01, A4.02, A4.03.
+/// Requirements A4.01, A4.02, A4.03: requested packages are installed before the run, and stay for later
+/// runs.
 async fn named(room: &Room) {
     let code = "import cowsay\nprint(cowsay.__name__)";
     assert_eq!(room.run(code).await.error().name, "ModuleNotFoundError");
@@ -61,7 +63,7 @@ async fn named(room: &Room) {
     assert_eq!(room.client.packages(&room.id).await.unwrap().len(), 1);
 }
 
-/// Requirements A4.05, A4.07.
+/// Requirements A4.05, A4.07: if the installation fails, times out or is refused, the code does not run.
 async fn failing(room: &Room) {
     let begins = "Failed to install requirements: ";
     for (bad, says) in [
@@ -95,7 +97,8 @@ async fn failing(room: &Room) {
     assert_eq!(room.sh("ls ran 2>/dev/null | wc -l").await, "0");
 }
 
-/// What is imported and missing is installed at that moment, unless the code has a plan of its own for that.
+/// Checks that a missing module is installed when it is imported, unless the code handles the `ImportError`
+/// itself.
 async fn imported(room: &Room) {
     let code = "print('before')\nimport bs4\nprint(bs4.__name__)";
     assert_eq!(room.run(code).await.error().name, "ModuleNotFoundError");

@@ -1,9 +1,9 @@
-//! What runs show besides their output: values, displays and figures, in order with what they print.
+//! Results of runs besides their output: values, displays and figures, in order with the output.
 
 use api::code::{Bundle, RunResult};
 use e2e::room::{Ran, Room, in_a_room};
 
-/// What every PNG begins with, in base64.
+/// Base64 of the first bytes of every PNG file.
 const PNG: &str = "iVBORw0KGgo";
 
 #[test]
@@ -42,12 +42,12 @@ async fn values(room: &Room) {
     for code in ["None", "1;", "x = 1", "print(1) or None", "def f(): return 1", "for n in range(2): n"] {
         assert!(room.run(code).await.well().results.is_empty(), "{code}");
     }
-    // A value whose own description fails is the run's error, not its crash.
+    // A value whose `__repr__` raises is an error of the run, not a crash.
     let ran = room.run("class Bad:\n    def __repr__(self): raise ValueError('no')\nBad()").await;
     assert!(ran.stderr.contains("ValueError: no"), "{ran:?}");
 }
 
-/// Each result says how much was written before it.
+/// Checks that each result carries the number of output bytes written before it.
 async fn order(room: &Room) {
     let code = "import sys\nprint('one')\ndisplay(1)\nsys.stdout.write('two')\ndisplay(2)\nprint('err', file=sys.stderr)\n\
                 import os\nos.write(1, b'raw')\ndisplay(3)\n4";
@@ -109,16 +109,16 @@ async fn figures(room: &Room) {
     let titles: Vec<_> = ran.shown().iter().map(|one| one.chart.as_ref().unwrap()["title"].clone()).collect();
     assert_eq!(titles, ["plot 1", "plot 2"]);
     assert_eq!(ran.stderr, "");
-    // None in the next run, and none that is only in memory of an earlier one.
+    // The next run starts without figures: none of an earlier run is still in memory.
     let ran = room.run("import matplotlib.pyplot as plt\nprint(plt.get_fignums())").await.well();
     assert_eq!((names(&ran).len(), ran.stdout.as_str()), (0, "[]\n"));
-    // Saved by the code, shown all the same; closed by the code, not shown.
+    // A figure that the code saves is still displayed; a figure that the code closes is not.
     let saved = format!("{two}\nplt.savefig('saved.png')\nplt.close(1)");
     let ran = room.run(&saved).await.well();
     assert_eq!(names(&ran), ["figure_1.png"]);
     assert_eq!(ran.shown()[0].chart.as_ref().unwrap()["title"], "plot 2");
     assert_eq!(room.sh("head -c 8 saved.png | tail -c 7 | head -c 3").await, "PNG");
-    // Where `show` is called, the figure is shown, and once.
+    // A call of `show` displays the figure at that point, and only once.
     let code = "import matplotlib.pyplot as plt\nprint('before')\nplt.plot([1, 2])\nplt.show()\nprint('after')\nplt.show()";
     let ran = room.run(code).await.well();
     assert_eq!((names(&ran), ran.results[0].stdout), (vec!["figure_1.png"], 7), "{ran:?}");
@@ -129,7 +129,8 @@ async fn figures(room: &Room) {
         (vec!["figure_1.png"], 1),
         "as a value it is not shown again: {ran:?}"
     );
-    // A run that fails shows what it had drawn; a figure that cannot be drawn does not make a run fail.
+    // A failing run still displays the figures that it drew; a figure that cannot be drawn does not fail the
+    // run.
     let ran = room.run("import matplotlib.pyplot as plt\nplt.plot([1])\n1/0").await;
     assert_eq!(
         (ran.code(), names(&ran), ran.error().name.as_str()),
@@ -142,16 +143,16 @@ async fn figures(room: &Room) {
     assert_eq!(names(&ran), ["figure_1.png"]);
 }
 
-/// CJK, Arabic and emoji labels render; matplotlib warns about each missing glyph.
+/// CJK, Arabic and emoji labels render: matplotlib would warn about each missing glyph.
 async fn letters(room: &Room) {
     let code = "import matplotlib.pyplot as plt\nplt.plot([1, 2], label='العربية')\nplt.title('漢字 かな 한국어 😀📊')\nplt.xlabel('Ωж ∑√')\nplt.legend();";
     let ran = room.run(code).await.well();
     assert_eq!((ran.stderr.as_str(), ran.shown().len()), ("", 1));
-    // The list of fonts was made with the image: no run makes another.
+    // The font cache was built with the image, so no run builds another.
     assert_eq!(room.sh("ls -A ~/.cache ~/.config 2>/dev/null | wc -l").await, "0");
 }
 
-/// What is too large is told by its size, and the run goes on.
+/// Checks that a result that is too large is reported with its size and types, and that the run continues.
 async fn sizes(room: &Room) {
     let ran = room
         .run("from IPython.display import HTML\ndisplay(HTML('x' * 9_000_000))\nprint('on')\n7")

@@ -1,4 +1,4 @@
-//! Forks that behave as processes of their own: workers, threads, native libraries, and packages of the user's own.
+//! Forked runs behave as independent processes: workers, threads, native libraries, and packages of the user.
 
 use api::code::RunResult;
 use api::exec::ExecSpec;
@@ -7,7 +7,8 @@ use api::limits::Limits;
 use bytes::Bytes;
 use e2e::room::{Room, in_a_room_with, python};
 
-/// A fork inherits no threads: what needs them makes them anew, and none waits for one that is not there.
+/// A fork inherits no threads. Libraries that need threads must create new ones, and nothing may wait for a
+/// thread that no longer exists.
 const WORKERS: &str = "import multiprocessing, threading, subprocess, os
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 def square(n): return n * n
@@ -22,7 +23,8 @@ if os.fork() == 0:
     display('never from a child'); print('from a child', flush=True); os._exit(0)
 os.wait();";
 
-/// The numbers that each OpenBLAS there is says itself, and the threads that a product of matrices makes: each has its own.
+/// Prints the thread count that each loaded OpenBLAS reports, and checks the number of threads after a matrix
+/// product: each library has its own pool.
 const BLAS: &str = "import ctypes, os, re, numpy as np, scipy.linalg
 paths = sorted({re.search(r'/.*', line)[0] for line in open('/proc/self/maps') if 'openblas' in line})
 names = [f'{before}openblas_get_num_threads{after}' for before in ('scipy_', '') for after in ('64_', '')]
@@ -64,7 +66,7 @@ async fn counts(room: &Room, cpus: usize) {
     assert_eq!(ran.stdout, "3 {3} True\n");
 }
 
-/// The user's own package comes before the one that was imported ahead, and the run says so.
+/// Checks that the user's own package takes precedence over the preloaded one, and that the run reports this.
 async fn shadowed(room: &Room) {
     assert_eq!(
         room.run("import seaborn\nprint(seaborn.__version__ != 'mine')").await.well().stdout,
@@ -83,7 +85,7 @@ async fn shadowed(room: &Room) {
     room.sh("rm -r ~/.local").await;
     let ran = room.run("import seaborn\nprint(seaborn.__version__ != 'mine')").await.well();
     assert_eq!((ran.stdout.as_str(), ran.results.len()), ("True\n", 0));
-    // A file of the workspace likewise: a script beside it would find it first.
+    // A file in the workspace also takes precedence, as it would for a script in that directory.
     room.sh("echo 'me = 1' > scipy.py").await;
     let ran = room.run("import scipy\nprint(scipy.me)").await.well();
     assert_eq!((ran.stdout.as_str(), ran.results.len()), ("1\n", 1));

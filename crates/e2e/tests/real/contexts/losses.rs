@@ -1,4 +1,4 @@
-//! How a cell is ended, and what is said when its context's state is gone.
+//! Interrupted cells, and the report when a context's state is lost.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use api::code::{Language, Loss};
 use api::exec::{ExecSpec, Outcome};
 use e2e::room::{Room, cell, in_a_room};
 
-/// An interruption ends a cell within this, whatever it does.
+/// Maximum time from an interrupt to the end of a cell, regardless of the code in it.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-/// Cells that stop on an interrupt, and cells that cannot or do not.
+/// Cells that stop on an interrupt (`HEED`), and cells that cannot or do not (`DO_NOT`).
 const HEED: [(&str, &str); 5] = [
     ("a loop", "while True: pass"),
     ("a nap", "import time; time.sleep(100)"),
@@ -45,7 +45,7 @@ fn whatever_a_cell_does_it_is_ended_in_seconds() {
             let next = room.cell(&context, "'state' in globals()").await;
             assert_eq!((next.value(), next.restarted()), ("False", Some(Loss::Killed)), "{name}: {next:?}");
         }
-        // A deadline is an interruption too, and says that it was one.
+        // A deadline interrupts the cell too, and is reported as a timeout.
         room.cell(&context, "state = 'kept'").await.well();
         let spec = ExecSpec { deadline_ms: Some(1000), ..cell(&context, "print('begun')\nwhile True: pass") };
         let late = room.exec(&spec).await;
@@ -55,7 +55,7 @@ fn whatever_a_cell_does_it_is_ended_in_seconds() {
     });
 }
 
-/// Interrupts a cell a little after it has begun; says how it ended, and whether its state is lost.
+/// Interrupts a cell shortly after its start; returns its outcome and whether its state was lost.
 async fn interrupted(room: &Room, context: &api::ContextId, name: &str, source: &str) -> (Outcome, bool) {
     let exec = room.client.exec(&room.id, &cell(context, source)).await.unwrap();
     tokio::time::sleep(Duration::from_millis(700)).await;
@@ -92,7 +92,7 @@ fn lost_state_is_told_and_the_next_cell_works() {
         assert_eq!(info.lost, Some(Loss::Restarted));
         let next = room.cell(&context, "'x' in globals()").await;
         assert_eq!((next.value(), next.restarted()), ("False", Some(Loss::Restarted)));
-        // Under gVisor an overrun of memory ends the sandbox.
+        // Under gVisor, exceeding the memory limit ends the sandbox.
         if room.is_container() {
             let other = room.context(Language::Python).await;
             let full = room.cell(&context, "b = bytearray(3 << 30)").await;

@@ -1,4 +1,4 @@
-//! Contexts of Bash.
+//! Bash contexts in real sandboxes.
 
 use std::time::{Duration, Instant};
 

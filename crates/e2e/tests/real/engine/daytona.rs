@@ -1,4 +1,5 @@
-//! Daytona: workspaces of an account, and what is done when it cannot make one (requirements A9.02, A9.06, A12.03).
+//! Daytona: workspaces of an account, and the fallback when it cannot create one (requirements A9.02, A9.06,
+//! A12.03).
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -17,20 +18,20 @@ use runtime::engine::Kind;
 use super::words::lost;
 use super::{bellglass, daytona, docker, said};
 
-/// What a workspace takes to be gone.
+/// Timeout for the removal of a workspace.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
 
-/// All that A-20 tries.
+/// Number of attempts that attack A-20 makes.
 const ACTS: usize = 6;
 
-/// Names and values.
+/// Environment variables: names and values.
 type Variables<'a> = &'a [(&'a str, &'a str)];
 
 fn own(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real/engine").join(name)
 }
 
-/// Containers that stand for workspaces of a server.
+/// Counts the containers that stand for workspaces of a server.
 fn workspaces(server: &Server) -> usize {
     let labels = format!("label=daytona.test={}", server.address());
     let (code, text) = said(Command::new("docker").args(["ps", "-aq", "--filter", &labels]));
@@ -38,7 +39,8 @@ fn workspaces(server: &Server) -> usize {
     text.lines().count()
 }
 
-/// A data directory with `base`, which the engine knows by the same name.
+/// Creates a data directory with the template `base`, and tags its image in Docker with the name that the
+/// template expects.
 fn data() -> tempfile::TempDir {
     let data = tempfile::tempdir().unwrap();
     layer::lend_base(data.path());
@@ -50,7 +52,7 @@ fn known(data: &Path) {
     let name = node::template::Store::new(data).load("base").unwrap().image();
     let image = layer::base_image("docker");
     layer::also_named(Kind::Docker, &image, &name);
-    // Engines start images that the data directory knows by their id.
+    // An engine backend starts only images whose id the data directory records.
     layer::lend_image(data, Kind::Docker, &image, &name);
 }
 
@@ -71,7 +73,7 @@ fn the_published_sdk_drives_the_same_server() {
         return;
     }
     let server = Server::start(&[]);
-    // The server that stands for Daytona starts images by name.
+    // The Daytona stand-in starts images by name.
     let image = "localhost/bellglass/of-daytona:latest";
     layer::also_named(Kind::Docker, &layer::base_image("docker"), image);
     let (code, text) = said(Command::new(python()).arg(own("sdk.py")).args([server.address(), KEY, image]));
@@ -92,7 +94,7 @@ fn a_run_in_a_workspace_leaves_nothing_there() {
     assert_eq!(code, 3, "{text}");
     assert!(text.contains("Using backend: daytona, which lacks a machine of your own"), "{text}");
     let lines: Vec<&str> = text.lines().filter(|line| line.parse::<u32>().is_ok()).collect();
-    // The guest, the shell, and the two that look: nobody of the workspace's.
+    // Visible processes: the guest, the shell, `ls` and `grep`, and no process of the workspace itself.
     assert!(lines[0] == "1000" && lines[1].parse::<u32>().unwrap() <= 5, "{text}");
     assert_eq!(workspaces(&server), 0, "{text}");
     let (code, text) = said(bellglass(data.path()).args(["sandbox-test", "base"]).envs(server.variables()));
@@ -100,7 +102,7 @@ fn a_run_in_a_workspace_leaves_nothing_there() {
     assert!(text.contains("Using backend: daytona"), "{text}");
 }
 
-/// Requirement A9.06: what is in a workspace stays there between runs, and while the server is away.
+/// Requirement A9.06: files and execs in a workspace persist between runs and while the server is down.
 #[test]
 fn a_server_that_comes_back_finds_its_workspaces() {
     if !daytona() {
@@ -124,14 +126,15 @@ fn a_server_that_comes_back_finds_its_workspaces() {
     });
 }
 
-/// Requirement A9.02: what Daytona cannot make is made here, and it is logged.
+/// Requirement A9.02: if Daytona cannot create a sandbox, an engine of this machine does, and the fallback is
+/// logged.
 #[test]
 fn what_daytona_cannot_make_an_engine_makes() {
     if !daytona() {
         return;
     }
     served(async || {
-        // Workspaces whose programs are not root, in which no walls can be put up.
+        // Processes in these workspaces do not run as root, so the guest cannot set up its walls there.
         let server = Server::start(&[]);
         let service = Service::with_words(&server.before(), &["--backends", "daytona,docker"]);
         known(service.data());
@@ -223,7 +226,7 @@ fn what_is_wrong_with_an_account_is_said_with_what_to_do() {
     assert_eq!(workspaces(&server), 0);
 }
 
-/// in its workspace, code looks for whoever is root beside it.
+/// code in a workspace cannot reach the agent that runs next to it as root.
 #[test]
 fn the_agent_of_a_workspace_is_out_of_reach() {
     if !daytona() {

@@ -1,4 +1,4 @@
-//! The same results whichever backend ran, byte for byte (requirements A9.01, A14.07).
+//! Identical results from every backend, byte for byte (requirements A9.01, A14.07).
 
 use api::code::Code;
 use api::exec::ExecSpec;
@@ -14,7 +14,7 @@ use e2e::service::{Service, served};
 
 use super::{daytona, engines};
 
-/// What all backends can hold.
+/// Limits that every backend can enforce.
 const LIMITS: Limits = Limits {
     memory_bytes: 1 << 30,
     cpu_millis: 2000,
@@ -25,7 +25,7 @@ const LIMITS: Limits = Limits {
     ttl_ms: 3_600_000,
 };
 
-/// What is asked of every sandbox, in this order.
+/// Returns the named execs that every sandbox runs, in this order.
 fn questions() -> Vec<(&'static str, ExecSpec)> {
     let requiring = |name: &str| {
         coded(Code { source: "print(1)".into(), requirements: vec![name.to_owned()], ..Code::default() })
@@ -90,7 +90,7 @@ fn questions() -> Vec<(&'static str, ExecSpec)> {
     ]
 }
 
-/// An answer as bytes that can be compared: what it wrote, what it showed, how it ended.
+/// Formats a result for comparison: outcome, output streams, and displayed results.
 fn told(ran: &Ran) -> String {
     let results: Vec<String> =
         ran.results.iter().map(|line| serde_json::to_string(&line.result).unwrap()).collect();

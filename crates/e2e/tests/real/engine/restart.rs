@@ -1,4 +1,5 @@
-//! The engine is restarted under live sandboxes. They continue or are reported as lost; none is "running" but dead.
+//! The engine is restarted under live sandboxes. They continue or are reported as lost; none is reported as
+//! running when it is dead.
 
 use std::time::Duration;
 
@@ -13,17 +14,17 @@ use runtime::engine::Kind;
 
 use super::docker;
 
-/// Until an engine that is back has been asked how its containers are.
+/// Timeout until the server has polled its containers after the engine is back.
 const NOTICED_WITHIN: Duration = Duration::from_secs(30);
 
-/// A server on an engine of its own.
+/// Starts a server that uses this Docker engine.
 fn service_on(engine: &Dockerd) -> Service {
     service_at(engine, &engine.address())
 }
 
-/// Likewise, reached there.
+/// Starts a server that uses this Docker engine and reaches it at this address.
 fn service_at(engine: &Dockerd, address: &str) -> Service {
-    // The library below asks the same engine as the server.
+    // The server must use the engine into which `load_at` below loads the image.
     let before = ["env".to_owned(), format!("DOCKER_HOST={address}")];
     let service = Service::with(&before.each_ref().map(String::as_str), &["--backends", "docker"]);
     let name = node::template::Store::new(service.data()).load("base").unwrap().image();
@@ -37,13 +38,14 @@ async fn create(client: &Client) -> api::SandboxId {
     client.create(&ask).await.unwrap_or_else(|error| panic!("{error:?}")).id
 }
 
-/// It runs, and says something.
+/// Runs an exec in the sandbox, and checks its output.
 async fn speaks(client: &Client, id: &api::SandboxId) {
     let spec = ExecSpec { deadline_ms: Some(20_000), ..script("echo here") };
     assert_eq!(client.exec(id, &spec).await.unwrap().collect().await.unwrap().stdout, b"here\n");
 }
 
-/// Requirement A9.02: what one backend of an order cannot start, the next one does, and it is logged.
+/// Requirement A9.02: if the first backend in the order cannot start a sandbox, the next one does, and the
+/// fallback is logged.
 #[test]
 fn what_one_engine_cannot_start_the_next_one_does() {
     if !docker() {
@@ -79,7 +81,8 @@ fn an_engine_that_ends_its_containers_has_lost_them() {
         engine.end();
         engine.begin();
         let end = tokio::time::timeout(NOTICED_WITHIN, exec.collect()).await.expect("an end").unwrap().end;
-        // An engine that ends in good order asks process 1 to end, which asks everybody.
+        // An engine that shuts down gracefully sends SIGTERM to process 1, which terminates all other
+        // processes with it.
         let honest = matches!(end.outcome, Outcome::SandboxLost { .. } | Outcome::Signaled { signal: 15 });
         assert!(honest, "{end:?}");
         until(NOTICED_WITHIN, "it to be lost", async || {
@@ -124,7 +127,8 @@ fn an_engine_that_keeps_its_containers_goes_on_with_them() {
     });
 }
 
-/// While nobody answers, whoever asks is told so; nobody hangs, and nothing is said to have ended.
+/// While the engine is down, requests fail with the cause; nothing hangs, and no sandbox is reported as
+/// ended.
 #[test]
 fn an_engine_that_is_away_is_said_to_be() {
     if !docker() {
@@ -148,7 +152,7 @@ fn an_engine_that_is_away_is_said_to_be() {
     });
 }
 
-/// An engine on another machine is one over TCP: nothing of this machine is mounted into its sandboxes.
+/// An engine over TCP counts as remote: nothing of this machine is mounted into its sandboxes.
 #[test]
 fn an_engine_is_reached_over_tcp() {
     if !docker() {

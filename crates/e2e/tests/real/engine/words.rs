@@ -1,4 +1,4 @@
-//! What is said when something is missing, and what to do (requirements A12.02, A12.03): one by one.
+//! Error messages and suggested fixes when something is missing, case by case (requirements A12.02, A12.03).
 
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt as _;
@@ -8,7 +8,7 @@ use runtime::engine::Kind;
 
 use super::{bellglass, docker, engines, said};
 
-/// A user who may use no engine.
+/// User id without permission to use any engine.
 const NOBODY: u32 = 64_999;
 
 #[test]
@@ -20,7 +20,7 @@ fn an_engine_that_is_not_there_is_named_with_what_to_install() {
     layer::lend_base(data.path());
     let run = ["--backends", "docker", "run", "--", "true"];
     let (code, text) = said(bellglass(data.path()).args(run).env("HOME", "/nonexistent"));
-    // A socket at its usual place would be an engine of this machine's own.
+    // A socket at the usual path would belong to an engine that this machine runs itself.
     if std::path::Path::new("/var/run/docker.sock").exists() {
         eprintln!("skipped: this machine has a Docker engine of its own");
         return;
@@ -100,7 +100,8 @@ fn who_may_not_use_the_socket_is_told_how_to() {
     assert!(text.contains("usermod -aG docker"), "{text}");
 }
 
-/// What rootless Podman cannot limit is refused, whatever it says in Docker's words: on cgroup version 1 that is everything.
+/// Rootless Podman is refused if it cannot enforce limits, even if its Docker-compatible API claims
+/// otherwise: on cgroup version 1 it enforces none.
 #[test]
 fn podman_without_root_is_used_where_it_can_limit_and_nowhere_else() {
     if !engines().contains(&Kind::Podman) {
@@ -121,7 +122,8 @@ fn podman_without_root_is_used_where_it_can_limit_and_nowhere_else() {
     };
     let socket = home.path().join("podman.sock");
     let address = format!("unix://{}", socket.display());
-    // It becomes several processes, the first of which is not the one that serves.
+    // Podman starts several processes, and the first one does not serve requests. The process group is killed
+    // later.
     let mut service = as_user("podman");
     service.args(["system", "service", "--time=20", &address]).process_group(0);
     let mut service = service.spawn().unwrap();
@@ -171,7 +173,7 @@ fn an_image_that_is_missing_is_said_to_be_with_how_to_make_it() {
     }
 }
 
-/// A template that nobody has.
+/// Saves the template `lost`, whose layer and image exist nowhere.
 pub fn lost(data: &std::path::Path) {
     let layers = vec!["0123456789abcdef".repeat(4)];
     let template = node::template::Template { layers, ..node::template::Template::of("lost") };

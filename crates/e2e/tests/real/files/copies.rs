@@ -1,4 +1,4 @@
-//! `bellglass cp`, `ls`, `cat` and `edit`, as a person uses them.
+//! `bellglass cp`, `ls`, `cat` and `edit` from the command line.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -10,10 +10,10 @@ use e2e::service::{Service, served, small};
 
 use super::{on_each, said, tiers};
 
-/// Files of a tree that is copied, unless `BELLGLASS_ARCHIVE_FILES` says more.
+/// Number of files in the copied tree, unless `BELLGLASS_ARCHIVE_FILES` sets another number.
 const FILES: usize = 5000;
 
-/// What a command printed; it must exit with 0.
+/// Runs `bellglass`, which must exit with 0; returns its standard output.
 fn bellglass(service: &Service, at: &Path, arguments: &[&str]) -> String {
     let done = service.command(arguments).current_dir(at).output().unwrap();
     assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
@@ -87,7 +87,7 @@ fn a_copy_of_a_hostile_directory_stays_below_its_target() {
     });
 }
 
-/// Many small files are one archive on their way, up and down, and each arrives as it was.
+/// A tree of many small files is sent as one archive in each direction, and every file arrives unchanged.
 #[test]
 fn a_tree_of_many_small_files_is_copied_there_and_back() {
     let wanted = std::env::var("BELLGLASS_ARCHIVE_FILES").ok().and_then(|text| text.parse().ok());

@@ -1,4 +1,4 @@
-//! A way to a server that breaks whenever it is told to.
+//! A TCP relay to a server that breaks a connection on demand.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Passes connections on, and cuts the next one that has carried so many bytes.
+/// TCP relay that forwards connections, and cuts one of them once they have carried a set number of bytes.
 pub struct Relay {
     pub url: String,
     budget: Arc<AtomicI64>,
@@ -38,12 +38,12 @@ impl Relay {
         relay
     }
 
-    /// Cuts whatever carries the byte after so many more.
+    /// Cuts the connection that exceeds this number of further bytes.
     pub fn cut_after(&self, bytes: u64) {
         self.budget.store(i64::try_from(bytes).unwrap(), Ordering::Relaxed);
     }
 
-    /// Whether the cut that was asked for has been made.
+    /// Returns true once the requested cut has happened.
     pub fn has_cut(&self) -> bool {
         self.budget.load(Ordering::Relaxed) < 0
     }
@@ -53,7 +53,7 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, budget: &AtomicI6
     let mut buffer = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         let before = budget.fetch_sub(count as i64, Ordering::Relaxed);
-        // Only the first that goes over it is cut.
+        // Only the connection that exceeds the budget first is cut.
         if before >= 0 && before < count as i64 {
             let _ = to.write_all(&buffer[..before as usize]).await;
             return;

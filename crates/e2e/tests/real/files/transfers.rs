@@ -1,4 +1,5 @@
-//! Large files, cut off again and again on their way: they arrive whole, with flat memory.
+//! Transfers of large files that are interrupted again and again: every file arrives complete, with flat
+//! memory use.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -14,12 +15,12 @@ use sha2::{Digest, Sha256};
 use super::relay::Relay;
 use super::{path, roomy, tiers};
 
-/// What is sent, unless `BELLGLASS_TRANSFER_BYTES` says more.
+/// Size of the transferred file, unless `BELLGLASS_TRANSFER_BYTES` sets another size.
 const BYTES: u64 = 64 << 20;
-/// Cuts of the connection in each direction, and kills of the server besides.
+/// Numbers of cuts of the connection (`CUTS`) and of kills of the server (`KILLS`), in each direction.
 const CUTS: u64 = 10;
 const KILLS: u64 = 2;
-/// The most that client and server may grow by, whatever the size of the file.
+/// Maximum memory growth of client and server, regardless of the size of the file.
 const GROWTH_BYTES: u64 = 32 << 20;
 
 fn bytes() -> u64 {
@@ -32,13 +33,13 @@ fn resident(pid: u32) -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
-/// What process 1 of a sandbox has resident, as it is seen inside.
+/// Returns the resident memory of process 1 of a sandbox, measured inside.
 async fn resident_inside(client: &Client, id: &api::SandboxId) -> u64 {
     let text = super::said(client, id, "awk '/^VmRSS:/ { print $2 }' /proc/1/status").await;
     text.parse::<u64>().unwrap() * 1024
 }
 
-/// A file of random bytes.
+/// Creates a file of random bytes.
 fn make(path: &Path, size: u64) {
     let mut random = std::fs::File::open("/dev/urandom").unwrap().take(size);
     std::io::copy(&mut random, &mut std::fs::File::create(path).unwrap()).unwrap();
@@ -53,7 +54,7 @@ fn hash(path: &Path) -> String {
     hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Cuts a transfer at random moments: by the connection first, then by killing the server under it.
+/// Interrupts a transfer at random moments: first by cuts of the connection, then by kills of the server.
 async fn trouble(service: &mut Service, relay: &Relay, reached: &AtomicU64, random: &mut Random) {
     let size = bytes();
     for number in 0..CUTS {
@@ -107,7 +108,7 @@ fn a_file_that_is_cut_off_again_and_again_arrives_whole_both_ways() {
             assert_eq!(sent.unwrap().hash.kind(), Hashing::Blake3);
             relay.cut_after(i64::MAX as u64);
             let sent = began.elapsed();
-            // Not by the hash that the transfer itself goes by.
+            // Verified with SHA-256, not with the hash that the transfer itself uses.
             assert_eq!(direct.files(&id).hash(&large).await.unwrap().hash, Hash::Sha256(wanted.clone()));
             let began = Instant::now();
             let seen = |at| down.store(at, Ordering::Relaxed);
@@ -137,7 +138,8 @@ fn a_file_that_is_cut_off_again_and_again_arrives_whole_both_ways() {
     });
 }
 
-/// A file that changes while it is taken is begun anew, and told of when it never holds still.
+/// A download restarts if the file changes meanwhile, and fails with `conflict` if the file never stops
+/// changing.
 #[test]
 fn a_file_that_never_holds_still_is_not_taken_for_whole() {
     served(async || {

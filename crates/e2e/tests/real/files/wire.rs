@@ -1,4 +1,4 @@
-//! What a client of anybody's gets over HTTP: ranges, versions, digests, and bodies that break off.
+//! File transfers over plain HTTP: ranges, versions, digests, and truncated bodies.
 
 use std::time::Duration;
 
@@ -9,14 +9,15 @@ use tokio::net::TcpStream;
 
 use super::{MOST, on_each, path, put};
 
-/// Of the ten digits, as RFC 9530 writes it.
+/// SHA-256 digest of the ten digits `0123456789`, in the format of RFC 9530.
 const DIGEST: &str = "sha-256=:hNiYd/DUBB77a/kaFvAkjy/Vc+avBcGflr7bn4gveII=:";
 
-/// Of the same, as digits.
+/// Hashes of the same content, in hexadecimal.
 const SHA256: &str = "84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882";
 const BLAKE3: &str = "53b63a6fc8605d0c0ce559317a00177d72adb24d669235e4c914f443a8831ca1";
 
-/// Sends these bytes, and leaves in the middle of them or reads whatever comes until the connection ends.
+/// Sends these bytes, closes the sending side if `leaves` is set, and reads the response until the connection
+/// ends.
 async fn talk(url: &str, head: &str, body: &[u8], leaves: bool) -> String {
     let mut stream = TcpStream::connect(url.trim_start_matches("http://")).await.unwrap();
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -112,7 +113,7 @@ fn a_hash_is_sha256_unless_another_is_asked_for() {
         assert!(header(&read, "content-digest").is_none(), "{read}");
         let range = ask("GET content", "&digest=blake3", "te: trailers\r\nrange: bytes=10-\r\n").await;
         assert!(range.starts_with("HTTP/1.1 416"), "{range}");
-        // Of a file one hash is made: what is promised by another cannot be compared.
+        // Each transfer computes one kind of hash, so a promised digest of another kind cannot be verified.
         let both = format!("content-digest: {DIGEST}\r\ncontent-length: 10\r\n");
         let refused = ask("PUT content", "&digest=blake3", &both).await;
         assert!(refused.starts_with("HTTP/1.1 400") && refused.contains("BLAKE3"), "{refused}");
@@ -120,7 +121,7 @@ fn a_hash_is_sha256_unless_another_is_asked_for() {
     });
 }
 
-/// U-08: a body that is shorter than it said it was, or has another digest, changes nothing.
+/// U-08: a body that is shorter than announced, or that has another digest, changes nothing.
 #[test]
 fn a_body_that_breaks_off_or_is_another_writes_nothing() {
     on_each(async |service, client, id| {
@@ -141,9 +142,9 @@ fn a_body_that_breaks_off_or_is_another_writes_nothing() {
         let answer = send(&kept, "", &other, b"other", false).await;
         assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
         assert_eq!(files.read(&kept, MOST).await.unwrap(), b"kept");
-        // What is written on stays as far as it came, and a hole is never made.
+        // A write at an offset keeps the bytes that arrived, and never creates a hole.
         send(&path("part"), "&offset=0", "content-length: 100\r\n", b"01234", true).await;
-        // Nobody is there to be told when it has come.
+        // The client has disconnected, so nothing reports that the bytes have arrived.
         let part = path("part");
         until(Duration::from_secs(10), "what arrived to be there", async || {
             files.read(&part, MOST).await.is_ok_and(|bytes| bytes == b"01234")

@@ -1,4 +1,4 @@
-//! What the tests stand on: a data directory, a template of one skeleton layer, and a look for what was left.
+//! Setup of the tests of laws: a data directory, a template of one skeleton layer, and a check for leftovers.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ use runtime::laws::Fixture;
 use runtime::oci::{Dirs, Flavor, Oci};
 use runtime::{Profile, Runtime, Spec};
 
-/// Where a sandbox's mounts go; an imported template has all of these.
+/// Mount points of a sandbox; every imported template has all of them.
 const MOUNT_POINTS: [&str; 11] = [
     "proc",
     "dev",
@@ -30,10 +30,10 @@ const MOUNT_POINTS: [&str; 11] = [
     "etc",
 ];
 
-/// What anything may take on a busy machine.
+/// Timeout for any operation on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One test's directory and the letters by which its sandboxes are told from others.
+/// Directory of one test, and the prefix that identifies its sandboxes.
 pub struct Ground {
     home: tempfile::TempDir,
     guest: PathBuf,
@@ -41,7 +41,7 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// Prepares a test, or says why it is skipped.
+    /// Prepares a test; if the test is skipped, prints the reason and returns `None`.
     pub fn find(name: &str) -> Option<Self> {
         if std::env::var_os("BELLGLASS_REAL").is_none() {
             println!("skipped: needs root, OCI runtimes and the guest; set BELLGLASS_REAL=1 to run it");
@@ -59,7 +59,7 @@ impl Ground {
         Some(ground)
     }
 
-    /// A path of this test's own.
+    /// Returns a path in this test's own directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.home.path().join(name)
     }
@@ -98,7 +98,7 @@ impl Ground {
         }
     }
 
-    /// The same on an engine.
+    /// Returns the same fixture on an engine.
     pub fn engine_fixture(&self, kind: Kind) -> Fixture {
         let data = self.dirs().data;
         let instance =
@@ -106,7 +106,7 @@ impl Ground {
         Fixture { instance: Box::new(instance), ..self.fixture(Flavor::runc()) }
     }
 
-    /// The same in workspaces of the server that stands for Daytona, which have a shell.
+    /// Returns the same fixture in workspaces of the Daytona stand-in, with an image that contains a shell.
     pub fn daytona_fixture(&self) -> Fixture {
         let data = self.dirs().data;
         let instance = move || -> Box<dyn Runtime> {
@@ -116,7 +116,7 @@ impl Ground {
         Fixture { spec, instance: Box::new(instance), ..self.fixture(Flavor::runc()) }
     }
 
-    /// Stops what a mutant left.
+    /// Stops the sandboxes that a mutant left running.
     pub async fn stop_all(&self) {
         let oci = self.oci(Flavor::runc());
         for listed in oci.list().await.unwrap() {

@@ -1,4 +1,4 @@
-//! Backends that break one law each: a suite that lets one of them through checks nothing.
+//! Backends that break one law each. A suite that accepts one of them checks nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::net::UnixStream;
 
 use super::ground::Ground;
 
-/// What is wrong with a mutant.
+/// Defect of a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
     ListForgets,
@@ -31,7 +31,7 @@ pub enum Mutation {
     LimitsAreCutDown,
 }
 
-/// The group of laws that a mutation breaks one of.
+/// Group of the law that a mutation breaks.
 #[derive(Clone, Copy, Debug)]
 pub enum Group {
     Lifecycle,
@@ -39,10 +39,11 @@ pub enum Group {
     Walls,
 }
 
-/// A broken backend is given less time than a busy machine's: each of its laws may use all of it.
+/// Timeout for operations of a broken backend, shorter than that of a busy machine, because each of its laws
+/// may use all of it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Each mutation and a law it breaks.
+/// Every mutation, with a law that it breaks.
 pub const ALL: [(Mutation, &str); 14] = [
     (Mutation::ListForgets, "start_then_listed"),
     (Mutation::ListSaysDead, "start_then_listed"),

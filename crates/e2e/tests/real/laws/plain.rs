@@ -1,5 +1,5 @@
-//! Stock runc with a hand-written configuration: no uid range, no seccomp, no limits, no posture. If the suite did not
-//! accept how it starts, waits and stops, the suite would be about our own habits and not about runtimes.
+//! Stock runc with a hand-written configuration: no uid range, no seccomp, no limits, no posture. A suite
+//! that rejected its way to start, wait and stop would describe our own habits and not runtimes.
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,7 +20,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::ground::{Ground, PATIENCE};
 
-/// How often a process of which there is no descriptor is looked at.
+/// Interval for polling a process that has no descriptor to wait on.
 const LOOK: Duration = Duration::from_millis(5);
 
 struct PlainRunc {
@@ -196,7 +196,8 @@ impl Runtime for PlainRunc {
         let all: Option<Vec<serde_json::Value>> = serde_json::from_str(&text).unwrap_or_default();
         let listed = all.unwrap_or_default().into_iter().map(|one| {
             let id: SandboxId = one["id"].as_str().unwrap().parse().unwrap();
-            // It has no locks: in hand is what this instance listens for, or has just started.
+            // Stock runc has no locks. This instance owns the sandboxes that it listens for or has just
+            // started.
             let taken = self.bundle(&id).join("channel/node.sock").exists();
             let owned = self.listeners.lock().unwrap().contains_key(&id) || !taken;
             Listed { owned, alive: one["status"] == "running", id }

@@ -1,4 +1,5 @@
-//! A page in Chromium, through its port's own address: WebSocket, events and a request of the page each colour a box.
+//! A page in Chromium, through its port's own address: WebSocket, events, a request and a script each colour
+//! a box.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::ground::{Application, on_each_tier};
 
-/// Loading a page takes a second; starting a browser on a busy machine takes many.
+/// Timeout for the browser: loading a page takes a second, starting a browser on a busy machine takes many.
 const BROWSER_WITHIN: Duration = Duration::from_secs(90);
 
 #[test]
@@ -22,13 +23,13 @@ fn a_browser_uses_an_application_through_its_address() {
         let seen = boxes(&screenshot(&address, shots.path(), "token"));
         eprintln!("{tier:?}: WebSocket, events, request, script: {seen:?}");
         assert_eq!(seen, [[0, 255, 0]; 4], "what should be green is not");
-        // Control: without the token there is no page to colour anything.
+        // Control: without the token, no page is loaded and no box turns green.
         let seen = boxes(&screenshot(&application.port.url, shots.path(), "none"));
         assert!(seen.iter().all(|colour| *colour != [0, 255, 0]), "{seen:?}");
     });
 }
 
-/// A picture of a page, as rows of pixels.
+/// Takes a screenshot of a page, and returns it as PNG.
 fn screenshot(address: &str, directory: &Path, name: &str) -> Vec<u8> {
     let file = directory.join(format!("{name}.png"));
     let mut command = Command::new("chromium");
@@ -50,14 +51,15 @@ fn screenshot(address: &str, directory: &Path, name: &str) -> Vec<u8> {
     std::fs::read(&file).expect("a screenshot")
 }
 
-/// The colours in the middle of the four boxes.
+/// Returns the colours in the middle of the four boxes.
 fn boxes(png: &[u8]) -> [[u8; 3]; 4] {
     let (width, rows) = pixels(png);
     assert!(width >= 400 && rows.len() >= 100, "{width} by {}", rows.len());
     [50, 150, 250, 350].map(|x| rows[50][x])
 }
 
-/// The pixels of a picture as Chromium writes it: eight bits, with or without transparency, rows not interlaced.
+/// Decodes a PNG in the form that Chromium writes: eight bits per channel, with or without transparency, not
+/// interlaced. Returns the width and the rows of pixels.
 fn pixels(png: &[u8]) -> (usize, Vec<Vec<[u8; 3]>>) {
     let word = |at: usize| u32::from_be_bytes(png[at..at + 4].try_into().unwrap()) as usize;
     assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");

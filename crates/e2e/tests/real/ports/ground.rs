@@ -1,4 +1,5 @@
-//! What all tests of ports stand on: a server, an application in a sandbox, and ways to ask it.
+//! Setup that the tests of ports share: a server, an application in a sandbox, and ways to send requests to
+//! it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -12,18 +13,18 @@ use api::sandbox::{CreateSandbox, Sandbox, Tier};
 use client::{Client, Event};
 use e2e::service::{Service, small};
 
-/// Nothing here is silent for longer.
+/// Timeout for any response in these tests.
 pub(crate) const WITHIN: Duration = Duration::from_secs(30);
 const APPLICATION: &str = include_str!("app.py");
 
-/// An application in a sandbox.
+/// Application in a sandbox.
 pub(crate) struct Application {
     pub(crate) client: Client,
     pub(crate) sandbox: Sandbox,
     pub(crate) port: Port,
 }
 
-/// Runs a test on a server for each tier whose runtime is wanted.
+/// Runs a test on a new server for each tier whose runtime is under test.
 pub(crate) fn on_each_tier(test: impl AsyncFn(&mut Service, Tier)) {
     e2e::service::served(async || {
         for tier in e2e::service::tiers() {
@@ -34,15 +35,15 @@ pub(crate) fn on_each_tier(test: impl AsyncFn(&mut Service, Tier)) {
 }
 
 impl Application {
-    /// Starts one and waits until it serves.
+    /// Creates a sandbox, starts the application in it, and waits until it serves.
     pub(crate) async fn start(service: &Service, tier: Tier) -> Self {
         Self::with(service, CreateSandbox { tier, ..small() }).await
     }
 
-    /// Likewise, in a sandbox that is asked for like this.
+    /// Does the same in a sandbox that this request creates.
     pub(crate) async fn with(service: &Service, request: CreateSandbox) -> Self {
         let client = service.client();
-        // Each connection is a thread of the application's.
+        // Each connection is a thread of the application.
         let limits = Limits { memory_bytes: 512 << 20, pids: 1024, ..request.limits.over(Limits::default()) };
         let sandbox = client.create(&CreateSandbox { limits: limits.into(), ..request }).await.unwrap();
         let application = Self { port: client.port(&sandbox.id, 8000).await.unwrap(), client, sandbox };
@@ -50,7 +51,8 @@ impl Application {
         application
     }
 
-    /// Likewise, but the program is no exec that runs: one has left it behind.
+    /// Starts the application as a background process of an ended exec, so that no running exec keeps the
+    /// sandbox from being idle.
     pub(crate) async fn left_behind(service: &Service, request: CreateSandbox) -> Self {
         let client = service.client();
         let sandbox = client.create(&request).await.unwrap();
@@ -61,7 +63,7 @@ impl Application {
         Self { port: client.port(&sandbox.id, 8000).await.unwrap(), client, sandbox }
     }
 
-    /// Starts the program.
+    /// Starts the application, and waits until it serves.
     pub(crate) async fn serve(&self) {
         let argv = ["python3", "-u", "-c", APPLICATION].map(str::to_owned).to_vec();
         let spec = ExecSpec { argv, deadline_ms: None, ..ExecSpec::default() };
@@ -75,13 +77,13 @@ impl Application {
         }
     }
 
-    /// The host of a port, with the server's port.
+    /// Returns the host name of a port, with the server's port number.
     pub(crate) fn host(&self, port: u16) -> String {
         let host = self.port.url.split_once("://").unwrap().1;
         host.replacen("8000-", &format!("{port}-"), 1)
     }
 
-    /// `curl` for a path of port 8000, with the token.
+    /// Runs `curl` on a path of port 8000, with the token.
     pub(crate) fn curl(&self, path: &str, arguments: &[&str]) -> Output {
         let token = format!("bellglass-token: {}", self.port.token);
         let mut all = vec!["-H", &token];
@@ -89,19 +91,19 @@ impl Application {
         curl(&format!("{}{path}", self.port.url), &all)
     }
 
-    /// The body of an answer, as text.
+    /// Returns the body of a response as text.
     pub(crate) fn text(&self, path: &str, arguments: &[&str]) -> String {
         let output = self.curl(path, arguments);
         assert!(output.status.success(), "{path}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Connections that the application holds.
+    /// Returns the number of connections that the application holds.
     pub(crate) fn held(&self) -> usize {
         self.text("/held", &[]).parse().unwrap()
     }
 
-    /// Waits until the application holds so many, and says how long that took.
+    /// Waits until the application holds this many connections; returns the time that took.
     pub(crate) async fn until_held(&self, count: usize) -> Duration {
         let since = Instant::now();
         while self.held() != count {
@@ -111,7 +113,7 @@ impl Application {
         since.elapsed()
     }
 
-    /// A raw connection to port 8000 on which this was asked, with the token.
+    /// Opens a raw connection to port 8000, and sends this request on it, with the token.
     pub(crate) fn open(&self, request: &str, more: &str) -> BufReader<TcpStream> {
         let host = self.host(8000);
         let stream = TcpStream::connect(format!("127.0.0.1:{}", host.rsplit_once(':').unwrap().1)).unwrap();
@@ -122,27 +124,27 @@ impl Application {
         BufReader::new(stream)
     }
 
-    /// A WebSocket, after its handshake.
+    /// Opens a WebSocket, and completes its handshake.
     pub(crate) fn websocket(&self) -> BufReader<TcpStream> {
         let more = "connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
                     sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
         let mut socket = self.open("GET /ws", more);
         let head = head(&mut socket);
         assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
-        // The example of RFC 6455.
+        // The accept value from the example in RFC 6455.
         assert!(head.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{head}");
         socket
     }
 }
 
-/// `curl`, whatever it comes to.
+/// Runs `curl`, and returns its output regardless of its exit status.
 pub(crate) fn curl(url: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new("curl");
     command.args(["-sS", "--max-time", "300"]).args(arguments).arg(url);
     command.stdin(Stdio::null()).output().unwrap()
 }
 
-/// A status, and what came.
+/// Runs `curl`, which must succeed; returns the HTTP status and the body.
 pub(crate) fn asked(url: &str, arguments: &[&str]) -> (u16, String) {
     let mut all = vec!["-w", "\n%{http_code}"];
     all.extend(arguments);
@@ -153,7 +155,7 @@ pub(crate) fn asked(url: &str, arguments: &[&str]) -> (u16, String) {
     (status.parse().unwrap(), body.to_owned())
 }
 
-/// The head of an answer.
+/// Reads the head of a response.
 pub(crate) fn head(stream: &mut BufReader<TcpStream>) -> String {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -162,7 +164,7 @@ pub(crate) fn head(stream: &mut BufReader<TcpStream>) -> String {
     head
 }
 
-/// Sends one text to a WebSocket and reads what comes back, of the same length.
+/// Sends a text over a WebSocket, and reads a response of the same length.
 pub(crate) fn exchange(socket: &mut BufReader<TcpStream>, text: &str) -> String {
     let length = u8::try_from(text.len()).unwrap();
     assert!(length < 126);
@@ -176,7 +178,7 @@ pub(crate) fn exchange(socket: &mut BufReader<TcpStream>, text: &str) -> String 
     String::from_utf8(answer[2..].to_vec()).unwrap()
 }
 
-/// Memory that a process holds now.
+/// Returns the resident memory of a process in bytes.
 pub(crate) fn rss_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();

@@ -1,4 +1,5 @@
-//! Images whose own paths lead out: whatever they hold, nothing outside the layer changes, and what is imported runs.
+//! Images with paths that lead outside: nothing outside the layer changes, and every image that is imported
+//! runs.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -6,14 +7,14 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// Paths that runtimes set something up at, in groups of which one image can have all.
+/// Paths at which runtimes set something up, in groups that fit into one image.
 const PATHS: [&[&str]; 3] = [
     &["dev", "proc", "sys", "run", "tmp", "home", "workspace", ".bellglass"],
     &["etc"],
     &["dev/pts", "etc/resolv.conf", "etc/hosts"],
 ];
 
-/// What a path of an image can be.
+/// Kind of file that an image has at a hostile path.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     Absolute,
@@ -27,7 +28,7 @@ enum Form {
 const FORMS: [Form; 6] =
     [Form::Absolute, Form::Relative, Form::Dangling, Form::File, Form::Fifo, Form::Device];
 
-/// Everything that can be seen of a directory outside.
+/// Returns the metadata and the content of everything below a directory.
 fn look(directory: &Path) -> BTreeMap<PathBuf, (u32, u32, u64, i64, Vec<u8>)> {
     let mut seen = BTreeMap::new();
     let mut open = vec![directory.to_owned()];
@@ -94,7 +95,8 @@ fn no_path_of_an_image_leads_to_the_host() {
             }
         }
         assert_eq!(half_made(lab), Vec::<String>::new());
-        // Only an `etc` that is a file leaves no place for what every sandbox has there.
+        // Only an `etc` that is a file is refused: it leaves no place for the files that every sandbox needs
+        // there.
         assert_eq!((ran, refused), (PATHS.len() * FORMS.len() - 1, 1));
     });
 }

@@ -1,4 +1,4 @@
-//! Images made by hand.
+//! Images that tests build by hand.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -9,20 +9,20 @@ use std::sync::{Mutex, OnceLock};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// What the scripts of the tests use.
+/// Programs that the scripts of the tests use.
 const PROGRAMS: [&str; 6] = ["/bin/sh", "/bin/cat", "/bin/ls", "/usr/bin/id", "/usr/bin/stat", "/bin/true"];
 
-/// An image.
+/// Image to be written as a layout or as an archive.
 pub struct Image {
     pub layers: Vec<Layer>,
     pub wishes: Value,
-    /// One layer's archive is not what its digest says.
+    /// True if the content of a layer's archive does not match its digest.
     pub wrong_blob: bool,
-    /// The configuration names another content than the layers have.
+    /// True if the diff ids of the configuration do not match the layers.
     pub wrong_diff_id: bool,
 }
 
-/// The archive of a layer.
+/// Archive of a layer.
 #[derive(Clone, Default)]
 pub struct Layer {
     pub bytes: Vec<u8>,
@@ -33,7 +33,7 @@ impl Layer {
         Self::default()
     }
 
-    /// A shell and a few programs of this machine, with the libraries they need.
+    /// Returns a layer with a shell and a few programs of this machine, and the libraries that they need.
     pub fn programs() -> Self {
         static MADE: OnceLock<Layer> = OnceLock::new();
         MADE.get_or_init(Self::copied).clone()
@@ -84,7 +84,7 @@ impl Layer {
         content: &[u8],
     ) -> Self {
         let mut header = tar::Header::new_gnu();
-        // Not by the library's own means, which refuse what a hostile image has.
+        // Names are set as raw bytes, because the library refuses the names of a hostile image.
         header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
         header.as_old_mut().linkname[..target.len()].copy_from_slice(target.as_bytes());
         header.set_entry_type(tar::EntryType::new(kind));
@@ -100,7 +100,7 @@ impl Layer {
         self
     }
 
-    /// The whole archive.
+    /// Returns the complete archive, with its end marker.
     fn archive(&self) -> Vec<u8> {
         [self.bytes.as_slice(), &[0; 1024]].concat()
     }
@@ -116,7 +116,7 @@ impl Image {
         self
     }
 
-    /// Writes an OCI layout, every second layer packed.
+    /// Writes an OCI layout, in which every second layer is compressed.
     pub fn layout(&self, directory: &Path) {
         let blobs = directory.join("blobs/sha256");
         fs::create_dir_all(&blobs).unwrap();
@@ -149,7 +149,7 @@ impl Image {
         fs::write(directory.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
     }
 
-    /// Writes an archive as `docker save` did for years.
+    /// Writes an archive in the legacy format of `docker save`.
     pub fn saved(&self, file: &Path) {
         let mut builder = tar::Builder::new(File::create(file).unwrap());
         let mut put = |name: &str, content: &[u8]| {
@@ -186,7 +186,7 @@ impl Image {
     }
 }
 
-/// Puts a directory into an archive.
+/// Writes a directory into a tar archive.
 pub fn pack(directory: &Path, file: &Path) {
     let mut builder = tar::Builder::new(File::create(file).unwrap());
     builder.append_dir_all(".", directory).unwrap();
@@ -197,12 +197,12 @@ fn hexadecimal(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Packs, and remembers the last result: many images have the same first layer.
+/// Compresses bytes, and caches the last result: many images have the same first layer.
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     static LAST: Mutex<(Vec<u8>, Vec<u8>)> = Mutex::new((Vec::new(), Vec::new()));
     let mut last = LAST.lock().unwrap();
     if last.0 != bytes {
-        // Zeros pack a thousandfold only if they are packed well, which takes too long for everything else.
+        // Only the best level compresses zeros a thousandfold, and it is too slow for everything else.
         let zeros = bytes.ends_with(&[0; 4096]);
         let level = if zeros { flate2::Compression::best() } else { flate2::Compression::fast() };
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), level);

@@ -13,7 +13,7 @@ async fn requiring(talk: &Talk, script: &str, requirements: &[&str]) -> Value {
     talk.call("execute_python", json!({"script": script, "requirements": requirements})).await
 }
 
-/// Requirements A14.05, A3.06, A7.03, A7.07.
+/// Requirements A14.05, A3.06, A7.03, A7.07: files persist between runs, variables and imports do not.
 #[test]
 fn files_stay_and_variables_do_not() {
     in_a_session(ToolSet::Python, async |_, talk| {
@@ -38,7 +38,8 @@ fn files_stay_and_variables_do_not() {
             "/workspace/task.py __main__\n"
         );
 
-        // The workflow of three steps, each with what it needs.
+        // A workflow of three steps, each of which imports its own modules and reads the files of the step
+        // before.
         execute(talk, "import json\njson.dump([{'name': 'Ada', 'age': 36}, {'name': 'Alan', 'age': 41}], open('/workspace/users.json', 'w'))").await;
         execute(talk, "import json\nusers = json.load(open('/workspace/users.json'))\njson.dump({'count': len(users), 'mean': sum(u['age'] for u in users) / len(users)}, open('/workspace/stats.json', 'w'))").await;
         let report = execute(talk, "import json\nstats = json.load(open('/workspace/stats.json'))\nprint(f\"Users: {stats['count']}, mean age {stats['mean']}\")").await;
@@ -56,7 +57,8 @@ fn files_stay_and_variables_do_not() {
     });
 }
 
-/// Requirements A14.06, A4.01 to A4.05, A7.06, A7.08, A1.06.
+/// Requirements A14.06, A4.01 to A4.05, A7.06, A7.08, A1.06: packages persist until clean-up, and failures
+/// have the documented shape.
 #[test]
 fn packages_are_installed_once_and_what_fails_keeps_its_shape() {
     in_one_session(ToolSet::Python, async |_, talk| {
@@ -85,7 +87,7 @@ fn packages_are_installed_once_and_what_fails_keeps_its_shape() {
             "False\n"
         );
 
-        // Requirement A4.04: the index can be reached while packages are installed, and not by the script.
+        // Requirement A4.04: the index can be reached during the installation, but not by the script.
         let reach = "import urllib.request as u\nu.urlopen('https://pypi.org/simple/cowsay/', timeout=9)";
         assert_eq!(requiring(talk, reach, &["cowsay==6.1"]).await["exit_code"], 1);
 
@@ -113,7 +115,8 @@ fn packages_are_installed_once_and_what_fails_keeps_its_shape() {
     });
 }
 
-/// Requirements A14.06, A3.04, A3.05: who calls first is first, and one that fails harms nobody.
+/// Requirements A14.06, A3.04, A3.05: calls are served in order of arrival, and a call that fails does not
+/// affect the others.
 #[test]
 fn many_callers_are_served_one_after_the_other_in_order() {
     in_one_session(ToolSet::Python, async |_, talk| {
@@ -128,7 +131,7 @@ fn many_callers_are_served_one_after_the_other_in_order() {
                 };
                 execute(&talk, &script).await
             }));
-            // The next is sent when this one is in the queue.
+            // The next call is sent once this one is in the queue.
             tokio::time::sleep(std::time::Duration::from_millis(60)).await;
         }
         for (n, call) in calls.into_iter().enumerate() {
@@ -144,7 +147,8 @@ fn many_callers_are_served_one_after_the_other_in_order() {
     });
 }
 
-/// Requirements A14.06, A7.05: without a backend the answer has the same shape, and a later call tries again.
+/// Requirements A14.06, A7.05: without a backend, the response has the same shape, and a later call tries
+/// again.
 #[test]
 fn without_a_backend_the_answer_says_so() {
     served(async || {

@@ -1,4 +1,4 @@
-//! Sessions: their sandboxes, what they keep, what is told of them, and what a killed server leaves of them.
+//! Sessions: their sandboxes, stored files and events, and their recovery after a kill of the server.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use e2e::service::PLENTY;
 use e2e::talk::{Talk, in_one_session};
 use serde_json::json;
 
-/// Requirements A1.03, A1.07, A5.02, A6.02.
+/// Requirements A1.03, A1.07, A5.02, A6.02: the first call creates the sandbox, and the next call replaces it
+/// if it has ended.
 #[test]
 fn a_sandbox_is_made_for_the_first_call_and_again_when_it_is_gone() {
     in_one_session(ToolSet::Analysis, async |service, talk| {
@@ -51,7 +52,7 @@ fn a_sandbox_is_made_for_the_first_call_and_again_when_it_is_gone() {
     });
 }
 
-/// Requirements A3.08, A5.06: what happens is told while it happens.
+/// Requirements A3.08, A5.06: events are published while the run is in progress.
 #[test]
 fn whoever_follows_a_session_sees_output_pictures_and_its_end() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
@@ -106,7 +107,7 @@ fn whoever_follows_a_session_sees_output_pictures_and_its_end() {
     });
 }
 
-/// Nothing is lost, and nothing is done twice, when the server is killed under a call.
+/// When the server is killed during a call, nothing is lost and nothing is executed twice.
 #[test]
 fn a_call_survives_a_server_that_is_killed_under_it() {
     in_one_session(ToolSet::Python, async |service, talk| {
@@ -128,7 +129,8 @@ fn a_call_survives_a_server_that_is_killed_under_it() {
     });
 }
 
-/// Whoever asks for it has a run end with the connection; others wait no longer for it.
+/// With `ends_with_caller`, a run is cancelled when its caller disconnects, so that other calls do not wait
+/// for it.
 #[test]
 fn a_call_ends_with_its_caller_if_it_asks_for_that() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
@@ -149,7 +151,7 @@ fn a_call_ends_with_its_caller_if_it_asks_for_that() {
     });
 }
 
-/// Requirements A1.01, A1.08, A11.05: nothing of one session or project is another's.
+/// Requirements A1.01, A1.08, A11.05: sessions and projects have no access to each other's data.
 #[test]
 fn sessions_are_apart() {
     in_one_session(ToolSet::Interpreter, async |service, talk| {
@@ -177,7 +179,7 @@ fn sessions_are_apart() {
             .call_tool(&talk.id, "execute_python_code", &json!({"code": "1"}), Calling::default())
             .await;
         assert_eq!(call.unwrap_err().to_api().code, ErrorCode::Forbidden);
-        // What persists can be chosen (requirement A1.03).
+        // Persistence can be chosen (requirement A1.03).
         let stays = CreateSession {
             persistence: Some(Persistence::Session),
             ..CreateSession::of(ToolSet::Interpreter)
@@ -191,7 +193,8 @@ fn sessions_are_apart() {
     });
 }
 
-/// Requirements A8.06, A10.04: a server that is killed under a run leaves neither its sandbox to the next, nor the folder without its files.
+/// Requirements A8.06, A10.04: when a server is killed during a run, the next run does not get its sandbox,
+/// and the folder keeps its files.
 #[test]
 fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
     in_one_session(ToolSet::Interpreter, async |service, talk| {
@@ -226,7 +229,7 @@ fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
         stays.client.stop(&sandbox).await.unwrap();
         let seen = stays.call("execute_python_code", json!({"code": "print(open('kept.csv').read())"})).await;
         assert_eq!(seen["stdout"], "2\n", "what is kept is there in the next sandbox: {seen}");
-        // What a sandbox never got, because a dataset did not fit, was removed by nobody.
+        // Files that a sandbox never received, because a dataset did not fit, do not count as removed.
         let sandbox = stays.client.session(&stays.id).await.unwrap().sandbox.unwrap();
         stays.client.stop(&sandbox).await.unwrap();
         stays.client.add_dataset(&stays.id, "large", Bytes::from(vec![b'x'; 100 << 20])).await.unwrap();
@@ -236,7 +239,7 @@ fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
         let seen = stays.call("execute_python_code", json!({"code": "print(open('kept.csv').read())"})).await;
         assert_eq!(seen["stdout"], "2\n", "{seen}");
         assert_eq!(stays.client.session_artifact(&stays.id, "kept.csv").await.unwrap(), b"2");
-        // What cannot be looked at is not taken for removed.
+        // Files that cannot be read do not count as removed.
         let made = "import os\nos.mkdir('d')\nopen('d/in.csv', 'w').write('3')";
         stays.call("execute_python_code", json!({"code": made})).await;
         stays.call("execute_python_code", json!({"code": "import os\nos.chmod('d', 0)"})).await;
@@ -244,7 +247,7 @@ fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
     });
 }
 
-/// One key is one call; what was answered is answered again, with its pictures.
+/// An idempotency key identifies one call; a repeated call gets the recorded response, with its pictures.
 #[test]
 fn a_repeated_call_is_answered_from_what_is_remembered() {
     in_one_session(ToolSet::Interpreter, async |service, talk| {
@@ -263,13 +266,14 @@ fn a_repeated_call_is_answered_from_what_is_remembered() {
     });
 }
 
-/// Whoever ends a session ends what runs in it; followers hear of both, and whoever comes later that it is over.
+/// Ending a session ends its run. Followers receive both events; later followers receive only the end of the
+/// session.
 #[test]
 fn the_end_of_a_session_is_told_after_the_end_of_its_run() {
     in_one_session(ToolSet::Analysis, async |service, talk| {
         talk.sh("true").await;
         let mut events = talk.client.session_events(&talk.id);
-        // It is opened by the first look, and tells only what happens after that.
+        // The first read opens the stream, which contains only later events.
         let _ = tokio::time::timeout(Duration::from_secs(2), events.next()).await;
         let calling = talk.clone();
         let long = tokio::spawn(async move {

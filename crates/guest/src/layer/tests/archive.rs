@@ -1,14 +1,14 @@
-//! Archives made block by block, so that they can be wrong in any way.
+//! Archives built block by block, so that they can be malformed in any way.
 
 const BLOCK: usize = 512;
 
-/// An archive.
+/// An archive in progress.
 #[derive(Clone, Default)]
 pub struct Archive {
     pub bytes: Vec<u8>,
 }
 
-/// What a header says.
+/// Fields of a header.
 pub struct Head<'a> {
     pub kind: u8,
     pub name: &'a [u8],
@@ -58,12 +58,12 @@ impl Archive {
         self.head(&Head { kind, name: name.as_bytes(), ..Head::default() })
     }
 
-    /// A header that describes the next entry.
+    /// Adds a header that describes the next entry.
     pub fn described(self, kind: u8, content: &[u8]) -> Self {
         self.entry(&Head { kind, name: b"././@LongLink", ..Head::default() }, content)
     }
 
-    /// PAX records for the next entry.
+    /// Adds PAX records for the next entry.
     pub fn pax(self, records: &[(&str, &str)]) -> Self {
         let mut content = String::new();
         for (key, value) in records {
@@ -101,7 +101,7 @@ impl Archive {
         self
     }
 
-    /// Content, filled up to whole blocks.
+    /// Adds content, padded to whole blocks.
     pub fn blocks(mut self, content: &[u8]) -> Self {
         self.bytes.extend(content);
         self.bytes.resize(self.bytes.len().next_multiple_of(BLOCK), 0);

@@ -1,4 +1,4 @@
-//! Archives that lie, break off, or grow without end.
+//! Archives with contradictory headers, truncated archives, and archives that expand without limit.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use super::archive::Head;
 use super::*;
 
-/// Larger than what a layer of zeros may become before its ratio counts.
+/// Larger than the size above which the compression ratio counts.
 const BOMB_BYTES: usize = 24 << 20;
 
-/// What GNU tar lists, if there is one here and it accepts the archive.
+/// Returns GNU tar's listing, if GNU tar is installed and accepts the archive.
 fn gnu_listing(archive: &Archive) -> Option<Vec<String>> {
     let mut child = Command::new("tar")
         .args(["-tf", "-"])
@@ -27,7 +27,7 @@ fn gnu_listing(archive: &Archive) -> Option<Vec<String>> {
     output.status.success().then(|| text.lines().map(|line| line.trim_matches('/').to_owned()).collect())
 }
 
-/// What we unpacked, as paths.
+/// Returns the paths of the unpacked files.
 fn our_listing(top: &Path) -> Vec<String> {
     let mut names = Vec::new();
     let mut open = vec![top.to_owned()];
@@ -100,7 +100,7 @@ fn no_archive_shows_another_content_than_gnu_tar_does() {
         }
         let Some(listed) = gnu_listing(&archive) else { panic!("{label}: only we accept it") };
         let mut listed: Vec<String> = listed;
-        // Directories that no entry describes are ours to make.
+        // Directories that no entry describes are created by our unpacker only.
         let ours: Vec<String> = our_listing(bench.top());
         listed.extend(
             ours.iter()
@@ -214,7 +214,7 @@ fn packed_layers_have_the_digest_of_what_is_inside() {
     let archive = Archive::new().file("a", &"x".repeat(100_000)).end();
     let plain = unpacked(&archive).1;
     let (first, second) = archive.bytes.split_at(1000);
-    // Two gzip members after each other are one layer.
+    // Two consecutive gzip members form one layer.
     let packed = [gzip(first), gzip(second)].concat();
     let report = Bench::new().packed(&packed, Compression::Gzip, false).unwrap();
     assert_eq!(report, plain);
@@ -234,7 +234,7 @@ fn what_grows_without_end_is_stopped_early() {
     let error = Bench::new().packed(&gzip(&bomb.bytes), Compression::Gzip, false).unwrap_err();
     assert_eq!(error.code, ErrorCode::LimitExceeded, "{error}");
     assert!(error.message.contains("ratio"), "{error}");
-    // The same without compression is fine.
+    // The uncompressed archive is accepted.
     assert!(Bench::new().layer_with(&bomb).is_ok());
     let Some(packed) = zstd(&bomb.bytes) else { return };
     let error = Bench::new().packed(&packed, Compression::Zstd, false).unwrap_err();
@@ -249,7 +249,7 @@ fn a_zstandard_window_of_two_gibibytes_is_refused() {
     assert_eq!(error.code, ErrorCode::LimitExceeded, "{error}");
 }
 
-/// Packs with the machine's own tool; the guest only unpacks.
+/// Compresses with the machine's own tool, because the guest only decompresses.
 fn zstd(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut child =
         Command::new("zstd").args(["-q", "-c"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?;

@@ -1,9 +1,10 @@
-//! What becomes of each entry.
+//! The treatment of each entry.
 
 use super::archive::Head;
 use super::*;
 
-/// Overlays read this; where the machine's file system has no such attributes the tests of it say so.
+/// Attribute that overlays read. If the machine's file system does not support it, the tests of it report
+/// that.
 const OPAQUE: &str = "user.overlay.opaque";
 
 fn is_opaque(path: &Path) -> bool {
@@ -67,7 +68,7 @@ fn nothing_is_written_through_a_symlink_that_leads_out() {
         .end();
     bench.layer_with(&archive).unwrap();
     let top = bench.top();
-    // Inside the image an absolute target begins at the image's root, and `..` ends there.
+    // Inside the image, an absolute target starts at the image's root, and `..` stops there.
     assert_eq!(fs::read(top.join(outside.trim_start_matches('/')).join("file")).unwrap(), b"x");
     assert_eq!(fs::read(top.join("outside/other")).unwrap(), b"x");
     assert!(fs::symlink_metadata(top.join("leaf")).unwrap().is_file());
@@ -233,7 +234,7 @@ fn entries_go_where_a_lower_layers_symlink_leads() {
     bench.layer_with(&Archive::new().file("bin/tool", "x").end()).unwrap();
     assert!(bench.top().join("usr/bin/tool").is_file());
     assert!(fs::symlink_metadata(bench.top().join("bin")).is_err());
-    // A directory that this layer does not describe is as the lower one has it.
+    // A directory that this layer does not describe has the lower one's metadata.
     assert_eq!(fs::metadata(bench.top().join("usr/bin")).unwrap().mode() & 0o7777, 0o711);
 }
 
@@ -315,7 +316,7 @@ fn a_top_layer_whose_etc_leads_out_is_finished_inside() {
 
 #[test]
 fn a_layer_on_a_planted_symlink_is_not_followed() {
-    // Not by an archive: as if somebody had put it there.
+    // Created directly, not by an archive, to simulate a planted symlink.
     let mut bench = Bench::new();
     bench.layer_with(&Archive::new().file("a", "x").end()).unwrap();
     symlink(bench.outside(), bench.top().join("planted")).unwrap();

@@ -1,4 +1,4 @@
-//! Having all processes of a sandbox stand still, and go on.
+//! Pausing and resuming all processes of a sandbox, with the cgroup freezer.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,18 +9,19 @@ use super::{Cgroups, PAUSE, tree};
 use crate::Error;
 use crate::files;
 
-/// Processes stand still as soon as they leave the kernel; what waits for a disk takes a while.
+/// Timeout for freezing. A process freezes when it leaves the kernel, which takes a while if it waits for a
+/// disk.
 const STILL_WITHIN: Duration = Duration::from_secs(10);
 
-/// The files of one sandbox by which its processes are stopped.
+/// The freezer cgroup of one sandbox.
 struct Freezer {
     group: PathBuf,
-    /// Whether it is that of version 2.
+    /// True if it is in the hierarchy of version 2.
     unified: bool,
 }
 
 impl Cgroups {
-    /// Has all processes of a sandbox stand still, and waits until they do. Where they do not, they go on.
+    /// Freezes all processes of a sandbox and waits until they are frozen. On failure, thaws them again.
     pub(crate) fn freeze(&self, id: &SandboxId) -> Result<(), Error> {
         let freezer = self.freezer(id).ok_or_else(|| Error::Unsupported {
             what: "pausing a sandbox",
@@ -33,7 +34,7 @@ impl Cgroups {
         frozen
     }
 
-    /// Whether this machine can pause sandboxes.
+    /// Returns true if this machine can pause sandboxes.
     pub(crate) fn can_freeze(&self) -> bool {
         self.controller("freezer").is_some() || self.hierarchies.iter().any(|one| one.unified)
     }
@@ -42,12 +43,13 @@ impl Cgroups {
         freezer.set(true)?;
         let deadline = Instant::now() + STILL_WITHIN;
         loop {
-            // The runtime puts process 1 there, and its children follow; what came another way is brought.
+            // The OCI runtime puts process 1 into the freezer cgroup, and its children inherit that. Any
+            // other process of the sandbox is moved there.
             let (mut inside, mut brought) = (Vec::new(), false);
             tree::processes(&freezer.group, tree::DEPTH_MAX, &mut inside)?;
             for pid in self.processes(id)?.into_iter().filter(|pid| !inside.contains(pid)) {
                 brought = true;
-                // One that has ended meanwhile needs no bringing.
+                // An error is ignored: the process has ended in the meantime and need not be moved.
                 let _ = files::write(&freezer.group.join("cgroup.procs"), &pid.to_string());
             }
             if !brought && freezer.is_still()? {
@@ -63,7 +65,7 @@ impl Cgroups {
         }
     }
 
-    /// Has them go on. Where none stand still, nothing is done.
+    /// Thaws all processes of a sandbox. Does nothing if none are frozen.
     pub(crate) fn thaw(&self, id: &SandboxId) -> Result<(), Error> {
         match self.freezer(id) {
             Some(freezer) if freezer.file().exists() => freezer.set(false),

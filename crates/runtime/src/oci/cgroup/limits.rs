@@ -1,4 +1,4 @@
-//! A sandbox's limits as what is written to which file of its cgroups.
+//! Translates a sandbox's limits to the files of its cgroups.
 
 use std::path::Path;
 
@@ -8,20 +8,21 @@ use super::Hierarchy;
 use crate::files;
 use crate::{Error, Tier, tables};
 
-/// What the guest and the kernel may use beside user code: a resident guest takes 1 MiB, its page tables, sockets and
-/// a full spool buffer a few more, and an unpacking one its decompressor's window.
+/// Memory for the guest and the kernel, in addition to user code. A resident guest needs 1 MiB, its page
+/// tables, sockets and a full spool buffer a few more, and a guest that unpacks the window of its
+/// decompressor.
 const GUEST_MEMORY_BYTES: u64 = 64 << 20;
-/// What a user-space kernel needs for itself: a fresh one takes about 50 MiB.
+/// Memory for a user-space kernel itself; a fresh one uses about 50 MiB.
 const KERNEL_MEMORY_BYTES: u64 = 96 << 20;
-/// Buffers of sockets, as a part of memory, and at most and at least. Version 1 counts them beside memory, version 2 as memory. A
-/// megabyte is what one busy connection wants.
+/// Limit for socket buffers: an eighth of the memory limit, within these bounds. Version 1 counts them
+/// separately from memory, version 2 as memory. One busy connection needs about a megabyte.
 const SOCKETS_SHARE: u64 = 8;
 const SOCKETS_BYTES_MAX: u64 = 64 << 20;
 const SOCKETS_BYTES_MIN: u64 = 1 << 20;
-/// The span over which processor time is limited: the kernel's own default.
+/// Period of the CPU limit: the kernel's default.
 const PERIOD_US: u64 = 100_000;
 
-/// Writes the limits of one controller to the sandbox's cgroup and to `user` in it.
+/// Writes the limits of one controller to the sandbox's cgroup and to its child `user`.
 pub(super) fn apply(
     hierarchy: &Hierarchy,
     controller: &str,
@@ -50,13 +51,13 @@ pub(super) fn apply(
         ("pids", Tier::UserKernel) => {
             files::write(&sandbox.join("pids.max"), &tables::tasks_of(limits, tier).to_string())
         }
-        // The guest has one thread, so user code's limit and one core bound the sandbox.
+        // The guest has one thread, so the sandbox is limited to the limit of user code plus one core.
         (_, Tier::Container) => cpu(hierarchy, &user, limits.cpu_millis),
         (_, Tier::UserKernel) => cpu(hierarchy, sandbox, limits.cpu_millis),
     }
 }
 
-/// Limits memory, and makes sure that swap is no way round the limit.
+/// Limits memory, and makes sure that swap cannot be used to exceed the limit.
 fn memory(hierarchy: &Hierarchy, group: &Path, bytes: u64) -> Result<(), Error> {
     let text = bytes.to_string();
     let without_swap = if hierarchy.unified {
@@ -79,7 +80,7 @@ fn memory(hierarchy: &Hierarchy, group: &Path, bytes: u64) -> Result<(), Error> 
     Ok(())
 }
 
-/// Limits the buffers of TCP and UDP where memory does not.
+/// Limits the buffers of TCP and UDP, unless the memory limit includes them.
 fn sockets(hierarchy: &Hierarchy, group: &Path, limits: &Limits) -> Result<(), Error> {
     if hierarchy.unified || api::defence::is_off("C-32") {
         return Ok(());
@@ -95,7 +96,7 @@ fn sockets(hierarchy: &Hierarchy, group: &Path, limits: &Limits) -> Result<(), E
     })
 }
 
-/// How much the buffers of all sockets of a sandbox may take.
+/// Returns the limit for the buffers of all sockets of a sandbox.
 fn sockets_bytes(limits: &Limits) -> u64 {
     (limits.memory_bytes / SOCKETS_SHARE).clamp(SOCKETS_BYTES_MIN, SOCKETS_BYTES_MAX)
 }
@@ -116,7 +117,7 @@ fn cpu(hierarchy: &Hierarchy, group: &Path, millis: u64) -> Result<(), Error> {
     files::write(&group.join("cpu.cfs_quota_us"), &quota.to_string())
 }
 
-/// Writes to a file that not every kernel has; says whether it was there.
+/// Writes to a file that does not exist on every kernel; returns true if it exists.
 fn write_if_there(path: &Path, value: &str) -> Result<bool, Error> {
     if !path.exists() {
         return Ok(false);
@@ -125,6 +126,6 @@ fn write_if_there(path: &Path, value: &str) -> Result<bool, Error> {
 }
 
 fn host_has_swap() -> Result<bool, Error> {
-    // One line of headings, then one for each swap device. A kernel without swap has no such file.
+    // One header line, then one line for each swap device. A kernel without swap does not have this file.
     Ok(files::read_if_there(Path::new("/proc/swaps"))?.is_some_and(|text| text.lines().count() > 1))
 }

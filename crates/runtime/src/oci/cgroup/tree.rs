@@ -1,4 +1,4 @@
-//! Cgroups as directories: finding the hierarchies, walking and removing a subtree.
+//! Cgroups as directories: finding the hierarchies, and walking and removing a subtree.
 
 use std::fs;
 use std::io;
@@ -10,10 +10,11 @@ use super::Hierarchy;
 use crate::Error;
 use crate::files::{self, failed, is_gone};
 
-/// How deep below a sandbox's cgroup a walk goes: `guest` and what an OCI runtime may make in it.
+/// Maximum depth of a walk below a sandbox's cgroup: `guest`, and the cgroups that an OCI runtime may create
+/// in it.
 pub(super) const DEPTH_MAX: u32 = 4;
 
-/// The hierarchies that a table of mounts names. `offered` reads `cgroup.controllers` of a version 2 one.
+/// Returns the hierarchies in a mount table. `offered` reads `cgroup.controllers` of a version 2 hierarchy.
 pub(super) fn hierarchies(mounts: &str, offered: impl Fn(&Path) -> String) -> Vec<Hierarchy> {
     let mut found: Vec<Hierarchy> = Vec::new();
     for line in mounts.lines() {
@@ -35,10 +36,10 @@ pub(super) fn hierarchies(mounts: &str, offered: impl Fn(&Path) -> String) -> Ve
     found
 }
 
-/// Adds the processes in a cgroup and below it.
+/// Adds the processes in a cgroup and its descendants to `pids`.
 pub(super) fn processes(group: &Path, depth: u32, pids: &mut Vec<i32>) -> Result<(), Error> {
     let Some(text) = files::read_if_there(&group.join("cgroup.procs"))? else { return Ok(()) };
-    // 0 stands for a process that this pid namespace cannot see.
+    // The kernel shows 0 for a process that is not visible in this pid namespace.
     pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
     if depth > 0 {
         for child in children(group).map_err(|source| failed("list", group, source))? {
@@ -48,7 +49,7 @@ pub(super) fn processes(group: &Path, depth: u32, pids: &mut Vec<i32>) -> Result
     Ok(())
 }
 
-/// Removes a cgroup and those below it. Already gone is success.
+/// Removes a cgroup and its descendants. Succeeds if they no longer exist.
 pub(super) fn remove(group: &Path, depth: u32) -> io::Result<()> {
     if depth > 0 {
         for child in children(group)? {
@@ -61,14 +62,14 @@ pub(super) fn remove(group: &Path, depth: u32) -> io::Result<()> {
     }
 }
 
-/// Whether `/proc/<pid>/cgroup` names this cgroup or one below it.
+/// Returns true if `/proc/<pid>/cgroup` names this cgroup or a descendant.
 pub(super) fn names(text: &str, group: &str) -> bool {
     text.lines()
         .filter_map(|line| line.splitn(3, ':').nth(2))
         .any(|path| path.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
-/// The sandbox that `/proc/<pid>/cgroup` names, below this parent.
+/// Returns the sandbox that `/proc/<pid>/cgroup` names below this parent.
 pub(super) fn sandbox(text: &str, parent: &str) -> Option<SandboxId> {
     text.lines()
         .filter_map(|line| line.splitn(3, ':').nth(2)?.strip_prefix(parent))
