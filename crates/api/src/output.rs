@@ -74,3 +74,41 @@ pub enum OutputLine {
         error: Error,
     },
 }
+
+/// One value for each output stream of an exec.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerStream<T> {
+    /// Value for standard output.
+    pub stdout: T,
+    /// Value for standard error.
+    pub stderr: T,
+    /// Value for results.
+    pub results: T,
+}
+
+impl PerStream<u64> {
+    /// Returns true if every offset is at most the one in `limits`.
+    pub fn is_within(&self, limits: &Self) -> bool {
+        self.stdout <= limits.stdout && self.stderr <= limits.stderr && self.results <= limits.results
+    }
+}
+
+impl<T> PerStream<T> {
+    /// Returns the value for a stream.
+    pub fn get(&self, stream: Stream) -> &T {
+        match stream {
+            Stream::Stdout => &self.stdout,
+            Stream::Stderr => &self.stderr,
+            Stream::Results => &self.results,
+        }
+    }
+
+    /// Returns the value for a stream, to be changed.
+    pub fn get_mut(&mut self, stream: Stream) -> &mut T {
+        match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+            Stream::Results => &mut self.results,
+        }
+    }
+}

@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use api::Error;
-use control::listen::TlsFiles;
-use control::ports::name::Domain;
+use server::listen::TlsFiles;
+use server::ports::name::Domain;
 use node::admission::Bounds;
 use node::backend::Backend;
 use node::egress::Upstreams;

@@ -20,7 +20,7 @@ use crate::audit::hex;
 use crate::authority::Credential;
 use crate::authority::failures::Failures;
 use crate::authority::lookups::Lookups;
-use crate::authority::secret::{ApiKey, KeyHash};
+use crate::credential::{ApiKey, KeyHash};
 use crate::fault::{Answer, Fault};
 use crate::store::{self, Store};
 
@@ -35,7 +35,7 @@ const ADDRESSES_MAX: usize = 10_000;
 /// requests of the maximum size. With the memory of its connections, a project stays below 128 MiB (H-41).
 const BODIES_KIB_MAX: usize = 80 << 10;
 /// Maximum number of open streams of one project: each may buffer a megabyte of unread output here.
-pub const STREAMS_MAX: usize = 512;
+const STREAMS_MAX: usize = 512;
 /// Maximum memory for a project's pending responses, in KiB. Each response counts `ANSWER_KIB` more than its
 /// size, for the other memory of its request.
 const ANSWERS_KIB_MAX: usize = 32 << 10;
@@ -66,7 +66,7 @@ pub struct Share {
     creates: DefaultDirectRateLimiter,
     execs: DefaultDirectRateLimiter,
     /// Permits for open streams.
-    pub streams: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
     /// Permits for execs that are starting.
     launches: Arc<Semaphore>,
     /// Memory for request bodies, in KiB.
@@ -401,6 +401,16 @@ impl Share {
         Arc::clone(&self.launches)
             .try_acquire_owned()
             .map_err(|_| busy(format!("the project is already starting {LAUNCHES_MAX} execs, the maximum")))
+    }
+
+    /// Returns a permit for an open stream.
+    ///
+    /// # Errors
+    /// `rate_limited`: the project has the maximum number of open streams.
+    pub fn stream(&self) -> Answer<OwnedSemaphorePermit> {
+        Arc::clone(&self.streams)
+            .try_acquire_owned()
+            .map_err(|_| busy(format!("the project already has {STREAMS_MAX} open streams, the maximum")))
     }
 
     /// Acquires a permit for a request, held until its response has been sent.

@@ -40,8 +40,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
-pub(crate) use chain::hex;
-pub use chain::{Verified, verify};
+pub use chain::{Verified, hex, verify};
 pub use files::Bounds;
 use writer::{Word, Writer};
 

@@ -1,29 +1,18 @@
-//! Authority: conversion of a request's credential into a grant, and the need of every route.
+//! Authority: the grant that a credential gives a request, and the need of a route.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | [`secret`] | API keys and tickets: formatting, parsing, hashing |
-//! | [`grant`] | grants of requests and needs of routes |
-//! | [`caller`] | extractors with which API handlers state their need: a key of some role, or nothing |
-//! | [`table`] | routes, registered with the need that the first argument of their handler states |
-//! | [`cut`] | request and response bodies that are aborted when their key is revoked or expires |
-//! | [`lookups`] | limit on concurrent key lookups |
-//! | [`failures`] | rate limit for audit entries about invalid keys |
+//! | [`grant`] | the grant of a request, and the need of a route |
+//! | [`lookups`] | the maximum number of key lookups at the same time |
+//! | [`failures`] | the rate of audit log entries about wrong keys |
 //!
-//! Tokens of sandboxes are in [`node::token`]; their extractors are next to the routes that accept them
-//! ([`crate::e2b`], [`crate::ports`]).
+//! Tokens of sandboxes are in [`node::token`]. The extractors that turn requests into grants are in the crates `server` and `e2b`.
 //!
-//! Invariants: each kind of credential is a type with its own lookup, and no text is looked up as two kinds; a handler
-//! cannot be registered unless the type of its first argument states its need; no credential is derived from another,
-//! except E2B's file signature, which permits one operation on one path as one user until it expires.
+//! Invariants: each kind of credential is a type with a lookup of its own, and no text is looked up as two of them; no credential is
+//! derived from another, except E2B's file signature, which reaches one path, one act and one user until its expiry.
 
-pub mod caller;
-pub mod cut;
 pub mod failures;
 pub mod grant;
 pub mod lookups;
-pub mod secret;
-pub mod table;
 
-pub use caller::{Admin, Anyone, Caller, Read, Write};
 pub use grant::{Credential, FileAct, Grant, Need, Reach};

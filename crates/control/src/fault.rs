@@ -1,45 +1,45 @@
-//! Conversion of errors into responses. Only this module knows both errors and HTTP.
+//! Errors of the platform: the error of the API, and when a client should retry. HTTP is not known here.
 
 use std::time::Duration;
 
 use api::{Error, ErrorCode, Layer, Ran, Retry};
-use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
 
 use crate::store;
 
-/// Default delay before a retry. A start or a stop takes a tenth of it.
+/// Default delay before a retry. A start or a stop takes about a tenth of it.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Error of a request, with the properties of its HTTP response.
+/// An error of the API, with the delay after which a client should retry.
 #[derive(Debug)]
 pub struct Fault {
     error: Error,
     after: Option<Duration>,
-    /// Status that replaces that of the error's code.
-    status: Option<StatusCode>,
 }
 
-/// Result of a handler.
+/// Result of an operation of the platform.
 pub type Answer<T> = Result<T, Fault>;
 
 impl Fault {
-    /// Returns the error that the client receives.
+    /// The error of the API.
     pub fn error(&self) -> &Error {
         &self.error
     }
 
-    /// Sets the delay before a retry.
+    /// The delay after which a client should retry, if retrying can help.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.after
+    }
+
+    /// Sets the delay after which a client should retry.
     #[must_use]
     pub fn after(self, after: Duration) -> Self {
         Self { after: Some(after), ..self }
     }
+}
 
-    /// Sets a status that replaces that of the error's code.
-    #[must_use]
-    pub fn status(self, status: StatusCode) -> Self {
-        Self { status: Some(status), ..self }
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        fault.error
     }
 }
 
@@ -68,7 +68,7 @@ impl From<Error> for Fault {
             | ErrorCode::Deadline
             | ErrorCode::Platform => None,
         };
-        Self { error, after, status: None }
+        Self { error, after }
     }
 }
 
@@ -150,39 +150,5 @@ impl From<store::Error> for Fault {
             ),
         };
         told.into()
-    }
-}
-
-impl IntoResponse for Fault {
-    fn into_response(self) -> Response {
-        let mut response =
-            (self.status.unwrap_or_else(|| status(self.error.code)), Json(&self.error)).into_response();
-        if let Some(after) = self.after {
-            let seconds = after.as_secs().max(1);
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        response
-    }
-}
-
-/// Returns the status for a code. The code is more specific; the status is for the proxies on the way.
-fn status(code: ErrorCode) -> StatusCode {
-    match code {
-        ErrorCode::InvalidRequest
-        | ErrorCode::LimitExceeded
-        | ErrorCode::SpawnFailed
-        | ErrorCode::VersionUnsupported => StatusCode::BAD_REQUEST,
-        ErrorCode::Unauthorized => StatusCode::UNAUTHORIZED,
-        ErrorCode::Forbidden => StatusCode::FORBIDDEN,
-        ErrorCode::NotFound => StatusCode::NOT_FOUND,
-        ErrorCode::Conflict | ErrorCode::NotRegular => StatusCode::CONFLICT,
-        ErrorCode::SandboxLost => StatusCode::GONE,
-        ErrorCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-        ErrorCode::QuotaExceeded | ErrorCode::RateLimited => StatusCode::TOO_MANY_REQUESTS,
-        ErrorCode::Unsupported | ErrorCode::TierUnavailable => StatusCode::UNPROCESSABLE_ENTITY,
-        ErrorCode::Capacity | ErrorCode::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
-        ErrorCode::Deadline => StatusCode::GATEWAY_TIMEOUT,
-        ErrorCode::Protocol => StatusCode::BAD_GATEWAY,
-        ErrorCode::PostureMismatch | ErrorCode::Platform => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

@@ -1,52 +1,39 @@
-//! The platform on one machine: authentication, the public API, and the history of sandboxes.
+//! The platform on one machine: accounts, the history of sandboxes, secrets, the audit log, and agent sessions.
 //!
-//! | module | holds |
+//! This crate contains no HTTP: the crate `server` maps requests to it and its errors to responses.
+//!
+//! | module | contents |
 //! |---|---|
-//! | [`routes`] | the public API, one handler per route |
-//! | [`authority`] | conversion of a request's credential into a grant, and the need of every route |
-//! | [`account`] | accounts: key lookup, rates, and the limits that a project's requests share |
-//! | [`caller`] | parts of a request other than its credential and its body |
-//! | [`body`] | request bodies, counted before they are read |
+//! | [`credential`] | API keys and tickets |
+//! | [`authority`] | grants of requests and needs of routes |
+//! | [`account`] | lookup of keys, and the rates and permits that all requests of a project share |
 //! | [`platform`] | operations of more than one step: create, find, stop, health |
-//! | [`session`] | sessions of agents: tool calls, one after the other, in a sandbox created on first use |
-//! | [`e2b`] | the API of E2B for the same sandboxes |
-//! | [`mcp`] | the tools of sandboxes over the Model Context Protocol |
-//! | [`ports`] | access from outside to ports in sandboxes |
-//! | [`output`] | an exec's output as lines of JSON |
-//! | [`terminal`] | a terminal over a WebSocket |
-//! | [`follow`] | reconciliation of the store with the node |
+//! | [`session`] | agent sessions: tool calls, one after the other, in a sandbox that is created on first use |
+//! | [`output`] | the output of execs as lines of JSON |
+//! | [`follow`] | keeps the store consistent with the machine |
 //! | [`store`] | accounts and the history of sandboxes, in one SQLite file |
-//! | [`vault`] | secrets, encrypted |
-//! | [`audit`] | the audit log: an append-only record of actions and their callers |
-//! | [`metrics`] | counters and their exposition |
-//! | [`trace`] | timings of the steps of requests |
-//! | [`fault`] | conversion of errors into responses |
-//! | [`listen`] | bounded connections, with or without TLS |
+//! | [`vault`] | encrypted secrets |
+//! | [`audit`] | an append-only log of actions |
+//! | [`metrics`] | counters |
+//! | [`trace`] | the time spent in each step of a request |
+//! | [`fault`] | errors of the platform |
 //!
-//! Invariants: a request without a valid key has no effect; resources of other projects are reported as not found; every
-//! rejection is an [`api::Error`]; work that a request started continues if its connection is closed.
+//! Invariants: an object of another project looks like an object that does not exist; every error is an [`api::Error`]; an
+//! operation that has started completes even if its request is dropped.
 
 #![forbid(unsafe_code)]
 
 pub mod account;
 pub mod audit;
 pub mod authority;
-pub mod body;
-pub mod caller;
-mod description;
-pub mod e2b;
+pub mod credential;
 pub mod fault;
 pub mod follow;
-pub mod listen;
-pub mod mcp;
 pub mod metrics;
 pub mod output;
 pub mod platform;
-pub mod ports;
-pub mod routes;
 pub mod session;
 pub mod store;
-pub mod terminal;
 pub mod trace;
 pub mod vault;
 

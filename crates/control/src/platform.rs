@@ -18,8 +18,6 @@ use crate::account::{Account, Accounts};
 use crate::audit::{Act, Audit, Entry};
 use crate::fault::{Answer, Fault};
 use crate::metrics::Metrics;
-use crate::ports::Ports;
-use crate::ports::name::Domain;
 use crate::session::Sessions;
 use crate::store::{Request, Requested, Store};
 use crate::trace::Traces;
@@ -56,14 +54,8 @@ pub struct Platform {
     pub metrics: Metrics,
     /// Timings of requests.
     pub traces: Traces,
-    /// Access to ports in sandboxes.
-    pub ports: Ports,
     /// Sessions in use.
     pub sessions: Sessions,
-    /// State of the clients that use the API of E2B.
-    pub e2b: crate::e2b::State,
-    /// State of the clients that use MCP.
-    pub mcp: tools::mcp::Service,
     tried: Tried,
 }
 
@@ -106,23 +98,14 @@ impl Platform {
         };
         let vault = Arc::new(Vault::new(store.clone(), node.data()));
         node.keep_secrets_in(Arc::clone(&vault) as Arc<dyn node::secrets::Vault>);
-        let (accounts, metrics, ports) = (Accounts::default(), Metrics::default(), Ports::default());
-        let (sessions, mcp) = (Sessions::default(), crate::mcp::service());
-        let traces = Traces::default();
-        let e2b = crate::e2b::State::default();
-        Self { e2b, node, store, vault, audit, accounts, metrics, traces, ports, sessions, mcp, tried }
+        let (accounts, metrics, sessions) = (Accounts::default(), Metrics::default(), Sessions::default());
+        Self { node, store, vault, audit, accounts, metrics, traces: Traces::default(), sessions, tried }
     }
 
     /// Replaces the recorder of request traces.
     #[must_use]
     pub fn traced_by(self, traces: Traces) -> Self {
         Self { traces, ..self }
-    }
-
-    /// Sets the domain under which ports are served.
-    #[must_use]
-    pub fn ports_under(self, domain: Domain) -> Self {
-        Self { ports: Ports::under(domain), ..self }
     }
 
     /// Records an action of the account in the audit log.

@@ -18,7 +18,7 @@
 //! | `files` | files that a session stores |
 
 mod exec;
-pub(crate) mod files;
+mod files;
 pub mod flight;
 mod run;
 pub(crate) mod sandbox;
@@ -44,6 +44,7 @@ use crate::account::Account;
 use crate::audit::{Act, hex};
 use crate::fault::Answer;
 use crate::platform::Platform;
+pub use files::whole;
 use flight::Flight;
 
 /// Maximum number of events by which a slow client may lag behind.

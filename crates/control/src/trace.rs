@@ -13,7 +13,6 @@ mod recorder;
 
 use api::trace::STEP;
 use api::{ExecId, SandboxId};
-use axum::http::Method;
 use tracing::field::Empty;
 use tracing::subscriber::Interest;
 use tracing::{Metadata, Span, info_span};
@@ -25,7 +24,7 @@ pub use recorder::Recorder;
 
 /// Field that marks a span as the root of a trace.
 const ROOT: &str = "sandbox";
-/// Header that names the trace to which a request belongs.
+/// Name of the request header with the trace that the request belongs to.
 pub const PARENT_HEADER: &str = "traceparent";
 
 /// Function that adds a span to the caller's trace, which this header value names. An invalid value has no
@@ -66,11 +65,11 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Filter<S> for Steps {
 impl Traces {
     /// Returns the span of a request that acts on a sandbox, within the trace that the request names. For any
     /// other request, returns an empty span.
-    pub fn of_request(&self, method: &Method, route: &str, parent: Option<&str>) -> Span {
+    pub fn of_request(&self, method: &str, route: &str, parent: Option<&str>) -> Span {
         let span = match (method, route) {
-            (&Method::POST, "/v1/sandboxes") => create(),
-            (&Method::DELETE, "/v1/sandboxes/{sandbox}") => stop(),
-            (&Method::POST, "/v1/sandboxes/{sandbox}/execs") => exec(),
+            ("POST", "/v1/sandboxes") => create(),
+            ("DELETE", "/v1/sandboxes/{sandbox}") => stop(),
+            ("POST", "/v1/sandboxes/{sandbox}/execs") => exec(),
             _ => return Span::none(),
         };
         if let (Some(join), Some(parent)) = (self.join, parent) {

@@ -17,7 +17,9 @@ use client::{Client, Patience};
 use control::audit::{self, Audit};
 use control::store::{Request, Requested, Store};
 use control::trace::{Recorder, Steps, Traces};
-use control::{Platform, account, follow, listen, routes};
+use control::{Platform, account, follow};
+use server::ports::name::Domain;
+use server::{App, listen, routes};
 use node::admission::Bounds;
 use node::{Machine, Node, Order};
 use runtime::sim::Sim;
@@ -77,7 +79,8 @@ impl Place {
         tokio::spawn(follow::follow(Arc::clone(&platform)));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(listen::serve(listener, None, routes::router(Arc::clone(&platform))));
+        let app = App::new(Arc::clone(&platform), Domain::default());
+        tokio::spawn(listen::serve(listener, None, routes::router(&app, &e2b::api(&app))));
         let admin = Client::new(&url, &new.secret).unwrap();
         Self { sim, platform, url, admin, _data: data }
     }

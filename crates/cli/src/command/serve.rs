@@ -19,7 +19,8 @@ use api::Error;
 use api::account::{CreateKey, NewKey, Quota, Role};
 use control::audit::{Act, Audit, Bounds, Entry, verify};
 use control::store::Store;
-use control::{Platform, account, follow, listen, routes};
+use control::{Platform, account, follow};
+use server::{App, listen, routes};
 use node::egress::Gate;
 use node::{Machine, Node, clock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -104,11 +105,8 @@ async fn serve(
     let audit =
         Audit::open(&log, clock::wall_ms(), bounds).map_err(|error| platform(node::error::chain(&error)))?;
     let new = first_key(&store).await?;
-    let platform = Arc::new(
-        Platform::new(node, store, audit)
-            .ports_under(configuration.domain()?)
-            .traced_by(telemetry.traces.clone()),
-    );
+    let platform = Arc::new(Platform::new(node, store, audit).traced_by(telemetry.traces.clone()));
+    let app = App::new(Arc::clone(&platform), configuration.domain()?);
     patiently(async || follow::begin(&platform).await).await?;
     let listener = listen::bind(configuration.listen).map_err(|error| Error {
         fix: "Stop the program that uses this address, or choose another address with --listen.".into(),
@@ -122,7 +120,7 @@ async fn serve(
     tokio::spawn(follow::write_down(Arc::clone(&platform)));
     let trying = Arc::clone(&platform);
     tokio::spawn(async move { trying.try_sandboxes().await });
-    tokio::spawn(listen::serve(listener, acceptor, routes::router(Arc::clone(&platform))));
+    tokio::spawn(listen::serve(listener, acceptor, routes::router(&app, &e2b::api(&app))));
     check_audit(platform.audit.clone(), log);
     platform.node.keep_ready(&configuration.pool_templates);
     platform.audit.record(Entry::new(clock::wall_ms(), Act::ServerStart));

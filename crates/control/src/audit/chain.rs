@@ -264,7 +264,8 @@ impl Link {
     }
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
+/// Returns the bytes in lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

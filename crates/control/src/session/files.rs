@@ -194,7 +194,7 @@ async fn picture(folder: &Folder, manifest: &Manifest, artifact: &SessionArtifac
 }
 
 /// Reads all bytes of a file that is known to be small.
-pub(crate) async fn whole(mut outgoing: Outgoing) -> Result<Vec<u8>, node::Error> {
+pub async fn whole(mut outgoing: Outgoing) -> Result<Vec<u8>, node::Error> {
     let mut bytes = Vec::new();
     while let Some(piece) = outgoing.next().await? {
         bytes.extend_from_slice(&piece);

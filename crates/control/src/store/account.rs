@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use api::account::{Key, Project, Quota};
 use sqlx::sqlite::SqliteConnection;
 
-use crate::authority::secret::KeyHash;
+use crate::credential::KeyHash;
 
 use super::read::For;
 use super::{Error, Lasting, Store, begin, body, failed, integer, parse};

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use api::account::{Key, Quota, Role};
 
-use crate::authority::secret::KeyHash;
+use crate::credential::KeyHash;
 
 use super::{Error, Place, Store};
 

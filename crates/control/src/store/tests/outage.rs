@@ -9,7 +9,7 @@ use api::sandbox::SandboxState;
 use sqlx::{ConnectOptions, Connection};
 use tokio::task::JoinSet;
 
-use crate::authority::secret::KeyHash;
+use crate::credential::KeyHash;
 
 use super::super::read::For;
 use super::super::{beside, options};

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::account::Role;
-use control::authority::table::Row;
+use server::authority::table::Row;
 use e2e::service::{PLENTY, Service, served};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -163,7 +163,7 @@ fn every_route_answers_every_credential_as_the_page_says() {
     served(async || {
         let service = Service::start();
         let (sandbox, other) = (opened(&service, &service.key), opened(&service, &service.key));
-        let rows = control::routes::rows();
+        let rows = [server::routes::rows(), e2b::rows()].concat();
         assert!(rows.len() >= ROUTES_MIN, "{} routes", rows.len());
         let page = Page::read();
         page.assert_routes(&rows);

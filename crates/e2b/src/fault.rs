@@ -1,0 +1,113 @@
+//! Errors as E2B's SDKs expect them: as in the control API, with the HTTP status repeated as `code`.
+
+use api::limits::BODY_BYTES_MAX;
+use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId};
+use axum::Json;
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use server::authority::Need;
+use control::authority::grant::States;
+use server::body;
+use server::rejection::Rejection;
+
+/// Error whose body repeats the HTTP status. The JavaScript SDK reads it there, and the Python SDK fails
+/// without it.
+#[derive(Debug)]
+pub struct Refused(Rejection);
+
+/// Result of a handler of E2B's control API.
+pub type Told<T> = Result<T, Refused>;
+
+impl<F: Into<Rejection>> From<F> for Refused {
+    fn from(fault: F) -> Self {
+        Self(fault.into())
+    }
+}
+
+/// Extractor whose rejections have the form of these errors.
+pub struct By<T>(pub T);
+
+impl<T: States> States for By<T> {
+    const NEED: Need = T::NEED;
+}
+
+impl<S: Sync, T: FromRequestParts<S, Rejection = Rejection>> FromRequestParts<S> for By<T> {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Told<Self> {
+        Ok(Self(T::from_request_parts(parts, state).await?))
+    }
+}
+
+/// JSON body whose rejections have the form of these errors.
+pub struct Given<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Given<T> {
+    type Rejection = Refused;
+
+    async fn from_request(request: Request, _: &S) -> Told<Self> {
+        let bytes = body::message(request, BODY_BYTES_MAX).await?;
+        // Older clients send an empty body if all fields have their default values.
+        let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+        let wrong = |error| {
+            Error::invalid(
+                format!("invalid request body: {error}"),
+                "Correct the error described in the message.",
+            )
+        };
+        Ok(Self(serde_json::from_slice(text).map_err(wrong)?))
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let error = self.0.error().clone();
+        let told = sentence(&error);
+        let (mut head, _) = self.0.into_response().into_parts();
+        // For these clients, a sandbox that has ended does not exist.
+        if error.code == ErrorCode::SandboxLost {
+            head.status = StatusCode::NOT_FOUND;
+        }
+        // These clients show the message of a 400, but not of a 422, which is the status of invalid bodies.
+        if head.status == StatusCode::UNPROCESSABLE_ENTITY {
+            head.status = StatusCode::BAD_REQUEST;
+        }
+        let body = json!({ "code": head.status.as_u16(), "message": told, "error_code": error.code.name() });
+        let mut response = (head.status, Json(body)).into_response();
+        if let Some(after) = head.headers.remove(axum::http::header::RETRY_AFTER) {
+            response.headers_mut().insert(axum::http::header::RETRY_AFTER, after);
+        }
+        response
+    }
+}
+
+/// Joins the message and the fix of an error, because these clients show only one text.
+pub fn sentence(error: &Error) -> String {
+    if error.fix.is_empty() { error.message.clone() } else { format!("{}. {}", error.message, error.fix) }
+}
+
+/// Returns the response for a sandbox that is not running. The SDKs recognize its text, and report a missing
+/// sandbox instead of a failed request.
+pub fn gone(sandbox: Option<&SandboxId>) -> Response {
+    let id = sandbox.map(SandboxId::as_str).unwrap_or_default();
+    let body = json!({ "sandboxId": id, "message": "The sandbox was not found", "code": 502 });
+    (StatusCode::BAD_GATEWAY, Json(body)).into_response()
+}
+
+/// Creates the error for a feature of E2B that this server does not have.
+pub fn not_offered(what: &str, instead: &str) -> Refused {
+    let error = Error {
+        code: ErrorCode::Unsupported,
+        message: format!("not supported by this server: {what}"),
+        layer: Layer::Platform,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: instead.into(),
+    };
+    Refused(Rejection::from(error).status(StatusCode::NOT_IMPLEMENTED))
+}

@@ -1,0 +1,252 @@
+//! Running processes of clients of E2B's SDKs: their output, for any number of listeners.
+//!
+//! ```text
+//! exec ──▶ pump ──┬──▶ client that started it
+//!                 └──▶ clients that connected later
+//! ```
+//!
+//! The pump reads the output even without listeners, so a process continues when its client disconnects and
+//! never blocks on unread output. A slow listener delays the process by at most [`DEAF`] per event, so no
+//! output is lost. The guest owns the exec, its outcome and its latest output: if the server is killed, only
+//! the listeners are lost.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::exec::{ExecEnd, ExecInfo, Stream};
+use api::{ExecId, SandboxId};
+use bytes::Bytes;
+use node::{Call, Event, Exec};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use super::connect::{Called, Code, Failed};
+
+/// Maximum number of events that are queued for one listener.
+const WAITING: usize = 16;
+/// Timeout for a listener to accept an event. Afterwards, the listener is removed.
+const DEAF: Duration = Duration::from_secs(30);
+/// Amount of newly read output after which the guest is notified: a fraction of [`KEPT_BYTES`].
+const TAKE_BYTES: u64 = 256 << 10;
+/// Size of the guest's buffer for output of a command that has not been read.
+pub const KEPT_BYTES: u64 = 1 << 20;
+/// Minimum process number. Lower numbers look like a system's own processes.
+const PID_MIN: u32 = 1000;
+
+/// Command as the client specified it.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Config {
+    pub cmd: String,
+    pub args: Vec<String>,
+    pub envs: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+}
+
+/// Event for the listeners of a process.
+#[derive(Clone, Debug)]
+pub enum Told {
+    Data { stream: Stream, bytes: Bytes },
+    End(ExecEnd),
+    Broken(api::Error),
+}
+
+/// Running process.
+pub struct Process {
+    /// Command as the client specified it.
+    pub config: Config,
+    /// Name that the client chose.
+    pub tag: Option<String>,
+    /// True if the process has a terminal.
+    pub terminal: bool,
+    /// Number of input bytes sent so far, or `None` if it is unknown. The lock keeps the input in order.
+    pub sent: tokio::sync::Mutex<Option<u64>>,
+    /// Channels to the listeners, or `None` after the last event.
+    listeners: Mutex<Option<Vec<mpsc::Sender<Told>>>>,
+}
+
+/// Running processes, as far as this server knows them.
+#[derive(Default)]
+pub struct Processes(Arc<Mutex<All>>);
+
+type All = HashMap<(SandboxId, u32), Arc<Process>>;
+
+/// Selector of a process.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Selector {
+    Pid(u32),
+    Tag(String),
+}
+
+/// Result of looking up a process.
+pub enum Found {
+    Running(Arc<Process>),
+    /// The process has ended, and the guest still has its outcome.
+    Ended(ExecInfo),
+}
+
+/// Returns a fresh number for a process. It is not the kernel's pid: the process does not exist yet.
+pub fn fresh_pid() -> Called<u32> {
+    let number = u32::from_le_bytes(node::machine::random()?);
+    Ok((number >> 1).max(PID_MIN))
+}
+
+/// Returns the exec id of a process.
+pub fn exec_id(pid: u32) -> Called<ExecId> {
+    format!("p{pid}").parse().map_err(|_| missing(&Selector::Pid(pid)))
+}
+
+/// Returns the number of a process from its exec id, if the exec is such a process.
+pub fn pid_of(id: &ExecId) -> Option<u32> {
+    id.as_str().strip_prefix('p')?.parse().ok()
+}
+
+/// Creates the error for a process that does not exist.
+pub fn missing(which: &Selector) -> Failed {
+    let which = match which {
+        Selector::Pid(pid) => format!("process with pid {pid}"),
+        Selector::Tag(tag) => format!("process with tag {:?}", tag.chars().take(64).collect::<String>()),
+    };
+    Failed::of(Code::NotFound, format!("{which} not found"))
+}
+
+impl Process {
+    /// Creates the state of a process that was just started.
+    pub fn new(config: Config, tag: Option<String>, terminal: bool) -> Self {
+        let listeners = Mutex::new(Some(Vec::new()));
+        Self { config, tag, terminal, sent: tokio::sync::Mutex::new(Some(0)), listeners }
+    }
+
+    /// Creates the state of a process that an earlier server process started.
+    fn of(info: &ExecInfo) -> Self {
+        let config = Config { cmd: info.argv.clone(), ..Config::default() };
+        let process = Self::new(config, None, info.terminal.is_some());
+        Self { sent: tokio::sync::Mutex::new(None), ..process }
+    }
+
+    /// Adds a listener, unless the process has ended.
+    pub fn listen(&self) -> Option<mpsc::Receiver<Told>> {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        locked(&self.listeners).as_mut()?.push(sender);
+        Some(receiver)
+    }
+
+    /// Sends an event to all listeners, and waits for slow ones up to the timeout.
+    async fn tell(&self, told: &Told) {
+        let all = locked(&self.listeners).clone().unwrap_or_default();
+        for listener in all {
+            let sent = tokio::time::timeout(DEAF, listener.send(told.clone())).await;
+            if !matches!(sent, Ok(Ok(()))) {
+                let mut listeners = locked(&self.listeners);
+                listeners.iter_mut().for_each(|all| all.retain(|one| !one.same_channel(&listener)));
+            }
+        }
+    }
+
+    /// Sends the last event to all listeners, and removes them.
+    async fn close(&self, told: &Told) {
+        let all = locked(&self.listeners).take().unwrap_or_default();
+        for listener in all {
+            let _ = tokio::time::timeout(DEAF, listener.send(told.clone())).await;
+        }
+    }
+
+    /// Reads the output of a process until it ends, and forwards it to the listeners.
+    pub async fn pump(&self, mut exec: Exec) {
+        let (mut reached, mut taken) = ([0; 2], 0);
+        loop {
+            match exec.next().await {
+                Ok(Some(Event::Data { stream, offset, bytes })) => {
+                    let end = offset + bytes.len() as u64;
+                    match stream {
+                        Stream::Stdout => reached[0] = end,
+                        Stream::Stderr => reached[1] = end,
+                        Stream::Results => continue,
+                    }
+                    self.tell(&Told::Data { stream, bytes }).await;
+                    if !self.terminal && reached.iter().sum::<u64>() - taken >= TAKE_BYTES {
+                        taken = reached.iter().sum();
+                        // If this notification is lost, the next one includes it.
+                        let _ = exec.take(reached[0], reached[1]).await;
+                    }
+                }
+                Ok(Some(Event::Gap { stream, from, to })) if self.terminal => {
+                    let note = format!("\r\n[{} bytes omitted]\r\n", to - from);
+                    self.tell(&Told::Data { stream, bytes: note.into() }).await;
+                }
+                // A gap in the output of a command was read through an earlier server process.
+                Ok(Some(Event::Gap { .. } | Event::Result { .. })) => {}
+                Ok(Some(Event::End(end))) => return self.close(&Told::End(end)).await,
+                Ok(None) => {
+                    let error =
+                        node::Error::Protocol("the output stream ended without an end event".into()).to_api();
+                    return self.close(&Told::Broken(error)).await;
+                }
+                Err(error) => {
+                    let error = server::rejection::Rejection::from(error).error().clone();
+                    return self.close(&Told::Broken(error)).await;
+                }
+            }
+        }
+    }
+}
+
+impl Processes {
+    /// Starts to read the output of a process in the background, unless another request already did.
+    pub fn follow(&self, key: (SandboxId, u32), process: Process, exec: Exec) -> Arc<Process> {
+        let process = Arc::new(process);
+        let mut all = locked(&self.0);
+        if let Some(known) = all.get(&key) {
+            return Arc::clone(known);
+        }
+        all.insert(key.clone(), Arc::clone(&process));
+        drop(all);
+        let (all, pumped) = (Arc::clone(&self.0), Arc::clone(&process));
+        tokio::spawn(async move {
+            pumped.pump(exec).await;
+            locked(&all).remove(&key);
+        });
+        process
+    }
+
+    /// Returns a process of a sandbox, and its number.
+    ///
+    /// # Errors
+    /// The process does not exist, or the sandbox does not respond.
+    pub async fn find(&self, sandbox: &SandboxId, call: &Call, which: &Selector) -> Called<(u32, Found)> {
+        let pid = match which {
+            Selector::Pid(pid) => *pid,
+            Selector::Tag(tag) => self.tagged(sandbox, tag).ok_or_else(|| missing(which))?,
+        };
+        let key = (sandbox.clone(), pid);
+        if let Some(process) = locked(&self.0).get(&key) {
+            return Ok((pid, Found::Running(Arc::clone(process))));
+        }
+        let id = exec_id(pid)?;
+        let info =
+            call.execs().await?.into_iter().find(|info| info.id == id).ok_or_else(|| missing(which))?;
+        if info.outcome.is_some() {
+            return Ok((pid, Found::Ended(info)));
+        }
+        let process = Process::of(&info);
+        Ok((pid, Found::Running(self.follow(key, process, call.exec_reader(id)))))
+    }
+
+    /// Returns the state of a running process, if this server knows it.
+    pub fn known(&self, sandbox: &SandboxId, pid: u32) -> Option<Arc<Process>> {
+        locked(&self.0).get(&(sandbox.clone(), pid)).cloned()
+    }
+
+    fn tagged(&self, sandbox: &SandboxId, tag: &str) -> Option<u32> {
+        let all = locked(&self.0);
+        let mut own = all.iter().filter(|((of, _), _)| of == sandbox);
+        own.find(|(_, process)| process.tag.as_deref() == Some(tag)).map(|((_, pid), _)| *pid)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,47 @@
+//! State of all routes.
+
+use std::sync::Arc;
+
+use axum::extract::FromRef;
+use control::Platform;
+use tools::mcp::Service;
+
+use crate::mcp;
+use crate::ports::Ports;
+use crate::ports::name::Domain;
+
+/// State of all routes. Clones share it.
+#[derive(Clone)]
+pub struct App {
+    /// The platform.
+    pub platform: Arc<Platform>,
+    /// Access to ports of sandboxes.
+    pub ports: Arc<Ports>,
+    /// MCP clients.
+    pub(crate) mcp: Arc<Service>,
+}
+
+impl App {
+    /// Creates the state for a platform whose ports have names below `domain`.
+    pub fn new(platform: Arc<Platform>, domain: Domain) -> Self {
+        Self { platform, ports: Arc::new(Ports::under(domain)), mcp: Arc::new(mcp::service()) }
+    }
+}
+
+impl FromRef<App> for Arc<Platform> {
+    fn from_ref(app: &App) -> Self {
+        Self::clone(&app.platform)
+    }
+}
+
+impl FromRef<App> for Arc<Ports> {
+    fn from_ref(app: &App) -> Self {
+        Self::clone(&app.ports)
+    }
+}
+
+impl FromRef<App> for Arc<Service> {
+    fn from_ref(app: &App) -> Self {
+        Self::clone(&app.mcp)
+    }
+}

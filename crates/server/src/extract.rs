@@ -1,0 +1,95 @@
+//! Extractors for the parts of a request other than its credential and its body ([`crate::body`]): the
+//! idempotency key, the path and the query.
+
+use api::server::{IDEMPOTENCY_BYTES_MAX, IDEMPOTENCY_HEADER};
+use api::{ContextId, Error, ExecId};
+use axum::extract::{FromRequestParts, Path, Query};
+use axum::http::request::Parts;
+use node::machine::random;
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+
+use crate::rejection::{Answer, Rejection};
+
+/// Idempotency key of a request, if it has one.
+pub struct Idempotency(pub Option<String>);
+
+/// Parameters in the path.
+pub struct At<T>(pub T);
+
+/// Parameters in the query.
+pub struct Asked<T>(pub T);
+
+impl<S: Sync> FromRequestParts<S> for Idempotency {
+    type Rejection = Rejection;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+        let mut values = parts.headers.get_all(IDEMPOTENCY_HEADER).iter();
+        let (Some(value), None) = (values.next(), values.next()) else {
+            return match parts.headers.contains_key(IDEMPOTENCY_HEADER) {
+                false => Ok(Self(None)),
+                true => Err(Error::invalid(
+                    "the request has more than one idempotency key",
+                    "Send one idempotency key.",
+                )
+                .into()),
+            };
+        };
+        let text = value.to_str().unwrap_or_default();
+        if text.is_empty() || text.len() > IDEMPOTENCY_BYTES_MAX {
+            return Err(Error::invalid(
+                "the idempotency key is empty, too long or not printable ASCII",
+                format!("Use 1 to {IDEMPOTENCY_BYTES_MAX} printable ASCII characters."),
+            )
+            .into());
+        }
+        Ok(Self(Some(text.to_owned())))
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for At<T> {
+    type Rejection = Rejection;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
+        match Path::from_request_parts(parts, state).await {
+            Ok(Path(value)) => Ok(Self(value)),
+            Err(error) => Err(Error::invalid(error.body_text(), "Correct the path.").into()),
+        }
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
+    type Rejection = Rejection;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
+        match Query::from_request_parts(parts, state).await {
+            Ok(Query(value)) => Ok(Self(value)),
+            Err(error) => Err(Error::invalid(error.body_text(), "Correct the query.").into()),
+        }
+    }
+}
+
+impl Idempotency {
+    /// Returns the id of an exec: always the same for the same key, and a fresh one without a key.
+    ///
+    /// # Errors
+    /// The kernel does not return random bytes.
+    pub fn exec_id(&self) -> Answer<ExecId> {
+        Ok(ExecId::from_random(self.bytes()?))
+    }
+
+    /// Returns the id of a context, in the same way.
+    ///
+    /// # Errors
+    /// The kernel does not return random bytes.
+    pub fn context_id(&self) -> Answer<ContextId> {
+        Ok(ContextId::from_random(self.bytes()?))
+    }
+
+    fn bytes(&self) -> Answer<[u8; 16]> {
+        Ok(match &self.0 {
+            Some(key) => Sha256::digest(key).first_chunk::<16>().copied().unwrap_or_default(),
+            None => random()?,
+        })
+    }
+}

@@ -1,0 +1,204 @@
+//! Tools over the Model Context Protocol. Each client has its own session, which its first call creates.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::exec::Stream;
+use api::session::{CreateSession, SessionEvent, ToolSet};
+use api::{Error, ErrorCode, ExecId, limits};
+use async_trait::async_trait;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::Method;
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt as _;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokio::sync::{OnceCell, mpsc};
+use tools::mcp::{ARTIFACT_BYTES_MAX, Answer, Artifact, Content, Host, Progress, Service, Settings, Tool};
+use tools::publish::Facts;
+
+use control::account::{Account, Rate};
+use crate::authority::{Caller, Write};
+use crate::body::{self, Room};
+use crate::extract::Asked;
+use crate::rejection::Rejection;
+use control::platform::Platform;
+use control::session::Live;
+use control::session::whole;
+use control::fault::Fault;
+use control::session::flight::EndsWith;
+
+/// Maximum number of concurrent clients, in total and of one key. A client needs little memory, and its
+/// sandbox counts against the quota of its project.
+const CLIENTS_MAX: usize = 10_000;
+const CLIENTS_OF_KEY_MAX: usize = 1000;
+/// Time without a request or a listening connection after which a client is considered gone.
+const CLIENT_IDLE: Duration = Duration::from_secs(1800);
+
+/// Query of a client, which selects a tool set.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Offer {
+    /// Tool set; the default is the one for code.
+    #[serde(default = "interpreter")]
+    set: ToolSet,
+}
+
+/// Session of one client.
+struct Talk {
+    platform: Arc<Platform>,
+    account: Arc<Account>,
+    set: ToolSet,
+    /// Created by the first call.
+    live: OnceCell<Arc<Live>>,
+}
+
+/// Creates the service for MCP clients.
+pub fn service() -> Service {
+    Service::new(Settings {
+        sessions_max: CLIENTS_MAX,
+        sessions_of_owner_max: CLIENTS_OF_KEY_MAX,
+        idle: CLIENT_IDLE,
+        body_bytes_max: limits::BODY_BYTES_MAX,
+        // Every request has to present a key, which a third-party web page does not have.
+        hosts: Vec::new(),
+        origins: Vec::new(),
+    })
+}
+
+/// Handles a request of a client.
+///
+/// # Errors
+/// The client's session does not exist, or there are too many sessions.
+pub async fn serve(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    State(service): State<Arc<Service>>,
+    Asked(offer): Asked<Offer>,
+    request: Request,
+) -> Result<Response, Rejection> {
+    caller.pace(Rate::Exec)?;
+    let account = Arc::clone(&caller.account);
+    let talk = Talk { platform: Arc::clone(&platform), account, set: offer.set, live: OnceCell::new() };
+    let (request, room) = counted(request).await?;
+    let answered =
+        service.handle(&caller.key.id, || Ok(Arc::new(talk) as Arc<dyn Host>), request).await?;
+    // A call uses its message until the response is complete.
+    let answered = answered.map(|body| {
+        body.map_frame(move |frame| {
+            let _ = &room;
+            frame
+        })
+    });
+    Ok(answered.into_response())
+}
+
+/// Reads the message of a request, which counts against the memory budget of its project.
+async fn counted(request: Request) -> Result<(Request, Room), Rejection> {
+    if request.method() != Method::POST || api::defence::is_off("H-34") {
+        return Ok((request, Room::default()));
+    }
+    let (parts, body) = request.into_parts();
+    let (bytes, room) = body::counted(&parts, body, limits::BODY_BYTES_MAX).await?;
+    Ok((Request::from_parts(parts, Body::from(bytes)), room))
+}
+
+impl Talk {
+    async fn live(&self) -> Result<&Arc<Live>, Error> {
+        let make = async || {
+            let (platform, account) = (&self.platform, &self.account);
+            let request = CreateSession::of(self.set);
+            let session = platform.sessions.create(platform, account, &request, None).await?;
+            platform.sessions.find(platform, account, session.id.as_str()).await
+        };
+        self.live.get_or_try_init(make).await.map_err(|fault: Fault| fault.into())
+    }
+}
+
+#[async_trait]
+impl Host for Talk {
+    fn tools(&self) -> Vec<Tool> {
+        tools::mcp::of_set(self.set, &Facts::default())
+    }
+
+    fn instructions(&self) -> String {
+        tools::prompt(self.set).to_owned()
+    }
+
+    async fn call(
+        &self,
+        tool: &str,
+        arguments: Map<String, Value>,
+        progress: mpsc::Sender<Progress>,
+    ) -> Result<Answer, Error> {
+        let _place = self.account.share.stream().map_err(|fault| fault.error().clone())?;
+        let live = self.live().await?;
+        let mut events = live.events();
+        let random = node::machine::random().map_err(discreet)?;
+        let id = ExecId::from_random(random);
+        let call = (tool, Value::Object(arguments));
+        let flight = live.call(&self.platform, &self.account, call, (id.clone(), false)).await;
+        let flight = flight.map_err(|fault| fault.error().clone())?;
+        let ends = EndsWith::this(&flight);
+        let landing = flight.landing();
+        tokio::pin!(landing);
+        let told = loop {
+            tokio::select! {
+                landing = &mut landing => break landing?,
+                event = events.recv() => {
+                    // Missed events are not lost: the response contains their output.
+                    if let Ok(SessionEvent::Output { run, stream, text: Some(text), .. }) = event && run == id {
+                        // A slow client misses some progress; the response contains it.
+                        let _ = progress.try_send(Progress::Output { stderr: stream == Stream::Stderr, text });
+                    }
+                }
+            }
+        };
+        ends.release();
+        let artifacts = told.artifacts.iter().map(|one| Artifact {
+            name: one.name.clone(),
+            mime: one.mime.clone(),
+            size_bytes: one.size,
+        });
+        Ok(Answer { artifacts: artifacts.collect(), ..Answer::of(&told.text, told.failed) })
+    }
+
+    async fn artifacts(&self) -> Result<Vec<Artifact>, Error> {
+        let Some(live) = self.live.get() else { return Ok(Vec::new()) };
+        let kept = live.artifacts().await.map_err(discreet)?;
+        let kept =
+            kept.into_iter().map(|one| Artifact { name: one.name, mime: one.mime, size_bytes: one.size });
+        Ok(kept.collect())
+    }
+
+    async fn artifact(&self, name: &str) -> Result<Content, Error> {
+        let missing = || Error::not_found(format!("the session has no artifact {name:?}"));
+        let live = self.live.get().ok_or_else(missing)?;
+        let found = live.artifact(name).await.map_err(discreet)?;
+        let (artifact, outgoing) = found.ok_or_else(missing)?;
+        if artifact.size > ARTIFACT_BYTES_MAX {
+            let error =
+                limits::exceeded("the size of the artifact in bytes", artifact.size, ARTIFACT_BYTES_MAX);
+            return Err(Error { code: ErrorCode::TooLarge, ..error });
+        }
+        let bytes = whole(outgoing).await.map_err(discreet)?;
+        Ok(Content { mime: artifact.mime, bytes: bytes.into() })
+    }
+
+    async fn end(&self) {
+        let Some(live) = self.live.get() else { return };
+        if let Err(fault) = live.end(&self.platform, &self.account).await {
+            tracing::warn!(error = fault.error().message, "cannot end the session of an MCP client");
+        }
+    }
+}
+
+/// Converts an error of the machine, without details that clients must not see.
+fn discreet(error: node::Error) -> Error {
+    Rejection::from(error).error().clone()
+}
+
+fn interpreter() -> ToolSet {
+    ToolSet::Interpreter
+}

@@ -1,0 +1,450 @@
+//! Files of a sandbox: get, list, make directory, move, copy, remove, edit. Submodules read, write, archive and watch.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`content`] | download and upload of one file |
+//! | [`archive`] | download and upload of many files as an archive |
+//! | [`watch`] | events of changed files |
+//! | [`flow`] | streaming bodies with limits |
+//! | [`query`] | paths in queries |
+//!
+//! No code here opens a path: the guest performs all operations. Reading requires role `read`, changing requires role
+//! `write`, and each change adds an entry to the audit log.
+
+pub mod archive;
+pub mod content;
+pub mod flow;
+pub mod query;
+pub mod watch;
+
+use std::sync::Arc;
+
+use api::files::{
+    Counted, EditRequest, FileAnswer, FileAsk, FileInfo, FilePath, HashedFile, Hashing, PAGE_MAX,
+};
+use api::server::Page;
+use api::{Error, Ran};
+use axum::Json;
+use axum::extract::State;
+use node::Call;
+
+use control::audit::Act;
+use crate::authority::{Caller, Grant, Read, Write};
+use crate::body::Sent;
+use crate::extract::At;
+use crate::rejection::Answer;
+use control::platform::Platform;
+use flow::{Coming, Held};
+use query::{FilesOf, Query};
+
+/// Get file information
+///
+/// Symlinks are not followed.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/files",
+    operation_id = "getFileInfo",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = FileInfo), (status = "default", body = Error))
+)]
+pub async fn look(
+    caller: Caller<Read>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Json<FileInfo>> {
+    let ask = FileAsk::Stat { path: query.path("path")? };
+    let files = query.end()?;
+    let answer = ask_to_look(&caller, &platform, (&named, files), &ask).await?;
+    let FileAnswer::Info { info } = answer else { return Err(unlike(&answer)) };
+    Ok(Json(info))
+}
+
+/// List a directory
+///
+/// Entries are sorted by name and include subdirectories down to `depth`.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/files/list",
+    operation_id = "listDirectory",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        (
+            "depth" = Option<u32>, Query,
+            description = "Number of directory levels to list, 1 to 256. Default 1: only the entries of the directory itself"
+        ),
+        (
+            "limit" = Option<u32>, Query, minimum = 1, maximum = 1000,
+            description = "Maximum number of entries per page. Default 1,000"
+        ),
+        (
+            "cursor" = Option<String>, Query,
+            description = "Value of `next` in the previous page. If absent, the first page is returned"
+        ),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Page<FileInfo>), (status = "default", body = Error))
+)]
+pub async fn list(
+    caller: Caller<Read>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Json<Page<FileInfo>>> {
+    let path = query.path("path")?;
+    let depth = query.number("depth")?.unwrap_or(1);
+    let (limit, after) = (query.number("limit")?.unwrap_or(PAGE_MAX), query.cursor()?);
+    let files = query.end()?;
+    let ask = FileAsk::List { path, depth, after, limit };
+    let answer = ask_to_look(&caller, &platform, (&named, files), &ask).await?;
+    let FileAnswer::Page { items, more } = answer else { return Err(unlike(&answer)) };
+    let last = items.last().filter(|_| more).map(FileInfo::exact).transpose()?;
+    Ok(Json(Page { items, next: last.as_ref().map(query::cursor) }))
+}
+
+/// Hash a file
+///
+/// Computes the SHA-256 or BLAKE3 hash of a regular file.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/files/hash",
+    operation_id = "hashFile",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        (
+            "digest" = Option<Hashing>, Query,
+            description = "Hash in the response: `sha256` (default) or `blake3`"
+        ),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = HashedFile), (status = "default", body = Error))
+)]
+pub async fn hash(
+    caller: Caller<Read>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Json<HashedFile>> {
+    let ask = FileAsk::Hash { path: query.path("path")?, digest: query.digest()? };
+    let files = query.end()?;
+    hashed(ask_to_look(&caller, &platform, (&named, files), &ask).await?)
+}
+
+/// Create a directory
+///
+/// Also creates missing parent directories. Succeeds even if the directory already exists.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/files/make",
+    operation_id = "createDirectory",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Counted), (status = "default", body = Error))
+)]
+pub async fn make(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Json<Counted>> {
+    let path = query.path("path")?;
+    let files = query.end()?;
+    let change = Change { act: Act::FileMake, detail: path.encode(), ask: FileAsk::Make { path } };
+    change.carry_out(&caller, &platform, (&named, files)).await
+}
+
+/// Move a file or directory
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/files/move",
+    operation_id = "moveFile",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
+            "from" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        ("to" = String, Query, description = "New path, in the same format as `from`"),
+        ("replace" = Option<bool>, Query, description = "Replace an existing file. Default false"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Counted), (status = "default", body = Error))
+)]
+pub async fn rename(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    query: Query,
+) -> Answer<Json<Counted>> {
+    let ((from, to, replace), files) = pair(query)?;
+    let detail = both(&from, &to);
+    let change = Change { act: Act::FileMove, detail, ask: FileAsk::Move { from, to, replace } };
+    change.carry_out(&caller, &platform, (&named, files)).await
+}
+
+/// Copy a file or directory
+///
+/// A directory is copied with its content.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/files/copy",
+    operation_id = "copyFile",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
+            "from" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        ("to" = String, Query, description = "Path of the copy, in the same format as `from`"),
+        ("replace" = Option<bool>, Query, description = "Replace an existing file. Default false"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Counted), (status = "default", body = Error))
+)]
+pub async fn copy(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    query: Query,
+) -> Answer<Json<Counted>> {
+    let ((from, to, replace), files) = pair(query)?;
+    let detail = both(&from, &to);
+    let change = Change { act: Act::FileCopy, detail, ask: FileAsk::Copy { from, to, replace } };
+    change.carry_out(&caller, &platform, (&named, files)).await
+}
+
+/// Delete a file or directory
+///
+/// Succeeds even if the path does not exist.
+#[utoipa::path(
+    delete,
+    path = "/v1/sandboxes/{sandbox}/files",
+    operation_id = "deleteFile",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        ("all" = Option<bool>, Query, description = "Delete a directory with its content. Default false"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Counted), (status = "default", body = Error))
+)]
+pub async fn remove(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Json<Counted>> {
+    let (path, all) = (query.path("path")?, query.flag("all")?);
+    let files = query.end()?;
+    let change = Change { act: Act::FileRemove, detail: path.encode(), ask: FileAsk::Remove { path, all } };
+    change.carry_out(&caller, &platform, (&named, files)).await
+}
+
+/// Edit a file
+///
+/// Replaces a text in a file. The text must occur exactly once, unless `all` is set; then every occurrence is replaced. The file can have
+/// at most 16 MiB and is replaced atomically.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/files/edit",
+    operation_id = "editFile",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+    ),
+    request_body = EditRequest,
+    security(("key" = [])),
+    responses((status = 200, body = Counted), (status = "default", body = Error))
+)]
+pub async fn edit(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+    Sent(request): Sent<EditRequest>,
+) -> Answer<Json<Counted>> {
+    let path = query.path("path")?;
+    let files = query.end()?;
+    let (detail, EditRequest { old, new, all }) = (path.encode(), request);
+    let change = Change { act: Act::FileEdit, detail, ask: FileAsk::Edit { path, old, new, all } };
+    change.carry_out(&caller, &platform, (&named, files)).await
+}
+
+/// A change, and its entry in the audit log.
+struct Change {
+    act: Act,
+    detail: String,
+    ask: FileAsk,
+}
+
+impl Change {
+    /// Performs the change. It completes even if the client disconnects.
+    async fn carry_out(
+        self,
+        caller: &Caller<Write>,
+        platform: &Platform,
+        of: (&str, FilesOf),
+    ) -> Answer<Json<Counted>> {
+        let Self { act, detail, ask } = self;
+        ask.check()?;
+        let place = caller.share.stream()?;
+        let call = noted(caller, platform, of, (act, &detail)).await?;
+        let asking = tokio::spawn(async move {
+            let _place = place;
+            call.files().ask(&ask).await
+        });
+        let answered = asking
+            .await
+            .map_err(|source| node::Error::System { act: "change a file".into(), source: source.into() })?;
+        let answer = answered?;
+        let (FileAnswer::Done { count } | FileAnswer::Edited { count }) = answer else {
+            return Err(unlike(&answer));
+        };
+        Ok(Json(Counted { count }))
+    }
+
+    /// Performs the change with the body of the request. An incomplete body aborts it.
+    async fn take_in(
+        self,
+        caller: &Caller<Write>,
+        platform: Arc<Platform>,
+        of: (&str, FilesOf),
+        mut coming: Coming,
+    ) -> Answer<FileAnswer> {
+        let Self { act, detail, ask } = self;
+        ask.check()?;
+        let place = caller.share.stream()?;
+        let call = noted(caller, &platform, of, (act, &detail)).await?;
+        let held = Held::new(platform, call, place);
+        // After an error, these keep the data that arrived before.
+        let lasts = matches!(ask, FileAsk::Unpack { .. } | FileAsk::Write { offset: Some(_), .. });
+        let cut = |error: Error| if lasts { Error { ran: Ran::Unknown, ..error } } else { error };
+        let mut writing = held.call().files().write(ask).await?;
+        while let Some(bytes) = coming.next().await.map_err(cut)? {
+            if let Err(error) = writing.push(bytes).await {
+                return Err(coming.refuse(error).await);
+            }
+        }
+        Ok(writing.finish().await?)
+    }
+}
+
+/// Starts a call for a change, and records the change in the audit log.
+async fn noted(
+    caller: &Grant,
+    platform: &Platform,
+    of: (&str, FilesOf),
+    (act, detail): (Act, &str),
+) -> Answer<Call> {
+    let call = called(caller, platform, of).await?;
+    platform.note(caller, act, |entry| entry.sandbox(call.id()).detail(detail));
+    Ok(call)
+}
+
+async fn called(caller: &Grant, platform: &Platform, (named, files): (&str, FilesOf)) -> Answer<Call> {
+    let sandbox = platform.running(caller, named).await?;
+    let call = platform.node.call(&sandbox.id).await?;
+    Ok(match files {
+        FilesOf::User => call,
+        FilesOf::Root => call.with_root_files()?,
+    })
+}
+
+async fn ask_to_look(
+    caller: &Grant,
+    platform: &Platform,
+    of: (&str, FilesOf),
+    ask: &FileAsk,
+) -> Answer<FileAnswer> {
+    ask.check()?;
+    let _place = caller.share.stream()?;
+    let call = called(caller, platform, of).await?;
+    Ok(call.files().ask(ask).await?)
+}
+
+fn hashed(answer: FileAnswer) -> Answer<Json<HashedFile>> {
+    let FileAnswer::Whole { info, hash } = answer else { return Err(unlike(&answer)) };
+    Ok(Json(HashedFile { file: info, hash }))
+}
+
+fn pair(mut query: Query) -> Answer<((FilePath, FilePath, bool), FilesOf)> {
+    let pair = (query.path("from")?, query.path("to")?, query.flag("replace")?);
+    Ok((pair, query.end()?))
+}
+
+fn both(from: &FilePath, to: &FilePath) -> String {
+    format!("{} to {}", from.encode(), to.encode())
+}
+
+/// Returns the error for a response of an unexpected type, which the node should have rejected already.
+fn unlike(answer: &FileAnswer) -> crate::rejection::Rejection {
+    let told = format!("{answer:?}").chars().take_while(|c| c.is_alphabetic()).collect::<String>();
+    node::Error::Protocol(format!("unexpected type of response: {told}")).into()
+}

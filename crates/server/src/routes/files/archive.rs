@@ -1,0 +1,123 @@
+//! Download and upload of many files as one archive. The guest packs and unpacks it; here it is only bytes.
+
+use std::sync::Arc;
+
+use api::Error;
+use api::files::{ARCHIVE, ARCHIVE_TRAILER, ArchiveReport, FileAnswer, FileAsk};
+use api::layer::Compression;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+
+use super::Change;
+use super::content::attachment;
+use super::flow::{Coming, Held, outward};
+use super::query::Query;
+use control::audit::Act;
+use crate::authority::{Caller, Read, Write};
+use crate::extract::At;
+use crate::rejection::Answer;
+use control::platform::Platform;
+
+/// Download an archive
+///
+/// Returns a directory with its content, or a file, as a tar archive. With the request header `te: trailers`, the response has a trailer
+/// `bellglass-archive` with a summary as JSON.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/files/archive",
+    operation_id = "downloadArchive",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        (
+            "compression" = Option<Compression>, Query,
+            description = "Compression of the archive: `none` (default) or `gzip`"
+        ),
+    ),
+    security(("key" = [])),
+    responses(
+        (status = 200, body = Vec<u8>, content_type = "application/x-tar"),
+        (status = "default", body = Error),
+    )
+)]
+pub async fn pack(
+    caller: Caller<Read>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Response> {
+    let (path, compression) = (query.path("path")?, query.compression()?);
+    let files = query.end()?;
+    let (kind, ending) = match compression {
+        Compression::None => (ARCHIVE, ".tar"),
+        Compression::Gzip => ("application/gzip", ".tar.gz"),
+        Compression::Zstd => ("application/zstd", ".tar.zst"),
+    };
+    let disposition = attachment(&path, ending);
+    let place = caller.share.stream()?;
+    let call = super::called(&caller, &platform, (&named, files)).await?;
+    let (_, reading) = call.files().read(&FileAsk::Pack { path, compression }).await?;
+    let headers = [
+        (header::CONTENT_TYPE, kind.to_owned()),
+        (header::CONTENT_DISPOSITION, disposition),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff".into()),
+        (header::CACHE_CONTROL, "no-store".into()),
+        (header::TRAILER, ARCHIVE_TRAILER.into()),
+    ];
+    Ok((headers, outward(Held::new(platform, call, place), reading)).into_response())
+}
+
+/// Upload and extract an archive
+///
+/// Extracts a tar archive into a directory, which is created if needed. Links that lead out of the directory, devices and similar entries
+/// are skipped or rejected.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{sandbox}/files/archive",
+    operation_id = "uploadArchive",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        (
+            "compression" = Option<Compression>, Query,
+            description = "Compression of the archive: `none` (default), `gzip` or `zstd`"
+        ),
+    ),
+    request_body(content = Vec<u8>, content_type = "application/x-tar"),
+    security(("key" = [])),
+    responses((status = 200, body = ArchiveReport), (status = "default", body = Error))
+)]
+pub async fn unpack(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+    request: Request,
+) -> Answer<Json<ArchiveReport>> {
+    let (path, compression) = (query.path("path")?, query.compression()?);
+    let files = query.end()?;
+    let coming = Coming::of(request)?;
+    let (detail, ask) = (path.encode(), FileAsk::Unpack { path, compression });
+    let change = Change { act: Act::FileUnpack, detail, ask };
+    let answer = change.take_in(&caller, platform, (&named, files), coming).await?;
+    let FileAnswer::Unpacked { report } = answer else { return Err(super::unlike(&answer)) };
+    Ok(Json(report))
+}

@@ -1,0 +1,180 @@
+//! Queries with paths of files. A path is bytes and reaches the sandbox unchanged.
+
+use std::str::FromStr;
+
+use api::Error;
+use api::files::{FilePath, Hashing};
+use api::layer::Compression;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use crate::rejection::{Answer, Rejection};
+
+/// Maximum number of parameters in a query. No route has this many.
+const PARAMETERS_MAX: usize = 8;
+
+/// The query of a request, not decoded yet. After taking its parameters, a handler calls [`Query::end`].
+pub struct Query(Vec<(String, String)>);
+
+/// User with whose permissions a file operation runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilesOf {
+    /// The sandbox's user.
+    User,
+    /// Root of the sandbox's own user namespace.
+    Root,
+}
+
+impl<S: Sync> FromRequestParts<S> for Query {
+    type Rejection = Rejection;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+        Ok(Self::parse(parts.uri.query().unwrap_or_default())?)
+    }
+}
+
+impl Query {
+    fn parse(text: &str) -> Result<Self, Error> {
+        let mut pairs: Vec<(String, String)> = Vec::new();
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let known = pairs.iter().any(|(other, _)| other == name);
+            if known || pairs.len() == PARAMETERS_MAX {
+                return Err(wrong(&format!("the query repeats {name:?} or has too many parameters")));
+            }
+            // Form encoding writes a space as `+`, and a `+` as `%2B`.
+            pairs.push((name.to_owned(), value.replace('+', "%20")));
+        }
+        Ok(Self(pairs))
+    }
+
+    /// Takes a required path.
+    pub fn path(&mut self, name: &str) -> Answer<FilePath> {
+        let Some(text) = self.take(name) else {
+            return Err(Error::invalid(
+                format!("the query has no {name:?}"),
+                format!("Add ?{name}= with a percent-encoded path, absolute or relative to /workspace."),
+            )
+            .into());
+        };
+        Ok(FilePath::decode(&text)?)
+    }
+
+    /// Takes an optional number.
+    pub fn number<T: FromStr>(&mut self, name: &str) -> Answer<Option<T>> {
+        let parsed = self.take(name).map(|text| text.parse()).transpose();
+        Ok(parsed.map_err(|_| wrong(&format!("{name} is not a valid number")))?)
+    }
+
+    /// Takes optional permissions, in octal digits.
+    pub fn mode(&mut self, name: &str) -> Answer<Option<u32>> {
+        let parsed = self.take(name).map(|text| u32::from_str_radix(&text, 8)).transpose();
+        Ok(parsed.map_err(|_| wrong(&format!("{name} is not an octal number such as 0644")))?)
+    }
+
+    /// Takes a flag. Default false.
+    pub fn flag(&mut self, name: &str) -> Answer<bool> {
+        match self.take(name).as_deref() {
+            None | Some("false" | "0") => Ok(false),
+            Some("true" | "1" | "") => Ok(true),
+            Some(_) => Err(wrong(&format!("{name} must be true or false")).into()),
+        }
+    }
+
+    /// Takes the compression of an archive. Default none.
+    pub fn compression(&mut self) -> Answer<Compression> {
+        let Some(name) = self.take("compression") else { return Ok(Compression::None) };
+        let known = Compression::from_name(&name);
+        Ok(known.ok_or_else(|| wrong("unknown compression; use none, gzip or zstd"))?)
+    }
+
+    /// Takes the kind of digest. Default SHA-256.
+    pub fn digest(&mut self) -> Answer<Hashing> {
+        let Some(name) = self.take("digest") else { return Ok(Hashing::default()) };
+        let known = Hashing::from_name(&name);
+        Ok(known.ok_or_else(|| wrong("unknown digest; use sha256 or blake3"))?)
+    }
+
+    /// Takes the optional cursor of a page.
+    pub fn cursor(&mut self) -> Answer<Option<FilePath>> {
+        let Some(text) = self.take("cursor") else { return Ok(None) };
+        let bytes = URL_SAFE_NO_PAD.decode(text).ok().and_then(|bytes| FilePath::new(bytes).ok());
+        let known = bytes.ok_or_else(|| {
+            Error::invalid(
+                "the cursor is invalid",
+                "Use `next` of the previous page unchanged, or omit the cursor.",
+            )
+        })?;
+        Ok(Some(known))
+    }
+
+    /// Takes the user of the operation, and rejects parameters that were not taken.
+    pub fn end(mut self) -> Answer<FilesOf> {
+        let files = match self.take("uid").as_deref() {
+            None => FilesOf::User,
+            Some("0") => FilesOf::Root,
+            Some(_) => return Err(wrong("uid must be 0 or omitted").into()),
+        };
+        match self.0.first() {
+            None => Ok(files),
+            Some((name, _)) => Err(wrong(&format!("the query has the unknown parameter {name:?}")).into()),
+        }
+    }
+
+    fn take(&mut self, name: &str) -> Option<String> {
+        let at = self.0.iter().position(|(known, _)| known == name)?;
+        Some(self.0.remove(at).1)
+    }
+}
+
+/// Returns the cursor of the page after this path. It contains no characters that need escaping.
+pub fn cursor(after: &FilePath) -> String {
+    URL_SAFE_NO_PAD.encode(after.as_bytes())
+}
+
+fn wrong(message: &str) -> Error {
+    Error::invalid(message, "Correct the query. The API description lists its parameters.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn query(text: &str) -> Query {
+        Query::parse(text).unwrap()
+    }
+
+    #[test]
+    fn paths_reach_the_sandbox_byte_for_byte() {
+        for (text, bytes) in [
+            ("path=a%2Fb", &b"a/b"[..]),
+            ("path=%FF%FE", &b"\xff\xfe"[..]),
+            ("path=a+b%2Bc", &b"a b+c"[..]),
+            ("path=-rf&x=1", &b"-rf"[..]),
+            ("path=a=b", &b"a=b"[..]),
+        ] {
+            assert_eq!(query(text).path("path").unwrap().as_bytes(), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_and_not_left_out() {
+        assert!(Query::parse("path=a&path=b").is_err());
+        assert!(query("").path("path").is_err() && query("path=..").path("path").is_err());
+        assert!(query("all=maybe").flag("all").is_err() && query("mode=9").mode("mode").is_err());
+        assert!(query("digest=md5").digest().is_err() && query("digest=").digest().is_err());
+        assert!(query("offset=-1").number::<u64>("offset").is_err());
+        assert!(query("other=1").end().is_err());
+    }
+
+    #[test]
+    fn a_cursor_survives_every_way_to_write_a_query() {
+        let path = FilePath::new(&b"/workspace/\xff +%&="[..]).unwrap();
+        let text = cursor(&path);
+        assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_'));
+        assert_eq!(query(&format!("cursor={text}")).cursor().unwrap(), Some(path));
+        assert!(query("cursor=!").cursor().is_err());
+    }
+}

@@ -1,0 +1,58 @@
+//! A stream of events about changed files.
+
+use std::sync::Arc;
+
+use api::Error;
+use api::files::{FileAsk, WatchLine};
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+
+use super::flow::{Held, told};
+use super::query::Query;
+use crate::authority::{Caller, Read};
+use crate::extract::At;
+use crate::rejection::Answer;
+use crate::output::lines;
+use control::platform::Platform;
+
+/// Watch a file or directory
+///
+/// Streams changes from now on, one JSON object per line, beginning with `watching`. If events were dropped, the stream reports `overflow`;
+/// then list the directory again.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/files/watch",
+    operation_id = "watchFiles",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        ("deep" = Option<bool>, Query, description = "Include subdirectories. Default false"),
+    ),
+    security(("key" = [])),
+    responses(
+        (status = 200, body = WatchLine, content_type = "application/x-ndjson"),
+        (status = "default", body = Error),
+    )
+)]
+pub async fn watch(
+    caller: Caller<Read>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Response> {
+    let ask = FileAsk::Watch { path: query.path("path")?, deep: query.flag("deep")? };
+    let files = query.end()?;
+    let place = caller.share.stream()?;
+    let call = super::called(&caller, &platform, (&named, files)).await?;
+    let watching = call.files().watch(&ask).await?;
+    Ok(lines(StatusCode::OK, told(Held::new(platform, call, place), watching)))
+}

@@ -1,0 +1,420 @@
+//! Sandboxes: create, list, get, stop, lease, policy, packages, usage, trace, events.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::policy::{Installed, Policy};
+use api::sandbox::{CreateSandbox, Lease, Sandbox, SandboxEvent, Usage};
+use api::server::{HEARTBEAT_MS, PAGE, PAGE_MAX, Page};
+use api::trace::Trace;
+use api::{Error, ExecId};
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use futures_util::stream;
+use serde::Deserialize;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+
+use control::account::Rate;
+use control::audit::Act;
+use crate::authority::{Caller, Read, Write};
+use crate::body::Sent;
+use crate::extract::{Asked, At, Idempotency};
+use crate::rejection::Answer;
+use crate::output::{lines, written};
+use control::platform::{NewSandbox, Platform};
+use control::trace;
+
+/// Query of the route that lists sandboxes.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Listing {
+    /// Maximum number of sandboxes per page. Default 100.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// Value of `next` in the previous page. If absent, the first page is returned.
+    cursor: Option<String>,
+    /// Include ended sandboxes. Default false.
+    #[serde(default)]
+    all: bool,
+}
+
+/// Query of the route that returns traces.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Traced {
+    /// Return only the traces of the exec with this ID.
+    #[param(value_type = Option<String>, pattern = "^[a-z][a-z0-9]{0,39}$")]
+    exec: Option<ExecId>,
+}
+
+/// Create a sandbox
+///
+/// Responds when the sandbox is running.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes",
+    operation_id = "createSandbox",
+    tag = "sandboxes",
+    params(
+        (
+            "idempotency-key" = Option<String>, Header,
+            description = "Requests with the same key create only one sandbox. A key has 1 to 255 printable ASCII characters"
+        ),
+    ),
+    request_body = CreateSandbox,
+    security(("key" = [])),
+    responses(
+        (status = 201, body = Sandbox),
+        (
+            status = 200, body = Sandbox,
+            description = "An earlier request with the same `idempotency-key` created the sandbox"
+        ),
+        (status = "default", body = Error),
+    )
+)]
+pub async fn create(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    Idempotency(key): Idempotency,
+    Sent(request): Sent<CreateSandbox>,
+) -> Answer<(StatusCode, Json<Sandbox>)> {
+    caller.pace(Rate::Create)?;
+    let (sandbox, new) = platform.create(&caller.account, NewSandbox::once(request, key)).await?;
+    trace::about(&sandbox.id);
+    let status = if new { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Json(sandbox)))
+}
+
+/// List sandboxes
+///
+/// Lists the sandboxes of the project, newest first. Ended sandboxes are included only with `all`.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes",
+    operation_id = "listSandboxes",
+    tag = "sandboxes",
+    params(Listing),
+    security(("key" = [])),
+    responses((status = 200, body = Page<Sandbox>), (status = "default", body = Error))
+)]
+pub async fn list(
+    caller: Caller<Read>,
+    State(platform): State<Arc<Platform>>,
+    Asked(listing): Asked<Listing>,
+) -> Answer<Json<Page<Sandbox>>> {
+    let limit = listing.limit.unwrap_or(PAGE);
+    if !(1..=PAGE_MAX).contains(&limit) {
+        return Err(Error::invalid(
+            format!("limit is {limit}, which is out of range"),
+            format!("Use a limit from 1 to {PAGE_MAX}."),
+        )
+        .into());
+    }
+    let project = &caller.key.project;
+    let mut page = platform.store.sandboxes(project, !listing.all, limit, listing.cursor.as_deref()).await?;
+    // The node has more recent states than the store.
+    for sandbox in &mut page.items {
+        if let Some(shown) = platform.node.find(&sandbox.id) {
+            *sandbox = shown;
+        }
+    }
+    page.items.retain(|sandbox| listing.all || !sandbox.state.is_terminal());
+    Ok(Json(page))
+}
+
+/// Get a sandbox
+///
+/// Returns the state of the sandbox, or the reason why it ended.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}",
+    operation_id = "getSandbox",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Sandbox), (status = "default", body = Error))
+)]
+pub async fn look(
+    caller: Caller<Read>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+) -> Answer<Json<Sandbox>> {
+    Ok(Json(platform.sandbox(&caller, &named).await?))
+}
+
+/// Stop a sandbox
+///
+/// Responds when the sandbox is stopped and completely removed. The request is idempotent.
+#[utoipa::path(
+    delete,
+    path = "/v1/sandboxes/{sandbox}",
+    operation_id = "stopSandbox",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Sandbox), (status = "default", body = Error))
+)]
+pub async fn stop(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+) -> Answer<Json<Sandbox>> {
+    let sandbox = platform.stop(&caller, &named).await?;
+    trace::about(&sandbox.id);
+    Ok(Json(sandbox))
+}
+
+/// Pause a sandbox
+///
+/// Suspends all processes of the sandbox and keeps their memory. While the sandbox is paused, its idle timeout, its time to live and the
+/// deadlines of its execs do not elapse, and it counts toward the quota like a running one. Any request that uses the sandbox resumes it.
+/// Pausing a paused sandbox returns it unchanged.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/pause",
+    operation_id = "pauseSandbox",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Sandbox), (status = "default", body = Error))
+)]
+pub async fn pause(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+) -> Answer<Json<Sandbox>> {
+    let sandbox = platform.running(&caller, &named).await?;
+    trace::about(&sandbox.id);
+    platform.note(&caller, Act::Pause, |entry| entry.sandbox(&sandbox.id));
+    platform.node.pause(&sandbox.id).await?;
+    Ok(Json(platform.saved(sandbox).await))
+}
+
+/// Resume a sandbox
+///
+/// Lets the processes of a paused sandbox run again. The idle timeout and the time to live restart with their full lengths. Resuming a
+/// running sandbox returns it unchanged.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/resume",
+    operation_id = "resumeSandbox",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Sandbox), (status = "default", body = Error))
+)]
+pub async fn resume(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+) -> Answer<Json<Sandbox>> {
+    let sandbox = platform.running(&caller, &named).await?;
+    trace::about(&sandbox.id);
+    if platform.node.resume(&sandbox.id, None).await? {
+        platform.note(&caller, Act::Resume, |entry| entry.sandbox(&sandbox.id));
+    }
+    Ok(Json(platform.saved(sandbox).await))
+}
+
+/// Set the idle timeout
+///
+/// The new timeout counts from this request.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{sandbox}/lease",
+    operation_id = "renewLease",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    request_body = Lease,
+    security(("key" = [])),
+    responses((status = 200, body = Sandbox), (status = "default", body = Error))
+)]
+pub async fn lease(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    Sent(lease): Sent<Lease>,
+) -> Answer<Json<Sandbox>> {
+    lease.check()?;
+    let sandbox = platform.running(&caller, &named).await?;
+    platform.note(&caller, Act::Lease, |entry| entry.sandbox(&sandbox.id));
+    let shown = platform.node.renew(&sandbox.id, Duration::from_millis(lease.idle_ms)).await?;
+    // The change is in effect on the node. If this fails, the store gets it with a later change.
+    let _ = platform.store.moved(&shown).await;
+    Ok(Json(shown))
+}
+
+/// Set the egress policy
+///
+/// Replaces the whole policy. Connections that are no longer allowed are closed before the response is sent, or at most one second later.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{sandbox}/policy",
+    operation_id = "setPolicy",
+    tag = "policy",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    request_body = Policy,
+    security(("key" = [])),
+    responses((status = 200, body = Sandbox), (status = "default", body = Error))
+)]
+pub async fn policy(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    Sent(policy): Sent<Policy>,
+) -> Answer<Json<Sandbox>> {
+    policy.check()?;
+    if policy.open && !caller.quota.open {
+        return Err(node::plan::not_open(&caller.key.project).into());
+    }
+    let sandbox = platform.running(&caller, &named).await?;
+    platform.node.vouch(&sandbox.project, &policy).await?;
+    platform
+        .note(&caller, Act::Policy, |entry| entry.sandbox(&sandbox.id).detail(&policy.words().join(", ")));
+    let shown = platform.node.set_policy(&sandbox.id, policy).await?;
+    // The change is in effect on the node. If this fails, the store gets it with a later change.
+    let _ = platform.store.moved(&shown).await;
+    Ok(Json(shown))
+}
+
+/// List installed packages
+///
+/// Returns the lock record: every package file that the sandbox received, in order. The record is available as long as the sandbox exists
+/// on the machine.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/packages",
+    operation_id = "listPackages",
+    tag = "policy",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Vec<Installed>), (status = "default", body = Error))
+)]
+pub async fn packages(
+    caller: Caller<Read>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+) -> Answer<Json<Vec<Installed>>> {
+    let sandbox = platform.sandbox(&caller, &named).await?;
+    if platform.node.find(&sandbox.id).is_none() {
+        return Err(Error {
+            fix: "Request the lock record while the sandbox exists. The audit log lists every package file that was served."
+                .into(),
+            ..Error::not_found(format!("the lock record of {} was removed with the sandbox", sandbox.id))
+        }
+        .into());
+    }
+    Ok(Json(platform.node.packages(&sandbox.id)?))
+}
+
+/// Get resource usage
+///
+/// This request does not reset the idle timeout of the sandbox.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/usage",
+    operation_id = "getUsage",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Usage), (status = "default", body = Error))
+)]
+pub async fn usage(
+    caller: Caller<Read>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+) -> Answer<Json<Usage>> {
+    let sandbox = platform.running(&caller, &named).await?;
+    Ok(Json(platform.node.usage(&sandbox.id).await?))
+}
+
+/// List request traces
+///
+/// Returns the steps and durations of recent requests for a sandbox (creating it, its execs, stopping it), oldest first. A limited number
+/// of traces is kept, only in memory.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/trace",
+    operation_id = "listTraces",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name"), Traced),
+    security(("key" = [])),
+    responses((status = 200, body = Vec<Trace>), (status = "default", body = Error))
+)]
+pub async fn traces(
+    caller: Caller<Read>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    Asked(traced): Asked<Traced>,
+) -> Answer<Json<Vec<Trace>>> {
+    let sandbox = platform.sandbox(&caller, &named).await?;
+    Ok(Json(platform.traces.recorder.traces(&sandbox.id, traced.exec.as_ref())))
+}
+
+/// Stream sandbox events
+///
+/// Streams events of the project's sandboxes from now on, one JSON object per line.
+#[utoipa::path(
+    get,
+    path = "/v1/events",
+    operation_id = "streamEvents",
+    tag = "sandboxes",
+    security(("key" = [])),
+    responses(
+        (status = 200, body = SandboxEvent, content_type = "application/x-ndjson"),
+        (status = "default", body = Error),
+    )
+)]
+pub async fn events(caller: Caller<Read>, State(platform): State<Arc<Platform>>) -> Answer<Response> {
+    let listener = Listener {
+        events: platform.node.events(),
+        project: caller.key.project.clone(),
+        platform,
+        _place: caller.share.stream()?,
+    };
+    let body = stream::unfold(listener, |mut listener| async move {
+        let event = listener.next().await?;
+        Some((Ok::<_, Infallible>(written(&[event])), listener))
+    });
+    Ok(lines(StatusCode::OK, Body::from_stream(body)))
+}
+
+struct Listener {
+    events: Receiver<SandboxEvent>,
+    project: String,
+    platform: Arc<Platform>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Listener {
+    /// Returns the next event of the project, or a heartbeat.
+    async fn next(&mut self) -> Option<SandboxEvent> {
+        let until = tokio::time::Instant::now() + Duration::from_millis(HEARTBEAT_MS);
+        loop {
+            let event = match tokio::time::timeout_at(until, self.events.recv()).await {
+                Err(_) => return Some(SandboxEvent::Heartbeat),
+                Ok(Err(RecvError::Closed)) => return None,
+                Ok(Err(RecvError::Lagged(count))) => return Some(SandboxEvent::Missed { count }),
+                Ok(Ok(event)) => event,
+            };
+            let own = match &event {
+                SandboxEvent::Changed { sandbox } => sandbox.project == self.project,
+                SandboxEvent::Expiring { sandbox, .. } => {
+                    self.platform.node.find(sandbox).is_some_and(|shown| shown.project == self.project)
+                }
+                SandboxEvent::Missed { .. } | SandboxEvent::Heartbeat => true,
+            };
+            if own {
+                return Some(event);
+            }
+        }
+    }
+}
