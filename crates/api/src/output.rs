@@ -5,6 +5,7 @@
 //! always `end` or `error`; a stream without this line was interrupted, and can be resumed from the last
 //! offsets received.
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::code::ResultLine;
@@ -75,6 +76,53 @@ pub enum OutputLine {
     },
 }
 
+/// Event that a reader of an exec's output receives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Bytes of a stream.
+    Data {
+        /// Stream.
+        stream: Stream,
+        /// Offset of the first byte.
+        offset: u64,
+        /// Bytes.
+        bytes: Bytes,
+    },
+    /// Bytes that were not kept.
+    Gap {
+        /// Stream.
+        stream: Stream,
+        /// Offset of the first missing byte.
+        from: u64,
+        /// Offset of the first available byte after the gap.
+        to: u64,
+    },
+    /// Result that code shows in addition to its output.
+    Result {
+        /// Offset of this result in the stream of results.
+        offset: u64,
+        /// Offset of the next result.
+        next: u64,
+        /// Result. All output that precedes it has been delivered.
+        line: ResultLine,
+    },
+    /// The exec has ended. This is the last event.
+    End(ExecEnd),
+}
+
+/// All output of an exec that was kept, and how the exec ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collected {
+    /// Standard output. Gaps are omitted.
+    pub stdout: Vec<u8>,
+    /// Standard error. Gaps are omitted.
+    pub stderr: Vec<u8>,
+    /// Results of code.
+    pub results: Vec<ResultLine>,
+    /// Outcome and totals.
+    pub end: ExecEnd,
+}
+
 /// One value for each output stream of an exec.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerStream<T> {
@@ -87,6 +135,16 @@ pub struct PerStream<T> {
 }
 
 impl PerStream<u64> {
+    /// Returns the total number of bytes of each stream of an exec that has ended.
+    pub fn of_end(end: &ExecEnd) -> Self {
+        Self { stdout: end.stdout_bytes, stderr: end.stderr_bytes, results: end.results_bytes }
+    }
+
+    /// Returns the number of bytes of each stream of an exec so far.
+    pub fn of_info(info: &ExecInfo) -> Self {
+        Self { stdout: info.stdout_bytes, stderr: info.stderr_bytes, results: info.results_bytes }
+    }
+
     /// Returns true if every offset is at most the one in `limits`.
     pub fn is_within(&self, limits: &Self) -> bool {
         self.stdout <= limits.stdout && self.stderr <= limits.stderr && self.results <= limits.results

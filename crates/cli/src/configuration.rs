@@ -9,12 +9,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use api::Error;
-use server::listen::TlsFiles;
-use server::ports::name::Domain;
 use node::admission::Bounds;
 use node::backend::Backend;
 use node::egress::Upstreams;
 use serde::{Deserialize, Serialize};
+use server::listen::TlsFiles;
+use server::ports::name::Domain;
 
 /// Configuration of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

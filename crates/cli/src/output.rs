@@ -46,12 +46,7 @@ impl Output {
         match (self.json, stream) {
             (true, Stream::Stdout) => hold(&mut self.stdout, bytes),
             (true, Stream::Stderr) => hold(&mut self.stderr, bytes),
-            // Write errors are ignored: usually, the reader has closed the pipe.
-            (false, Stream::Stdout) => {
-                let mut to = std::io::stdout().lock();
-                let _ = to.write_all(bytes).and_then(|()| to.flush());
-                Ok(())
-            }
+            (false, Stream::Stdout) => show::bytes(bytes),
             // Results arrive as lines, through `result`.
             (_, Stream::Results) => Ok(()),
             (false, Stream::Stderr) => {

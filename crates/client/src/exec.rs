@@ -13,9 +13,8 @@
 //! sent as a whole: a reader resumes after the last complete one. A stream that closes without an end event
 //! was interrupted; this never counts as the end of the exec.
 
-use api::code::ResultLine;
-use api::exec::{ExecEnd, ExecInfo, ExecSpec, OutputMode, Stream};
-use api::output::{NDJSON, OutputLine};
+use api::exec::{ExecInfo, ExecSpec, OutputMode, Stream};
+use api::output::{Collected, Event, NDJSON, OutputLine, PerStream};
 use api::{ErrorCode, ExecId, Layer, Ran, Retry, SandboxId, limits};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -42,7 +41,7 @@ pub struct Exec {
     id: ExecId,
     info: Option<ExecInfo>,
     /// Offsets up to which the caller received the three streams.
-    position: [u64; 3],
+    position: PerStream<u64>,
     taking: Option<Taking>,
     follow: bool,
     /// Without `follow`: true once all output so far was received.
@@ -50,53 +49,6 @@ pub struct Exec {
     lines: Option<Lines<OutputLine>>,
     attempts: Attempts,
     ended: bool,
-}
-
-/// An event that a reader returns.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// Bytes of a stream.
-    Data {
-        /// The stream.
-        stream: Stream,
-        /// Offset of the first byte.
-        offset: u64,
-        /// The bytes.
-        bytes: Bytes,
-    },
-    /// Bytes that were not retained.
-    Gap {
-        /// The stream.
-        stream: Stream,
-        /// Offset of the first missing byte.
-        from: u64,
-        /// Offset of the first byte after the gap.
-        to: u64,
-    },
-    /// A result that code displays in addition to its output, in order with the output.
-    Result {
-        /// Offset of this result in the stream of results.
-        offset: u64,
-        /// Offset of the next result.
-        next: u64,
-        /// The result.
-        line: ResultLine,
-    },
-    /// The exec has ended. No event follows.
-    End(ExecEnd),
-}
-
-/// All retained output of an exec, and its end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Collected {
-    /// Standard output; gaps are left out.
-    pub stdout: Vec<u8>,
-    /// Standard error; gaps are left out.
-    pub stderr: Vec<u8>,
-    /// Results that the code displayed.
-    pub results: Vec<ResultLine>,
-    /// End of the exec.
-    pub end: ExecEnd,
 }
 
 /// State of the acknowledgements that a reader sends to the server.
@@ -115,7 +67,7 @@ impl Exec {
             sandbox,
             id,
             info: None,
-            position: [0; 3],
+            position: PerStream::default(),
             taking: None,
             follow: true,
             caught_up: false,
@@ -157,7 +109,7 @@ impl Exec {
 
     /// Starts reading at these offsets instead of at the first byte.
     pub fn seek(&mut self, stdout: u64, stderr: u64, results: u64) {
-        self.position = [stdout, stderr, results];
+        self.position = PerStream { stdout, stderr, results };
         self.leave();
     }
 
@@ -172,8 +124,8 @@ impl Exec {
     }
 
     /// Returns the current offsets in standard output, standard error and results.
-    pub fn position(&self) -> (u64, u64, u64) {
-        self.position.into()
+    pub fn position(&self) -> PerStream<u64> {
+        self.position
     }
 
     /// Returns the next event; none after the end. Reconnects as often as necessary. Cancel-safe. After an
@@ -243,8 +195,7 @@ impl Exec {
                         .protocol("the output stream closed without an end event".into()));
                 }
             }
-            let [.., shown] = self.position;
-            if shown.max(stdout.len().max(stderr.len()) as u64) > COLLECTED_BYTES_MAX {
+            if self.position.results.max(stdout.len().max(stderr.len()) as u64) > COLLECTED_BYTES_MAX {
                 return Err(Error::Refused(too_large(&self.id)));
             }
         }
@@ -252,7 +203,7 @@ impl Exec {
 
     /// Returns the request for all output that was not read yet.
     fn rest(&self) -> Ask {
-        let ([stdout, stderr, results], follow) = (self.position, self.follow);
+        let (PerStream { stdout, stderr, results }, follow) = (self.position, self.follow);
         let offsets = format!("stdout={stdout}&stderr={stderr}&results={results}");
         let path = format!("{}/output?{offsets}&follow={follow}", self.path());
         Ask::get(path).accept(NDJSON).within(self.client.link.options.silence_max)
@@ -270,7 +221,7 @@ impl Exec {
             OutputLine::Heartbeat => {
                 // No output: the process may be blocked until the output that was read is acknowledged.
                 if let Some(taking) = &mut self.taking {
-                    let [stdout, stderr, _] = self.position;
+                    let PerStream { stdout, stderr, .. } = self.position;
                     taking.now = taking.told != [stdout, stderr];
                 }
                 Ok(None)
@@ -279,43 +230,44 @@ impl Exec {
                 Err(self.lie("received raw bytes in the stream of results".into()))
             }
             OutputLine::Result { offset, next, line } => {
-                let at = self.at(Stream::Results);
-                let was = *at;
+                let was = self.position.results;
                 if offset != was || next <= offset {
                     return Err(self.lie(format!(
                         "received a result from {offset} to {next}, but expected offset {was}"
                     )));
                 }
-                *at = next;
+                self.position.results = next;
                 Ok(Some(Event::Result { offset, next, line }))
             }
             OutputLine::Data { stream, offset, text, base64 } => {
                 let bytes = self.bytes(text, base64)?;
-                let at = *self.at(stream);
+                let at = *self.position.get(stream);
                 if offset != at {
                     return Err(
                         self.lie(format!("received data with offset {offset}, but expected offset {at}"))
                     );
                 }
-                *self.at(stream) = at + bytes.len() as u64;
+                *self.position.get_mut(stream) = at + bytes.len() as u64;
                 Ok(Some(Event::Data { stream, offset, bytes }))
             }
             OutputLine::Gap { stream, from, to } => {
-                let at = *self.at(stream);
+                let at = *self.position.get(stream);
                 if from != at || to <= from {
                     return Err(
                         self.lie(format!("received a gap from {from} to {to}, but expected offset {at}"))
                     );
                 }
-                *self.at(stream) = to;
+                *self.position.get_mut(stream) = to;
                 Ok(Some(Event::Gap { stream, from, to }))
             }
             OutputLine::End { end } => {
-                let said = [end.stdout_bytes, end.stderr_bytes, end.results_bytes];
+                let said = PerStream::of_end(&end);
                 if said != self.position {
-                    let came = self.position;
+                    let bytes = |of: PerStream<u64>| [of.stdout, of.stderr, of.results];
                     return Err(self.lie(format!(
-                        "the end event reports {said:?} bytes per stream, but {came:?} bytes were received"
+                        "the end event reports {:?} bytes per stream, but {:?} bytes were received",
+                        bytes(said),
+                        bytes(self.position)
                     )));
                 }
                 self.ended = true;
@@ -340,7 +292,7 @@ impl Exec {
 
     /// Acknowledges output to the server: everything that the caller received before it called `next` again.
     async fn tell(&mut self) -> Result<(), Error> {
-        let ([stdout, stderr, _], path) = (self.position, self.path());
+        let (PerStream { stdout, stderr, .. }, path) = (self.position, self.path());
         let Some(taking) = &mut self.taking else { return Ok(()) };
         let [told_stdout, told_stderr] = taking.told;
         let most = stdout.saturating_sub(told_stdout).max(stderr.saturating_sub(told_stderr));
@@ -362,22 +314,13 @@ impl Exec {
         format!("/v1/sandboxes/{}/execs/{}", self.sandbox, self.id)
     }
 
-    fn at(&mut self, stream: Stream) -> &mut u64 {
-        let [stdout, stderr, results] = &mut self.position;
-        match stream {
-            Stream::Stdout => stdout,
-            Stream::Stderr => stderr,
-            Stream::Results => results,
-        }
-    }
-
     /// Drops the connection but keeps the position. Requests a new acknowledgement, because a restarted
     /// server may not know the last one.
     fn leave(&mut self) {
         self.lines = None;
         self.caught_up = false;
         if let Some(taking) = &mut self.taking {
-            let [stdout, stderr, _] = self.position;
+            let PerStream { stdout, stderr, .. } = self.position;
             taking.now = stdout + stderr > 0;
         }
     }

@@ -56,10 +56,11 @@ mod stdin;
 mod terminal;
 mod tls;
 
+pub use api::output::{Collected, Event};
 pub use client::{Client, Options};
 pub use error::Error;
 pub use events::{Events, Telling};
-pub use exec::{Collected, Event, Exec};
+pub use exec::Exec;
 pub use files::{Archive, Files, Listed, Progress, Reader, Watch};
 pub use patience::{BUSY_WITHIN, CONNECTION_WITHIN, Patience};
 pub use ports::Tunnel;

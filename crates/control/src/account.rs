@@ -320,7 +320,7 @@ impl Accounts {
 
 impl Known {
     fn share(&mut self, project: &Project) -> Arc<Share> {
-        let fresh = || Arc::new(Share::of(&project.quota));
+        let fresh = || Arc::new(Share::new(&project.quota));
         Arc::clone(self.shares.entry(project.name.clone()).or_insert_with(fresh))
     }
 
@@ -377,7 +377,8 @@ impl Account {
 }
 
 impl Share {
-    fn of(quota: &Quota) -> Self {
+    /// Creates the rates and permits of a project with this quota.
+    pub fn new(quota: &Quota) -> Self {
         let rate = |per_second: u32, burst: u32| {
             let quota = governor::Quota::per_second(at_least_one(per_second));
             RateLimiter::direct(quota.allow_burst(at_least_one(per_second.saturating_mul(burst))))
@@ -508,15 +509,6 @@ mod tests {
             CreateKey { project: project.into(), role: Role::Write, label: String::new(), valid_ms: None };
         let (new, hash) = mint(&ask, 0).unwrap();
         (hash, new.key, Project { name: project.into(), quota: Quota::default(), created_at_ms: 0 })
-    }
-
-    impl Account {
-        /// Returns an account of a new project.
-        pub(crate) fn of_test() -> Self {
-            let (_, key, project) = asked("test");
-            let share = Arc::new(Share::of(&project.quota));
-            Self { key, revoked: CancellationToken::new(), quota: project.quota, share }
-        }
     }
 
     #[test]

@@ -36,7 +36,6 @@ use api::session::{
 };
 use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, SessionId, limits};
 use node::{Folder, clock};
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::broadcast;
 
@@ -44,6 +43,7 @@ use crate::account::Account;
 use crate::audit::{Act, hex};
 use crate::fault::Answer;
 use crate::platform::Platform;
+use crate::store::SessionRecord;
 pub use files::whole;
 use flight::Flight;
 
@@ -53,25 +53,6 @@ const EVENTS: usize = 256;
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(10);
 /// Maximum number of runs stored per session.
 const RUNS_MAX: usize = 200;
-
-/// A session as it is stored.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Record {
-    /// The public part.
-    pub session: Session,
-    /// Number of sandboxes that the session has released. Distinguishes the create request of the next one.
-    #[serde(default)]
-    spent: u64,
-    /// True if the sandbox has its initial files. Until then, missing files do not count as removed by a run.
-    #[serde(default)]
-    prepared: bool,
-    /// Paths of the datasets that are in the sandbox.
-    #[serde(default)]
-    placed: Vec<String>,
-    /// Runs, oldest first.
-    #[serde(default)]
-    runs: VecDeque<ExecId>,
-}
 
 /// Sessions that were requested since the server started, or are in use.
 #[derive(Default)]
@@ -83,7 +64,7 @@ pub struct Sessions {
 pub struct Live {
     id: SessionId,
     project: String,
-    record: tokio::sync::Mutex<Record>,
+    record: tokio::sync::Mutex<SessionRecord>,
     /// The lock for runs. It is fair: calls get it in order of arrival.
     turn: Arc<tokio::sync::Mutex<Turn>>,
     waiting: AtomicUsize,
@@ -155,7 +136,8 @@ impl Sessions {
             ended_at_ms: None,
         };
         let hash: [u8; 32] = Sha256::digest(serde_json::to_vec(request).unwrap_or_default()).into();
-        let record = Record { session, spent: 0, prepared: false, placed: Vec::new(), runs: VecDeque::new() };
+        let record =
+            SessionRecord { session, spent: 0, prepared: false, placed: Vec::new(), runs: VecDeque::new() };
         let known = platform.store.create_session(&record, idempotency.map(|key| (key, hash))).await?;
         if known.is_none() {
             let id = record.session.id.as_str();
@@ -212,7 +194,7 @@ impl Sessions {
 }
 
 impl Live {
-    fn new(id: SessionId, record: Record, folder: Folder) -> Self {
+    fn new(id: SessionId, record: SessionRecord, folder: Folder) -> Self {
         Self {
             id,
             project: record.session.project.clone(),
@@ -316,7 +298,12 @@ impl Live {
         Ok(self.check_dataset(&record, name, 0).map(drop)?)
     }
 
-    fn check_dataset(&self, record: &Record, name: &str, size_bytes: u64) -> Result<SessionDataset, Error> {
+    fn check_dataset(
+        &self,
+        record: &SessionRecord,
+        name: &str,
+        size_bytes: u64,
+    ) -> Result<SessionDataset, Error> {
         check_open(&record.session)?;
         let path = dataset_path(name)?;
         let others = || record.session.datasets.iter().filter(|other| other.name != name);
@@ -367,7 +354,7 @@ impl Live {
     ///
     /// # Errors
     /// The session was deleted in the meantime, or the store does not respond.
-    async fn save(&self, platform: &Platform, record: &Record) -> Answer<()> {
+    async fn save(&self, platform: &Platform, record: &SessionRecord) -> Answer<()> {
         match platform.store.put_session(record, clock::wall_ms()).await? {
             true => Ok(()),
             false => Err(missing(self.id.as_str()).into()),

@@ -63,6 +63,7 @@ use tracing::{Instrument as _, Span, info_span};
 use read::Readers;
 pub use request::{Request, Requested};
 use reserve::Reserve;
+pub use session::SessionRecord;
 use time::Latest;
 
 /// Timeout for the write queue while it does not move, and then again for a lock that another process holds.

@@ -21,12 +21,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use control::audit::{Act, hex};
-use server::authority::caller::{peer, remember};
 use control::authority::grant::States;
 use control::credential::Ticket;
+use control::platform::Platform;
+use server::authority::caller::{peer, remember};
 use server::authority::{Admin, Caller, Credential, Grant, Need, Reach};
 use server::listen::Encrypted;
-use control::platform::Platform;
 use server::ports::name::authority;
 use server::routes::files::flow::Coming;
 

@@ -319,7 +319,9 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use control::credential;
+    use api::account::{CreateKey, Quota, Role};
+    use control::account::{Share, mint};
+    use control::credential::Ticket;
 
     fn build() -> Arc<Build> {
         Builds::default().add("b".into(), "t".into(), WantedLimits::default())
@@ -353,8 +355,11 @@ mod tests {
     #[test]
     fn a_ticket_is_for_one_archive_and_once() {
         let builds = Builds::default();
-        let account = Arc::new(Account::of_test());
-        let (ticket, other) = (secret::Ticket::fresh().unwrap(), secret::Ticket::fresh().unwrap());
+        let ask = CreateKey { project: "p".into(), role: Role::Write, label: String::new(), valid_ms: None };
+        let (quota, revoked) = (Quota::default(), Default::default());
+        let (new, share) = (mint(&ask, 0).unwrap().0, Arc::new(Share::new(&quota)));
+        let account = Arc::new(Account { key: new.key, revoked, quota, share });
+        let (ticket, other) = (Ticket::fresh().unwrap(), Ticket::fresh().unwrap());
         builds.admit(ticket.hash(), "a", &account, 1);
         assert!(builds.take(ticket.hash(), "b", 1).is_none(), "it is for another archive");
         assert!(builds.take(ticket.hash(), "a", 1).is_none(), "it is used up");

@@ -83,19 +83,22 @@ pub async fn execute(Coder(inside): Coder, Asked(ask): Asked<Execute>) -> Result
     let _launch = caller.share.launch()?;
     let place = caller.share.stream()?;
     let (language, context) = chosen(&inside, &ask).await?;
+    let is_python = language == Language::Python;
     let mut env = ask.env_vars.unwrap_or_default();
     if context.is_none() {
         env.entry("E2B_SANDBOX".into()).or_insert_with(|| "true".into());
     }
     let cwd = context.is_none().then(|| inside.home.clone());
     // Empty code must not fail, so it becomes a statement without effect.
-    let is_python =
-        ask.context_id.is_some() || matches!(ask.language.as_deref(), None | Some("python" | "python3"));
-    let source = match ask.code.trim() {
-        "" => String::from("pass"),
-        _ if is_python => shelled(&ask.code),
-        _ => ask.code,
+    let source = match (ask.code.trim(), language) {
+        ("", Language::Python) => "pass".into(),
+        ("", Language::Bash) => ":".into(),
+        ("", Language::Javascript | Language::Typescript) => ";".into(),
+        (_, Language::Python) => shelled(&ask.code),
+        (_, Language::Bash | Language::Javascript | Language::Typescript) => ask.code,
     };
+    // A context has a language of its own, so a request for one must not name a language.
+    let language = context.is_none().then_some(language);
     let code = Code { source, language, context: context.clone(), ..Code::default() };
     let spec = ExecSpec { code: Some(code), env, cwd, ..ExecSpec::default() };
     let id = ExecId::from_random(node::machine::random()?);
@@ -171,21 +174,24 @@ pub async fn restart(
 
 /// Returns the language and the context to run code in: the context that the request names, or that of the
 /// language. Some languages have no contexts.
-async fn chosen(inside: &Inside, ask: &Execute) -> Called<(Option<Language>, Option<ContextId>)> {
+async fn chosen(inside: &Inside, ask: &Execute) -> Called<(Language, Option<ContextId>)> {
     match (&ask.context_id, &ask.language) {
         (Some(_), Some(_)) => Err(Failed::of(Why::InvalidArgument, "name either a context or a language")),
-        (Some(named), None) => Ok((None, Some(known(inside, named).await?.id))),
+        (Some(named), None) => {
+            let ContextInfo { id, language, .. } = known(inside, named).await?;
+            Ok((language, Some(id)))
+        }
         (None, name) => {
             let language = language(name.as_deref())?;
             let id = match language {
                 Language::Python => "e2bpython",
                 Language::Bash => "e2bbash",
                 // Each run of these languages is a separate process.
-                Language::Javascript | Language::Typescript => return Ok((Some(language), None)),
+                Language::Javascript | Language::Typescript => return Ok((language, None)),
             };
             let id: ContextId = id.parse().map_err(|_| missing(id))?;
             made(inside, &id, language, inside.home.clone()).await?;
-            Ok((None, Some(id)))
+            Ok((language, Some(id)))
         }
     }
 }

@@ -19,8 +19,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use server::body;
 use control::fault::Fault;
+use server::body;
 use server::rejection::Rejection;
 
 use super::fault::{gone, sentence};
@@ -53,7 +53,7 @@ pub enum Code {
 }
 
 /// Failure of a call.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Failed {
     /// The call was rejected.
     Refused(Code, String),

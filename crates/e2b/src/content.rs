@@ -9,7 +9,7 @@ use api::sandbox::{Sandbox, SandboxState};
 use api::{Error, ErrorCode};
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use flate2::write::GzDecoder;
@@ -17,10 +17,10 @@ use http_body_util::{BodyExt as _, Limited};
 use serde_json::{Value, json};
 
 use control::audit::Act;
+use control::platform::Platform;
 use server::authority::Anyone;
 use server::body::{discard, lend};
 use server::listen::Origin;
-use control::platform::Platform;
 use server::routes::files::flow::{Coming, Held, outward};
 
 use super::connect::{Called, Code, Failed};
@@ -103,10 +103,7 @@ pub async fn read(Filed { entered, .. }: Filed<Reading>) -> Result<Response, Ref
                 let mut response = outward(Held::new(platform, call, place), reading).into_response();
                 let headers = response.headers_mut();
                 headers.insert(header::CONTENT_LENGTH, info.size_bytes.into());
-                headers.insert(
-                    header::CONTENT_TYPE,
-                    header::HeaderValue::from_static("application/octet-stream"),
-                );
+                headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
                 return Ok(response);
             }
             Ok(_) => return Err(Failed::of(Code::Internal, "unexpected type of response").into()),
@@ -161,8 +158,8 @@ async fn plain(inside: &Inside, named: &str, mut request: Request) -> Called<Vec
         return Err(Failed::of(Code::InvalidArgument, "the query has no path"));
     }
     let path = inside.path(named)?;
-    let packed = request.headers_mut().remove(header::CONTENT_ENCODING).filter(|coding| coding == "gzip");
-    let mut unpacking = packed.map(|_| GzDecoder::new(Vec::new()));
+    let packed = is_packed(request.headers_mut().remove(header::CONTENT_ENCODING))?;
+    let mut unpacking = packed.then(|| GzDecoder::new(Vec::new()));
     let mut coming = Coming::of(request)?;
     let mut writing = begin(inside, &path).await?;
     while let Some(bytes) = coming.next().await? {
@@ -183,6 +180,21 @@ async fn plain(inside: &Inside, named: &str, mut request: Request) -> Called<Vec
     }
     writing.finish().await?;
     Ok(vec![path])
+}
+
+/// Returns true if the body is compressed with gzip, the only compression that is supported.
+fn is_packed(encoding: Option<HeaderValue>) -> Called<bool> {
+    match encoding.as_ref().map(HeaderValue::as_bytes) {
+        None | Some(b"identity") => Ok(false),
+        Some(b"gzip") => Ok(true),
+        Some(other) => {
+            let shown: String = String::from_utf8_lossy(other).chars().take(32).collect();
+            let told = format!(
+                "content-encoding {shown:?} is not supported; use gzip, or send the file uncompressed"
+            );
+            Err(Failed::of(Code::InvalidArgument, told))
+        }
+    }
 }
 
 /// Writes the parts of a form that are named `file`, each to its own file.

@@ -10,8 +10,8 @@ use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use server::authority::Need;
 use control::authority::grant::States;
+use server::authority::Need;
 use server::body;
 use server::rejection::Rejection;
 

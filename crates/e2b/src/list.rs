@@ -12,8 +12,8 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::Value;
 
-use server::authority::{Caller, Grant, Read};
 use control::platform::Platform;
+use server::authority::{Caller, Grant, Read};
 
 use super::fault::{By, Told};
 use super::shown::{self, ours};

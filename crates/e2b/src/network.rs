@@ -11,11 +11,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use control::audit::Act;
-use server::authority::{Caller, Grant, Write};
 use control::platform::Platform;
+use server::authority::{Caller, Grant, Write};
 
-use super::sandboxes::awake;
 use super::fault::{By, Given, Told, not_offered};
+use super::sandboxes::awake;
 
 /// Values that stand for every host.
 const EVERYTHING: [&str; 5] = ["0.0.0.0/0", "::/0", "*", "ALL_TRAFFIC", "0.0.0.0"];
@@ -74,6 +74,12 @@ impl Network {
             });
         }
         if is_all(&self.allow_out) {
+            // E2B's rule is that `allowOut` takes precedence, so the caller may believe that the host is denied.
+            if let Some(host) = some.first() {
+                let fix = "List the allowed hosts in allowOut instead of everything, or omit denyOut.";
+                let told = format!("denyOut lists {host}, but allowOut allows everything");
+                return Err(Error::invalid(told, fix).into());
+            }
             return Ok(Some(Policy { open: true, ..Policy::default() }));
         }
         let hosts: Vec<&str> =
@@ -172,6 +178,7 @@ mod tests {
             r#"{"egressProxy":{"address":"a:1"}}"#,
             r#"{"dnsServers":["1.1.1.1"]}"#,
             r#"{"allowOut":["10.0.0.0/8"],"denyOut":["0.0.0.0/0"]}"#,
+            r#"{"allowOut":["0.0.0.0/0"],"denyOut":["a.org"]}"#,
         ] {
             assert!(said(text).policy(None).is_err(), "{text}");
         }

@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 
 use control::account::Rate;
 use control::audit::Act;
+use control::platform::{NewSandbox, Platform};
 use server::authority::{Caller, Grant, Read, Write};
 use server::extract::Idempotency;
-use control::platform::{NewSandbox, Platform};
 
 use super::Adapter;
 use super::fault::{By, Given, Told, not_offered};

@@ -10,8 +10,8 @@ use axum::http::StatusCode;
 use node::template::{Store, Template};
 use serde_json::{Value, json};
 
-use server::authority::{Caller, Read};
 use control::platform::Platform;
+use server::authority::{Caller, Read};
 
 use super::fault::{By, Told, not_offered};
 use super::shown::{AGENT_VERSION, ours, theirs};

@@ -219,8 +219,8 @@ pub async fn events(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Respon
     let mut all = locked(&inside.clients.watchers.all);
     let kept = all.get_mut(&(inside.sandbox.clone(), ask.watcher_id.clone())).ok_or_else(|| missing(&ask))?;
     kept.asked = Instant::now();
-    if let Some(failed) = kept.ended.take_if(|_| kept.events.texts.is_empty()) {
-        return Err(failed);
+    if let Some(failed) = kept.ended.as_ref().filter(|_| kept.events.texts.is_empty()) {
+        return Err(failed.clone());
     }
     let text = format!(r#"{{"events":[{}]}}"#, kept.events.take());
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())

@@ -26,12 +26,12 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use control::audit::{Act, Entry, hex};
-use server::authority::caller::{peer, remember};
 use control::authority::grant::States;
 use control::authority::{Credential, FileAct, Grant, Need, Reach};
-use server::ports::ticket::TRAFFIC_TOKEN;
-use server::ports::InHost;
 use control::platform::Platform;
+use server::authority::caller::{peer, remember};
+use server::ports::InHost;
+use server::ports::ticket::TRAFFIC_TOKEN;
 
 use super::connect::{Called, Code, Failed};
 use super::{Adapter, Clients};
@@ -180,10 +180,7 @@ impl FromRequestParts<Adapter> for Contextual {
 impl<A: Acting> FromRequestParts<Adapter> for Filed<A> {
     type Rejection = std::convert::Infallible;
 
-    async fn from_request_parts(
-        parts: &mut Parts,
-        adapter: &Adapter,
-    ) -> Result<Self, Self::Rejection> {
+    async fn from_request_parts(parts: &mut Parts, adapter: &Adapter) -> Result<Self, Self::Rejection> {
         Ok(Self { entered: entered(parts, adapter, A::ACT).await, act: PhantomData })
     }
 }

@@ -21,16 +21,18 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::Refusal;
 use crate::body::HEAD_BYTES_MAX;
 
-/// Timeout for the head of a response, counted from the start of the request. Hosts that compute a response
-/// can take minutes.
+/// Timeout for the head of a response, counted from the last byte of the request: an upload may take longer. Hosts that
+/// compute a response can take minutes.
 const ANSWER_WITHIN: Duration = Duration::from_secs(300);
 /// Timeout for the rest of a head that has begun, counted from the last byte of the request. Hosts send a
 /// head at once; a slower one only occupies a connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(60);
 
-/// A connection to a host that records when the response has begun.
+/// A connection to a host that records the progress of request and response.
 struct Watched<S> {
     stream: S,
+    /// Time of the request's last byte.
+    written: watch::Sender<Instant>,
     /// Time of the response's first byte, or of the request's last byte if that was later.
     begun: watch::Sender<Option<Instant>>,
 }
@@ -46,14 +48,13 @@ where
 {
     let failed = |why: String| Refusal::unreachable(format!("no response from {authority}: {why}"));
     let (begun, seen) = watch::channel(None);
-    let made = client().handshake(TokioIo::new(Watched { stream, begun })).await;
+    let (written, progress) = watch::channel(Instant::now());
+    let made = client().handshake(TokioIo::new(Watched { stream, written, begun })).await;
     let (mut sender, connection) = made.map_err(|error| failed(error.to_string()))?;
     let connection = AbortOnDropHandle::new(tokio::spawn(connection));
     let answered = tokio::select! {
-        answered = tokio::time::timeout(ANSWER_WITHIN, sender.send_request(request)) => match answered {
-            Ok(answered) => answered.map_err(|error| failed(error.to_string())),
-            Err(_) => Err(failed(format!("no data was received for {ANSWER_WITHIN:?}"))),
-        },
+        answered = sender.send_request(request) => answered.map_err(|error| failed(error.to_string())),
+        () = unanswered(progress) => Err(failed(format!("no data was received for {ANSWER_WITHIN:?}"))),
         () = overdue(seen) => Err(failed(format!("the response headers were not complete within {HEAD_WITHIN:?}"))),
     };
     let answered = answered?;
@@ -69,6 +70,17 @@ fn client() -> http1::Builder {
         client.max_buf_size(HEAD_BYTES_MAX);
     }
     client
+}
+
+/// Returns once the request has made no progress for [`ANSWER_WITHIN`].
+async fn unanswered(written: watch::Receiver<Instant>) {
+    loop {
+        let until = *written.borrow() + ANSWER_WITHIN;
+        if until <= Instant::now() {
+            return;
+        }
+        tokio::time::sleep_until(until).await;
+    }
 }
 
 /// Returns once a response has begun and its head is overdue.
@@ -128,6 +140,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let count = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        self.written.send_replace(Instant::now());
         self.note(false);
         Poll::Ready(Ok(count))
     }
@@ -150,7 +163,8 @@ mod tests {
     async fn a_head_that_has_begun_ends_in_time_and_one_that_has_not_may_take_longer() {
         let (near, mut far) = tokio::io::duplex(1 << 10);
         let (begun, seen) = watch::channel(None);
-        let mut watched = Watched { stream: near, begun };
+        let written = watch::Sender::new(Instant::now());
+        let mut watched = Watched { stream: near, written, begun };
         let late = |seen: &watch::Receiver<Option<Instant>>| {
             let seen = seen.clone();
             async move { tokio::time::timeout(HEAD_WITHIN * 2, overdue(seen)).await.is_ok() }
@@ -165,5 +179,26 @@ mod tests {
         let since = Instant::now();
         assert!(late(&seen).await);
         assert_eq!(since.elapsed(), HEAD_WITHIN, "counted from the last byte of the request");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upload_may_take_longer_than_the_host_may_take_to_respond() {
+        let (near, mut far) = tokio::io::duplex(1 << 10);
+        let (written, progress) = watch::channel(Instant::now());
+        let mut watched = Watched { stream: near, written, begun: watch::Sender::new(None) };
+        let upload = async {
+            for _ in 0..3 {
+                watched.write_all(b"part").await.unwrap();
+                far.read_exact(&mut [0; 4]).await.unwrap();
+                tokio::time::sleep(ANSWER_WITHIN * 2 / 3).await;
+            }
+        };
+        tokio::select! {
+            () = upload => {}
+            () = unanswered(progress.clone()) => panic!("the upload made progress"),
+        }
+        let since = Instant::now();
+        unanswered(progress).await;
+        assert_eq!(since.elapsed(), ANSWER_WITHIN / 3, "counted from the last byte of the request");
     }
 }

@@ -11,11 +11,11 @@ mod results;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::code::ResultLine;
 use api::exec::{
     ExecEnd, ExecInfo, ExecSpec, LostCause, MemoryReport, Outcome, OutputMode, SignalRequest, Stream,
 };
 use api::frame::{HEADER_BYTES, Header};
+use api::output::{Collected, Event, PerStream};
 use api::terminal::TerminalSize;
 use api::trace::STEP;
 use api::{ExecId, SandboxId, limits};
@@ -65,7 +65,7 @@ pub struct Exec {
     id: ExecId,
     home: Home,
     /// The next offset to read of each of the three streams.
-    position: [u64; 3],
+    position: PerStream<u64>,
     dropped: [u64; 2],
     results: Results,
     /// The offsets last reported to the guest as consumed, in mode `block`.
@@ -80,53 +80,6 @@ pub struct Exec {
     /// The trace step in progress: the wait for the first event, then the wait for the end.
     awaited: Awaited,
     ended: bool,
-}
-
-/// An event of an exec.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Event {
-    /// Bytes of an output stream.
-    Data {
-        /// The stream.
-        stream: Stream,
-        /// The offset of the first byte.
-        offset: u64,
-        /// The bytes.
-        bytes: Bytes,
-    },
-    /// Bytes that the guest did not retain.
-    Gap {
-        /// The stream.
-        stream: Stream,
-        /// The offset of the first missing byte.
-        from: u64,
-        /// The offset of the first available byte after the gap.
-        to: u64,
-    },
-    /// A result that code displays in addition to its output.
-    Result {
-        /// Its offset in the stream of results.
-        offset: u64,
-        /// The offset of the next result.
-        next: u64,
-        /// The result. All output written before it was delivered.
-        line: ResultLine,
-    },
-    /// The exec has ended. No further events follow.
-    End(ExecEnd),
-}
-
-/// All retained output of an exec, and its end.
-#[derive(Debug)]
-pub struct Collected {
-    /// Standard output. Gaps are omitted.
-    pub stdout: Vec<u8>,
-    /// Standard error. Gaps are omitted.
-    pub stderr: Vec<u8>,
-    /// The results of code.
-    pub results: Vec<ResultLine>,
-    /// The end of the exec, with its outcome.
-    pub end: ExecEnd,
 }
 
 impl Exec {
@@ -179,7 +132,7 @@ impl Exec {
         Self {
             id,
             home,
-            position: [0; 3],
+            position: PerStream::default(),
             dropped: [0; 2],
             results: Results::default(),
             consumed: None,
@@ -201,7 +154,7 @@ impl Exec {
 
     /// Sets the offsets to read from, instead of the first byte.
     pub fn seek(&mut self, stdout: u64, stderr: u64, results: u64) {
-        self.position = [stdout, stderr, results];
+        self.position = PerStream { stdout, stderr, results };
         self.results = Results::at(results);
         self.leave();
     }
@@ -364,7 +317,7 @@ impl Exec {
 
     /// Requests the output from the current position.
     fn open(&self) -> impl Future<Output = Result<Incoming, Error>> + use<> {
-        let ([stdout, stderr, results], id) = (self.position, &self.id);
+        let (PerStream { stdout, stderr, results }, id) = (self.position, &self.id);
         let path = format!("/execs/{id}/output?stdout={stdout}&stderr={stderr}&results={results}");
         let (ask, home) = (Ask { method: Method::GET, path, body: Bytes::new() }, self.home.clone());
         async move { Ok(home.link.ask(&ask, ANSWER_WITHIN).await?.into_body()) }
@@ -402,7 +355,7 @@ impl Exec {
     /// Decodes the next event from the buffer, if it is complete. Data is returned as it arrives.
     fn decode(&mut self) -> Result<Option<Event>, Error> {
         loop {
-            let [stdout, stderr, _] = self.position;
+            let PerStream { stdout, stderr, .. } = self.position;
             if let Some((offset, next, line)) = self.results.next([stdout, stderr])? {
                 return Ok(Some(Event::Result { offset, next, line }));
             }
@@ -416,7 +369,7 @@ impl Exec {
                 }
                 let bytes = self.buffer.split_to(left.min(self.buffer.len())).freeze();
                 self.open = Some((stream, left - bytes.len())).filter(|(_, left)| *left > 0);
-                let at = self.at(stream);
+                let at = self.position.get_mut(stream);
                 let offset = *at;
                 *at += bytes.len() as u64;
                 if stream == Stream::Results {
@@ -430,7 +383,7 @@ impl Exec {
             match header {
                 Header::Heartbeat => self.buffer.advance(HEADER_BYTES),
                 Header::Data { stream, offset, length } => {
-                    let at = *self.at(stream);
+                    let at = *self.position.get(stream);
                     if offset != at {
                         return Err(Error::Protocol(format!("received offset {offset}, expected {at}")));
                     }
@@ -451,9 +404,8 @@ impl Exec {
                     self.buffer.advance(HEADER_BYTES);
                     let end: ExecEnd = serde_json::from_slice(&self.buffer.split_to(length as usize))
                         .map_err(|error| Error::Protocol(format!("malformed end frame: {error}")))?;
-                    let bytes = [end.stdout_bytes, end.stderr_bytes, end.results_bytes];
                     // A result that is still held would wait for output that will never arrive.
-                    if bytes != self.position || self.results.told() != end.results_bytes {
+                    if PerStream::of_end(&end) != self.position || self.results.told() != end.results_bytes {
                         return Err(Error::Protocol(
                             "the end frame does not match the bytes received".into(),
                         ));
@@ -467,7 +419,7 @@ impl Exec {
     /// Counts the bytes of a stream up to an offset as dropped. Returns no event for a gap in the result
     /// stream that contains no undelivered line.
     fn skip(&mut self, stream: Stream, to: u64) -> Result<Option<Event>, Error> {
-        let at = self.at(stream);
+        let at = self.position.get_mut(stream);
         let from = *at;
         if to <= from {
             return Err(Error::Protocol(format!("invalid gap from {from} to {to}")));
@@ -486,7 +438,7 @@ impl Exec {
     /// requested more.
     async fn consume(&mut self) -> Result<(), Error> {
         let Some([stdout, stderr]) = self.consumed else { return Ok(()) };
-        let [now_stdout, now_stderr, _] = self.position;
+        let PerStream { stdout: now_stdout, stderr: now_stderr, .. } = self.position;
         if now_stdout - stdout < self.consume_every && now_stderr - stderr < self.consume_every {
             return Ok(());
         }
@@ -499,21 +451,11 @@ impl Exec {
         Ok(())
     }
 
-    fn at(&mut self, stream: Stream) -> &mut u64 {
-        let [stdout, stderr, results] = &mut self.position;
-        match stream {
-            Stream::Stdout => stdout,
-            Stream::Stderr => stderr,
-            Stream::Results => results,
-        }
-    }
-
     /// Drops the connection and keeps the position. Results that were received but not delivered are read
     /// again.
     fn leave(&mut self) {
         self.results.leave();
-        let [.., results] = &mut self.position;
-        *results = self.results.asks_from();
+        self.position.results = self.results.asks_from();
         self.body = None;
         self.buffer.clear();
         self.open = None;
@@ -521,8 +463,8 @@ impl Exec {
 
     /// Returns the end of an exec whose guest can no longer report it.
     fn end_from_here(&self, outcome: Outcome) -> ExecEnd {
-        let ([stdout_bytes, stderr_bytes, _], [stdout_dropped, stderr_dropped]) =
-            (self.position, self.dropped);
+        let PerStream { stdout: stdout_bytes, stderr: stderr_bytes, .. } = self.position;
+        let [stdout_dropped, stderr_dropped] = self.dropped;
         ExecEnd {
             outcome,
             stdout_bytes,

@@ -20,7 +20,8 @@ pub mod link;
 pub mod port;
 pub mod sandbox;
 
-pub use exec::{Collected, Event, Exec};
+pub use api::output::{Collected, Event};
+pub use exec::Exec;
 pub use files::{Files, Piece, Reading, Watching, Writing};
 pub use port::Port;
 pub use sandbox::Sandbox;

@@ -15,6 +15,8 @@
 //! A record is replaced atomically. If the disk is too full for that, the record is overwritten in place: it
 //! was created with spare space, so that the end of a sandbox can always be recorded.
 
+mod packages;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -23,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use api::SandboxId;
-use api::policy::{Installed, Policy};
+use api::policy::Policy;
 use api::ports::PUBLIC_MAX;
 use api::sandbox::Sandbox;
 use host::clock;
@@ -39,8 +41,6 @@ const SPARE_BYTES: usize = 2048;
 /// child executes the runtime.
 const LOCK_WITHIN: Duration = Duration::from_secs(2);
 const LOCK_EVERY: Duration = Duration::from_millis(20);
-/// Maximum size of the package list of one sandbox: about ten thousand packages.
-const PACKAGES_BYTES_MAX: u64 = 4 << 20;
 /// Time for which a damaged record is kept after its sandbox is gone: one week for the operator to inspect
 /// it.
 const ASIDE_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -343,42 +343,6 @@ impl Journal {
             }
         }
         Ok(())
-    }
-
-    /// Records that a sandbox received a package.
-    ///
-    /// # Errors
-    /// Returns the error of the file system, or an error if the list has reached its maximum size.
-    pub fn add_package(&self, id: &SandboxId, installed: &Installed) -> Result<(), Error> {
-        let path = self.packages_path(id);
-        let mut line =
-            serde_json::to_vec(installed).map_err(io::Error::from).map_err(failed("write", &path))?;
-        line.push(b'\n');
-        let mut options = OpenOptions::new();
-        let mut file =
-            options.append(true).create(true).mode(0o600).open(&path).map_err(failed("open", &path))?;
-        if file.metadata().map_err(failed("inspect", &path))?.len() > PACKAGES_BYTES_MAX {
-            return Err(failed("write", &path)(io::ErrorKind::FileTooLarge.into()));
-        }
-        file.write_all(&line).map_err(failed("write", &path))
-    }
-
-    /// Returns the packages that a sandbox received.
-    ///
-    /// # Errors
-    /// Returns the error of the file system.
-    pub fn packages(&self, id: &SandboxId) -> Result<Vec<Installed>, Error> {
-        let path = self.packages_path(id);
-        let text = match fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other.map_err(failed("read", &path))?,
-        };
-        // Skips a line that a killed server wrote only in part.
-        Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
-    }
-
-    fn packages_path(&self, id: &SandboxId) -> PathBuf {
-        self.named(id, "packages")
     }
 
     fn path(&self, id: &SandboxId) -> PathBuf {

@@ -27,9 +27,9 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout;
 
-use control::account::Account;
-use crate::rejection::{Answer, Rejection};
 use crate::listen::Origin;
+use crate::rejection::{Answer, Rejection};
+use control::account::Account;
 
 /// Timeout for a whole message.
 pub const BODY_WITHIN: Duration = Duration::from_secs(30);

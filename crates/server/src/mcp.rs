@@ -18,16 +18,16 @@ use tokio::sync::{OnceCell, mpsc};
 use tools::mcp::{ARTIFACT_BYTES_MAX, Answer, Artifact, Content, Host, Progress, Service, Settings, Tool};
 use tools::publish::Facts;
 
-use control::account::{Account, Rate};
 use crate::authority::{Caller, Write};
 use crate::body::{self, Room};
 use crate::extract::Asked;
 use crate::rejection::Rejection;
+use control::account::{Account, Rate};
+use control::fault::Fault;
 use control::platform::Platform;
 use control::session::Live;
-use control::session::whole;
-use control::fault::Fault;
 use control::session::flight::EndsWith;
+use control::session::whole;
 
 /// Maximum number of concurrent clients, in total and of one key. A client needs little memory, and its
 /// sandbox counts against the quota of its project.
@@ -82,8 +82,7 @@ pub async fn serve(
     let account = Arc::clone(&caller.account);
     let talk = Talk { platform: Arc::clone(&platform), account, set: offer.set, live: OnceCell::new() };
     let (request, room) = counted(request).await?;
-    let answered =
-        service.handle(&caller.key.id, || Ok(Arc::new(talk) as Arc<dyn Host>), request).await?;
+    let answered = service.handle(&caller.key.id, || Ok(Arc::new(talk) as Arc<dyn Host>), request).await?;
     // A call uses its message until the response is complete.
     let answered = answered.map(|body| {
         body.map_frame(move |frame| {

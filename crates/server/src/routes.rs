@@ -44,12 +44,12 @@ use axum::response::{IntoResponse, Response};
 use tracing::Instrument as _;
 use utoipa::OpenApi;
 
+use crate::app::App;
 use crate::authority::cut::Slot;
 use crate::authority::table::{On, Row, Table};
+use crate::ports::Inside;
 use crate::rejection::Rejection;
 use control::Platform;
-use crate::app::App;
-use crate::ports::Inside;
 use control::trace::PARENT_HEADER;
 
 #[derive(OpenApi)]

@@ -20,10 +20,10 @@ use api::account::{CreateKey, NewKey, Quota, Role};
 use control::audit::{Act, Audit, Bounds, Entry, verify};
 use control::store::Store;
 use control::{Platform, account, follow};
-use server::{App, listen, routes};
 use node::egress::Gate;
 use node::{Machine, Node, clock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use server::{App, listen, routes};
 
 use crate::configuration::Configuration;
 use crate::telemetry::Telemetry;

@@ -1,7 +1,7 @@
 //! Output over connections that break, send false data or fall silent.
 
 use api::exec::{ExecSpec, OutputMode, Stream};
-use api::output::{LINE_BYTES_MAX, OutputLine};
+use api::output::{LINE_BYTES_MAX, OutputLine, PerStream};
 use api::{ErrorCode, Retry};
 use base64::Engine as _;
 use client::{Error, Event, Exec};
@@ -187,7 +187,7 @@ async fn what_is_gone_when_the_reader_comes_back_is_said_by_name() {
         let mut exec = reader(&server);
         assert!(matches!(exec.next().await.unwrap(), Some(Event::Data { .. })));
         assert_eq!(exec.next().await.unwrap_err().code(), Some(code));
-        assert_eq!(exec.position(), (3, 0, 0));
+        assert_eq!(exec.position(), PerStream { stdout: 3, stderr: 0, results: 0 });
     }
 }
 

@@ -10,10 +10,11 @@ use api::{Error, ErrorCode, SandboxId};
 use node::{Call, folder};
 use tracing::Instrument as _;
 
-use super::{Live, Record, check_open, dataset_key};
+use super::{Live, check_open, dataset_key};
 use crate::account::{Account, Rate};
 use crate::fault::Answer;
 use crate::platform::{NewSandbox, Platform};
+use crate::store::SessionRecord;
 use crate::trace;
 
 /// Folders that exist from the start (requirement A5.03).
@@ -58,7 +59,7 @@ impl Live {
         &self,
         platform: &Arc<Platform>,
         account: &Arc<Account>,
-        record: &mut Record,
+        record: &mut SessionRecord,
     ) -> Answer<Used> {
         if let Some(id) = record.session.sandbox.clone() {
             match platform.node.call(&id).await {
@@ -103,7 +104,7 @@ impl Live {
     }
 
     /// Records the sandbox in the session, and creates the initial folders.
-    async fn begun(&self, platform: &Platform, record: &Record, id: SandboxId) -> Answer<Used> {
+    async fn begun(&self, platform: &Platform, record: &SessionRecord, id: SandboxId) -> Answer<Used> {
         self.save(platform, record).await?;
         let call = platform.node.call(&id).await?;
         for folder in FOLDERS {
@@ -119,7 +120,7 @@ impl Live {
         &self,
         platform: &Arc<Platform>,
         account: &Arc<Account>,
-        record: &Record,
+        record: &SessionRecord,
     ) -> Answer<Sandbox> {
         let session = &record.session;
         let request = CreateSandbox {
@@ -149,7 +150,12 @@ impl Live {
     }
 
     /// Copies the datasets that the sandbox lacks (requirement A5.02).
-    async fn place_datasets(&self, platform: &Platform, record: &mut Record, call: &Call) -> Answer<()> {
+    async fn place_datasets(
+        &self,
+        platform: &Platform,
+        record: &mut SessionRecord,
+        call: &Call,
+    ) -> Answer<()> {
         let datasets = record.session.datasets.clone();
         let missing = datasets.iter().filter(|dataset| !record.placed.contains(&dataset.path));
         let missing: Vec<_> = missing.cloned().collect();
@@ -173,7 +179,12 @@ impl Live {
 
     /// Stops the sandbox, if any. A failure is logged, and the limits of the sandbox end it later
     /// (requirement A1.04). Returns false after a failure.
-    pub(super) async fn release(&self, platform: &Platform, account: &Account, record: &mut Record) -> bool {
+    pub(super) async fn release(
+        &self,
+        platform: &Platform,
+        account: &Account,
+        record: &mut SessionRecord,
+    ) -> bool {
         let Some(id) = record.session.sandbox.clone() else { return true };
         let stopping = async {
             trace::about(&id);
@@ -208,7 +219,7 @@ impl Live {
     }
 
     /// Detaches the sandbox from the session, so that the next call gets a new one.
-    pub(super) fn spend(&self, record: &mut Record) {
+    pub(super) fn spend(&self, record: &mut SessionRecord) {
         record.session.sandbox = None;
         record.spent += 1;
         record.prepared = false;

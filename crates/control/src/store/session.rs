@@ -1,16 +1,37 @@
 //! Sessions, and the sandbox of each. The data that they keep is stored by the node ([`node::folder`]).
 
-use api::SessionId;
+use std::collections::VecDeque;
+
 use api::server::{PAGE_MAX, Page};
 use api::session::Session;
+use api::{ExecId, SessionId};
+use serde::{Deserialize, Serialize};
 
 use super::history::Cursor;
 use super::read::For;
 use super::{Error, Lasting, Store, begin, body, failed, integer, parse};
-use crate::session::Record;
 
 /// Maximum number of stored sessions of one project.
 pub const SESSIONS_MAX: u64 = 100_000;
+
+/// A session as it is stored.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SessionRecord {
+    /// The public part.
+    pub session: Session,
+    /// Number of sandboxes that the session has released. Distinguishes the create request of the next one.
+    #[serde(default)]
+    pub spent: u64,
+    /// True if the sandbox has its initial files. Until then, missing files do not count as removed by a run.
+    #[serde(default)]
+    pub prepared: bool,
+    /// Paths of the datasets that are in the sandbox.
+    #[serde(default)]
+    pub placed: Vec<String>,
+    /// Runs, oldest first.
+    #[serde(default)]
+    pub runs: VecDeque<ExecId>,
+}
 
 impl Store {
     /// Saves a new session, once for each idempotency key. Returns the existing session if an earlier request
@@ -20,9 +41,9 @@ impl Store {
     /// The key was used for another request, the project is at its limit, or the store does not respond.
     pub async fn create_session(
         &self,
-        record: &Record,
+        record: &SessionRecord,
         idempotency: Option<(&str, [u8; 32])>,
-    ) -> Result<Option<Record>, Error> {
+    ) -> Result<Option<SessionRecord>, Error> {
         const ACT: &str = "save a session";
         let Session { id, project, created_at_ms, .. } = &record.session;
         let mut connection = self.connection(Lasting::Process, ACT).await?;
@@ -72,7 +93,7 @@ impl Store {
     ///
     /// # Errors
     /// The store does not respond, or the row is damaged.
-    pub async fn session(&self, project: &str, id: &SessionId) -> Result<Option<Record>, Error> {
+    pub async fn session(&self, project: &str, id: &SessionId) -> Result<Option<SessionRecord>, Error> {
         const ACT: &str = "look up a session";
         let mut reader = self.reader(For::Project(project), ACT).await?;
         let row: Option<String> =
@@ -113,7 +134,7 @@ impl Store {
         let more = rows.len() > limit as usize;
         let shown = rows.iter().take(limit as usize);
         let items = shown
-            .map(|(id, text)| parse::<Record>(id, text).map(|record| record.session))
+            .map(|(id, text)| parse::<SessionRecord>(id, text).map(|record| record.session))
             .collect::<Result<Vec<_>, _>>()?;
         let next = items
             .last()
@@ -126,7 +147,7 @@ impl Store {
     ///
     /// # Errors
     /// The store does not respond.
-    pub async fn put_session(&self, record: &Record, now_ms: u64) -> Result<bool, Error> {
+    pub async fn put_session(&self, record: &SessionRecord, now_ms: u64) -> Result<bool, Error> {
         const ACT: &str = "save a session";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
         let id = record.session.id.as_str();
@@ -155,7 +176,7 @@ impl Store {
                 .await
                 .map_err(failed(ACT))?;
         // A damaged session must not prevent the deletion of others.
-        let read = |(id, text): &(String, String)| match parse::<Record>(id, text) {
+        let read = |(id, text): &(String, String)| match parse::<SessionRecord>(id, text) {
             Ok(record) => Some(record.session),
             Err(error) => {
                 tracing::error!(session = id, %error, "cannot parse a stored session");

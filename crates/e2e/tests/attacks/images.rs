@@ -200,8 +200,8 @@ fn a_pull_is_not_led_to_where_it_may_not_go() {
             let output = world.command(&place.build(&format!("r{at}"), reference, &[])).output().unwrap();
             let words = said(&output);
             assert!(
-                !output.status.success() && words.contains("cannot pull")
-                    || words.contains("does not match: expected"),
+                !output.status.success()
+                    && (words.contains("cannot pull") || words.contains("does not match: expected")),
                 "{reference}: {words}"
             );
             assert!(begun.elapsed() < REFUSED_WITHIN, "{reference} took {:?}", begun.elapsed());

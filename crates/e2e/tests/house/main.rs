@@ -29,7 +29,7 @@ const LINES_MAX: usize = 600;
 /// together.
 const CYCLE_MAX: usize = 4;
 /// Crates above this limit. These numbers may only decrease.
-const CYCLES_LEFT: [(&str, usize); 2] = [("control", 16), ("guest", 5)];
+const CYCLES_LEFT: [(&str, usize); 1] = [("guest", 5)];
 /// Maximum number of the phrases in [`words`] per 10,000 words of documents, and of the comments of each crate.
 const HABITS_MAX: usize = 8;
 

@@ -1,5 +1,6 @@
 //! Failures of one sandbox, exec or client: each has a typed outcome, ends in time, and affects nothing else.
 
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use api::account::Role;
@@ -131,7 +132,7 @@ fn a_stream_of_a_silent_exec_says_something_every_few_seconds() {
 /// Reads standard output up to an offset, or to the end.
 async fn read(exec: &mut client::Exec, most: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
-    while exec.position().0 < most {
+    while exec.position().stdout < most {
         match exec.next().await.unwrap() {
             Some(Event::Data { stream: Stream::Stdout, bytes: more, .. }) => bytes.extend_from_slice(&more),
             Some(Event::Data { .. }) => {}
@@ -157,7 +158,7 @@ fn a_reader_that_left_comes_back_at_its_offset_also_after_the_end() {
             script("for i in $(seq 2000); do echo line $i; [ $((i % 100)) = 0 ] && sleep 0.1; done; true");
         let mut first = client.exec(&id, &spec).await.unwrap();
         let mut bytes = read(&mut first, 3000).await;
-        let (name, reached) = (first.id().clone(), first.position().0);
+        let (name, reached) = (first.id().clone(), first.position().stdout);
         assert_eq!(bytes.len() as u64, reached);
         drop(first);
         let mut second = client.reader(&id, &name);
@@ -399,5 +400,25 @@ fn a_fresh_sandbox_holds_nothing_of_the_one_before() {
             assert_eq!(clean.split_whitespace().collect::<String>(), "/dev/shm:/tmp:/workspace:");
             other.stop(&after).await.unwrap();
         }
+    });
+}
+
+/// Output that the command line cannot write, for example because the disk is full, is a failure and never success.
+#[test]
+fn output_that_cannot_be_written_makes_the_command_fail() {
+    served(async || {
+        let service = Service::start();
+        let id = service.client().create(&small()).await.unwrap().id;
+        let exec = |stdout: Stdio| {
+            let mut command = service.command(&["exec", id.as_str(), "--", "echo", "hi"]);
+            command.stdout(stdout).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap()
+        };
+        // Control: the same command succeeds if its output can be written.
+        let control = exec(Stdio::piped());
+        assert!(control.status.success() && control.stdout == b"hi\n", "{control:?}");
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let failed = exec(full.into());
+        let said = String::from_utf8_lossy(&failed.stderr);
+        assert!(!failed.status.success() && said.contains("cannot write to standard output"), "{said}");
     });
 }

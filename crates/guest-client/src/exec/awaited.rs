@@ -3,7 +3,7 @@
 use api::trace::STEP;
 use tracing::{Span, info_span};
 
-use super::Event;
+use api::output::Event;
 
 /// The trace step in progress.
 #[derive(Default)]

@@ -18,10 +18,10 @@ use node::clock;
 use tracing::{Instrument as _, info_span};
 
 use super::cut::Slot;
-use control::authority::grant::{Grant, Need, States};
-use control::audit::{Act, Entry};
-use crate::rejection::{Answer, Rejection};
 use crate::listen::Known;
+use crate::rejection::{Answer, Rejection};
+use control::audit::{Act, Entry};
+use control::authority::grant::{Grant, Need, States};
 use control::fault::Fault;
 use control::platform::Platform;
 

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use control::account::busy;
 use crate::rejection::Answer;
+use control::account::busy;
 
 use super::idle::Idle;
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
-use control::account::Account;
 use crate::rejection::Answer;
+use control::account::Account;
 
 use super::answer::Taking;
 use super::guests::Place;

@@ -29,8 +29,8 @@ use tokio::task::JoinHandle;
 
 use super::headers;
 use crate::authority::cut::Ends;
-use crate::rejection::{Answer, Rejection};
 use crate::listen::Passed;
+use crate::rejection::{Answer, Rejection};
 use control::platform::Platform;
 
 /// Timeout for the head of a response. Applications that need more time can send the head early.

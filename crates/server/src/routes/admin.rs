@@ -11,12 +11,12 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use node::clock;
 
-use control::account::mint;
-use control::audit::Act;
 use crate::authority::{Admin, Caller};
 use crate::body::Sent;
 use crate::extract::At;
 use crate::rejection::Answer;
+use control::account::mint;
+use control::audit::Act;
 use control::platform::Platform;
 
 /// Maximum length of a key's label.

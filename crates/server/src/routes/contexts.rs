@@ -9,14 +9,14 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 
-use control::account::Rate;
-use control::audit::Act;
 use crate::authority::{Caller, Read, Write};
 use crate::body::Sent;
 use crate::extract::{At, Idempotency};
 use crate::rejection::Answer;
-use control::platform::Platform;
 use crate::routes::execs::call;
+use control::account::Rate;
+use control::audit::Act;
+use control::platform::Platform;
 
 /// Create a context
 ///

@@ -10,10 +10,10 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 
 use super::files::flow::{Coming, length, promised};
-use control::audit::Act;
 use crate::authority::{Caller, Grant, Read, Write};
 use crate::extract::At;
 use crate::rejection::{Answer, Rejection};
+use control::audit::Act;
 use control::platform::Platform;
 
 /// Upload a dataset

@@ -15,13 +15,13 @@ use axum::response::{IntoResponse, Response};
 use node::Call;
 use serde::Deserialize;
 
-use control::account::Rate;
-use control::audit::Act;
 use crate::authority::{Caller, Grant, Read, Write};
 use crate::body::{self, Sent};
 use crate::extract::{Asked, At, Idempotency};
-use crate::rejection::{Answer, Rejection};
 use crate::output::Output;
+use crate::rejection::{Answer, Rejection};
+use control::account::Rate;
+use control::audit::Act;
 use control::platform::Platform;
 
 /// Maximum size of a chunk of standard input, and therefore of the input that waits for a process that does not read.
@@ -254,7 +254,7 @@ pub async fn output(
     let place = caller.share.stream()?;
     let call = call(&caller, &platform, &named).await?;
     let info = info(&call, &exec).await?;
-    let written = PerStream { stdout: info.stdout_bytes, stderr: info.stderr_bytes, results: info.results_bytes };
+    let written = PerStream::of_info(&info);
     let From { stdout, stderr, results, follow } = from;
     let from = PerStream { stdout, stderr, results };
     if !from.is_within(&written) {

@@ -28,11 +28,11 @@ use axum::Json;
 use axum::extract::State;
 use node::Call;
 
-use control::audit::Act;
 use crate::authority::{Caller, Grant, Read, Write};
 use crate::body::Sent;
 use crate::extract::At;
 use crate::rejection::Answer;
+use control::audit::Act;
 use control::platform::Platform;
 use flow::{Coming, Held};
 use query::{FilesOf, Query};

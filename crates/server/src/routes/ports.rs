@@ -1,6 +1,5 @@
 //! Ports of a sandbox: URLs, public access, and tunnels of raw bytes.
 
-
 use api::Error;
 use api::ports::{Port, PutPort, TUNNEL_PROTOCOL};
 use axum::Json;
@@ -14,17 +13,17 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use node::journal::Ports as Gate;
 
-use control::audit::Act;
+use crate::app::App;
 use crate::authority::cut::Ends;
 use crate::authority::{Caller, Write};
 use crate::body::Sent;
 use crate::extract::At;
-use crate::rejection::{Answer, Rejection};
 use crate::listen::Encrypted;
-use crate::app::App;
 use crate::ports::Ports;
 use crate::ports::name::authority;
 use crate::ports::pass;
+use crate::rejection::{Answer, Rejection};
+use control::audit::Act;
 
 /// Address by which a request reached the server.
 pub struct Reached {

@@ -20,13 +20,13 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
-use control::account::Rate;
-use control::audit::Act;
 use crate::authority::{Caller, Read, Write};
 use crate::body::Sent;
 use crate::extract::{Asked, At, Idempotency};
-use crate::rejection::Answer;
 use crate::output::{lines, written};
+use crate::rejection::Answer;
+use control::account::Rate;
+use control::audit::Act;
 use control::platform::{NewSandbox, Platform};
 use control::trace;
 

@@ -9,11 +9,11 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 
-use control::audit::Act;
 use crate::authority::{Caller, Read, Write};
 use crate::body;
 use crate::extract::At;
 use crate::rejection::Answer;
+use control::audit::Act;
 use control::platform::Platform;
 
 /// Maximum size of a request body: a value of maximum length with every byte escaped, and some overhead.

@@ -13,16 +13,16 @@ use axum::http::request::Parts;
 use axum::response::Response;
 use serde::Deserialize;
 
-use control::audit::Act;
 use crate::authority::cut::Ends;
 use crate::authority::{Caller, Write};
 use crate::body::Sent;
 use crate::extract::{Asked, At};
-use crate::rejection::Answer;
 use crate::listen::Held;
-use control::platform::Platform;
+use crate::rejection::Answer;
 use crate::routes::execs::{call, exec_id, info};
 use crate::terminal::{MESSAGE_BYTES_MAX, Session};
+use control::audit::Act;
+use control::platform::Platform;
 
 /// Size of a session's read buffer. Small, because input is keystrokes. Output is sent without a buffer.
 const BUFFER_BYTES: usize = 16 * 1024;

@@ -97,6 +97,9 @@ fn a_file_that_changes_while_it_is_read_is_never_taken_for_whole() {
                 Err(_) => told += 1,
             }
         }
+        // Control: a process that reads the file without this check gets a mixture.
+        let mixtures = "for i in $(seq 40); do { head -c 1000; sleep 0.02; cat; } < cut | tr -s ab; echo; done | grep -cE 'ab|ba'";
+        assert_ne!(ground.run(mixtures).await, "0");
         ground.run("touch end").await;
         // Every read returned a single version or reported the change.
         ground.held("P-09", &format!("of 20 reads {whole} were one version, {told} said that it changed"));

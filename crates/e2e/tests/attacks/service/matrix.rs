@@ -9,9 +9,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::account::Role;
-use server::authority::table::Row;
 use e2e::service::{PLENTY, Service, served};
 use serde_json::{Value, json};
+use server::authority::table::Row;
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpSocket;

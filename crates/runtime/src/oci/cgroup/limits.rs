@@ -30,11 +30,11 @@ pub(super) fn apply(
     (limits, tier): (&Limits, Tier),
 ) -> Result<(), Error> {
     let user = sandbox.join("user");
+    if controller == "memory" && !hierarchy.unified {
+        write_if_there(&sandbox.join("memory.use_hierarchy"), "1")?;
+    }
     match (controller, tier) {
         ("memory", Tier::Container) => {
-            if !hierarchy.unified {
-                write_if_there(&sandbox.join("memory.use_hierarchy"), "1")?;
-            }
             memory(hierarchy, sandbox, limits.memory_bytes + GUEST_MEMORY_BYTES)?;
             memory(hierarchy, &user, limits.memory_bytes)?;
             sockets(hierarchy, &user, limits)?;

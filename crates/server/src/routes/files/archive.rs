@@ -14,10 +14,10 @@ use super::Change;
 use super::content::attachment;
 use super::flow::{Coming, Held, outward};
 use super::query::Query;
-use control::audit::Act;
 use crate::authority::{Caller, Read, Write};
 use crate::extract::At;
 use crate::rejection::Answer;
+use control::audit::Act;
 use control::platform::Platform;
 
 /// Download an archive

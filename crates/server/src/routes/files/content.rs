@@ -16,10 +16,10 @@ use node::Call;
 use super::Change;
 use super::flow::{Coming, Held, digest_trailer, outward, promised, reads_trailers};
 use super::query::Query;
-use control::audit::Act;
 use crate::authority::{Caller, Read, Write};
 use crate::extract::At;
 use crate::rejection::{Answer, Rejection};
+use control::audit::Act;
 use control::platform::Platform;
 
 /// Bytes of a file to read.

@@ -23,8 +23,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 pub use crate::body::{Coming, IDLE_MAX};
-use crate::rejection::{Answer, Rejection};
 use crate::output::written;
+use crate::rejection::{Answer, Rejection};
 use control::platform::Platform;
 
 /// Maximum number of chunks buffered for the client.

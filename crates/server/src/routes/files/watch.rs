@@ -12,8 +12,8 @@ use super::flow::{Held, told};
 use super::query::Query;
 use crate::authority::{Caller, Read};
 use crate::extract::At;
-use crate::rejection::Answer;
 use crate::output::lines;
+use crate::rejection::Answer;
 use control::platform::Platform;
 
 /// Watch a file or directory

@@ -22,10 +22,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::authority::cut::Ends;
 use crate::authority::{Caller, Read};
 use crate::extract::At;
-use crate::rejection::Answer;
 use crate::output::{lines, written};
-use control::platform::Platform;
+use crate::rejection::Answer;
 use crate::routes::terminals::Connection;
+use control::platform::Platform;
 use control::session::Live;
 
 /// Timeout for sending a message. A client that accepts nothing for this long has lost its network.
