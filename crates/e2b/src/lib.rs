@@ -128,10 +128,10 @@ fn outside() -> Table<Adapter> {
         .route(On::Get, "/templates/{template}/files/{archive}", builder::files)
         .route(On::Put, "/templates/{template}/files/{archive}", builder::receive)
         .layered(|router| router.layer(DefaultBodyLimit::disable()));
-    sandboxes().and(templates_and_builds()).and(uploads)
+    sandbox_routes().and(template_routes()).and(uploads)
 }
 
-fn sandboxes() -> Table<Adapter> {
+fn sandbox_routes() -> Table<Adapter> {
     Table::default()
         .route(On::Post, "/v2/sandboxes", sandboxes::create)
         .route(On::Get, "/v2/sandboxes", list::page)
@@ -161,7 +161,7 @@ fn sandboxes() -> Table<Adapter> {
         .route(On::Any, "/secrets/{secret}", sandboxes::no_secrets)
 }
 
-fn templates_and_builds() -> Table<Adapter> {
+fn template_routes() -> Table<Adapter> {
     Table::default()
         .route(On::Get, "/templates", templates::list)
         .route(On::Post, "/templates", templates::not_here)
