@@ -40,9 +40,8 @@ use tokio::time::Instant;
 
 pub use account::Account;
 
-use crate::engine::{container, posture};
 use crate::written::{Written, owner};
-use crate::{Error, Exit, Listed, Profile, Runtime, Spec, Tier, Usage, files};
+use crate::{Error, Exit, Listed, Profile, Runtime, Spec, Tier, Usage, files, memory_disks, posture};
 use channel::Terminals;
 use workspace::{Ran, Workspace};
 
@@ -281,7 +280,7 @@ impl Runtime for Daytona {
     }
 
     fn within(&self, limits: Limits) -> Limits {
-        container::within(limits)
+        memory_disks::within(limits)
     }
 
     async fn lacks(&self) -> Result<Vec<String>, Error> {
@@ -302,7 +301,7 @@ impl Runtime for Daytona {
                 why: "Daytona runs sandboxes but does not unpack or build layers; build the template with an engine, or as root on Linux".into(),
             });
         }
-        container::check(&spec.limits)?;
+        memory_disks::check(&spec.limits)?;
         // A start whose caller stops waiting must still become a sandbox or nothing.
         let (daytona, id, spec) = (self.clone(), id.clone(), spec.clone());
         let start = tokio::spawn(async move {

@@ -51,9 +51,10 @@ pub use facts::Facts;
 pub use image::EMPTY;
 pub use place::{Kind, Place};
 
-use crate::oci::seccomp;
 use crate::written::{self, Written, owner};
-use crate::{Error, Exit, Listed, Pausing, Profile, Runtime, Spec, Tier, Usage, files};
+use crate::{
+    Error, Exit, Listed, Pausing, Profile, Runtime, Spec, Tier, Usage, files, memory_disks, seccomp,
+};
 use container::Dialect;
 
 /// Delay between attempts to reach an engine, which is unavailable for a few seconds while it restarts.
@@ -287,7 +288,7 @@ impl Runtime for Engine {
     }
 
     fn within(&self, limits: Limits) -> Limits {
-        container::within(limits)
+        memory_disks::within(limits)
     }
 
     async fn lacks(&self) -> Result<Vec<String>, Error> {
@@ -304,7 +305,7 @@ impl Runtime for Engine {
                 ),
             });
         }
-        container::check(&spec.limits)?;
+        memory_disks::check(&spec.limits)?;
         // A start whose caller stops waiting must still become a sandbox or nothing.
         let (engine, id, spec) = (self.clone(), id.clone(), spec.clone());
         let start = tokio::spawn(async move {

@@ -9,6 +9,9 @@
 //! | [`engine`] | Docker and Podman, driven by the API that both serve |
 //! | [`daytona`] | workspaces of a Daytona account, isolated by walls that the guest sets up |
 //! | `sim` | an in-memory runtime without isolation, for tests; behind the feature of the same name |
+//! | [`confinement`], [`seccomp`] | what every backend applies: capabilities, hidden paths, limits, the system call filter |
+//! | [`memory_disks`], [`posture`], [`handshake`] | parts of backends that cannot use disks of the machine or transfer descriptors |
+//! | [`probe`] | detection of kernel features inside a user namespace |
 //! | [`tables`] | sizes of the kernel's process and open-file tables, and the share of one sandbox |
 //! | [`laws`] | the behavior required of every backend, as a test suite that runs on any of them |
 //!
@@ -16,13 +19,19 @@
 //! the sandbox id, and can be removed by [`Runtime::stop`] of any process that knows only the id. A sandbox
 //! with weaker isolation than its spec requires is never started.
 
+mod confinement;
 pub mod daytona;
 pub mod engine;
 mod files;
 mod hand;
+mod handshake;
 mod http;
 pub mod laws;
+mod memory_disks;
 pub mod oci;
+mod posture;
+mod probe;
+mod seccomp;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod tables;

@@ -5,12 +5,11 @@
 //! | [`flavor`] | the OCI runtimes, as data |
 //! | [`start`], [`stop`] | starting and stopping, in named steps |
 //! | [`record`] | the record that is written before anything else is created, and the owner's lock |
-//! | [`config`], [`seccomp`] | the configuration for the OCI runtime |
+//! | [`config`] | the configuration for the OCI runtime |
 //! | [`cgroup`], [`disk`], [`blank`], [`mounts`], [`nodes`], [`owners`] | the resources that a start creates itself |
 //! | [`channel`] | the socket to which the guest connects |
 //! | [`posture`] | the observed and the expected privileges of process 1 |
 //! | [`locks`] | detection of sandboxes with too many file locks, which Linux does not limit |
-//! | [`probe`] | detection of kernel features inside a user namespace |
 //! | [`process`] | processes by descriptor, and commands |
 //!
 //! ```text
@@ -34,10 +33,8 @@ mod mounts;
 mod nodes;
 mod owners;
 mod posture;
-mod probe;
 mod process;
 pub mod record;
-pub(crate) mod seccomp;
 mod start;
 mod stop;
 

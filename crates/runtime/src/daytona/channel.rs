@@ -29,7 +29,7 @@ use super::Daytona;
 use super::account::Account;
 use super::workspace::Workspace;
 use crate::Error;
-use crate::engine::channel::greet;
+use crate::handshake::greet;
 
 /// Size of the chunks sent to the agent, which accepts up to 64 KiB in one message.
 const PIECE_BYTES: usize = 32 * 1024;

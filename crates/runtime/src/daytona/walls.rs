@@ -7,9 +7,7 @@ use api::limits::Limits;
 use api::walls::{Instruction, Walls};
 use serde_json::{Value, json};
 
-use crate::engine::container;
-use crate::oci::{config, seccomp};
-use crate::{Error, Tier};
+use crate::{Error, Tier, confinement, memory_disks, seccomp};
 
 /// The hosts file of a sandbox, with only its own names.
 const HOSTS: &str = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost\n";
@@ -31,21 +29,21 @@ const FOREIGN: [Instruction; 4] = [
 /// Returns the walls of a sandbox with these limits.
 pub(super) fn walls(limits: &Limits) -> Result<Walls, Error> {
     let mut disks: BTreeMap<String, String> =
-        container::disks(limits).map(|(path, _, options)| (path.to_owned(), options)).into();
-    disks.insert("/dev/shm".into(), format!("mode=1777,size={}", config::shared_bytes(limits)));
+        memory_disks::disks(limits).map(|(path, _, options)| (path.to_owned(), options)).into();
+    disks.insert("/dev/shm".into(), format!("mode=1777,size={}", confinement::shared_bytes(limits)));
     let files = [("/etc/hosts", HOSTS), ("/etc/hostname", "sandbox\n"), ("/etc/resolv.conf", "")];
     Ok(Walls {
         memory_bytes: limits.memory_bytes,
         cpu_millis: limits.cpu_millis,
         pids: limits.pids,
-        open_files: config::open_files(limits),
-        capabilities: config::capability_bits(false),
+        open_files: confinement::open_files(limits),
+        capabilities: confinement::capability_bits(false),
         disks,
-        spool: container::spool(limits),
-        terminals: config::terminals(),
+        spool: memory_disks::spool(limits),
+        terminals: confinement::terminals(),
         files: files.map(|(path, content)| (path.to_owned(), content.to_owned())).into(),
-        masked: config::MASKED.into_iter().chain(OTHERS).map(str::to_owned).collect(),
-        read_only: config::READ_ONLY.map(str::to_owned).to_vec(),
+        masked: confinement::MASKED.into_iter().chain(OTHERS).map(str::to_owned).collect(),
+        read_only: confinement::READ_ONLY.map(str::to_owned).to_vec(),
         filters: filters()?,
     })
 }
@@ -138,7 +136,7 @@ mod tests {
 
     #[test]
     fn the_walls_are_those_of_an_engine() {
-        let limits = container::within(Limits::default());
+        let limits = memory_disks::within(Limits::default());
         let walls = walls(&limits).unwrap();
         assert_eq!(walls.pids, limits.pids);
         assert_eq!(walls.capabilities, 0x1e0);

@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use api::SandboxId;
-use api::hello::{HELLO_BYTES, Hello, Kind};
 use api::posture::Posture;
 use bollard::container::LogOutput;
 use bollard::exec::{CreateExecOptions, StartExecOptions, StartExecResults};
@@ -17,6 +16,7 @@ use tokio::time::Instant;
 
 use super::{Engine, container};
 use crate::Error;
+use crate::handshake::greet;
 
 /// Buffer size for data from the node. Engines forward 32 KiB at a time.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -83,19 +83,6 @@ impl Engine {
             StartExecResults::Detached => Err(Error::Ended(id.clone())),
         }
     }
-}
-
-/// Performs the handshake: reads the guest's hello and sends ours. No descriptors are sent, because an engine
-/// cannot transfer them.
-pub(crate) async fn greet(mut stream: UnixStream) -> Result<UnixStream, String> {
-    let mut bytes = [0; HELLO_BYTES];
-    let heard = stream.read_exact(&mut bytes).await;
-    heard.map_err(|error| format!("handshake failed: {error}"))?;
-    Hello::decode(&bytes).map_err(|error| error.to_string())?;
-    let answer = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false };
-    let sent = stream.write_all(&answer.encode()).await;
-    sent.map_err(|error| format!("cannot send the handshake reply: {error}"))?;
-    Ok(stream)
 }
 
 /// Copies data in both directions until either side ends, and then closes both.

@@ -12,22 +12,14 @@ use bollard::models::{
     ResourcesUlimits,
 };
 
-use crate::oci::{config, seccomp};
-use crate::{Error, Spec, Tier, Usage};
+use crate::memory_disks::{disks, spool};
+use crate::{Spec, Tier, Usage, confinement, seccomp};
 
 /// Labels with the owner of a container, and with its sandbox.
 const OWNER: &str = "dev.bellglass.owner";
 const SANDBOX: &str = "dev.bellglass.sandbox";
 /// Processes added to the process limit: process 1, and an old and a new exec of `guest connect`.
 const OWN_PIDS: u64 = 5;
-/// Divisor for the share of the disk that the home directory gets: a quarter; the workspace gets the rest.
-const HOME_SHARE: u64 = 4;
-/// Bytes of disk per file: one inode for each.
-const FILE_BYTES: u64 = 1024;
-/// Size of the spool, which holds output that process 1 does not keep in memory: an eighth of the memory
-/// limit, up to a maximum.
-const SPOOL_SHARE: u64 = 8;
-const SPOOL_BYTES_MAX: u64 = 64 << 20;
 /// Limit on processes per user on the whole machine: the usual default of Linux.
 const PROCESSES_MAX: u64 = 32_768;
 /// System calls that are not allowed, and that C libraries and language runtimes try before they fall back.
@@ -118,47 +110,6 @@ pub(super) fn id_in(labels: HashMap<String, String>) -> Option<SandboxId> {
     labels.get(SANDBOX)?.parse().ok()
 }
 
-/// Returns the maximum disk size: half the memory, because files are in memory and code needs some too. The
-/// minimum disk size is always allowed.
-fn disk_bytes_max(limits: &Limits) -> u64 {
-    (limits.memory_bytes / 2).max(Limits::MIN.disk_bytes)
-}
-
-/// Returns the maximum number of files: each costs kernel memory, which is charged to the sandbox too.
-fn disk_inodes_max(limits: &Limits) -> u64 {
-    limits.disk_bytes / FILE_BYTES
-}
-
-/// Reduces the limits to the maximum that this backend can enforce.
-pub(crate) fn within(limits: Limits) -> Limits {
-    let limits = Limits { disk_bytes: limits.disk_bytes.min(disk_bytes_max(&limits)), ..limits };
-    Limits { disk_inodes: limits.disk_inodes.min(disk_inodes_max(&limits)), ..limits }
-}
-
-/// Refuses limits that cannot be enforced if files are in memory.
-pub(crate) fn check(limits: &Limits) -> Result<(), Error> {
-    let (most, most_files) = (disk_bytes_max(limits), disk_inodes_max(limits));
-    if limits.disk_inodes > most_files {
-        return Err(Error::Unsupported {
-            what: "disk_inodes",
-            why: format!(
-                "this backend keeps sandbox files in memory and cannot provide {} inodes; request {most_files} or fewer",
-                limits.disk_inodes
-            ),
-        });
-    }
-    if limits.disk_bytes > most {
-        return Err(Error::Unsupported {
-            what: "disk_bytes",
-            why: format!(
-                "this backend keeps sandbox files in memory and cannot provide {} bytes; request {most} bytes or fewer, or request more memory",
-                limits.disk_bytes
-            ),
-        });
-    }
-    Ok(())
-}
-
 /// Returns the complete container configuration.
 pub(super) fn body(
     spec: &Spec,
@@ -192,7 +143,7 @@ fn host(limits: &Limits, dialect: &Dialect) -> HostConfig {
         memory_swap: number(limits.memory_bytes),
         nano_cpus: number(limits.cpu_millis.saturating_mul(1_000_000)),
         pids_limit: number(limits.pids + OWN_PIDS),
-        shm_size: number(config::shared_bytes(limits)),
+        shm_size: number(confinement::shared_bytes(limits)),
         ulimits: Some(ulimits(limits, dialect)),
         sysctls: Some(settings()),
         tmpfs: Some(tmpfs(limits, dialect)),
@@ -211,17 +162,19 @@ fn host(limits: &Limits, dialect: &Dialect) -> HostConfig {
         // The output of process 1 is not needed, and must not fill the engine's disk.
         log_config: Some(HostConfigLogConfig { typ: Some("none".into()), config: None }),
         cap_drop: text(&["ALL"]),
-        cap_add: Some(config::RUNS.iter().map(|name| name.trim_start_matches("CAP_").to_owned()).collect()),
+        cap_add: Some(
+            confinement::RUNS.iter().map(|name| name.trim_start_matches("CAP_").to_owned()).collect(),
+        ),
         security_opt: Some(security(dialect)),
         masked_paths: Some(masked()),
-        readonly_paths: text(&config::READ_ONLY),
+        readonly_paths: text(&confinement::READ_ONLY),
         ..HostConfig::default()
     }
 }
 
 /// Returns the settings of the sandbox's own network namespace, the same as for OCI runtimes.
 fn settings() -> HashMap<String, String> {
-    let settings = config::settings(Tier::Container);
+    let settings = confinement::settings(Tier::Container);
     let pairs = settings.as_object().into_iter().flatten();
     pairs.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
 }
@@ -236,9 +189,9 @@ fn ulimits(limits: &Limits, dialect: &Dialect) -> Vec<ResourcesUlimits> {
     };
     let mut all = vec![
         limit("core", 0),
-        limit("nofile", config::open_files(limits)),
-        limit("sigpending", config::signals()),
-        limit("msgqueue", config::queue_bytes()),
+        limit("nofile", confinement::open_files(limits)),
+        limit("sigpending", confinement::signals()),
+        limit("msgqueue", confinement::queue_bytes()),
     ];
     if matches!(dialect, Dialect::Podman { .. }) {
         all.push(limit("nproc", PROCESSES_MAX));
@@ -249,7 +202,7 @@ fn ulimits(limits: &Limits, dialect: &Dialect) -> Vec<ResourcesUlimits> {
 /// Returns the hidden paths. The cgroups are not among them, because process 1 reads its number of OOM kills
 /// there.
 fn masked() -> Vec<String> {
-    let others = config::MASKED.into_iter().filter(|path| *path != "/sys/fs");
+    let others = confinement::MASKED.into_iter().filter(|path| *path != "/sys/fs");
     others.chain(FILE_SYSTEMS).chain(KERNEL_MEMORY).map(str::to_owned).collect()
 }
 
@@ -275,30 +228,6 @@ fn security(dialect: &Dialect) -> Vec<String> {
         }
     }
     options
-}
-
-/// Returns the in-memory disks of a sandbox: path, size, and mount options with size and owner.
-pub(crate) fn disks(limits: &Limits) -> [(&'static str, u64, String); 3] {
-    let home = limits.disk_bytes / HOME_SHARE;
-    let inodes = limits.disk_inodes;
-    let user = format!("mode=0755,uid={0},gid={0}", api::limits::UID);
-    let disk = |path, bytes: u64, inodes: u64, mode: &str| {
-        (path, bytes, format!("size={bytes},nr_inodes={inodes},{mode}"))
-    };
-    [
-        disk("/workspace", limits.disk_bytes - home, inodes - inodes / HOME_SHARE, &user),
-        disk("/home/sandbox", home, inodes / HOME_SHARE, &user),
-        match limits.tmp_bytes {
-            // All disks are in memory here, within the memory limit, so `/tmp` is as large as the disk.
-            0 => disk("/tmp", limits.disk_bytes, inodes, "mode=1777"),
-            bytes => disk("/tmp", bytes, config::tmp_inodes(limits), "mode=1777"),
-        },
-    ]
-}
-
-/// Returns the mount options of the spool.
-pub(crate) fn spool(limits: &Limits) -> String {
-    format!("size={},mode=0700", (limits.memory_bytes / SPOOL_SHARE).min(SPOOL_BYTES_MAX))
 }
 
 fn tmpfs(limits: &Limits, dialect: &Dialect) -> HashMap<String, String> {
@@ -351,12 +280,8 @@ mod tests {
     }
 
     #[test]
-    fn files_are_memory_and_leave_half_of_it() {
+    fn disks_have_a_size_and_an_owner() {
         let limits = Limits::default();
-        assert!(check(&limits).is_err(), "a disk larger than memory is refused, by its name");
-        assert!(check(&Limits { disk_bytes: limits.memory_bytes / 2, ..limits }).is_ok());
-        assert!(check(&Limits { memory_bytes: 16 << 20, tmp_bytes: 1 << 20, ..Limits::MIN }).is_ok());
-        assert!(check(&Limits { disk_inodes: 1 << 30, ..Limits::MIN }).is_err());
         let mounts = tmpfs(&Limits { disk_bytes: 64 << 20, disk_inodes: 1024, ..limits }, &Dialect::Docker);
         assert!(mounts["/workspace"].contains("size=50331648,nr_inodes=768,mode=0755,uid=1000"));
         assert!(mounts["/home/sandbox"].contains("size=16777216,nr_inodes=256"));

@@ -13,10 +13,9 @@ use api::limits::UID_RANGE;
 use api::posture::Posture;
 
 use super::cgroup::Cgroups;
-use super::config;
 use super::process::Process;
 use super::record::Record;
-use crate::{Error, Tier, files};
+use crate::{Error, Tier, confinement, files};
 
 /// Capabilities that gVisor's kernel keeps in its own user namespace, in addition to those of process 1: for
 /// serving files (CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID), and SYS_PTRACE for its stubs.
@@ -63,7 +62,7 @@ pub(super) fn compare(
     expect("groups", format!("{:?}", posture.groups), "[]".into());
     expect("no_new_privileges", posture.no_new_privileges.to_string(), "true".into());
     expect("seccomp", posture.seccomp.to_string(), "2".into());
-    let capabilities = config::capability_bits(record.owns_files);
+    let capabilities = confinement::capability_bits(record.owns_files);
     let (held, separate) = match tier {
         Tier::Container => (capabilities, SEPARATE.as_slice()),
         Tier::UserKernel => (capabilities | KERNEL_CAPABILITIES, SEPARATE_KERNEL.as_slice()),

@@ -20,7 +20,7 @@ use super::owners::Owners;
 use super::process::{Process, Words};
 use super::record::Record;
 use super::{Hand, Oci, channel, config, disk, nodes, process, stop};
-use crate::{Error, Profile, Spec, Tier, files};
+use crate::{Error, Profile, Spec, Tier, confinement, files};
 
 /// Names of the steps of a start, in order.
 pub(super) const STEPS: [&str; 8] =
@@ -192,7 +192,7 @@ fn operations(
         operations.push(nodes::expose(&bundle)?);
     }
     if oci.flavor.tier == Tier::Container {
-        let limits = config::process_limits(&spec.limits).into_iter();
+        let limits = confinement::process_limits(&spec.limits).into_iter();
         operations.extend(limits.map(|(resource, _, value)| Operation::Limit { resource, value }));
     }
     Ok(operations)
