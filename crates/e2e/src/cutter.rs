@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use api::SandboxId;
 use api::posture::Posture;
-use runtime::{Error, Exit, Listed, Runtime, Spec, Tier, Usage};
+use runtime::{Error, Exit, Inspect, Listed, Properties, Runtime, Spec, Usage};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
@@ -38,12 +38,10 @@ impl Cutter {
 
 #[async_trait::async_trait]
 impl Runtime for Cutter {
-    fn name(&self) -> &str {
-        self.inner.name()
+    fn properties(&self) -> Properties {
+        self.inner.properties()
     }
-    fn tier(&self) -> Tier {
-        self.inner.tier()
-    }
+
     async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
         self.inner.start(id, spec).await
     }
@@ -66,9 +64,14 @@ impl Runtime for Cutter {
     async fn list(&self) -> Result<Vec<Listed>, Error> {
         self.inner.list().await
     }
+}
+
+#[async_trait::async_trait]
+impl Inspect for Cutter {
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
         self.inner.usage(id).await
     }
+
     async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error> {
         self.inner.posture(id).await
     }

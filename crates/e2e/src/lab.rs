@@ -73,7 +73,7 @@ impl Lab {
 
     /// Returns the pid of a sandbox's process 1 on this machine; for gVisor, that is the user-space kernel.
     pub fn process_of(&self, id: &SandboxId) -> i32 {
-        if !self.runtime.takes_images() {
+        if !self.runtime.properties().takes_images {
             let record = std::fs::read(self.data().join("sandboxes").join(id.as_str()).join("record.json"));
             let record: serde_json::Value = serde_json::from_slice(&record.unwrap()).unwrap();
             return record["process"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).unwrap();

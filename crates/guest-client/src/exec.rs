@@ -213,7 +213,7 @@ impl Exec {
                         .map_or(0, |usage| usage.memory_peak_bytes);
                     // An engine may not report peak usage, but running out of memory means that all of it was
                     // used.
-                    let all = self.home.runtime.takes_images().then_some(self.home.memory_bytes);
+                    let all = self.home.runtime.properties().takes_images.then_some(self.home.memory_bytes);
                     let peak_bytes = peak_bytes.max(all.unwrap_or(0));
                     end.memory = Some(MemoryReport { limit_bytes: self.home.memory_bytes, peak_bytes });
                 }

@@ -381,7 +381,7 @@ async fn mourn(
         _ if wanted.is_some() => wanted.unwrap_or(LostCause::Stopped),
         Exit::Exited(code) if code == i32::from(GUEST_EXPIRED) => LostCause::Expired,
         // If process 1 is subject to the sandbox's memory limit, running out of memory can kill it.
-        _ if struck && runtime.shares_limits() => LostCause::Oom,
+        _ if struck && runtime.properties().shares_limits => LostCause::Oom,
         Exit::Exited(_) | Exit::Signaled(_) | Exit::Unknown => LostCause::Died,
     };
     state.send_replace(State::Ended(cause));

@@ -29,7 +29,7 @@ use http_body_util::{BodyExt, Either, Full};
 use hyper::service::service_fn;
 use hyper::{Request, Response, body::Incoming};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use runtime::{Exit, Listed, Runtime, Spec, Tier, Usage};
+use runtime::{Exit, Inspect, Listed, Properties, Runtime, Spec, Tier, Usage};
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex, Notify, mpsc};
 
@@ -41,12 +41,10 @@ struct Liar {
 
 #[async_trait::async_trait]
 impl Runtime for Liar {
-    fn name(&self) -> &str {
-        "liar"
+    fn properties(&self) -> Properties {
+        Properties::new("liar", Tier::Container)
     }
-    fn tier(&self) -> Tier {
-        Tier::Container
-    }
+
     async fn start(&self, _: &SandboxId, _: &Spec) -> Result<(), runtime::Error> {
         Ok(())
     }
@@ -64,9 +62,14 @@ impl Runtime for Liar {
     async fn list(&self) -> Result<Vec<Listed>, runtime::Error> {
         Ok(Vec::new())
     }
+}
+
+#[async_trait::async_trait]
+impl Inspect for Liar {
     async fn usage(&self, _: &SandboxId) -> Result<Usage, runtime::Error> {
         Ok(Usage::default())
     }
+
     async fn posture(&self, _: &SandboxId) -> Result<(Posture, Vec<String>), runtime::Error> {
         Ok((Posture::default(), Vec::new()))
     }

@@ -12,7 +12,7 @@ use api::limits::Limits;
 use api::server::BackendStatus;
 use runtime::daytona::{self, Account, Daytona};
 use runtime::engine::{Engine, Kind};
-use runtime::{Runtime, Tier};
+use runtime::{Inspect as _, Runtime, Tier};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;

@@ -146,7 +146,7 @@ impl Machine {
             let listed = match runtime.list().await {
                 // An unavailable engine must not fail a cleanup that does not need it.
                 Err(runtime::Error::Unavailable { .. } | runtime::Error::Unsupported { .. })
-                    if runtime.takes_images() =>
+                    if runtime.properties().takes_images =>
                 {
                     continue;
                 }

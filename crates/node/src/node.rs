@@ -159,11 +159,11 @@ impl Node {
     /// Returns the first error.
     pub async fn probe(&self) -> Result<(), Error> {
         let runtime = self.shared.choice.at_least(runtime::Tier::Container)?;
-        if runtime.takes_images() && !runtime.has_image(runtime::engine::EMPTY).await? {
+        if runtime.properties().takes_images && !runtime.has_image(runtime::engine::EMPTY).await? {
             // The backend has responded, and it can start nothing without a template.
             return Ok(());
         }
-        let layers = match runtime.takes_images() {
+        let layers = match runtime.properties().takes_images {
             true => Vec::new(),
             false => vec![template::empty(&self.shared.data).await?],
         };

@@ -73,7 +73,7 @@ impl Plan {
     /// Returns the kind of pre-warmed sandboxes that fit the order, or `None` if the backend does not support
     /// pre-warming.
     pub(crate) fn kind(&self, order: &Order) -> Option<Kind> {
-        self.runtime.makes_ahead().then(|| Kind {
+        self.runtime.properties().prewarms.then(|| Kind {
             runtime: self.runtime.name().to_owned(),
             tier: order.request.tier,
             template: order.request.template.clone(),

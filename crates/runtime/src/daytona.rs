@@ -41,7 +41,10 @@ use tokio::time::Instant;
 pub use account::Account;
 
 use crate::written::{Written, owner};
-use crate::{Error, Exit, Listed, Profile, Runtime, Spec, Tier, Usage, files, memory_disks, posture};
+use crate::{
+    Error, Exit, Inspect, Listed, Profile, Properties, Runtime, Spec, Tier, Usage, files, memory_disks,
+    posture,
+};
 use channel::Terminals;
 use workspace::{Ran, Workspace};
 
@@ -259,20 +262,8 @@ impl Daytona {
 
 #[async_trait::async_trait]
 impl Runtime for Daytona {
-    fn name(&self) -> &str {
-        NAME
-    }
-
-    fn tier(&self) -> Tier {
-        Tier::Container
-    }
-
-    fn takes_images(&self) -> bool {
-        true
-    }
-
-    fn makes_ahead(&self) -> bool {
-        false
+    fn properties(&self) -> Properties {
+        Properties { takes_images: true, prewarms: false, ..Properties::new(NAME, Tier::Container) }
     }
 
     async fn has_image(&self, image: &str) -> Result<bool, Error> {
@@ -281,17 +272,6 @@ impl Runtime for Daytona {
 
     fn within(&self, limits: Limits) -> Limits {
         memory_disks::within(limits)
-    }
-
-    async fn lacks(&self) -> Result<Vec<String>, Error> {
-        Ok([
-            "a machine of your own: Daytona and its agent, which runs as root in the same workspace, can see everything in the sandbox",
-            "support for untrusted images: programs from the template's image run as root of the workspace to set up the isolation; use images that you have built",
-            "a user namespace: root in the sandbox is root of the workspace, although user code never runs as root",
-            "a disk: /workspace and the home directory are in memory and count toward the memory limit",
-        ]
-        .map(str::to_owned)
-        .to_vec())
     }
 
     async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
@@ -388,7 +368,10 @@ impl Runtime for Daytona {
         let listed = known.into_iter();
         Ok(listed.map(|id| Listed { owned: owned(&id), alive: alive.contains(&id), id }).collect())
     }
+}
 
+#[async_trait::async_trait]
+impl Inspect for Daytona {
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
         let used: Used = self.ask(id, "usage").await?;
         Ok(Usage {
@@ -406,5 +389,16 @@ impl Runtime for Daytona {
         let said: Posture = self.ask(id, "posture first").await?;
         let differences = posture::of_first(&said, posture::INITIAL.into_iter());
         Ok((said, differences))
+    }
+
+    async fn lacks(&self) -> Result<Vec<String>, Error> {
+        Ok([
+            "a machine of your own: Daytona and its agent, which runs as root in the same workspace, can see everything in the sandbox",
+            "support for untrusted images: programs from the template's image run as root of the workspace to set up the isolation; use images that you have built",
+            "a user namespace: root in the sandbox is root of the workspace, although user code never runs as root",
+            "a disk: /workspace and the home directory are in memory and count toward the memory limit",
+        ]
+        .map(str::to_owned)
+        .to_vec())
     }
 }

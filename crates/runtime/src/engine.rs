@@ -53,7 +53,8 @@ pub use place::{Kind, Place};
 
 use crate::written::{self, Written, owner};
 use crate::{
-    Error, Exit, Listed, Pausing, Profile, Runtime, Spec, Tier, Usage, files, memory_disks, seccomp,
+    Error, Exit, Inspect, Listed, Pausing, Profile, Properties, Runtime, Spec, Tier, Usage, files,
+    memory_disks, seccomp,
 };
 use container::Dialect;
 
@@ -263,16 +264,12 @@ impl Engine {
 
 #[async_trait::async_trait]
 impl Runtime for Engine {
-    fn name(&self) -> &str {
-        self.shared.place.kind.name()
-    }
-
-    fn tier(&self) -> Tier {
-        Tier::Container
-    }
-
-    fn takes_images(&self) -> bool {
-        true
+    fn properties(&self) -> Properties {
+        Properties {
+            takes_images: true,
+            shares_limits: true,
+            ..Properties::new(self.shared.place.kind.name(), Tier::Container)
+        }
     }
 
     async fn has_image(&self, image: &str) -> Result<bool, Error> {
@@ -283,16 +280,8 @@ impl Runtime for Engine {
         Ok(self.known(image).await?.is_some())
     }
 
-    fn shares_limits(&self) -> bool {
-        true
-    }
-
     fn within(&self, limits: Limits) -> Limits {
         memory_disks::within(limits)
-    }
-
-    async fn lacks(&self) -> Result<Vec<String>, Error> {
-        Ok(self.facts().await?.lacks())
     }
 
     async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
@@ -399,6 +388,13 @@ impl Runtime for Engine {
         Ok(listed.map(|id| Listed { owned: owned(&id), alive: alive.contains(&id), id }).collect())
     }
 
+    fn pausing(&self) -> Option<&dyn Pausing> {
+        Some(self)
+    }
+}
+
+#[async_trait::async_trait]
+impl Inspect for Engine {
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
         let state = self.state(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
         let options = StatsOptionsBuilder::new().stream(false).one_shot(true).build();
@@ -413,16 +409,16 @@ impl Runtime for Engine {
         Ok(container::usage(&stats, &state))
     }
 
-    fn pausing(&self) -> Option<&dyn Pausing> {
-        Some(self)
-    }
-
     async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error> {
         let found = self.inspect(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
         let said = self.ask_first(id).await?;
         let facts = self.facts().await?;
         let differences = posture::differences(&said, &found, facts);
         Ok((said, differences))
+    }
+
+    async fn lacks(&self) -> Result<Vec<String>, Error> {
+        Ok(self.facts().await?.lacks())
     }
 }
 

@@ -267,31 +267,44 @@ pub fn machine_memory_bytes() -> u64 {
     machine.totalram.saturating_mul(u64::from(machine.mem_unit))
 }
 
+/// Fixed properties of a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Properties {
+    /// Name as users know it, such as `runc` or `runsc`.
+    pub name: &'static str,
+    /// Strength of the isolation.
+    pub tier: Tier,
+    /// True if the backend identifies a root file system by the name of an image, and not by layer directories.
+    pub takes_images: bool,
+    /// True if process 1 is subject to the limits of user code, so that running out of memory can kill it too.
+    pub shares_limits: bool,
+    /// True if sandboxes may be pre-warmed. False for backends that charge for each sandbox.
+    pub prewarms: bool,
+}
+
+impl Properties {
+    /// Returns the usual properties of a backend of this tier.
+    pub fn new(name: &'static str, tier: Tier) -> Self {
+        let shares_limits = tier == Tier::UserKernel;
+        Self { name, tier, takes_images: false, shares_limits, prewarms: true }
+    }
+}
+
 /// One isolation backend. Implementations are cheap to share; every method may be called again after any
 /// failure.
 #[async_trait::async_trait]
-pub trait Runtime: Send + Sync {
-    /// Returns its name as users know it, such as `runc` or `runsc`.
-    fn name(&self) -> &str;
+pub trait Runtime: Inspect + Send + Sync {
+    /// Returns the properties of the backend.
+    fn properties(&self) -> Properties;
+
+    /// Returns its name as users know it.
+    fn name(&self) -> &'static str {
+        self.properties().name
+    }
 
     /// Returns the strength of its isolation.
-    fn tier(&self) -> Tier;
-
-    /// Returns true if it identifies a root file system by the name of an image, and not by layer
-    /// directories.
-    fn takes_images(&self) -> bool {
-        false
-    }
-
-    /// Returns true if process 1 is subject to the limits of user code, so that running out of memory can
-    /// kill it too.
-    fn shares_limits(&self) -> bool {
-        self.tier() == Tier::UserKernel
-    }
-
-    /// Returns true if sandboxes may be pre-warmed. False for backends that charge for each sandbox.
-    fn makes_ahead(&self) -> bool {
-        true
+    fn tier(&self) -> Tier {
+        self.properties().tier
     }
 
     /// Returns true if it has a root file system of this name.
@@ -304,11 +317,6 @@ pub trait Runtime: Send + Sync {
     /// [`Runtime::start`].
     fn within(&self, limits: Limits) -> Limits {
         limits
-    }
-
-    /// Returns the parts of its tier's default posture that this backend does not provide, one line each.
-    async fn lacks(&self) -> Result<Vec<String>, Error> {
-        Ok(Vec::new())
     }
 
     /// Starts a sandbox. On success, process 1 runs (it may not have connected yet), all limits are in force,
@@ -337,9 +345,18 @@ pub trait Runtime: Send + Sync {
 
     /// Lists all sandboxes that exist at least in part, including half-made ones and those of dead processes.
     async fn list(&self) -> Result<Vec<Listed>, Error>;
+}
 
+/// Observation of a backend and of its sandboxes, without changing them.
+#[async_trait::async_trait]
+pub trait Inspect: Send + Sync {
     /// Returns the current resource usage of a sandbox.
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error>;
+
+    /// Returns the privileges of process 1 (or of the user-space kernel that runs it) as seen from outside,
+    /// and their differences from what its tier promises, one line each. A correctly started sandbox has no
+    /// differences.
+    async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error>;
 
     /// Returns the sandbox to stop because it uses too much of a kernel resource that has no limit. Cheap if
     /// there is none.
@@ -347,10 +364,10 @@ pub trait Runtime: Send + Sync {
         Ok(None)
     }
 
-    /// Returns the privileges of process 1 (or of the user-space kernel that runs it) as seen from outside,
-    /// and their differences from what its tier promises, one line each. A correctly started sandbox has no
-    /// differences.
-    async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error>;
+    /// Returns the parts of its tier's default posture that this backend does not provide, one line each.
+    async fn lacks(&self) -> Result<Vec<String>, Error> {
+        Ok(Vec::new())
+    }
 }
 
 /// Suspends the processes of sandboxes and keeps their memory.

@@ -54,7 +54,7 @@ pub use flavor::Flavor;
 pub use record::Dirs;
 
 use crate::hand::Lock;
-use crate::{Error, Exit, Listed, Pausing, Runtime, Spec, Tier, Usage};
+use crate::{Error, Exit, Inspect, Listed, Pausing, Properties, Runtime, Spec, Tier, Usage};
 use cgroup::Cgroups;
 use channel::Unmet;
 use process::Process;
@@ -202,12 +202,8 @@ impl Oci {
 
 #[async_trait::async_trait]
 impl Runtime for Oci {
-    fn name(&self) -> &str {
-        self.flavor.name
-    }
-
-    fn tier(&self) -> Tier {
-        self.flavor.tier
+    fn properties(&self) -> Properties {
+        Properties::new(self.flavor.name, self.flavor.tier)
     }
 
     async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
@@ -282,21 +278,24 @@ impl Runtime for Oci {
     fn pausing(&self) -> Option<&dyn Pausing> {
         self.cgroups.can_freeze().then_some(self)
     }
+}
 
+#[async_trait::async_trait]
+impl Inspect for Oci {
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
         self.record(id)?.ok_or_else(|| Error::NotFound(id.clone()))?;
         self.cgroups.usage(id, self.flavor.tier)
-    }
-
-    async fn culprit(&self) -> Result<Option<crate::Culprit>, Error> {
-        let oci = self.clone();
-        blocking(move || oci.locks_culprit()).await
     }
 
     async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error> {
         let (hand, record) = self.hand(id)?;
         let process = locked(&hand.process).clone().ok_or_else(|| Error::Ended(id.clone()))?;
         posture::compare(id, &record, self.flavor.tier, &process)
+    }
+
+    async fn culprit(&self) -> Result<Option<crate::Culprit>, Error> {
+        let oci = self.clone();
+        blocking(move || oci.locks_culprit()).await
     }
 }
 

@@ -42,7 +42,7 @@ use tokio::net::UnixStream;
 
 pub use faults::Faults;
 
-use crate::{Error, Exit, Listed, Runtime, Spec, Tier, Usage};
+use crate::{Error, Exit, Inspect, Listed, Properties, Runtime, Spec, Tier, Usage};
 use guest::Guest;
 use world::{Process, World};
 
@@ -166,12 +166,8 @@ impl Sim {
 
 #[async_trait::async_trait]
 impl Runtime for Sim {
-    fn name(&self) -> &str {
-        "sim"
-    }
-
-    fn tier(&self) -> Tier {
-        Tier::Container
+    fn properties(&self) -> Properties {
+        Properties::new("sim", Tier::Container)
     }
 
     async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
@@ -246,7 +242,10 @@ impl Runtime for Sim {
         self.check("list")?;
         Ok(self.world.list())
     }
+}
 
+#[async_trait::async_trait]
+impl Inspect for Sim {
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
         self.check("read usage")?;
         self.world.see(id, |sandbox| sandbox.usage)

@@ -14,7 +14,7 @@ use node::{Machine, Sandbox, machine};
 use runtime::daytona::Account;
 use runtime::engine::Kind;
 use runtime::oci::Flavor;
-use runtime::{Profile, Runtime as _, Spec, Tier, tables};
+use runtime::{Inspect as _, Profile, Spec, Tier, tables};
 
 use crate::command::run;
 use crate::{advisories, show};
@@ -156,7 +156,12 @@ async fn engine(machine: &Machine, kind: Kind) -> Finding {
         Ok(facts) => facts,
         Err(error) => return finding("-", Verdict::Refused, said(&node::Error::from(error).to_api())),
     };
-    let lacks = found.lacks().await.unwrap_or_default();
+    let lacks = match found.lacks().await {
+        Ok(lacks) => lacks,
+        Err(error) => {
+            return finding(&facts.version, Verdict::Refused, said(&node::Error::from(error).to_api()));
+        }
+    };
     let names: Vec<&str> = lacks.iter().filter_map(|lack| lack.split(':').next()).collect();
     match try_out(machine, kind.name()).await {
         Ok(took) => finding(
@@ -197,7 +202,7 @@ async fn daytona(machine: &Machine) -> Finding {
 
 async fn try_out(machine: &Machine, runtime: &str) -> Result<Duration, Error> {
     let runtime = machine.runtime(runtime).map_err(|error| error.to_api())?;
-    let layers = match runtime.takes_images() {
+    let layers = match runtime.properties().takes_images {
         true => Vec::new(),
         false => vec![node::template::empty(machine.data()).await.map_err(|error| error.to_api())?],
     };

@@ -177,7 +177,7 @@ fn print(choice: &Choice, templates: &[(String, bool)]) -> Result<(), Error> {
 /// Returns true if sandboxes of a template could be started now.
 async fn is_ready(machine: &Machine, choice: &Choice, template: &Template) -> bool {
     let Some(runtime) = choice.runtimes.first().filter(|_| !choice.is_none()) else { return false };
-    if !runtime.takes_images() {
+    if !runtime.properties().takes_images {
         return template.layer_directories(machine.data()).iter().all(|layer| layer.exists());
     }
     runtime.has_image(&template.image()).await.unwrap_or(false)

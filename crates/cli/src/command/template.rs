@@ -232,13 +232,14 @@ async fn build(
 pub async fn make_ready(machine: &Machine, runtime: &dyn Runtime, recipe: &str) -> Result<String, Error> {
     let store = Store::new(machine.data());
     let native = rustix::process::geteuid().is_root() && machine.at_least(Tier::Container).is_ok();
-    if runtime.takes_images() && native && store.has(recipe) && !shipped::names().contains(&recipe) {
+    if runtime.properties().takes_images && native && store.has(recipe) && !shipped::names().contains(&recipe)
+    {
         let engine = machine.engine_named(runtime.name()).map_err(|error| error.to_api())?;
         with_bar(machine, async |builder, watch| builder.load(recipe, &engine, watch).await).await?;
         return Ok(recipe.to_owned());
     }
     let wanted = find(machine.data(), recipe)?;
-    if !runtime.takes_images() {
+    if !runtime.properties().takes_images {
         build((machine, None), &wanted, (None, false, None)).await?;
         return Ok(wanted.name);
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use runtime::engine::Kind;
 use runtime::laws::{self, Verdict};
 use runtime::oci::Flavor;
-use runtime::{Profile, Runtime};
+use runtime::{Inspect as _, Profile, Runtime};
 
 use e2e::lab::wanted;
 use ground::Ground;

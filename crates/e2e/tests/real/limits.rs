@@ -162,7 +162,7 @@ fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
         let made: u64 = text(&inodes).trim().parse().unwrap();
         // ext4 rounds up to fill a block of its inode table. Under an engine, a quarter of the inodes belongs
         // to the home directory.
-        let least = if lab.runtime.takes_images() { 700 } else { 900 };
+        let least = if lab.runtime.properties().takes_images { 700 } else { 900 };
         assert!((least..=1024).contains(&made), "{made}");
     });
 }

@@ -46,7 +46,7 @@ impl Node {
                 }
                 // The state of its sandboxes is unknown, so their drivers wait for the backend.
                 Err(error @ (runtime::Error::Unavailable { .. } | runtime::Error::Unsupported { .. }))
-                    if runtime.takes_images() =>
+                    if runtime.properties().takes_images =>
                 {
                     tracing::warn!(backend = runtime.name(), "{error}");
                     away.insert(runtime.name().to_owned(), Arc::clone(runtime));

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::Sim;
 use crate::laws::{self, Fixture, Verdict};
-use crate::{Error, Exit, Listed, Profile, Runtime, Spec};
+use crate::{Error, Exit, Inspect as _, Listed, Profile, Runtime, Spec};
 
 /// Timeout of every operation: longer than any of them takes, unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(30);

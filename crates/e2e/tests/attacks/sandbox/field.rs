@@ -148,7 +148,7 @@ impl Field<'_> {
         }
         let began = Instant::now();
         // On an engine, process 1 and the process that connects it to the node are counted too.
-        let own = if self.lab.runtime.takes_images() { 5 } else { 0 };
+        let own = if self.lab.runtime.properties().takes_images { 5 } else { 0 };
         // A zombie counts until it is reaped.
         while sandbox.usage().await.unwrap().pids > own {
             assert!(began.elapsed() < RECOVERY, "{}: {:?} are left", self.id, sandbox.usage().await.unwrap());

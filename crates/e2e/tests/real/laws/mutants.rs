@@ -7,7 +7,7 @@ use api::SandboxId;
 use api::posture::Posture;
 use runtime::laws::Fixture;
 use runtime::oci::{Flavor, Oci};
-use runtime::{Error, Exit, Listed, Runtime, Spec, Tier, Usage};
+use runtime::{Error, Exit, Inspect, Listed, Properties, Runtime, Spec, Usage};
 use tokio::net::UnixStream;
 
 use super::ground::Ground;
@@ -115,12 +115,8 @@ impl Mutant {
 
 #[async_trait::async_trait]
 impl Runtime for Mutant {
-    fn name(&self) -> &str {
-        self.real.name()
-    }
-
-    fn tier(&self) -> Tier {
-        self.real.tier()
+    fn properties(&self) -> Properties {
+        self.real.properties()
     }
 
     async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
@@ -183,7 +179,10 @@ impl Runtime for Mutant {
         }
         Ok(listed)
     }
+}
 
+#[async_trait::async_trait]
+impl Inspect for Mutant {
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
         let usage = self.real.usage(id).await?;
         Ok(if self.is(Mutation::UsageIsNothing) { Usage::default() } else { usage })

@@ -13,7 +13,7 @@ use api::SandboxId;
 use api::hello::{HELLO_BYTES, Hello};
 use api::posture::Posture;
 use runtime::laws::Fixture;
-use runtime::{Error, Exit, Listed, Runtime, Spec, Tier, Usage};
+use runtime::{Error, Exit, Inspect, Listed, Properties, Runtime, Spec, Tier, Usage};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -105,12 +105,8 @@ impl PlainRunc {
 
 #[async_trait::async_trait]
 impl Runtime for PlainRunc {
-    fn name(&self) -> &str {
-        "plain-runc"
-    }
-
-    fn tier(&self) -> Tier {
-        Tier::Container
+    fn properties(&self) -> Properties {
+        Properties::new("plain-runc", Tier::Container)
     }
 
     async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
@@ -204,7 +200,10 @@ impl Runtime for PlainRunc {
         });
         Ok(listed.collect())
     }
+}
 
+#[async_trait::async_trait]
+impl Inspect for PlainRunc {
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
         Err(Error::NotFound(id.clone()))
     }
