@@ -218,11 +218,10 @@ fn be_first_to_go() {
     // SAFETY: a NUL-terminated string, and no third argument is read with these flags.
     let file = unsafe { libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) };
     if file >= 0 {
-        // SAFETY: four bytes of static memory are written to an open descriptor, which is closed once.
-        unsafe {
-            libc::write(file, b"1000".as_ptr().cast(), 4);
-            libc::close(file);
-        }
+        // SAFETY: four bytes of static memory are written to an open descriptor.
+        unsafe { libc::write(file, b"1000".as_ptr().cast(), 4) };
+        // SAFETY: our own descriptor, closed once.
+        unsafe { libc::close(file) };
     }
 }
 

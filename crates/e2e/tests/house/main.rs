@@ -6,6 +6,7 @@
 //! | [`manifest`] | `Cargo.toml`: layering as in `docs/architecture.md`, descriptions |
 //! | [`modules`] | the modules of a crate: import cycles |
 //! | [`prose`] | documents: links, decisions, the glossary |
+//! | [`shape`] | figures of Rust files that must not get worse: methods, names, tuples, lengths |
 //! | [`words`] | every file: words and paths that must not be committed |
 //!
 //! A rule is a pure function from a file to the lines that violate it, so each has a test which shows that it
@@ -15,6 +16,7 @@ mod manifest;
 mod modules;
 mod prose;
 mod requirements;
+mod shape;
 mod source;
 mod tree;
 mod words;
@@ -30,6 +32,15 @@ const LINES_MAX: usize = 600;
 const CYCLE_MAX: usize = 4;
 /// Crates above this limit. These numbers may only decrease.
 const CYCLES_LEFT: [(&str, usize); 1] = [("guest", 5)];
+/// Maximum number of methods that a trait requires.
+const METHODS_MAX: usize = 7;
+/// Number of production files over 400 lines, the goal for every file.
+const LONG_FILES_LEFT: usize = 38;
+const LONG_FILE: usize = 400;
+/// Number of type declarations whose name is declared in three or more files, per 1,000 declarations. The goal is 80.
+const REUSED_PER_THOUSAND_LEFT: usize = 323;
+/// Number of parameters that are tuples. The goal is 0.
+const TUPLE_PARAMETERS_LEFT: usize = 67;
 /// Maximum number of the phrases in [`words`] per 10,000 words of documents, and of the comments of each crate.
 const HABITS_MAX: usize = 8;
 
@@ -84,6 +95,37 @@ fn few_modules_import_each_other_in_a_circle() {
             None => assert!(cycle.len() <= CYCLE_MAX, "{name}: {}", cycle.join(" ")),
         }
     }
+}
+
+#[test]
+fn every_trait_requires_few_methods() {
+    for file in rust() {
+        for (name, required) in shape::required_methods(&file) {
+            assert!(required <= METHODS_MAX, "{}: {name} requires {required} methods", file.path);
+        }
+    }
+}
+
+#[test]
+fn every_channel_has_a_bound() {
+    obey(shape::unbounded_channels, rust().into_iter().filter(shape::is_production).collect());
+}
+
+#[test]
+fn fewer_files_names_and_tuples_are_left_to_change() {
+    let files = rust();
+    let long =
+        files.iter().filter(|file| shape::is_production(file) && file.text.lines().count() > LONG_FILE);
+    held("production files over 400 lines", long.count(), LONG_FILES_LEFT);
+    held(
+        "parameters that are tuples",
+        files.iter().map(shape::tuple_parameters).sum(),
+        TUPLE_PARAMETERS_LEFT,
+    );
+    let (all, reused) = shape::reused_names(&files);
+    println!("names of types in three or more files: {reused:?}");
+    let declared: usize = reused.values().sum();
+    held("reused names of types per 1,000", declared * 1000 / all.max(1), REUSED_PER_THOUSAND_LEFT);
 }
 
 #[test]
@@ -191,6 +233,13 @@ fn documents_are_written_in_plain_english() {
         worst.iter().take(10).map(|(path, _, count)| format!("{count:>5} {path}")).collect();
     println!("{count} phrases in {all} words; most of them in:\n{}", shown.join("\n"));
     assert!(count * 10_000 <= HABITS_MAX * all, "more than {HABITS_MAX} per 10,000 words");
+}
+
+/// Fails if a figure is worse than the recorded one, or better: then the new figure is to be recorded.
+fn held(what: &str, now: usize, recorded: usize) {
+    println!("{what}: {now}");
+    assert!(now <= recorded, "{what}: {now}, more than {recorded}");
+    assert!(now == recorded, "{what}: {now}, fewer than {recorded}; record the new figure");
 }
 
 /// Fails with all lines in all files that violate a rule. Fails also if there is no file to which the rule

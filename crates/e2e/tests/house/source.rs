@@ -107,7 +107,7 @@ fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
 
 /// Returns the text with comments and literals replaced by spaces, with the same lines, so that a rule reads
 /// code only.
-fn code(text: &str) -> String {
+pub(crate) fn code(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(first) = rest.chars().next() {

@@ -38,25 +38,22 @@ pub fn enter(uid: libc::uid_t) -> io::Result<()> {
     // SAFETY: no pointers.
     done(unsafe { libc::unshare(libc::CLONE_NEWUSER) })?;
     let mut status = 0;
-    // SAFETY: our own descriptors, each closed once; the status is written to memory that outlives the call.
-    unsafe {
-        for descriptor in [ready, tell].into_iter().chain(maps) {
-            libc::close(descriptor);
-        }
-        done(libc::waitpid(helper, &raw mut status, 0))?;
+    for descriptor in [ready, tell].into_iter().chain(maps) {
+        // SAFETY: our own descriptors, each closed once.
+        unsafe { libc::close(descriptor) };
     }
+    // SAFETY: the status is written to memory that outlives the call.
+    done(unsafe { libc::waitpid(helper, &raw mut status, 0) })?;
     if status == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::WEXITSTATUS(status))) }
 }
 
 /// Maps the ids, in the helper, once the process that forked it has entered its namespace.
 fn map(uid: libc::uid_t, maps: [libc::c_int; 2], ready: libc::c_int, tell: libc::c_int) -> io::Result<()> {
     let mut none = 0_u8;
-    // SAFETY: our own descriptor, closed once. No byte is read: the read returns when the other process
-    // closes its end.
-    unsafe {
-        libc::close(tell);
-        libc::read(ready, (&raw mut none).cast(), 1);
-    }
+    // SAFETY: our own descriptor, closed once.
+    unsafe { libc::close(tell) };
+    // SAFETY: one byte of memory that outlives the call. None is read: the read returns when the other process closes its end.
+    unsafe { libc::read(ready, (&raw mut none).cast(), 1) };
     let mut text = [0; TEXT_BYTES];
     let mut left = &mut text[..];
     write!(left, "0 {uid} 1\n1 1 {}\n", uid - 1)?;

@@ -171,11 +171,10 @@ impl Stack {
 fn signals_blocked() -> io::Result<libc::sigset_t> {
     // SAFETY: both are plain integers, for which zero is valid; the calls below fill them.
     let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer refers to a signal set on this stack.
+    unsafe { libc::sigfillset(&raw mut all) };
     // SAFETY: the pointers refer to two signal sets on this stack.
-    let error = unsafe {
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before)
-    };
+    let error = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
     if error == 0 { Ok(before) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
@@ -221,12 +220,12 @@ impl Becoming<'_> {
                 )
             };
         }
-        // SAFETY: `none` is a set of plain integers, which the first call fills and the second reads.
-        unsafe {
-            let mut none: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&raw mut none);
-            libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
-        }
+        // SAFETY: a set of plain integers, for which zero is valid.
+        let mut none: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the pointer refers to the set above.
+        unsafe { libc::sigemptyset(&raw mut none) };
+        // SAFETY: the call reads the set above; the null pointer means that no old set is returned.
+        unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut()) };
         let mut reason = Errno::NOENT;
         for path in &self.paths {
             // SAFETY: the strings and the null-terminated arrays were prepared by the parent and outlive the
