@@ -5,8 +5,8 @@ as_root := if `id -u` == "0" { "" } else { "CARGO_TARGET_" + uppercase(arch()) +
 sudo := if `id -u` == "0" { "" } else { "sudo -E " }
 target := env("CARGO_TARGET_DIR", justfile_directory() / "target")
 # Build profile of `just check` and `just test`. The default, `dev`, compiles fastest. `just real` and `just attacks` always use the
-# profile `tried`. CI runs all of these recipes, so it uses `tried` for all of them (`just profile=tried test`) and compiles the
-# workspace only once.
+# profile `tried`. CI runs all of these recipes, so it uses `tried` for every recipe that runs tests (`just profile=tried test`) and
+# compiles the workspace only once.
 profile := "dev"
 # Build profile of the executable that benchmarks measure. `just measured=tried figures --quick` measures the executable that the
 # tests use, instead of a release build.
@@ -29,15 +29,18 @@ default:
 setup:
     @scripts/setup.sh
 
-# Check format, lints, documentation, spelling, dependencies and house rules
-check:
+# Check format, lints, documentation, spelling and dependencies
+lint:
     @scripts/steps \
         format 'cargo fmt --all --check' \
         lints 'cargo clippy --workspace --profile {{profile}} --all-targets --locked -- -D warnings' \
-        docs 'RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --profile {{profile}} --no-deps --document-private-items --locked' \
+        docs 'RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --features node/undefended --profile {{profile}} --no-deps --document-private-items --locked' \
         spelling 'typos' \
-        dependencies 'cargo deny --all-features check --hide-inclusion-graph bans licenses sources' \
-        house 'cargo test --workspace --profile {{profile}} --locked --test house -- --nocapture'
+        dependencies 'cargo deny --all-features check --hide-inclusion-graph bans licenses sources'
+
+# Check the same as `just lint`, and the house rules, which `just test` checks too
+check: lint
+    @scripts/steps house 'cargo test --workspace --profile {{profile}} --locked --test house -- --nocapture'
 
 # `just test` also starts the tests that need root or a runtime, but these tests only report the missing requirement and pass.
 #

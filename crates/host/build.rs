@@ -26,9 +26,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     // The `guest` profile optimizes for size and takes a minute to build, which is too long for test builds.
     let profile = if ["0", "1"].contains(&&*env::var("OPT_LEVEL")?) { "guest-quick" } else { "guest" };
-    // A separate target directory, because the outer cargo holds the lock of the workspace's directory.
-    let built = out.join("guest-build");
     let features = if env::var_os("CARGO_FEATURE_UNDEFENDED").is_some() { "undefended" } else { "" };
+    // A separate target directory, because the outer cargo holds the lock of the workspace's directory. It is beside the build
+    // directories of all packages, so that lints and tests, whose build scripts run separately, share one build. A guest for tests
+    // has a directory of its own, so that it can never be embedded in an executable that is shipped.
+    let built = out.ancestors().nth(3).unwrap_or(&out).join(format!("guest-build{features}"));
     let status = Command::new(env::var("CARGO")?)
         .args(["build", "--package", "guest", "--profile", profile, "--target", &target])
         .args(["--features", features, "--target-dir"])
