@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::samples::{Summary, Tally};
+use crate::samples::{AttemptTally, Summary};
 
 /// Results of one scenario.
 #[derive(Clone, Debug, Serialize)]
@@ -78,19 +78,14 @@ pub enum Unit {
 
 impl Figure {
     /// Creates a figure from the durations of several attempts.
-    pub fn times(what: &'static str, at: Option<u64>, target: &'static str, tally: &Tally) -> Self {
+    pub fn times(what: &'static str, at: Option<u64>, target: &'static str, tally: &AttemptTally) -> Self {
         let got = tally.times.summary().map_or(Got::Nothing, Got::Times);
         let (failures, said) = (tally.failures.clone(), tally.said.clone());
         Self { what, at, target, got, failures, said, starts: tally.starts.clone() }
     }
 
     /// Creates a figure from a number.
-    pub fn value(
-        what: &'static str,
-        at: Option<u64>,
-        target: &'static str,
-        (value, unit): (f64, Unit),
-    ) -> Self {
+    pub fn value(what: &'static str, at: Option<u64>, target: &'static str, value: f64, unit: Unit) -> Self {
         Self::bare(what, at, target, Got::Value { value, unit })
     }
 

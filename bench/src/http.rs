@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::target::Failure;
+use crate::target::TargetFailure;
 
 /// Timeout for establishing a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Creates a client that neither follows redirects nor retries.
-pub fn client() -> Result<reqwest::Client, Failure> {
+pub fn client() -> Result<reqwest::Client, TargetFailure> {
     // Fails if a provider was installed before, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()
@@ -17,15 +17,15 @@ pub fn client() -> Result<reqwest::Client, Failure> {
         .retry(reqwest::retry::never())
         .connect_timeout(CONNECT_WITHIN)
         .build()
-        .map_err(|error| Failure::new("http", error.to_string()))
+        .map_err(|error| TargetFailure::new("http", error.to_string()))
 }
 
 /// Returns the failure for a request without a response.
-pub fn lost(error: &reqwest::Error) -> Failure {
+pub fn lost(error: &reqwest::Error) -> TargetFailure {
     let code = if error.is_timeout() { "deadline" } else { "unreachable" };
     let mut cause: &dyn std::error::Error = error;
     while let Some(deeper) = cause.source() {
         cause = deeper;
     }
-    Failure::new(code, cause.to_string())
+    TargetFailure::new(code, cause.to_string())
 }

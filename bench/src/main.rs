@@ -40,11 +40,11 @@ use clap::Parser;
 use tempfile::TempDir;
 
 use crate::machine::Machine;
-use crate::measure::Shared;
+use crate::measure::SharedTarget;
 use crate::report::{LeftOut, Measured, Report};
 use crate::rootfs::Rootfs;
-use crate::scenario::Plan;
-use crate::target::{NAMES, Place};
+use crate::scenario::ScenarioFile;
+use crate::target::{NAMES, TargetResources};
 
 const FULL: &str = include_str!("../scenarios/full.toml");
 const QUICK: &str = include_str!("../scenarios/quick.toml");
@@ -99,29 +99,29 @@ fn main() -> ExitCode {
     }
 }
 
-fn plan(arguments: &Arguments) -> Result<Plan, String> {
+fn plan(arguments: &Arguments) -> Result<ScenarioFile, String> {
     let text = match &arguments.scenarios {
         Some(path) => std::fs::read_to_string(path)
             .map_err(|error| format!("cannot read {}: {error}", path.display()))?,
         None if arguments.quick => QUICK.to_owned(),
         None => FULL.to_owned(),
     };
-    Plan::parse(&text)?.only(&arguments.only)
+    ScenarioFile::parse(&text)?.only(&arguments.only)
 }
 
 /// State of a run, in the order in which its parts are set up.
-struct Run {
+struct BenchRun {
     name: String,
     report: Report,
-    targets: Vec<Shared>,
+    targets: Vec<SharedTarget>,
     rootfs: Result<Rootfs, String>,
     scratch: TempDir,
 }
 
-async fn bench(arguments: &Arguments, plan: &Plan) -> Result<(), String> {
+async fn bench(arguments: &Arguments, plan: &ScenarioFile) -> Result<(), String> {
     std::fs::create_dir_all(&arguments.out)
         .map_err(|error| format!("cannot create {}: {error}", arguments.out.display()))?;
-    let mut run = Run::new()?;
+    let mut run = BenchRun::new()?;
     let interrupted = tokio::select! {
         () = run.measure(arguments, plan) => false,
         () = told_to_end() => true,
@@ -148,7 +148,7 @@ async fn told_to_end() {
     }
 }
 
-impl Run {
+impl BenchRun {
     fn new() -> Result<Self, String> {
         let name = random::name().map_err(|failure| failure.to_string())?;
         let scratch = tempfile::Builder::new().prefix("bellglass-bench").tempdir();
@@ -164,7 +164,7 @@ impl Run {
 
     /// Starts the targets and runs the scenarios. The report is written after each scenario, so that an
     /// interrupted run keeps its results.
-    async fn measure(&mut self, arguments: &Arguments, plan: &Plan) {
+    async fn measure(&mut self, arguments: &Arguments, plan: &ScenarioFile) {
         let is_wanted =
             |name: &&str| arguments.targets.is_empty() || arguments.targets.iter().any(|one| one == name);
         let wanted: Vec<&'static str> = NAMES.into_iter().filter(is_wanted).collect();
@@ -190,7 +190,7 @@ impl Run {
 
     async fn open(&mut self, name: &'static str, deadline: Duration) {
         let rootfs = self.rootfs.as_ref().map_err(Clone::clone);
-        let place = Place { rootfs, scratch: self.scratch.path(), run: &self.name, deadline };
+        let place = TargetResources { rootfs, scratch: self.scratch.path(), run: &self.name, deadline };
         match target::open(name, &place).await {
             Ok(target) => self.targets.push(Arc::from(target)),
             Err(failure) => {
@@ -198,7 +198,7 @@ impl Run {
                 self.report.left_out.push(LeftOut { name, why: failure.to_string() });
             }
         }
-        let facts = |target: &Shared| Measured { name: target.name(), facts: target.facts() };
+        let facts = |target: &SharedTarget| Measured { name: target.name(), facts: target.facts() };
         self.report.targets = self.targets.iter().map(facts).collect();
     }
 

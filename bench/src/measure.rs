@@ -20,9 +20,9 @@ use futures_util::StreamExt as _;
 
 use crate::figure::{Figure, Outcome};
 use crate::machine;
-use crate::samples::Tally;
-use crate::scenario::{Scenario, Work};
-use crate::target::{Failure, Image, Made, Target};
+use crate::samples::AttemptTally;
+use crate::scenario::{Scenario, Workload};
+use crate::target::{Image, Made, Target, TargetFailure};
 
 /// Number of sandboxes that are created or stopped concurrently if this is not the subject of the
 /// measurement.
@@ -33,21 +33,21 @@ const TRIES: usize = 100;
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// A target, shared by concurrent tasks.
-pub type Shared = Arc<dyn Target>;
+pub type SharedTarget = Arc<dyn Target>;
 
 /// Runs one scenario on all targets that take part.
-pub async fn run(scenario: &Scenario, targets: &[Shared]) -> Outcome {
-    let targets: Vec<Shared> =
+pub async fn run(scenario: &Scenario, targets: &[SharedTarget]) -> Outcome {
+    let targets: Vec<SharedTarget> =
         targets.iter().filter(|target| scenario.wants(target.name())).cloned().collect();
     let (load_before, began) = (machine::load(), Instant::now());
     let (scale, figures) = match &scenario.work {
-        Work::Create(work) => (Some("at once"), create::run(work, &targets).await),
-        Work::Exec(work) => (Some("at once"), exec::run(work, &targets).await),
-        Work::Code(work) => (None, code::run(work, &targets).await),
-        Work::Files(work) => (Some("bytes"), files::run(work, &targets).await),
-        Work::Density(work) => (Some("live"), density::run(work, &targets).await),
-        Work::Sustained(work) => (None, sustained::run(work, &targets).await),
-        Work::Load(work) => (Some("% of capacity"), load::run(work, &targets).await),
+        Workload::Create(work) => (Some("at once"), create::run(work, &targets).await),
+        Workload::Exec(work) => (Some("at once"), exec::run(work, &targets).await),
+        Workload::Code(work) => (None, code::run(work, &targets).await),
+        Workload::Files(work) => (Some("bytes"), files::run(work, &targets).await),
+        Workload::Density(work) => (Some("live"), density::run(work, &targets).await),
+        Workload::Sustained(work) => (None, sustained::run(work, &targets).await),
+        Workload::Load(work) => (Some("% of capacity"), load::run(work, &targets).await),
     };
     Outcome {
         name: scenario.name.clone(),
@@ -67,8 +67,8 @@ fn turns(round: usize, count: usize) -> impl Iterator<Item = usize> {
 
 /// Returns the duration of an operation, whether it succeeds or fails.
 async fn timed<T>(
-    act: impl Future<Output = Result<T, Failure>>,
-) -> Result<(T, Duration), (Failure, Duration)> {
+    act: impl Future<Output = Result<T, TargetFailure>>,
+) -> Result<(T, Duration), (TargetFailure, Duration)> {
     let began = Instant::now();
     match act.await {
         Ok(done) => Ok((done, began.elapsed())),
@@ -78,8 +78,8 @@ async fn timed<T>(
 
 /// Creates sandboxes with limited concurrency and counts failures. Refused creates are retried, because this
 /// is the setup of a scenario and not its measurement.
-async fn make(target: &Shared, image: Image, count: usize) -> (Vec<String>, Tally) {
-    let mut tally = Tally::default();
+async fn make(target: &SharedTarget, image: Image, count: usize) -> (Vec<String>, AttemptTally) {
+    let mut tally = AttemptTally::default();
     let mut handles = Vec::new();
     let creates = (0..count).map(|_| patiently(target, image));
     let mut creates = futures_util::stream::iter(creates).buffer_unordered(AT_ONCE);
@@ -96,7 +96,10 @@ async fn make(target: &Shared, image: Image, count: usize) -> (Vec<String>, Tall
     (handles, tally)
 }
 
-async fn patiently(target: &Shared, image: Image) -> Result<(Made, Duration), (Failure, Duration)> {
+async fn patiently(
+    target: &SharedTarget,
+    image: Image,
+) -> Result<(Made, Duration), (TargetFailure, Duration)> {
     let mut tries = 0..TRIES;
     loop {
         match timed(target.create(image)).await {
@@ -107,8 +110,8 @@ async fn patiently(target: &Shared, image: Image) -> Result<(Made, Duration), (F
 }
 
 /// Stops sandboxes with limited concurrency.
-async fn stop(target: &Shared, handles: &[String]) -> Tally {
-    let mut tally = Tally::default();
+async fn stop(target: &SharedTarget, handles: &[String]) -> AttemptTally {
+    let mut tally = AttemptTally::default();
     let stops = handles.iter().map(|handle| timed(target.stop(handle)));
     let mut stops = futures_util::stream::iter(stops).buffer_unordered(AT_ONCE);
     while let Some(stopped) = stops.next().await {
@@ -118,20 +121,25 @@ async fn stop(target: &Shared, handles: &[String]) -> Tally {
 }
 
 /// Adds the failures of the setup to the results of the measurement that depends on it.
-fn blame(tallies: &mut [Option<Tally>], places: &[(Vec<String>, Tally)]) {
+fn blame(tallies: &mut [Option<AttemptTally>], places: &[(Vec<String>, AttemptTally)]) {
     for (tally, (_, made)) in tallies.iter_mut().zip(places) {
         if let Some(tally) = tally {
-            tally.merge(Tally {
+            tally.merge(AttemptTally {
                 failures: made.failures.clone(),
                 said: made.said.clone(),
-                ..Tally::default()
+                ..AttemptTally::default()
             });
         }
     }
 }
 
 /// Converts tallies to figures. A missing tally means that the target does not support the operation.
-fn told(what: &'static str, at: Option<u64>, targets: &[Shared], tallies: &[Option<Tally>]) -> Vec<Figure> {
+fn told(
+    what: &'static str,
+    at: Option<u64>,
+    targets: &[SharedTarget],
+    tallies: &[Option<AttemptTally>],
+) -> Vec<Figure> {
     let each = targets.iter().zip(tallies);
     each.map(|(target, tally)| match tally {
         Some(tally) => Figure::times(what, at, target.name(), tally),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
-use crate::target::Failure;
+use crate::target::TargetFailure;
 
 /// Maximum size of a failed command's stderr that a failure quotes.
 const SHOWN_BYTES: usize = 400;
@@ -20,12 +20,12 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
 }
 
 /// Runs a command whose output is not needed.
-pub async fn run(command: &mut Command, within: Duration) -> Result<(), Failure> {
+pub async fn run(command: &mut Command, within: Duration) -> Result<(), TargetFailure> {
     output(command, within, None).await.map(drop)
 }
 
 /// Runs a command and returns its output as text.
-pub async fn print(command: &mut Command, within: Duration) -> Result<String, Failure> {
+pub async fn print(command: &mut Command, within: Duration) -> Result<String, TargetFailure> {
     command.stdout(Stdio::piped());
     Ok(String::from_utf8_lossy(&output(command, within, None).await?).trim().to_owned())
 }
@@ -35,13 +35,13 @@ pub async fn output(
     command: &mut Command,
     within: Duration,
     stdin: Option<&[u8]>,
-) -> Result<Vec<u8>, Failure> {
+) -> Result<Vec<u8>, TargetFailure> {
     if stdin.is_some() {
         command.stdin(Stdio::piped());
     }
     let name = command.as_std().get_program().to_string_lossy().into_owned();
     let started = command.spawn();
-    let mut child = started.map_err(|error| Failure::new("not_started", format!("{name}: {error}")))?;
+    let mut child = started.map_err(|error| TargetFailure::new("not_started", format!("{name}: {error}")))?;
     let feed = child.stdin.take().zip(stdin.map(<[u8]>::to_vec));
     let both = async {
         let feeding = async {
@@ -54,12 +54,14 @@ pub async fn output(
     };
     match tokio::time::timeout(within, both).await {
         Ok(Ok(output)) if output.status.success() => Ok(output.stdout),
-        Ok(Ok(output)) => Err(Failure::new(
+        Ok(Ok(output)) => Err(TargetFailure::new(
             output.status.code().map_or("killed".into(), |code| format!("exit_{code}")),
             format!("{name}: {}", tail(&output.stderr)),
         )),
-        Ok(Err(error)) => Err(Failure::new("not_waited_for", format!("{name}: {error}"))),
-        Err(_) => Err(Failure::new("deadline", format!("{name} took more than {} s", within.as_secs()))),
+        Ok(Err(error)) => Err(TargetFailure::new("not_waited_for", format!("{name}: {error}"))),
+        Err(_) => {
+            Err(TargetFailure::new("deadline", format!("{name} took more than {} s", within.as_secs())))
+        }
     }
 }
 

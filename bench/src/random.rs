@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::target::Failure;
+use crate::target::TargetFailure;
 
 /// Returns a random name of 32 hexadecimal digits.
-pub fn name() -> Result<String, Failure> {
+pub fn name() -> Result<String, TargetFailure> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| Failure::new("random", error.to_string()))?;
+    getrandom::fill(&mut bytes).map_err(|error| TargetFailure::new("random", error.to_string()))?;
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 

@@ -75,15 +75,15 @@ fn example() -> Report {
     use std::time::Duration;
 
     use crate::figure::{Figure, Unit};
-    use crate::samples::Tally;
+    use crate::samples::AttemptTally;
 
     let tally = |millis: u64| {
-        let mut tally = Tally::default();
+        let mut tally = AttemptTally::default();
         (0..10).for_each(|step| tally.note(Ok(Duration::from_millis(millis + step))));
         tally
     };
     let mut failing = tally(40);
-    let refused = crate::target::Failure::refused("capacity", "no room | now");
+    let refused = crate::target::TargetFailure::refused("capacity", "no room | now");
     failing.note(Err((refused, Duration::ZERO)));
     failing.starts.insert("warm".into(), 3);
     let figures = vec![
@@ -91,8 +91,8 @@ fn example() -> Report {
         Figure::times("create alone", Some(1), "runc", &tally(10)),
         Figure::times("create alone", Some(10), "bellglass", &failing),
         Figure::unsupported("create alone", Some(10), "runc"),
-        Figure::value("memory for each", Some(10), "bellglass", (2.5 * 1024.0 * 1024.0, Unit::Bytes)),
-        Figure::value("lifecycles per second", None, "runc", (12.34, Unit::PerSecond)),
+        Figure::value("memory for each", Some(10), "bellglass", 2.5 * 1024.0 * 1024.0, Unit::Bytes),
+        Figure::value("lifecycles per second", None, "runc", 12.34, Unit::PerSecond),
     ];
     let outcome = Outcome {
         name: "create".into(),

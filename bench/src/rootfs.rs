@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::process;
-use crate::target::{Failure, Image};
+use crate::target::{Image, TargetFailure};
 
 /// Directory for templates that the bench builds itself.
 pub const KEPT: &str = "/var/tmp/bellglass-bench";
@@ -47,7 +47,7 @@ pub struct Root {
 
 /// The fields of a template's record that the bench needs.
 #[derive(Deserialize)]
-struct Record {
+struct TemplateRecord {
     layers: Vec<String>,
     env: BTreeMap<String, String>,
 }
@@ -57,7 +57,7 @@ struct Mounted(PathBuf);
 
 impl Rootfs {
     /// Finds the templates, or builds them.
-    pub async fn find(binary: &Path, scratch: &Path) -> Result<Self, Failure> {
+    pub async fn find(binary: &Path, scratch: &Path) -> Result<Self, TargetFailure> {
         let given = std::env::var_os("BELLGLASS_TEMPLATES").map(PathBuf::from);
         let data = given.clone().unwrap_or_else(|| KEPT.into());
         for image in [Image::Plain, Image::Data] {
@@ -109,10 +109,10 @@ impl Root {
         self.layers.last().and_then(|key| key.get(..KEY_SHOWN)).unwrap_or(&self.name)
     }
 
-    async fn mount(data: &Path, name: &str, scratch: &Path) -> Result<Self, Failure> {
+    async fn mount(data: &Path, name: &str, scratch: &Path) -> Result<Self, TargetFailure> {
         let missing = || {
             let fix = format!("build it: bellglass --data {} template build {name}", data.display());
-            Failure::new("no_templates", format!("no template `{name}` in {}; {fix}", data.display()))
+            TargetFailure::new("no_templates", format!("no template `{name}` in {}; {fix}", data.display()))
         };
         let record = record(data, name).ok_or_else(missing)?;
         let directory = scratch.join(name);
@@ -150,11 +150,11 @@ pub fn template(image: Image) -> &'static str {
 }
 
 /// Returns the failure of a file operation.
-pub fn cannot(act: &str, path: &Path, error: &std::io::Error) -> Failure {
-    Failure::new("files", format!("cannot {act} {}: {error}", path.display()))
+pub fn cannot(act: &str, path: &Path, error: &std::io::Error) -> TargetFailure {
+    TargetFailure::new("files", format!("cannot {act} {}: {error}", path.display()))
 }
 
-fn record(data: &Path, name: &str) -> Option<Record> {
+fn record(data: &Path, name: &str) -> Option<TemplateRecord> {
     let text = std::fs::read(data.join("templates").join(format!("{name}.json"))).ok()?;
     serde_json::from_slice(&text).ok()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::target::Failure;
+use crate::target::TargetFailure;
 
 /// Durations of one operation.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +30,7 @@ pub struct Summary {
 
 /// Attempts of one operation: durations of the successful ones, and failures of the others.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct AttemptTally {
     /// Durations of successful attempts.
     pub times: Samples,
     /// Durations of refused attempts, until the refusal.
@@ -69,9 +69,9 @@ impl Samples {
     }
 }
 
-impl Tally {
+impl AttemptTally {
     /// Counts one attempt.
-    pub fn note(&mut self, attempt: Result<Duration, (Failure, Duration)>) {
+    pub fn note(&mut self, attempt: Result<Duration, (TargetFailure, Duration)>) {
         match attempt {
             Ok(took) => self.times.add(took),
             Err((failure, took)) => {
@@ -147,10 +147,10 @@ mod tests {
 
     #[test]
     fn a_failure_is_counted_by_its_code_and_only_a_refusal_is_timed() {
-        let mut tally = Tally::default();
+        let mut tally = AttemptTally::default();
         tally.note(Ok(Duration::from_millis(3)));
-        tally.note(Err((Failure::refused("capacity", "full"), Duration::from_millis(1))));
-        tally.note(Err((Failure::new("exit_1", "no"), Duration::from_millis(9))));
+        tally.note(Err((TargetFailure::refused("capacity", "full"), Duration::from_millis(1))));
+        tally.note(Err((TargetFailure::new("exit_1", "no"), Duration::from_millis(9))));
         [Some("warm".to_owned()), None].into_iter().for_each(|start| tally.started(start));
         let mut twice = tally.clone();
         twice.merge(tally);

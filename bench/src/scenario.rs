@@ -30,7 +30,7 @@ const BYTES_MAX: u64 = 1 << 30;
 /// A file of scenarios.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Plan {
+pub struct ScenarioFile {
     /// Timeout for one operation, in seconds.
     pub deadline_s: u64,
     /// Scenarios, which run one after the other.
@@ -49,33 +49,33 @@ pub struct Scenario {
     #[serde(default)]
     pub targets: Vec<String>,
     /// Work to measure.
-    pub work: Work,
+    pub work: Workload,
 }
 
 /// Kind of work.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Work {
+pub enum Workload {
     /// Sandboxes that are created, used once and stopped.
-    Create(Create),
+    Create(CreateParameters),
     /// A command that does nothing, in a live sandbox.
-    Exec(Exec),
+    Exec(ExecParameters),
     /// Python with pandas and matplotlib.
-    Code(Code),
+    Code(CodeParameters),
     /// Files in and out.
-    Files(Files),
+    Files(FileParameters),
     /// Many idle sandboxes.
-    Density(Density),
+    Density(DensityParameters),
     /// Create, exec and stop at full speed.
-    Sustained(Sustained),
+    Sustained(SustainedParameters),
     /// A mix of all kinds of work, at a fraction of the capacity.
-    Load(Load),
+    Load(LoadParameters),
 }
 
 /// Parameters for sandboxes that are created, used once and stopped.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Create {
+pub struct CreateParameters {
     /// Levels of concurrency, measured one after the other.
     pub at_once: Vec<usize>,
     /// Number of samples at each level; at least one batch.
@@ -89,7 +89,7 @@ pub struct Create {
 /// Parameters for a command that does nothing, in a live sandbox.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Exec {
+pub struct ExecParameters {
     /// Levels of concurrency. Each exec has a separate sandbox.
     pub at_once: Vec<usize>,
     /// Number of samples at each level.
@@ -99,7 +99,7 @@ pub struct Exec {
 /// Parameters for Python with pandas and matplotlib.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Code {
+pub struct CodeParameters {
     /// Number of runs of each kind.
     pub samples: usize,
     /// Number of new sandboxes whose first run is measured.
@@ -109,7 +109,7 @@ pub struct Code {
 /// Parameters for files in and out.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Files {
+pub struct FileParameters {
     /// Sizes of the files.
     pub bytes: Vec<u64>,
     /// Number of samples of each size.
@@ -119,7 +119,7 @@ pub struct Files {
 /// Parameters for many idle sandboxes.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Density {
+pub struct DensityParameters {
     /// Numbers of live sandboxes at which to measure, ascending.
     pub live: Vec<usize>,
     /// Number of starts at each of them.
@@ -131,7 +131,7 @@ pub struct Density {
 /// Parameters for create, exec and stop at full speed.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Sustained {
+pub struct SustainedParameters {
     /// Duration for each target.
     pub seconds: u64,
     /// Number of turns into which the duration is divided, so that targets alternate.
@@ -143,7 +143,7 @@ pub struct Sustained {
 /// Parameters for a mix of all kinds of work, at a fraction of the capacity.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Load {
+pub struct LoadParameters {
     /// Arrival rates, in percent of the capacity that the calibration measures.
     pub percent: Vec<u64>,
     /// Duration at each rate, in seconds.
@@ -172,7 +172,7 @@ pub struct Mix {
     pub file: u32,
 }
 
-impl Plan {
+impl ScenarioFile {
     /// Parses and validates a file of scenarios.
     ///
     /// # Errors
@@ -219,35 +219,36 @@ impl Scenario {
             return Err(format!("no target `{name}`; known targets: {}", NAMES.join(", ")));
         }
         match &self.work {
-            Work::Create(Create { at_once, samples, .. }) | Work::Exec(Exec { at_once, samples }) => {
+            Workload::Create(CreateParameters { at_once, samples, .. })
+            | Workload::Exec(ExecParameters { at_once, samples }) => {
                 counts("at_once", at_once, AT_ONCE_MAX)?;
                 count("samples", *samples)
             }
-            Work::Code(code) => count("samples", code.samples),
-            Work::Files(files) => {
+            Workload::Code(code) => count("samples", code.samples),
+            Workload::Files(files) => {
                 if files.bytes.is_empty() || files.bytes.iter().any(|bytes| *bytes > BYTES_MAX) {
                     return Err(format!("bytes: use sizes of at most {BYTES_MAX}"));
                 }
                 count("samples", files.samples)
             }
-            Work::Density(density) => {
+            Workload::Density(density) => {
                 counts("live", &density.live, LIVE_MAX)?;
                 if !density.live.is_sorted() {
                     return Err("live: the sizes must be in ascending order".into());
                 }
                 count("execs", density.execs)
             }
-            Work::Sustained(sustained) => {
+            Workload::Sustained(sustained) => {
                 counts("workers", &[sustained.workers], AT_ONCE_MAX)?;
                 seconds("seconds", sustained.seconds)?;
                 seconds("turns", sustained.turns)
             }
-            Work::Load(load) => load.check(),
+            Workload::Load(load) => load.check(),
         }
     }
 }
 
-impl Load {
+impl LoadParameters {
     fn check(&self) -> Result<(), String> {
         counts("workers", &[self.workers], AT_ONCE_MAX)?;
         counts("standing", &[self.standing], LIVE_MAX)?;
@@ -294,7 +295,7 @@ mod tests {
     #[test]
     fn the_files_that_come_with_the_bench_can_be_read() {
         for text in [crate::FULL, crate::QUICK] {
-            let plan = Plan::parse(text).unwrap();
+            let plan = ScenarioFile::parse(text).unwrap();
             let names: Vec<&str> = plan.scenario.iter().map(|one| one.name.as_str()).collect();
             let wanted =
                 ["create", "claim", "exec", "code", "files", "density", "sustained", "mixed", "overload"];
@@ -313,14 +314,14 @@ mod tests {
             ("work.cook = { samples = 1 }", "cook"),
             ("targets = [\"vm\"]\nwork.code = { samples = 1, first = 1 }", "no target `vm`"),
         ] {
-            let why = Plan::parse(&format!("{ONE}{work}\n")).unwrap_err();
+            let why = ScenarioFile::parse(&format!("{ONE}{work}\n")).unwrap_err();
             assert!(why.contains(said), "{work}: {why}");
         }
     }
 
     #[test]
     fn scenarios_are_chosen_by_name() {
-        let plan = Plan::parse(crate::QUICK).unwrap();
+        let plan = ScenarioFile::parse(crate::QUICK).unwrap();
         let chosen = plan.clone().only(&["exec".into()]).unwrap();
         assert_eq!(chosen.scenario.len(), 1);
         assert!(plan.only(&["exce".into()]).unwrap_err().contains("known scenarios: create"));
@@ -328,7 +329,8 @@ mod tests {
 
     #[test]
     fn a_scenario_without_targets_is_for_all() {
-        let plan = Plan::parse(&format!("{ONE}work.exec = {{ at_once = [1], samples = 2 }}\n")).unwrap();
+        let plan =
+            ScenarioFile::parse(&format!("{ONE}work.exec = {{ at_once = [1], samples = 2 }}\n")).unwrap();
         assert!(plan.scenario.iter().all(|scenario| scenario.wants("bellglass") && scenario.wants("e2b")));
     }
 }

@@ -58,7 +58,7 @@ pub struct Made {
 /// A failure of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
-pub struct Failure {
+pub struct TargetFailure {
     /// Code by which failures are counted.
     pub code: String,
     /// Error message.
@@ -69,7 +69,7 @@ pub struct Failure {
 }
 
 /// Resources that a target needs to start.
-pub struct Place<'a> {
+pub struct TargetResources<'a> {
     /// Root file systems of the images; an error if they are not available on this machine.
     pub rootfs: Result<&'a Rootfs, String>,
     /// Directory that is removed at the end of the run.
@@ -88,9 +88,9 @@ pub trait Target: Send + Sync {
     /// Returns versions and other facts that are necessary for a comparison.
     fn facts(&self) -> BTreeMap<String, String>;
     /// Creates a sandbox and returns when it is usable.
-    async fn create(&self, image: Image) -> Result<Made, Failure>;
+    async fn create(&self, image: Image) -> Result<Made, TargetFailure>;
     /// Stops a sandbox and waits until it is gone.
-    async fn stop(&self, handle: &str) -> Result<(), Failure>;
+    async fn stop(&self, handle: &str) -> Result<(), TargetFailure>;
     /// Waits until the pool of pre-warmed sandboxes is full, if the target has one.
     async fn rested(&self) {}
     /// Stops everything that the target started.
@@ -101,7 +101,7 @@ pub trait Target: Send + Sync {
         None
     }
     /// Returns the capability to run Python in a sandbox without state.
-    fn code(&self) -> Option<&dyn Code> {
+    fn code(&self) -> Option<&dyn CodeRuns> {
         None
     }
     /// Returns the capability to run Python in a sandbox with state.
@@ -109,7 +109,7 @@ pub trait Target: Send + Sync {
         None
     }
     /// Returns the capability to transfer files.
-    fn files(&self) -> Option<&dyn Files> {
+    fn files(&self) -> Option<&dyn FileTransfers> {
         None
     }
     /// Returns the capability to run a whole lifecycle in one command.
@@ -126,40 +126,40 @@ pub trait Target: Send + Sync {
 #[async_trait]
 pub trait Execs: Send + Sync {
     /// Runs [`NOTHING`] and waits for its end.
-    async fn exec(&self, handle: &str) -> Result<(), Failure>;
+    async fn exec(&self, handle: &str) -> Result<(), TargetFailure>;
 }
 
 /// Capability to run Python in a separate interpreter for each run, without state.
 #[async_trait]
-pub trait Code: Send + Sync {
+pub trait CodeRuns: Send + Sync {
     /// Runs the code to its end.
-    async fn run(&self, handle: &str, source: &str) -> Result<(), Failure>;
+    async fn run(&self, handle: &str, source: &str) -> Result<(), TargetFailure>;
 }
 
 /// Capability to run Python in one live interpreter per sandbox, which the first call starts.
 #[async_trait]
 pub trait Contexts: Send + Sync {
     /// Runs a cell to its end.
-    async fn cell(&self, handle: &str, source: &str) -> Result<(), Failure>;
+    async fn cell(&self, handle: &str, source: &str) -> Result<(), TargetFailure>;
 }
 
 /// Capability to transfer files.
 #[async_trait]
-pub trait Files: Send + Sync {
+pub trait FileTransfers: Send + Sync {
     /// Writes the bytes to a file of this name.
-    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), Failure>;
+    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), TargetFailure>;
     /// Reads a file and returns its size.
-    async fn download(&self, handle: &str, name: &str) -> Result<u64, Failure>;
+    async fn download(&self, handle: &str, name: &str) -> Result<u64, TargetFailure>;
 }
 
 /// Capability to run [`NOTHING`] in a new sandbox, from its creation to its end, in one command.
 #[async_trait]
 pub trait Lives: Send + Sync {
     /// Runs one lifecycle.
-    async fn live(&self) -> Result<(), Failure>;
+    async fn live(&self) -> Result<(), TargetFailure>;
 }
 
-impl Failure {
+impl TargetFailure {
     /// Creates a failure.
     pub fn new(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self { code: code.into(), message: message.into(), refused: false }
@@ -171,10 +171,10 @@ impl Failure {
     }
 }
 
-impl<'a> Place<'a> {
+impl<'a> TargetResources<'a> {
     /// Returns the root file systems, for a target that requires them.
-    pub fn rootfs(&self) -> Result<&'a Rootfs, Failure> {
-        self.rootfs.clone().map_err(|why| Failure::new("no_templates", why))
+    pub fn rootfs(&self) -> Result<&'a Rootfs, TargetFailure> {
+        self.rootfs.clone().map_err(|why| TargetFailure::new("no_templates", why))
     }
 }
 
@@ -188,7 +188,7 @@ pub fn needs_templates(name: &str) -> bool {
 }
 
 /// Starts a target.
-pub async fn open(name: &str, place: &Place<'_>) -> Result<Box<dyn Target>, Failure> {
+pub async fn open(name: &str, place: &TargetResources<'_>) -> Result<Box<dyn Target>, TargetFailure> {
     match name {
         "bellglass" => Ok(Box::new(bellglass::Bellglass::open(place).await?)),
         "runc" => Ok(Box::new(runc::Runc::open(place).await?)),
@@ -196,6 +196,6 @@ pub async fn open(name: &str, place: &Place<'_>) -> Result<Box<dyn Target>, Fail
         "e2b" => Ok(Box::new(e2b::E2b::open(place).await?)),
         "llm-sandbox" => Ok(Box::new(driver::llm_sandbox(place).await?)),
         "jupyter" => Ok(Box::new(driver::jupyter(place).await?)),
-        _ => Err(Failure::new("unknown_target", format!("targets are {}", NAMES.join(", ")))),
+        _ => Err(TargetFailure::new("unknown_target", format!("targets are {}", NAMES.join(", ")))),
     }
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::{Shared, blame, make, stop, timed, told, turns};
+use super::{SharedTarget, blame, make, stop, timed, told, turns};
 use crate::figure::Figure;
-use crate::samples::Tally;
-use crate::scenario::Code;
-use crate::target::{Failure, Image};
+use crate::samples::AttemptTally;
+use crate::scenario::CodeParameters;
+use crate::target::{Image, TargetFailure};
 
 /// The imports with which a typical data analysis begins.
 const IMPORTS: &str = "import numpy, pandas\nimport matplotlib.pyplot\n";
@@ -21,16 +21,16 @@ const NOTHING: &str = "empty cell in a context";
 
 /// A kind of run.
 #[derive(Clone, Copy)]
-enum Kind {
+enum CodeKind {
     Stateless,
     InContext,
     Empty,
 }
 
-pub(super) async fn run(work: &Code, targets: &[Shared]) -> Vec<Figure> {
-    let mut firsts: Vec<Option<Tally>> = targets
+pub(super) async fn run(work: &CodeParameters, targets: &[SharedTarget]) -> Vec<Figure> {
+    let mut firsts: Vec<Option<AttemptTally>> = targets
         .iter()
-        .map(|target| (target.code().is_some() || target.contexts().is_some()).then(Tally::default))
+        .map(|target| (target.code().is_some() || target.contexts().is_some()).then(AttemptTally::default))
         .collect();
     for round in 0..work.first {
         for turn in turns(round, targets.len()) {
@@ -44,10 +44,11 @@ pub(super) async fn run(work: &Code, targets: &[Shared]) -> Vec<Figure> {
     for (target, first) in targets.iter().zip(&firsts) {
         places.push(make(target, Image::Data, usize::from(first.is_some())).await);
     }
-    for (kind, what) in [(Kind::Stateless, STATELESS), (Kind::InContext, IN_CONTEXT), (Kind::Empty, NOTHING)]
+    for (kind, what) in
+        [(CodeKind::Stateless, STATELESS), (CodeKind::InContext, IN_CONTEXT), (CodeKind::Empty, NOTHING)]
     {
-        let mut tallies: Vec<Option<Tally>> =
-            targets.iter().map(|target| can(target, kind).then(Tally::default)).collect();
+        let mut tallies: Vec<Option<AttemptTally>> =
+            targets.iter().map(|target| can(target, kind).then(AttemptTally::default)).collect();
         // The first round is a warm-up, which starts interpreters and imports packages; it does not count.
         for round in 0..=work.samples {
             for turn in turns(round, targets.len()) {
@@ -72,32 +73,32 @@ pub(super) async fn run(work: &Code, targets: &[Shared]) -> Vec<Figure> {
     figures
 }
 
-fn can(target: &Shared, kind: Kind) -> bool {
+fn can(target: &SharedTarget, kind: CodeKind) -> bool {
     match kind {
-        Kind::Stateless => target.code().is_some(),
-        Kind::InContext | Kind::Empty => target.contexts().is_some(),
+        CodeKind::Stateless => target.code().is_some(),
+        CodeKind::InContext | CodeKind::Empty => target.contexts().is_some(),
     }
 }
 
 async fn once(
-    target: &Shared,
+    target: &SharedTarget,
     handle: &str,
-    kind: Kind,
+    kind: CodeKind,
     is_first: bool,
-) -> Result<Duration, (Failure, Duration)> {
+) -> Result<Duration, (TargetFailure, Duration)> {
     let whole = format!("{IMPORTS}{CELL}");
     let source = match kind {
-        Kind::Stateless => whole.as_str(),
-        Kind::InContext if is_first => whole.as_str(),
-        Kind::InContext => CELL,
-        Kind::Empty => "pass",
+        CodeKind::Stateless => whole.as_str(),
+        CodeKind::InContext if is_first => whole.as_str(),
+        CodeKind::InContext => CELL,
+        CodeKind::Empty => "pass",
     };
     let ran = timed(async {
         match (kind, target.code(), target.contexts()) {
-            (Kind::Stateless, Some(code), _) => code.run(handle, source).await,
-            (Kind::InContext | Kind::Empty, _, Some(contexts)) => contexts.cell(handle, source).await,
-            (Kind::Stateless | Kind::InContext | Kind::Empty, _, _) => {
-                Err(Failure::new("unsupported", "the target does not run this kind of code"))
+            (CodeKind::Stateless, Some(code), _) => code.run(handle, source).await,
+            (CodeKind::InContext | CodeKind::Empty, _, Some(contexts)) => contexts.cell(handle, source).await,
+            (CodeKind::Stateless | CodeKind::InContext | CodeKind::Empty, _, _) => {
+                Err(TargetFailure::new("unsupported", "the target does not run this kind of code"))
             }
         }
     });
@@ -105,9 +106,9 @@ async fn once(
 }
 
 /// Measures a new sandbox from its create request to the end of its first run.
-async fn first(target: &Shared) -> Result<Duration, (Failure, Duration)> {
+async fn first(target: &SharedTarget) -> Result<Duration, (TargetFailure, Duration)> {
     let (made, create) = timed(target.create(Image::Data)).await?;
-    let kind = if target.code().is_some() { Kind::Stateless } else { Kind::InContext };
+    let kind = if target.code().is_some() { CodeKind::Stateless } else { CodeKind::InContext };
     let ran = once(target, &made.handle, kind, true).await;
     let _ = target.stop(&made.handle).await;
     ran.map(|took| create + took).map_err(|(failure, took)| (failure, create + took))

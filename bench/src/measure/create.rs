@@ -7,10 +7,10 @@
 
 use futures_util::future::join_all;
 
-use super::{Shared, timed, told, turns};
+use super::{SharedTarget, timed, told, turns};
 use crate::figure::Figure;
-use crate::samples::Tally;
-use crate::scenario::Create;
+use crate::samples::AttemptTally;
+use crate::scenario::CreateParameters;
 use crate::target::{Image, Made};
 
 const FIRST_EXEC: &str = "create and first exec";
@@ -19,24 +19,24 @@ const STOP: &str = "stop";
 
 /// Results of one target.
 #[derive(Clone, Default)]
-struct Taken {
-    create: Tally,
-    first_exec: Tally,
-    stop: Tally,
+struct CreateTallies {
+    create: AttemptTally,
+    first_exec: AttemptTally,
+    stop: AttemptTally,
 }
 
-pub(super) async fn run(work: &Create, targets: &[Shared]) -> Vec<Figure> {
+pub(super) async fn run(work: &CreateParameters, targets: &[SharedTarget]) -> Vec<Figure> {
     let mut figures = Vec::new();
     // The first run fills caches and does not count.
     for target in targets {
-        batch(target, 1, &mut Taken::default()).await;
+        batch(target, 1, &mut CreateTallies::default()).await;
     }
     for at_once in &work.at_once {
-        let mut taken = vec![Taken::default(); targets.len()];
+        let mut taken = vec![CreateTallies::default(); targets.len()];
         if work.rested {
             // A pool reaches this size only after it has seen a batch of this size.
             for target in targets {
-                batch(target, *at_once, &mut Taken::default()).await;
+                batch(target, *at_once, &mut CreateTallies::default()).await;
             }
         }
         for round in 0..work.samples.div_ceil(*at_once) {
@@ -51,18 +51,19 @@ pub(super) async fn run(work: &Create, targets: &[Shared]) -> Vec<Figure> {
         }
         let at = Some(*at_once as u64);
         let has_execs = targets.iter().map(|target| target.execs().is_some());
-        let first_execs: Vec<Option<Tally>> =
+        let first_execs: Vec<Option<AttemptTally>> =
             has_execs.zip(&taken).map(|(has, taken)| has.then(|| taken.first_exec.clone())).collect();
         figures.extend(told(FIRST_EXEC, at, targets, &first_execs));
-        let creates: Vec<Option<Tally>> = taken.iter().map(|taken| Some(taken.create.clone())).collect();
+        let creates: Vec<Option<AttemptTally>> =
+            taken.iter().map(|taken| Some(taken.create.clone())).collect();
         figures.extend(told(CREATE, at, targets, &creates));
-        let stops: Vec<Option<Tally>> = taken.into_iter().map(|taken| Some(taken.stop)).collect();
+        let stops: Vec<Option<AttemptTally>> = taken.into_iter().map(|taken| Some(taken.stop)).collect();
         figures.extend(told(STOP, at, targets, &stops));
     }
     figures
 }
 
-async fn batch(target: &Shared, at_once: usize, taken: &mut Taken) {
+async fn batch(target: &SharedTarget, at_once: usize, taken: &mut CreateTallies) {
     let lives = join_all((0..at_once).map(|_| begin(target))).await;
     let mut handles = Vec::new();
     for life in lives {
@@ -79,12 +80,12 @@ async fn batch(target: &Shared, at_once: usize, taken: &mut Taken) {
 /// One sandbox, up to its first exec.
 struct Life {
     made: Option<Made>,
-    create: Tally,
-    first_exec: Tally,
+    create: AttemptTally,
+    first_exec: AttemptTally,
 }
 
-async fn begin(target: &Shared) -> Life {
-    let (mut create, mut first_exec) = (Tally::default(), Tally::default());
+async fn begin(target: &SharedTarget) -> Life {
+    let (mut create, mut first_exec) = (AttemptTally::default(), AttemptTally::default());
     let made = match timed(target.create(Image::Plain)).await {
         Ok((made, took)) => {
             create.started(made.start.clone());

@@ -11,12 +11,12 @@
 
 use std::time::Duration;
 
-use super::{Shared, make, stop, timed};
+use super::{SharedTarget, make, stop, timed};
 use crate::figure::{Figure, Unit};
 use crate::machine::available_bytes;
 use crate::random::Sequence;
-use crate::samples::Tally;
-use crate::scenario::Density;
+use crate::samples::AttemptTally;
+use crate::scenario::DensityParameters;
 use crate::target::Image;
 
 const START: &str = "another create and first exec";
@@ -32,7 +32,7 @@ const RESTS: Duration = Duration::from_millis(200);
 /// Fixed seed, so that every run chooses the same sandboxes.
 const SEED: u64 = 41;
 
-pub(super) async fn run(work: &Density, targets: &[Shared]) -> Vec<Figure> {
+pub(super) async fn run(work: &DensityParameters, targets: &[SharedTarget]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for target in targets {
         // The first start creates resources that all sandboxes share.
@@ -57,7 +57,8 @@ pub(super) async fn run(work: &Density, targets: &[Shared]) -> Vec<Figure> {
         stop(target, &live).await;
         tokio::time::sleep(SETTLES).await;
         let without = [before, available_bytes()];
-        figures.extend(seen.into_iter().map(|seen| fell(target, without, seen)));
+        figures
+            .extend(seen.into_iter().map(|(wanted, live, with)| fell(target, without, wanted, live, with)));
     }
     // Sort by measurement, so that the targets are next to each other.
     figures.sort_by_key(|figure| {
@@ -72,24 +73,28 @@ pub(super) async fn run(work: &Density, targets: &[Shared]) -> Vec<Figure> {
 /// Returns the decrease of available memory per sandbox, relative to the mean without sandboxes before and
 /// after. A negative value shows that other processes freed more memory than the sandboxes used: there were
 /// too few sandboxes.
-fn fell(target: &Shared, [before, after]: [u64; 2], (wanted, live, with): (usize, usize, u64)) -> Figure {
+fn fell(target: &SharedTarget, [before, after]: [u64; 2], wanted: usize, live: usize, with: u64) -> Figure {
     let without = (before as f64 + after as f64) / 2.0;
     let each = (without - with as f64) / live.max(1) as f64;
-    Figure::value(FELL, Some(wanted as u64), target.name(), (each, Unit::Bytes))
+    Figure::value(FELL, Some(wanted as u64), target.name(), each, Unit::Bytes)
 }
 
-fn charged(target: &Shared, wanted: usize, live: &[String]) -> Figure {
+fn charged(target: &SharedTarget, wanted: usize, live: &[String]) -> Figure {
     let (at, name) = (Some(wanted as u64), target.name());
     match target.charged_bytes(live) {
-        Some(bytes) => {
-            Figure::value(CHARGED, at, name, (bytes as f64 / live.len().max(1) as f64, Unit::Bytes))
-        }
+        Some(bytes) => Figure::value(CHARGED, at, name, bytes as f64 / live.len().max(1) as f64, Unit::Bytes),
         None => Figure::unsupported(CHARGED, at, name),
     }
 }
 
-async fn look(work: &Density, target: &Shared, wanted: usize, live: &[String]) -> Vec<Figure> {
-    let (mut rested, mut pressed, mut execs) = (Tally::default(), Tally::default(), Tally::default());
+async fn look(
+    work: &DensityParameters,
+    target: &SharedTarget,
+    wanted: usize,
+    live: &[String],
+) -> Vec<Figure> {
+    let (mut rested, mut pressed, mut execs) =
+        (AttemptTally::default(), AttemptTally::default(), AttemptTally::default());
     for _ in 0..work.starts {
         tokio::time::sleep(RESTS).await;
         start(target, &mut rested).await;
@@ -110,7 +115,7 @@ async fn look(work: &Density, target: &Shared, wanted: usize, live: &[String]) -
 }
 
 /// Creates one more sandbox, measures up to its first exec, and stops it.
-async fn start(target: &Shared, starts: &mut Tally) {
+async fn start(target: &SharedTarget, starts: &mut AttemptTally) {
     let (made, create) = match timed(target.create(Image::Plain)).await {
         Ok(made) => made,
         Err(failed) => return starts.note(Err(failed)),

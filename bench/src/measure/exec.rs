@@ -3,15 +3,15 @@
 
 use futures_util::future::join_all;
 
-use super::{Shared, blame, make, stop, timed, told, turns};
+use super::{SharedTarget, blame, make, stop, timed, told, turns};
 use crate::figure::Figure;
-use crate::samples::Tally;
-use crate::scenario::Exec;
+use crate::samples::AttemptTally;
+use crate::scenario::ExecParameters;
 use crate::target::Image;
 
 const WHAT: &str = "exec of `true`";
 
-pub(super) async fn run(work: &Exec, targets: &[Shared]) -> Vec<Figure> {
+pub(super) async fn run(work: &ExecParameters, targets: &[SharedTarget]) -> Vec<Figure> {
     let most = work.at_once.iter().copied().max().unwrap_or(1);
     let mut places = Vec::new();
     for target in targets {
@@ -20,8 +20,8 @@ pub(super) async fn run(work: &Exec, targets: &[Shared]) -> Vec<Figure> {
     }
     let mut figures = Vec::new();
     for at_once in &work.at_once {
-        let mut tallies: Vec<Option<Tally>> =
-            targets.iter().map(|target| target.execs().map(|_| Tally::default())).collect();
+        let mut tallies: Vec<Option<AttemptTally>> =
+            targets.iter().map(|target| target.execs().map(|_| AttemptTally::default())).collect();
         // The first round is a warm-up that fills caches; it does not count.
         for round in 0..=work.samples.div_ceil(*at_once) {
             for turn in turns(round, targets.len()) {
@@ -44,8 +44,8 @@ pub(super) async fn run(work: &Exec, targets: &[Shared]) -> Vec<Figure> {
     figures
 }
 
-async fn together(target: &Shared, handles: &[String], at_once: usize) -> Tally {
-    let mut tally = Tally::default();
+async fn together(target: &SharedTarget, handles: &[String], at_once: usize) -> AttemptTally {
+    let mut tally = AttemptTally::default();
     let Some(execs) = target.execs() else { return tally };
     let answers = join_all(handles.iter().take(at_once).map(|handle| timed(execs.exec(handle)))).await;
     for answered in answers {

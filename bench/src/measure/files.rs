@@ -2,18 +2,18 @@
 
 use bytes::Bytes;
 
-use super::{Shared, blame, make, stop, timed, told, turns};
+use super::{SharedTarget, blame, make, stop, timed, told, turns};
 use crate::figure::Figure;
-use crate::samples::Tally;
-use crate::scenario::Files;
-use crate::target::{Failure, Image};
+use crate::samples::AttemptTally;
+use crate::scenario::FileParameters;
+use crate::target::{Image, TargetFailure};
 
 const UP: &str = "upload";
 const DOWN: &str = "download";
 /// Name of the file.
 const NAME: &str = "bench.bin";
 
-pub(super) async fn run(work: &Files, targets: &[Shared]) -> Vec<Figure> {
+pub(super) async fn run(work: &FileParameters, targets: &[SharedTarget]) -> Vec<Figure> {
     let mut places = Vec::new();
     for target in targets {
         // The image with the larger disk.
@@ -21,8 +21,8 @@ pub(super) async fn run(work: &Files, targets: &[Shared]) -> Vec<Figure> {
     }
     let mut figures = Vec::new();
     for size in &work.bytes {
-        let empty = || -> Vec<Option<Tally>> {
-            targets.iter().map(|target| target.files().map(|_| Tally::default())).collect()
+        let empty = || -> Vec<Option<AttemptTally>> {
+            targets.iter().map(|target| target.files().map(|_| AttemptTally::default())).collect()
         };
         let (mut ups, mut downs) = (empty(), empty());
         let bytes = Bytes::from(vec![0x5a; usize::try_from(*size).unwrap_or(usize::MAX)]);
@@ -50,7 +50,7 @@ pub(super) async fn run(work: &Files, targets: &[Shared]) -> Vec<Figure> {
     figures
 }
 
-async fn carry(target: &Shared, handle: &str, bytes: &Bytes, [up, down]: [&mut Tally; 2]) {
+async fn carry(target: &SharedTarget, handle: &str, bytes: &Bytes, [up, down]: [&mut AttemptTally; 2]) {
     let Some(files) = target.files() else { return };
     let sent = timed(files.upload(handle, NAME, bytes.clone())).await;
     let is_there = sent.is_ok();
@@ -59,7 +59,7 @@ async fn carry(target: &Shared, handle: &str, bytes: &Bytes, [up, down]: [&mut T
         down.note(match timed(files.download(handle, NAME)).await {
             Ok((count, took)) if count == bytes.len() as u64 => Ok(took),
             Ok((count, took)) => {
-                Err((Failure::new("other_bytes", format!("{count} bytes were received")), took))
+                Err((TargetFailure::new("other_bytes", format!("{count} bytes were received")), took))
             }
             Err(failed) => Err(failed),
         });

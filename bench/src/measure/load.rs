@@ -21,13 +21,13 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
-use self::job::{Done, Jobs};
-use super::{Shared, make, stop, timed};
+use self::job::{Jobs, StepResult};
+use super::{SharedTarget, make, stop, timed};
 use crate::figure::{Figure, Unit};
 use crate::random::Sequence;
-use crate::samples::Tally;
-use crate::scenario::Load;
-use crate::target::{Failure, Image};
+use crate::samples::AttemptTally;
+use crate::scenario::LoadParameters;
+use crate::target::{Image, TargetFailure};
 
 const CAPACITY: &str = "capacity, all kinds of jobs";
 const ARRIVED: &str = "jobs that arrived";
@@ -58,12 +58,12 @@ struct Arrivals {
 }
 
 /// Time until the target had recovered.
-type Recovery = Result<Duration, Failure>;
+type Recovery = Result<Duration, TargetFailure>;
 
 /// Results of one load.
 #[derive(Default)]
-struct Taken {
-    steps: BTreeMap<&'static str, Tally>,
+struct LoadTallies {
+    steps: BTreeMap<&'static str, AttemptTally>,
     arrived: u64,
     done: u64,
     /// Time from the first arrival to the last.
@@ -72,14 +72,14 @@ struct Taken {
     busy: Duration,
 }
 
-pub(super) async fn run(work: &Load, targets: &[Shared]) -> Vec<Figure> {
+pub(super) async fn run(work: &LoadParameters, targets: &[SharedTarget]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for target in targets {
         let (standing, made) = make(target, Image::Data, work.standing).await;
         let jobs = Arc::new(Jobs::new(Arc::clone(target), standing, work.mix));
         jobs.warm().await;
         let capacity = calibrate(work, &jobs).await;
-        let mut figure = Figure::value(CAPACITY, None, target.name(), (capacity, Unit::PerSecond));
+        let mut figure = Figure::value(CAPACITY, None, target.name(), capacity, Unit::PerSecond);
         figure.failures = made.failures;
         figures.push(figure);
         tokio::time::sleep(REST).await;
@@ -96,7 +96,7 @@ pub(super) async fn run(work: &Load, targets: &[Shared]) -> Vec<Figure> {
             normal = normal.or(create.map(|create| Duration::from_secs_f64(2e-3 * create.p95_ms)));
             figures.extend(taken.figures(*percent, target.name()));
             if let Some(recovered) = recovered {
-                let mut tally = Tally::default();
+                let mut tally = AttemptTally::default();
                 tally.note(recovered.map_err(|failure| (failure, RECOVERS_WITHIN)));
                 figures.push(Figure::times(RECOVERED, Some(*percent), target.name(), &tally));
             }
@@ -107,7 +107,7 @@ pub(super) async fn run(work: &Load, targets: &[Shared]) -> Vec<Figure> {
 }
 
 /// Measures the sustained rate of jobs that the workers complete. The first half of the time does not count.
-async fn calibrate(work: &Load, jobs: &Arc<Jobs>) -> f64 {
+async fn calibrate(work: &LoadParameters, jobs: &Arc<Jobs>) -> f64 {
     let until = Instant::now() + Duration::from_secs(work.calibrate_s);
     let counted_from = until - Duration::from_secs(work.calibrate_s) / 2;
     let mut workers = JoinSet::new();
@@ -134,10 +134,10 @@ async fn calibrate(work: &Load, jobs: &Arc<Jobs>) -> f64 {
 
 /// Lets jobs arrive independently of their completion. After an overload, also measures the time from the
 /// last arrival until the target has recovered.
-async fn arrive(arrivals: &Arrivals, jobs: &Arc<Jobs>) -> (Taken, Option<Recovery>) {
+async fn arrive(arrivals: &Arrivals, jobs: &Arc<Jobs>) -> (LoadTallies, Option<Recovery>) {
     let mut sequence = Sequence::new(SEED);
-    let mut under_way: JoinSet<Vec<Done>> = JoinSet::new();
-    let mut taken = Taken::default();
+    let mut under_way: JoinSet<Vec<StepResult>> = JoinSet::new();
+    let mut taken = LoadTallies::default();
     // Discards the starts of the calibration or of the previous load.
     jobs.take_starts();
     let began = Instant::now();
@@ -153,7 +153,7 @@ async fn arrive(arrivals: &Arrivals, jobs: &Arc<Jobs>) -> (Taken, Option<Recover
         if under_way.len() >= UNDER_WAY_MAX {
             taken.count(vec![(
                 job::NOT_SENT,
-                Err((Failure::new("not_sent", "too many jobs are in progress"), NORMAL)),
+                Err((TargetFailure::new("not_sent", "too many jobs are in progress"), NORMAL)),
             )]);
         } else {
             let (job, jobs) = (jobs.pick(&mut sequence), Arc::clone(jobs));
@@ -182,7 +182,7 @@ async fn arrive(arrivals: &Arrivals, jobs: &Arc<Jobs>) -> (Taken, Option<Recover
 }
 
 /// Returns the time until a create and its first exec are as fast as under normal load.
-async fn recover(target: &Shared, normal: Duration) -> Recovery {
+async fn recover(target: &SharedTarget, normal: Duration) -> Recovery {
     let began = Instant::now();
     while began.elapsed() < RECOVERS_WITHIN {
         let tried = timed(async {
@@ -202,11 +202,11 @@ async fn recover(target: &Shared, normal: Duration) -> Recovery {
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    Err(Failure::new("not_recovered", format!("no recovery within {} s", RECOVERS_WITHIN.as_secs())))
+    Err(TargetFailure::new("not_recovered", format!("no recovery within {} s", RECOVERS_WITHIN.as_secs())))
 }
 
-impl Taken {
-    fn count(&mut self, steps: Vec<Done>) {
+impl LoadTallies {
+    fn count(&mut self, steps: Vec<StepResult>) {
         self.done += u64::from(!steps.is_empty() && steps.iter().all(|(_, step)| step.is_ok()));
         for (what, step) in steps {
             self.steps.entry(what).or_default().note(step);
@@ -215,15 +215,13 @@ impl Taken {
 
     fn figures(self, percent: u64, target: &'static str) -> Vec<Figure> {
         let at = Some(percent);
-        let mut all = Tally::default();
+        let mut all = AttemptTally::default();
         self.steps.values().for_each(|tally| all.merge(tally.clone()));
-        let refusals = Tally { times: all.refusals.clone(), ..Tally::default() };
-        let rate = |count: u64, time: Duration| {
-            (count as f64 / time.as_secs_f64().max(f64::EPSILON), Unit::PerSecond)
-        };
+        let refusals = AttemptTally { times: all.refusals.clone(), ..AttemptTally::default() };
+        let rate = |count: u64, time: Duration| count as f64 / time.as_secs_f64().max(f64::EPSILON);
         let mut figures = vec![
-            Figure::value(ARRIVED, at, target, rate(self.arrived, self.arriving)),
-            Figure::value(DONE, at, target, rate(self.done, self.busy)),
+            Figure::value(ARRIVED, at, target, rate(self.arrived, self.arriving), Unit::PerSecond),
+            Figure::value(DONE, at, target, rate(self.done, self.busy), Unit::PerSecond),
             Figure::times(ADMITTED, at, target, &all),
             Figure::times(REFUSED, at, target, &refusals),
         ];

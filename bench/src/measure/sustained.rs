@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
-use super::{Shared, timed, turns};
+use super::{SharedTarget, timed, turns};
 use crate::figure::{Figure, Unit};
-use crate::samples::Tally;
-use crate::scenario::Sustained;
-use crate::target::{Failure, Image};
+use crate::samples::AttemptTally;
+use crate::scenario::SustainedParameters;
+use crate::target::{Image, TargetFailure};
 
 const RATE: &str = "lifecycles per second";
 const LIFE: &str = "one life, among others";
 
-pub(super) async fn run(work: &Sustained, targets: &[Shared]) -> Vec<Figure> {
+pub(super) async fn run(work: &SustainedParameters, targets: &[SharedTarget]) -> Vec<Figure> {
     let turn_for = Duration::from_secs(work.seconds).div_f64(work.turns as f64);
-    let mut taken = vec![(Tally::default(), Duration::ZERO); targets.len()];
+    let mut taken = vec![(AttemptTally::default(), Duration::ZERO); targets.len()];
     for round in 0..usize::try_from(work.turns).unwrap_or(1) {
         for turn in turns(round, targets.len()) {
             if let (Some(target), Some((tally, busy))) = (targets.get(turn), taken.get_mut(turn)) {
@@ -33,20 +33,20 @@ pub(super) async fn run(work: &Sustained, targets: &[Shared]) -> Vec<Figure> {
     let each = || targets.iter().zip(&taken);
     let rates = each().map(|(target, (tally, busy))| {
         let rate = tally.times.len() as f64 / busy.as_secs_f64().max(f64::EPSILON);
-        Figure::value(RATE, None, target.name(), (rate, Unit::PerSecond))
+        Figure::value(RATE, None, target.name(), rate, Unit::PerSecond)
     });
     rates.chain(each().map(|(target, (tally, _))| Figure::times(LIFE, None, target.name(), tally))).collect()
 }
 
-async fn repeat(target: &Shared, until: Instant) -> Tally {
-    let mut tally = Tally::default();
+async fn repeat(target: &SharedTarget, until: Instant) -> AttemptTally {
+    let mut tally = AttemptTally::default();
     while Instant::now() < until {
         tally.note(timed(live(target)).await.map(|((), took)| took));
     }
     tally
 }
 
-async fn live(target: &Shared) -> Result<(), Failure> {
+async fn live(target: &SharedTarget) -> Result<(), TargetFailure> {
     if let Some(lives) = target.lives() {
         return lives.live().await;
     }

@@ -79,7 +79,7 @@ fn draw(outcome: &Outcome, groups: &[Group<'_>]) -> String {
     for group in groups {
         svg.push_str(&text(LABELS - 8.0, y + BAR * 0.8, "end", &group.label));
         for (figure, p50, p95) in &group.bars {
-            svg.push_str(&bar(&axis, y, colour(figure.target), (*p50, *p95)));
+            svg.push_str(&bar(&axis, y, colour(figure.target), *p50, *p95));
             y += BAR;
         }
         y += GAP;
@@ -88,7 +88,7 @@ fn draw(outcome: &Outcome, groups: &[Group<'_>]) -> String {
     svg
 }
 
-fn bar(axis: &Axis, y: f64, colour: &str, (p50, p95): (f64, f64)) -> String {
+fn bar(axis: &Axis, y: f64, colour: &str, p50: f64, p95: f64) -> String {
     let (end, whisker, middle) = (axis.place(p50), axis.place(p95), y + BAR / 2.0);
     let (width, thick) = (end - LABELS, BAR - 2.0);
     let mut svg = format!(

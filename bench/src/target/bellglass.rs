@@ -26,8 +26,8 @@ use serde::Deserialize;
 use self::server::Server;
 pub use self::server::binary;
 use super::{
-    Code, Contexts, Execs, Failure, Files, Image, MEMORY_BYTES, MEMORY_BYTES_DATA, Made, NOTHING, PIDS,
-    Place, Target,
+    CodeRuns, Contexts, Execs, FileTransfers, Image, MEMORY_BYTES, MEMORY_BYTES_DATA, Made, NOTHING, PIDS,
+    Target, TargetFailure, TargetResources,
 };
 use crate::{machine, random, rootfs};
 
@@ -76,7 +76,7 @@ struct Created {
 
 impl Bellglass {
     /// Connects to the server, or starts one.
-    pub async fn open(place: &Place<'_>) -> Result<Self, Failure> {
+    pub async fn open(place: &TargetResources<'_>) -> Result<Self, TargetFailure> {
         let mut facts = BTreeMap::new();
         let (url, key, server) = match named() {
             Some((url, key)) => {
@@ -107,22 +107,27 @@ impl Bellglass {
         Ok(bellglass)
     }
 
-    async fn finish(&self, handle: &str, spec: ExecSpec) -> Result<(), Failure> {
+    async fn finish(&self, handle: &str, spec: ExecSpec) -> Result<(), TargetFailure> {
         let exec = self.client.exec(&id(handle)?, &spec).await.map_err(|error| failure(&error))?;
         let done = exec.collect().await.map_err(|error| failure(&error))?;
         if done.end.outcome == (Outcome::Exited { code: 0 }) {
             return Ok(());
         }
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        Err(Failure::new("outcome", format!("{:?}: {said}", done.end.outcome)))
+        Err(TargetFailure::new("outcome", format!("{:?}: {said}", done.end.outcome)))
     }
 
-    async fn run_code(&self, handle: &str, source: &str, context: Option<ContextId>) -> Result<(), Failure> {
+    async fn run_code(
+        &self,
+        handle: &str,
+        source: &str,
+        context: Option<ContextId>,
+    ) -> Result<(), TargetFailure> {
         let code = code::Code { source: source.into(), context, ..code::Code::default() };
         self.finish(handle, ExecSpec { code: Some(code), ..ExecSpec::default() }).await
     }
 
-    async fn context(&self, handle: &str) -> Result<ContextId, Failure> {
+    async fn context(&self, handle: &str) -> Result<ContextId, TargetFailure> {
         let known = self.contexts.lock().ok().and_then(|contexts| contexts.get(handle).cloned());
         if let Some(known) = known {
             return Ok(known);
@@ -146,9 +151,9 @@ impl Target for Bellglass {
         self.facts.clone()
     }
 
-    async fn create(&self, image: Image) -> Result<Made, Failure> {
+    async fn create(&self, image: Image) -> Result<Made, TargetFailure> {
         let body = serde_json::to_vec(&wanted(image, &self.run))
-            .map_err(|error| Failure::new("request", error.to_string()))?;
+            .map_err(|error| TargetFailure::new("request", error.to_string()))?;
         let request = self
             .http
             .post(format!("{}/v1/sandboxes", self.client.url()))
@@ -164,17 +169,18 @@ impl Target for Bellglass {
         if !status.is_success() {
             return Err(match serde_json::from_slice::<api::Error>(&body) {
                 Ok(error) => said_no(&error),
-                Err(_) => {
-                    Failure::new(format!("http_{}", status.as_u16()), "the response is not from Bellglass")
-                }
+                Err(_) => TargetFailure::new(
+                    format!("http_{}", status.as_u16()),
+                    "the response is not from Bellglass",
+                ),
             });
         }
         let made: Created = serde_json::from_slice(&body)
-            .map_err(|error| Failure::new("protocol", format!("malformed sandbox: {error}")))?;
+            .map_err(|error| TargetFailure::new("protocol", format!("malformed sandbox: {error}")))?;
         Ok(Made { handle: made.id, start: made.start })
     }
 
-    async fn stop(&self, handle: &str) -> Result<(), Failure> {
+    async fn stop(&self, handle: &str) -> Result<(), TargetFailure> {
         if let Ok(mut contexts) = self.contexts.lock() {
             contexts.remove(handle);
         }
@@ -225,7 +231,7 @@ impl Target for Bellglass {
         Some(self)
     }
 
-    fn code(&self) -> Option<&dyn Code> {
+    fn code(&self) -> Option<&dyn CodeRuns> {
         Some(self)
     }
 
@@ -233,7 +239,7 @@ impl Target for Bellglass {
         Some(self)
     }
 
-    fn files(&self) -> Option<&dyn Files> {
+    fn files(&self) -> Option<&dyn FileTransfers> {
         Some(self)
     }
 
@@ -244,29 +250,29 @@ impl Target for Bellglass {
 
 #[async_trait]
 impl Execs for Bellglass {
-    async fn exec(&self, handle: &str) -> Result<(), Failure> {
+    async fn exec(&self, handle: &str) -> Result<(), TargetFailure> {
         self.finish(handle, ExecSpec { argv: vec![NOTHING.into()], ..ExecSpec::default() }).await
     }
 }
 
 #[async_trait]
-impl Code for Bellglass {
-    async fn run(&self, handle: &str, source: &str) -> Result<(), Failure> {
+impl CodeRuns for Bellglass {
+    async fn run(&self, handle: &str, source: &str) -> Result<(), TargetFailure> {
         self.run_code(handle, source, None).await
     }
 }
 
 #[async_trait]
 impl Contexts for Bellglass {
-    async fn cell(&self, handle: &str, source: &str) -> Result<(), Failure> {
+    async fn cell(&self, handle: &str, source: &str) -> Result<(), TargetFailure> {
         let context = self.context(handle).await?;
         self.run_code(handle, source, Some(context)).await
     }
 }
 
 #[async_trait]
-impl Files for Bellglass {
-    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), Failure> {
+impl FileTransfers for Bellglass {
+    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), TargetFailure> {
         let (files, path) = (self.client.files(&id(handle)?), file(name)?);
         let sent = if bytes.len() <= WHOLE_BYTES_MAX {
             files.write(&path, bytes, None).await
@@ -276,7 +282,7 @@ impl Files for Bellglass {
         sent.map(drop).map_err(|error| failure(&error))
     }
 
-    async fn download(&self, handle: &str, name: &str) -> Result<u64, Failure> {
+    async fn download(&self, handle: &str, name: &str) -> Result<u64, TargetFailure> {
         let (files, path) = (self.client.files(&id(handle)?), file(name)?);
         let bytes = files.read(&path, FILE_BYTES_MAX).await.map_err(|error| failure(&error))?;
         Ok(bytes.len() as u64)
@@ -310,29 +316,29 @@ fn wanted(image: Image, run: &str) -> CreateSandbox {
     }
 }
 
-fn id(handle: &str) -> Result<SandboxId, Failure> {
-    handle.parse().map_err(|_| Failure::new("protocol", format!("{handle:?} is not an id")))
+fn id(handle: &str) -> Result<SandboxId, TargetFailure> {
+    handle.parse().map_err(|_| TargetFailure::new("protocol", format!("{handle:?} is not an id")))
 }
 
-fn file(name: &str) -> Result<FilePath, Failure> {
+fn file(name: &str) -> Result<FilePath, TargetFailure> {
     FilePath::new(format!("{FILES}/{name}")).map_err(|error| said_no(&error))
 }
 
-fn failure(error: &client::Error) -> Failure {
+fn failure(error: &client::Error) -> TargetFailure {
     match error {
         client::Error::Refused(error) => said_no(error),
-        client::Error::Unreachable { .. } => Failure::new("unreachable", error.to_string()),
+        client::Error::Unreachable { .. } => TargetFailure::new("unreachable", error.to_string()),
         client::Error::Distrusted { .. }
         | client::Error::Protocol { .. }
         | client::Error::Local { .. }
-        | client::Error::Configuration { .. } => Failure::new("client", error.to_string()),
+        | client::Error::Configuration { .. } => TargetFailure::new("client", error.to_string()),
     }
 }
 
 /// Converts an error of the server. Only these codes mean that the server was too busy.
-fn said_no(error: &api::Error) -> Failure {
+fn said_no(error: &api::Error) -> TargetFailure {
     let busy = [ErrorCode::Capacity, ErrorCode::RateLimited, ErrorCode::QuotaExceeded];
-    let failure = if busy.contains(&error.code) { Failure::refused } else { Failure::new };
+    let failure = if busy.contains(&error.code) { TargetFailure::refused } else { TargetFailure::new };
     failure(error.code.name(), error.message.clone())
 }
 

@@ -13,8 +13,8 @@ use bytes::Bytes;
 use tokio::process::Command;
 
 use super::{
-    Code, Execs, Failure, Files, Image, Lives, MEMORY_BYTES, MEMORY_BYTES_DATA, Made, NOTHING, PIDS, Place,
-    Target,
+    CodeRuns, Execs, FileTransfers, Image, Lives, MEMORY_BYTES, MEMORY_BYTES_DATA, Made, NOTHING, PIDS,
+    Target, TargetFailure, TargetResources,
 };
 use crate::process;
 use crate::rootfs::Root;
@@ -41,7 +41,7 @@ pub struct Docker {
 
 impl Docker {
     /// Checks that an engine responds, and imports the images.
-    pub async fn open(place: &Place<'_>) -> Result<Self, Failure> {
+    pub async fn open(place: &TargetResources<'_>) -> Result<Self, TargetFailure> {
         let mut version = docker(&["version", "--format", "{{.Server.Version}}"]);
         let version = process::print(&mut version, SOON).await?;
         let rootfs = place.rootfs()?;
@@ -65,7 +65,7 @@ impl Docker {
 }
 
 /// Creates an image from a root file system, unless the engine already has it.
-pub async fn import(root: &Root) -> Result<String, Failure> {
+pub async fn import(root: &Root) -> Result<String, TargetFailure> {
     let name = format!("bellglass-bench:{}", root.key());
     let known = process::run(&mut docker(&["image", "inspect", &name]), SOON).await;
     if known.is_ok() {
@@ -98,14 +98,14 @@ impl Target for Docker {
         self.facts.clone()
     }
 
-    async fn create(&self, image: Image) -> Result<Made, Failure> {
+    async fn create(&self, image: Image) -> Result<Made, TargetFailure> {
         let (mut command, name) = self.run_command(image);
         command.args(["--detach", name, "sleep", "infinity"]);
         let handle = process::print(&mut command, self.deadline).await?;
         Ok(Made { handle, start: None })
     }
 
-    async fn stop(&self, handle: &str) -> Result<(), Failure> {
+    async fn stop(&self, handle: &str) -> Result<(), TargetFailure> {
         process::run(&mut docker(&["rm", "--force", handle]), self.deadline).await
     }
 
@@ -126,11 +126,11 @@ impl Target for Docker {
         Some(self)
     }
 
-    fn code(&self) -> Option<&dyn Code> {
+    fn code(&self) -> Option<&dyn CodeRuns> {
         Some(self)
     }
 
-    fn files(&self) -> Option<&dyn Files> {
+    fn files(&self) -> Option<&dyn FileTransfers> {
         Some(self)
     }
 
@@ -149,27 +149,27 @@ impl Target for Docker {
 
 #[async_trait]
 impl Execs for Docker {
-    async fn exec(&self, handle: &str) -> Result<(), Failure> {
+    async fn exec(&self, handle: &str) -> Result<(), TargetFailure> {
         process::run(&mut docker(&["exec", handle, NOTHING]), self.deadline).await
     }
 }
 
 #[async_trait]
-impl Code for Docker {
-    async fn run(&self, handle: &str, source: &str) -> Result<(), Failure> {
+impl CodeRuns for Docker {
+    async fn run(&self, handle: &str, source: &str) -> Result<(), TargetFailure> {
         process::run(&mut docker(&["exec", handle, "python3", "-c", source]), self.deadline).await
     }
 }
 
 #[async_trait]
-impl Files for Docker {
-    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), Failure> {
+impl FileTransfers for Docker {
+    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), TargetFailure> {
         let to_file = format!("cat > {FILES}/{name}");
         let mut command = docker(&["exec", "--interactive", handle, "sh", "-c", &to_file]);
         process::output(&mut command, self.deadline, Some(&bytes)).await.map(drop)
     }
 
-    async fn download(&self, handle: &str, name: &str) -> Result<u64, Failure> {
+    async fn download(&self, handle: &str, name: &str) -> Result<u64, TargetFailure> {
         let mut command = docker(&["exec", handle, "cat", &format!("{FILES}/{name}")]);
         let bytes = process::output(command.stdout(Stdio::piped()), self.deadline, None).await?;
         Ok(bytes.len() as u64)
@@ -178,7 +178,7 @@ impl Files for Docker {
 
 #[async_trait]
 impl Lives for Docker {
-    async fn live(&self) -> Result<(), Failure> {
+    async fn live(&self) -> Result<(), TargetFailure> {
         let (mut command, name) = self.run_command(Image::Plain);
         command.args(["--rm", name, NOTHING]);
         process::run(&mut command, self.deadline).await

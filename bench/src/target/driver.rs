@@ -26,7 +26,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::{Mutex, oneshot};
 
-use super::{Code, Contexts, Execs, Failure, Files, Image, Made, Target};
+use super::{CodeRuns, Contexts, Execs, FileTransfers, Image, Made, Target, TargetFailure};
 use crate::process;
 
 pub use place::{jupyter, llm_sandbox};
@@ -42,7 +42,7 @@ pub struct Driver {
     hello: Hello,
     requests: AtomicU64,
     stdin: Mutex<Option<ChildStdin>>,
-    waiting: Arc<Lock<HashMap<u64, oneshot::Sender<Answer>>>>,
+    waiting: Arc<Lock<HashMap<u64, oneshot::Sender<DriverReply>>>>,
     child: Mutex<Child>,
     deadline: Duration,
     /// Command that removes the container of the driver, if any.
@@ -57,7 +57,7 @@ struct Hello {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct DriverReply {
     id: u64,
     #[serde(default)]
     handle: Option<String>,
@@ -80,11 +80,12 @@ impl Driver {
         mut command: Command,
         after: Option<Command>,
         deadline: Duration,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, TargetFailure> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let started = command.spawn();
-        let mut child = started.map_err(|error| Failure::new("not_started", error.to_string()))?;
-        let silent = || Failure::new("not_started", format!("the driver of {name} exited without a message"));
+        let mut child = started.map_err(|error| TargetFailure::new("not_started", error.to_string()))?;
+        let silent =
+            || TargetFailure::new("not_started", format!("the driver of {name} exited without a message"));
         let (stdin, stdout) = child.stdin.take().zip(child.stdout.take()).ok_or_else(silent)?;
         let mut lines = BufReader::new(stdout).lines();
         let first = tokio::time::timeout(READY_WITHIN, lines.next_line()).await;
@@ -92,7 +93,7 @@ impl Driver {
         let hello: Hello = match serde_json::from_str::<Value>(&first) {
             Ok(Value::Object(said)) if said.contains_key("error") => {
                 let said = said.get("error").and_then(Value::as_str).unwrap_or_default();
-                return Err(Failure::new("not_started", said));
+                return Err(TargetFailure::new("not_started", said));
             }
             Ok(said) => serde_json::from_value(said).map_err(|error| nonsense(&error))?,
             Err(error) => return Err(nonsense(&error)),
@@ -111,13 +112,13 @@ impl Driver {
         })
     }
 
-    async fn ask(&self, mut request: Value) -> Result<Answer, Failure> {
+    async fn ask(&self, mut request: Value) -> Result<DriverReply, TargetFailure> {
         let id = self.requests.fetch_add(1, Ordering::Relaxed);
         if let Value::Object(fields) = &mut request {
             fields.insert("id".into(), json!(id));
         }
         let (send, receive) = oneshot::channel();
-        let gone = || Failure::new("driver_gone", format!("the driver of {} has exited", self.name));
+        let gone = || TargetFailure::new("driver_gone", format!("the driver of {} has exited", self.name));
         self.waiting.lock().map_err(|_| gone())?.insert(id, send);
         let line = format!("{request}\n");
         match self.stdin.lock().await.as_mut() {
@@ -127,10 +128,10 @@ impl Driver {
         let answer = match tokio::time::timeout(self.deadline, receive).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => return Err(gone()),
-            Err(_) => return Err(Failure::new("deadline", "no answer")),
+            Err(_) => return Err(TargetFailure::new("deadline", "no answer")),
         };
         match answer.error {
-            Some(wrong) => Err(Failure::new(wrong.code, wrong.message)),
+            Some(wrong) => Err(TargetFailure::new(wrong.code, wrong.message)),
             None => Ok(answer),
         }
     }
@@ -143,10 +144,10 @@ impl Driver {
 /// Passes each response to the request that waits for it. When the driver exits, all waiting requests fail.
 async fn listen(
     mut lines: Lines<BufReader<ChildStdout>>,
-    waiting: Arc<Lock<HashMap<u64, oneshot::Sender<Answer>>>>,
+    waiting: Arc<Lock<HashMap<u64, oneshot::Sender<DriverReply>>>>,
 ) {
     while let Ok(Some(line)) = lines.next_line().await {
-        let Ok(answer) = serde_json::from_str::<Answer>(&line) else { continue };
+        let Ok(answer) = serde_json::from_str::<DriverReply>(&line) else { continue };
         let asked = waiting.lock().ok().and_then(|mut waiting| waiting.remove(&answer.id));
         if let Some(asked) = asked {
             let _ = asked.send(answer);
@@ -157,8 +158,8 @@ async fn listen(
     }
 }
 
-fn nonsense(error: &serde_json::Error) -> Failure {
-    Failure::new("protocol", format!("the driver's first line is not a valid hello: {error}"))
+fn nonsense(error: &serde_json::Error) -> TargetFailure {
+    TargetFailure::new("protocol", format!("the driver's first line is not a valid hello: {error}"))
 }
 
 #[async_trait]
@@ -171,17 +172,18 @@ impl Target for Driver {
         self.hello.facts.clone()
     }
 
-    async fn create(&self, image: Image) -> Result<Made, Failure> {
+    async fn create(&self, image: Image) -> Result<Made, TargetFailure> {
         let image = match image {
             Image::Plain => "plain",
             Image::Data => "data",
         };
         let answer = self.ask(json!({ "op": "create", "image": image })).await?;
-        let handle = answer.handle.ok_or_else(|| Failure::new("protocol", "a sandbox without a handle"))?;
+        let handle =
+            answer.handle.ok_or_else(|| TargetFailure::new("protocol", "a sandbox without a handle"))?;
         Ok(Made { handle, start: None })
     }
 
-    async fn stop(&self, handle: &str) -> Result<(), Failure> {
+    async fn stop(&self, handle: &str) -> Result<(), TargetFailure> {
         self.ask(json!({ "op": "stop", "handle": handle })).await.map(drop)
     }
 
@@ -201,7 +203,7 @@ impl Target for Driver {
         self.has("exec").then_some(self)
     }
 
-    fn code(&self) -> Option<&dyn Code> {
+    fn code(&self) -> Option<&dyn CodeRuns> {
         self.has("code").then_some(self)
     }
 
@@ -209,35 +211,35 @@ impl Target for Driver {
         self.has("contexts").then_some(self)
     }
 
-    fn files(&self) -> Option<&dyn Files> {
+    fn files(&self) -> Option<&dyn FileTransfers> {
         self.has("files").then_some(self)
     }
 }
 
 #[async_trait]
 impl Execs for Driver {
-    async fn exec(&self, handle: &str) -> Result<(), Failure> {
+    async fn exec(&self, handle: &str) -> Result<(), TargetFailure> {
         self.ask(json!({ "op": "exec", "handle": handle, "argv": [super::NOTHING] })).await.map(drop)
     }
 }
 
 #[async_trait]
-impl Code for Driver {
-    async fn run(&self, handle: &str, source: &str) -> Result<(), Failure> {
+impl CodeRuns for Driver {
+    async fn run(&self, handle: &str, source: &str) -> Result<(), TargetFailure> {
         self.ask(json!({ "op": "run", "handle": handle, "source": source })).await.map(drop)
     }
 }
 
 #[async_trait]
 impl Contexts for Driver {
-    async fn cell(&self, handle: &str, source: &str) -> Result<(), Failure> {
+    async fn cell(&self, handle: &str, source: &str) -> Result<(), TargetFailure> {
         self.ask(json!({ "op": "cell", "handle": handle, "source": source })).await.map(drop)
     }
 }
 
 #[async_trait]
-impl Files for Driver {
-    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), Failure> {
+impl FileTransfers for Driver {
+    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), TargetFailure> {
         // The driver generates the bytes itself: transfer over its standard input must not be part of the
         // measurement.
         self.ask(json!({ "op": "upload", "handle": handle, "name": name, "bytes": bytes.len() }))
@@ -245,9 +247,9 @@ impl Files for Driver {
             .map(drop)
     }
 
-    async fn download(&self, handle: &str, name: &str) -> Result<u64, Failure> {
+    async fn download(&self, handle: &str, name: &str) -> Result<u64, TargetFailure> {
         let answer = self.ask(json!({ "op": "download", "handle": handle, "name": name })).await?;
-        answer.bytes.ok_or_else(|| Failure::new("protocol", "a file without a size"))
+        answer.bytes.ok_or_else(|| TargetFailure::new("protocol", "a file without a size"))
     }
 }
 

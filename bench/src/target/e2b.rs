@@ -20,7 +20,7 @@ use reqwest::{Method, RequestBuilder, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Contexts, Execs, Failure, Files, Image, Made, NOTHING, Place, Target};
+use super::{Contexts, Execs, FileTransfers, Image, Made, NOTHING, Target, TargetFailure, TargetResources};
 use crate::http;
 
 /// Port of the program inside a sandbox that starts processes and transfers files.
@@ -43,14 +43,14 @@ pub struct E2b {
     domain: String,
     run: String,
     envd: String,
-    live: Mutex<BTreeMap<String, Live>>,
+    live: Mutex<BTreeMap<String, LiveSandbox>>,
     deadline: Duration,
 }
 
 /// The fields of the response to a create that are needed to use the sandbox.
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Live {
+struct LiveSandbox {
     #[serde(rename = "sandboxID")]
     id: String,
     domain: Option<String>,
@@ -61,9 +61,10 @@ struct Live {
 
 impl E2b {
     /// Reads the configuration from the environment, and checks that a sandbox can be created.
-    pub async fn open(place: &Place<'_>) -> Result<Self, Failure> {
+    pub async fn open(place: &TargetResources<'_>) -> Result<Self, TargetFailure> {
         let said = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let key = said("E2B_API_KEY").ok_or_else(|| Failure::new("not_configured", "no E2B_API_KEY"))?;
+        let key =
+            said("E2B_API_KEY").ok_or_else(|| TargetFailure::new("not_configured", "no E2B_API_KEY"))?;
         let domain = said("E2B_DOMAIN").unwrap_or_else(|| "e2b.app".into());
         let mut e2b = Self {
             http: http::client()?,
@@ -82,13 +83,19 @@ impl E2b {
         Ok(e2b)
     }
 
-    fn live(&self, handle: &str) -> Result<Live, Failure> {
+    fn live(&self, handle: &str) -> Result<LiveSandbox, TargetFailure> {
         let live = self.live.lock().ok().and_then(|live| live.get(handle).cloned());
-        live.ok_or_else(|| Failure::new("not_found", "a sandbox that was not created by this run"))
+        live.ok_or_else(|| TargetFailure::new("not_found", "a sandbox that was not created by this run"))
     }
 
     /// Returns a request to a port of a sandbox.
-    fn inside(&self, method: Method, handle: &str, port: u16, path: &str) -> Result<RequestBuilder, Failure> {
+    fn inside(
+        &self,
+        method: Method,
+        handle: &str,
+        port: u16,
+        path: &str,
+    ) -> Result<RequestBuilder, TargetFailure> {
         let live = self.live(handle)?;
         let base = self.sandboxes.clone().unwrap_or_else(|| {
             let domain = live.domain.as_deref().filter(|domain| !domain.is_empty()).unwrap_or(&self.domain);
@@ -116,7 +123,7 @@ impl Target for E2b {
         BTreeMap::from([("api".into(), self.api.clone()), ("envd".into(), self.envd.clone())])
     }
 
-    async fn create(&self, image: Image) -> Result<Made, Failure> {
+    async fn create(&self, image: Image) -> Result<Made, TargetFailure> {
         let template = match image {
             Image::Plain => "base",
             Image::Data => "code-interpreter-v1",
@@ -124,8 +131,8 @@ impl Target for E2b {
         let body = json!({ "templateID": template, "timeout": TIMEOUT_S, "metadata": { "bench": self.run } });
         let request = self.http.post(format!("{}/sandboxes", self.api)).header("x-api-key", &self.key);
         let answer = send(json_body(request, &body).timeout(self.deadline)).await?;
-        let made: Live = serde_json::from_slice(&answer)
-            .map_err(|error| Failure::new("protocol", format!("malformed sandbox: {error}")))?;
+        let made: LiveSandbox = serde_json::from_slice(&answer)
+            .map_err(|error| TargetFailure::new("protocol", format!("malformed sandbox: {error}")))?;
         let handle = made.id.clone();
         if let Ok(mut live) = self.live.lock() {
             live.insert(handle.clone(), made);
@@ -133,7 +140,7 @@ impl Target for E2b {
         Ok(Made { handle, start: None })
     }
 
-    async fn stop(&self, handle: &str) -> Result<(), Failure> {
+    async fn stop(&self, handle: &str) -> Result<(), TargetFailure> {
         let request = self.http.delete(format!("{}/sandboxes/{handle}", self.api)).timeout(self.deadline);
         send(request.header("x-api-key", &self.key)).await?;
         if let Ok(mut live) = self.live.lock() {
@@ -158,28 +165,28 @@ impl Target for E2b {
         Some(self)
     }
 
-    fn files(&self) -> Option<&dyn Files> {
+    fn files(&self) -> Option<&dyn FileTransfers> {
         Some(self)
     }
 }
 
 #[async_trait]
 impl Execs for E2b {
-    async fn exec(&self, handle: &str) -> Result<(), Failure> {
+    async fn exec(&self, handle: &str) -> Result<(), TargetFailure> {
         let start = json!({ "process": { "cmd": NOTHING, "args": [], "envs": {} }, "stdin": false });
         let request = self.inside(Method::POST, handle, ENVD, "/process.Process/Start")?;
         let request = request.header("connect-protocol-version", "1").header("content-type", connect::KIND);
         let answer = send(request.body(connect::envelope(&start))).await?;
         connect::exit_code(&answer).and_then(|code| match code {
             0 => Ok(()),
-            code => Err(Failure::new(format!("exit_{code}"), "the command failed")),
+            code => Err(TargetFailure::new(format!("exit_{code}"), "the command failed")),
         })
     }
 }
 
 #[async_trait]
 impl Contexts for E2b {
-    async fn cell(&self, handle: &str, source: &str) -> Result<(), Failure> {
+    async fn cell(&self, handle: &str, source: &str) -> Result<(), TargetFailure> {
         let request = self.inside(Method::POST, handle, CODE, "/execute")?;
         let answer = send(json_body(request, &json!({ "code": source }))).await?;
         ended(&answer)
@@ -187,13 +194,13 @@ impl Contexts for E2b {
 }
 
 #[async_trait]
-impl Files for E2b {
-    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), Failure> {
+impl FileTransfers for E2b {
+    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), TargetFailure> {
         let request = self.inside(Method::POST, handle, ENVD, &format!("/files?path={FILES}/{name}"))?;
         send(request.header("content-type", "application/octet-stream").body(bytes)).await.map(drop)
     }
 
-    async fn download(&self, handle: &str, name: &str) -> Result<u64, Failure> {
+    async fn download(&self, handle: &str, name: &str) -> Result<u64, TargetFailure> {
         let request = self.inside(Method::GET, handle, ENVD, &format!("/files?path={FILES}/{name}"))?;
         Ok(send(request).await?.len() as u64)
     }
@@ -207,7 +214,7 @@ fn json_body(request: RequestBuilder, body: &Value) -> RequestBuilder {
     request.header("content-type", "application/json").body(body.to_string())
 }
 
-async fn send(request: RequestBuilder) -> Result<Bytes, Failure> {
+async fn send(request: RequestBuilder) -> Result<Bytes, TargetFailure> {
     let response: Response = request.send().await.map_err(|error| http::lost(&error))?;
     let status = response.status();
     let body = response.bytes().await.map_err(|error| http::lost(&error))?;
@@ -215,26 +222,26 @@ async fn send(request: RequestBuilder) -> Result<Bytes, Failure> {
         return Ok(body);
     }
     let shown: String = String::from_utf8_lossy(&body).chars().take(SHOWN).collect();
-    let failure = Failure::new(format!("http_{}", status.as_u16()), shown);
+    let failure = TargetFailure::new(format!("http_{}", status.as_u16()), shown);
     // "Too many requests" and "service unavailable" are how such a server refuses temporarily.
-    Err(Failure { refused: matches!(status.as_u16(), 429 | 503), ..failure })
+    Err(TargetFailure { refused: matches!(status.as_u16(), 429 | 503), ..failure })
 }
 
 /// Checks that code ran to its end. The response has one JSON object per line, and the last one reports the
 /// end.
-fn ended(answer: &[u8]) -> Result<(), Failure> {
+fn ended(answer: &[u8]) -> Result<(), TargetFailure> {
     let lines = answer.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let mut is_ended = false;
     for line in lines {
         let event: Value = serde_json::from_slice(line)
-            .map_err(|error| Failure::new("protocol", format!("malformed line: {error}")))?;
+            .map_err(|error| TargetFailure::new("protocol", format!("malformed line: {error}")))?;
         match event.get("type").and_then(Value::as_str) {
-            Some("error") => return Err(Failure::new("exception", event.to_string())),
+            Some("error") => return Err(TargetFailure::new("exception", event.to_string())),
             Some("end_of_execution") => is_ended = true,
             Some(_) | None => {}
         }
     }
-    if is_ended { Ok(()) } else { Err(Failure::new("cut", "the response has no end")) }
+    if is_ended { Ok(()) } else { Err(TargetFailure::new("cut", "the response has no end")) }
 }
 
 #[cfg(test)]
@@ -252,7 +259,7 @@ mod tests {
     #[test]
     fn a_sandbox_is_read_with_and_without_its_tokens() {
         let full = r#"{"sandboxID":"i1","templateID":"base","clientID":"c","envdVersion":"0.6.13","envdAccessToken":"t","domain":null}"#;
-        let live: Live = serde_json::from_str(full).unwrap();
+        let live: LiveSandbox = serde_json::from_str(full).unwrap();
         assert_eq!((live.id.as_str(), live.envd_access_token.as_deref()), ("i1", Some("t")));
         assert!(live.domain.is_none() && live.traffic_access_token.is_none());
     }

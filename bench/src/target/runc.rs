@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use super::{
-    Code, Execs, Failure, Files, Image, Lives, MEMORY_BYTES, MEMORY_BYTES_DATA, Made, NOTHING, PIDS, Place,
-    Target,
+    CodeRuns, Execs, FileTransfers, Image, Lives, MEMORY_BYTES, MEMORY_BYTES_DATA, Made, NOTHING, PIDS,
+    Target, TargetFailure, TargetResources,
 };
 use crate::rootfs::{Root, cannot};
 use crate::{process, random};
@@ -59,7 +59,7 @@ pub struct Bundles {
 
 impl Runc {
     /// Checks that runc works.
-    pub async fn open(place: &Place<'_>) -> Result<Self, Failure> {
+    pub async fn open(place: &TargetResources<'_>) -> Result<Self, TargetFailure> {
         let version = process::print(process::command("runc").arg("--version"), SOON).await?;
         let version = version.lines().next().unwrap_or_default().to_owned();
         let bundles = Bundles::new(place).await?;
@@ -84,7 +84,7 @@ impl Runc {
 
 impl Bundles {
     /// Creates a factory below the scratch directory of a run.
-    pub async fn new(place: &Place<'_>) -> Result<Self, Failure> {
+    pub async fn new(place: &TargetResources<'_>) -> Result<Self, TargetFailure> {
         let rootfs = place.rootfs()?;
         let home = place.scratch.join("runc");
         std::fs::create_dir_all(&home).map_err(|error| cannot("create", &home, &error))?;
@@ -93,8 +93,8 @@ impl Bundles {
             process::run(process::command("runc").arg("spec").current_dir(&home), SOON).await?;
         }
         let text = std::fs::read(&config).map_err(|error| cannot("read", &config, &error))?;
-        let spec =
-            serde_json::from_slice(&text).map_err(|error| Failure::new("runc_spec", error.to_string()))?;
+        let spec = serde_json::from_slice(&text)
+            .map_err(|error| TargetFailure::new("runc_spec", error.to_string()))?;
         let root = |root: &Root| {
             let env = root.env.iter().map(|(name, value)| format!("{name}={value}"));
             (root.directory.clone(), env.collect())
@@ -111,7 +111,7 @@ impl Bundles {
     }
 
     /// Creates a bundle for a container of this name.
-    pub fn make(&self, name: &str, shape: &Shape<'_>) -> Result<PathBuf, Failure> {
+    pub fn make(&self, name: &str, shape: &Shape<'_>) -> Result<PathBuf, TargetFailure> {
         let bundle = self.home.join(name);
         let workspace = bundle.join("workspace");
         std::fs::create_dir_all(&workspace).map_err(|error| cannot("create", &workspace, &error))?;
@@ -180,7 +180,7 @@ impl Target for Runc {
         BTreeMap::from([("version".into(), self.version.clone())])
     }
 
-    async fn create(&self, image: Image) -> Result<Made, Failure> {
+    async fn create(&self, image: Image) -> Result<Made, TargetFailure> {
         let handle = format!("bench-{}", random::name()?);
         let bundle = self.bundles.make(&handle, &sandbox(image, &IDLE))?;
         if let Ok(mut live) = self.live.lock() {
@@ -193,7 +193,7 @@ impl Target for Runc {
         Ok(Made { handle, start: None })
     }
 
-    async fn stop(&self, handle: &str) -> Result<(), Failure> {
+    async fn stop(&self, handle: &str) -> Result<(), TargetFailure> {
         let mut delete = self.bundles.runc();
         delete.args(["delete", "--force"]).arg(handle);
         let deleted = process::run(&mut delete, self.deadline).await;
@@ -212,11 +212,11 @@ impl Target for Runc {
         Some(self)
     }
 
-    fn code(&self) -> Option<&dyn Code> {
+    fn code(&self) -> Option<&dyn CodeRuns> {
         Some(self)
     }
 
-    fn files(&self) -> Option<&dyn Files> {
+    fn files(&self) -> Option<&dyn FileTransfers> {
         Some(self)
     }
 
@@ -231,26 +231,26 @@ impl Target for Runc {
 
 #[async_trait]
 impl Execs for Runc {
-    async fn exec(&self, handle: &str) -> Result<(), Failure> {
+    async fn exec(&self, handle: &str) -> Result<(), TargetFailure> {
         process::run(&mut self.exec_command(handle, &[NOTHING]), self.deadline).await
     }
 }
 
 #[async_trait]
-impl Code for Runc {
-    async fn run(&self, handle: &str, source: &str) -> Result<(), Failure> {
+impl CodeRuns for Runc {
+    async fn run(&self, handle: &str, source: &str) -> Result<(), TargetFailure> {
         process::run(&mut self.exec_command(handle, &["python3", "-c", source]), self.deadline).await
     }
 }
 
 #[async_trait]
-impl Files for Runc {
-    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), Failure> {
+impl FileTransfers for Runc {
+    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), TargetFailure> {
         let mut command = self.exec_command(handle, &["sh", "-c", &format!("cat > {FILES}/{name}")]);
         process::output(&mut command, self.deadline, Some(&bytes)).await.map(drop)
     }
 
-    async fn download(&self, handle: &str, name: &str) -> Result<u64, Failure> {
+    async fn download(&self, handle: &str, name: &str) -> Result<u64, TargetFailure> {
         let mut command = self.exec_command(handle, &["cat", &format!("{FILES}/{name}")]);
         let bytes = process::output(command.stdout(Stdio::piped()), self.deadline, None).await?;
         Ok(bytes.len() as u64)
@@ -259,7 +259,7 @@ impl Files for Runc {
 
 #[async_trait]
 impl Lives for Runc {
-    async fn live(&self) -> Result<(), Failure> {
+    async fn live(&self) -> Result<(), TargetFailure> {
         let name = format!("bench-{}", random::name()?);
         let bundle = self.bundles.make(&name, &sandbox(Image::Plain, &[NOTHING]))?;
         if let Ok(mut live) = self.live.lock() {

@@ -63,8 +63,8 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use crate::Place;
-use crate::connect::Connection;
+use crate::LocalOptions;
+use crate::connect::ServerConnection;
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -115,9 +115,9 @@ pub enum Command {
     #[command(visible_aliases = ["rm", "kill"])]
     Stop(stop::Arguments),
     /// Suspend sandboxes and keep their processes and memory.
-    Pause(pause::Pause),
+    Pause(pause::PauseArguments),
     /// Let paused sandboxes run again.
-    Resume(pause::Resume),
+    Resume(pause::ResumeArguments),
     /// Show the resource usage of sandboxes.
     Top(top::Arguments),
     /// Show lifecycle events of sandboxes as they happen.
@@ -163,8 +163,8 @@ pub enum Command {
 /// The failure of the command, as it is shown to the user.
 pub async fn dispatch(
     command: Command,
-    place: &Place,
-    connection: &Connection,
+    place: &LocalOptions,
+    connection: &ServerConnection,
 ) -> Result<ExitCode, api::Error> {
     let data = &place.data;
     match command {

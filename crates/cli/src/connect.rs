@@ -17,7 +17,7 @@ const KEY: &str = "BELLGLASS_API_KEY";
 
 /// Options that select the server, for every command.
 #[derive(clap::Args)]
-pub struct Connection {
+pub struct ServerConnection {
     /// URL of the server, such as `https://sandboxes.example.org`.
     #[arg(long, global = true, env = "BELLGLASS_SERVER", value_name = "URL", help_heading = "Server")]
     server: Option<String>,
@@ -41,7 +41,7 @@ pub struct Connection {
     server_wait: Duration,
 }
 
-impl Connection {
+impl ServerConnection {
     /// Returns the client of the server, for a command that requires one.
     pub fn client(&self) -> Result<Client, Error> {
         self.configured()?.ok_or_else(|| {

@@ -73,7 +73,7 @@ struct Arguments {
     )]
     backends: Vec<node::backend::Backend>,
     #[command(flatten)]
-    connection: connect::Connection,
+    connection: connect::ServerConnection,
     #[command(subcommand)]
     command: Command,
 }
@@ -99,12 +99,12 @@ fn main() -> ExitCode {
 
 async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
     let Arguments { data, backends, connection, command } = arguments;
-    let place = Place { data: data.unwrap_or_else(own_data), backends };
+    let place = LocalOptions { data: data.unwrap_or_else(own_data), backends };
     command::dispatch(command, &place, &connection).await
 }
 
 /// Options that apply to this machine.
-struct Place {
+struct LocalOptions {
     /// Data directory.
     data: PathBuf,
     /// Backends to try, in order. Empty for the default.

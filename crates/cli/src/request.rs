@@ -14,7 +14,7 @@ use crate::quantity::{self, Limit};
 
 /// Template, limits and network access of a new sandbox.
 #[derive(clap::Args)]
-pub struct Sandbox {
+pub struct SandboxOptions {
     /// Template to create the sandbox from.
     #[arg(long, default_value = "base")]
     pub template: String,
@@ -61,7 +61,7 @@ pub struct Sandbox {
 
 /// Command to run, and how to run it.
 #[derive(clap::Args)]
-pub struct Exec {
+pub struct ExecOptions {
     /// Wall-clock limit of the command, such as 90s or 5m. With the value `none`, the command can run as long as its sandbox,
     /// at most 24 hours.
     #[arg(long, value_parser = quantity::limit, default_value = "60s", value_name = "TIME", allow_hyphen_values = true)]
@@ -125,7 +125,7 @@ pub enum OutputName {
     Kill,
 }
 
-impl Sandbox {
+impl SandboxOptions {
     /// Returns the requested policy, or `None` if no network access was requested.
     pub fn policy(&self) -> Result<Option<Policy>, Error> {
         if self.allow.is_empty() { Ok(None) } else { Policy::of_words(&self.allow).map(Some) }
@@ -147,7 +147,7 @@ impl Sandbox {
     }
 }
 
-impl Exec {
+impl ExecOptions {
     /// Returns the exec request. `watched` is true if the output is read while the command runs.
     pub fn spec(&self, watched: bool) -> Result<ExecSpec, Error> {
         let output = match self.output {

@@ -8,7 +8,7 @@ use reqwest::Method;
 
 use crate::client::{Client, escape};
 use crate::error::Error;
-use crate::link::Ask;
+use crate::link::ApiRequest;
 
 impl Client {
     /// Lists all projects.
@@ -24,7 +24,9 @@ impl Client {
     /// # Errors
     /// The name is invalid, or the key's role does not allow this.
     pub async fn put_project(&self, name: &str, project: &PutProject) -> Result<Project, Error> {
-        self.link.call(&Ask::new(Method::PUT, format!("/v1/projects/{}", escape(name))).json(project)?).await
+        self.link
+            .call(&ApiRequest::new(Method::PUT, format!("/v1/projects/{}", escape(name))).json(project)?)
+            .await
     }
 
     /// Lists all keys, without their secrets.
@@ -41,7 +43,7 @@ impl Client {
     /// # Errors
     /// The project does not exist, or the key's role does not allow this.
     pub async fn create_key(&self, request: &CreateKey) -> Result<NewKey, Error> {
-        self.link.call(&Ask::new(Method::POST, "/v1/keys").json(request)?).await
+        self.link.call(&ApiRequest::new(Method::POST, "/v1/keys").json(request)?).await
     }
 
     /// Creates a replacement for a key. The old key remains valid for the overlap.
@@ -50,7 +52,7 @@ impl Client {
     /// The key does not exist, or the key's role does not allow this.
     pub async fn rotate_key(&self, id: &str, request: RotateKey) -> Result<NewKey, Error> {
         let path = format!("/v1/keys/{}/rotate", escape(id));
-        self.link.call(&Ask::new(Method::POST, path).json(&request)?).await
+        self.link.call(&ApiRequest::new(Method::POST, path).json(&request)?).await
     }
 
     /// Revokes a key. Can be repeated.
@@ -58,7 +60,7 @@ impl Client {
     /// # Errors
     /// The key does not exist, or the key's role does not allow this.
     pub async fn revoke_key(&self, id: &str) -> Result<(), Error> {
-        self.link.done(&Ask::new(Method::DELETE, format!("/v1/keys/{}", escape(id)))).await
+        self.link.done(&ApiRequest::new(Method::DELETE, format!("/v1/keys/{}", escape(id)))).await
     }
 
     /// Returns the status of the node.
@@ -66,7 +68,7 @@ impl Client {
     /// # Errors
     /// The key's role does not allow this.
     pub async fn node(&self) -> Result<NodeStatus, Error> {
-        self.link.call(&Ask::get("/v1/node")).await
+        self.link.call(&ApiRequest::get("/v1/node")).await
     }
 
     /// Drains the node, so that it accepts no new sandboxes, or ends the drain.
@@ -74,7 +76,7 @@ impl Client {
     /// # Errors
     /// The key's role does not allow this.
     pub async fn drain(&self, draining: bool) -> Result<NodeStatus, Error> {
-        self.link.call(&Ask::new(Method::PUT, "/v1/node/drain").json(&Drain { draining })?).await
+        self.link.call(&ApiRequest::new(Method::PUT, "/v1/node/drain").json(&Drain { draining })?).await
     }
 
     /// Returns the health of the server. The request is not retried, because the caller wants the current
@@ -83,7 +85,7 @@ impl Client {
     /// # Errors
     /// The server does not respond, or it is not a Bellglass server.
     pub async fn health(&self) -> Result<Health, Error> {
-        let ask = Ask::get("/healthz");
+        let ask = ApiRequest::get("/healthz");
         let response = self.link.send(&ask).await.map_err(|failure| failure.error)?;
         let status = response.status();
         let body =

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use crate::client::{Client, escape};
 use crate::error::Error;
 use crate::files::{digest, hex, sending};
-use crate::link::{Ask, Failure};
+use crate::link::{ApiRequest, FailedAttempt};
 
 /// Maximum wait for one response: shorter than the idle timeout of common proxies.
 const WAIT_ONCE: Duration = Duration::from_secs(20);
@@ -41,7 +41,7 @@ impl Client {
             let left = until.saturating_duration_since(Instant::now());
             let wait_ms = u64::try_from(left.min(WAIT_ONCE).as_millis()).unwrap_or(WAIT_MS_MAX);
             let path = format!("/v1/sandboxes/{sandbox}/execs/{exec}/artifacts?wait_ms={wait_ms}");
-            let found: Artifacts = self.link.call(&Ask::get(path)).await?;
+            let found: Artifacts = self.link.call(&ApiRequest::get(path)).await?;
             if !found.pending || left.is_zero() {
                 return Ok(found);
             }
@@ -59,7 +59,7 @@ impl Client {
             let after =
                 cursor.as_deref().map(|cursor| format!("?cursor={}", escape(cursor))).unwrap_or_default();
             let page: Page<Artifacts> =
-                self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/artifacts{after}"))).await?;
+                self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/artifacts{after}"))).await?;
             let is_over = page.items.is_empty();
             items.extend(page.items);
             cursor = page.next;
@@ -110,7 +110,7 @@ impl Client {
     /// The name is invalid, or there is not enough space.
     pub async fn put_dataset(&self, name: &str, bytes: Bytes) -> Result<Dataset, Error> {
         let digest = digest(&Sha256::digest(&bytes).into());
-        let ask = Ask::new(Method::PUT, dataset(name)).raw(bytes);
+        let ask = ApiRequest::new(Method::PUT, dataset(name)).raw(bytes);
         self.link.call(&ask.header(HeaderName::from_static(DIGEST_HEADER), &digest)).await
     }
 
@@ -125,7 +125,7 @@ impl Client {
         from: &mut (impl AsyncRead + Unpin),
     ) -> Result<Dataset, Error> {
         let mut hasher = Sha256::new();
-        let ask = Ask::new(Method::PUT, dataset(name));
+        let ask = ApiRequest::new(Method::PUT, dataset(name));
         let sending = sending::Sending { link: &self.link, ask: &ask, before: 0, seen: &|_| {} };
         let sent: Dataset =
             sending.send(from, &mut |bytes| hasher.update(bytes)).await.map_err(|failure| failure.error)?;
@@ -142,7 +142,7 @@ impl Client {
     /// # Errors
     /// The server does not respond.
     pub async fn datasets(&self) -> Result<Vec<Dataset>, Error> {
-        let page: Page<Dataset> = self.link.call(&Ask::get("/v1/datasets")).await?;
+        let page: Page<Dataset> = self.link.call(&ApiRequest::get("/v1/datasets")).await?;
         Ok(page.items)
     }
 
@@ -151,7 +151,7 @@ impl Client {
     /// # Errors
     /// The server does not respond.
     pub async fn remove_dataset(&self, name: &str) -> Result<(), Error> {
-        self.link.done(&Ask::new(Method::DELETE, dataset(name))).await
+        self.link.done(&ApiRequest::new(Method::DELETE, dataset(name))).await
     }
 
     async fn try_artifact(
@@ -160,10 +160,10 @@ impl Client {
         exec: &ExecId,
         item: &Artifact,
         into: &mut (impl AsyncWrite + Unpin),
-    ) -> Result<(), Failure> {
-        let fatal = |error| Failure { error, trouble: None, pause: None };
+    ) -> Result<(), FailedAttempt> {
+        let fatal = |error| FailedAttempt { error, trouble: None, pause: None };
         let path = format!("/v1/sandboxes/{sandbox}/execs/{exec}/artifacts/{}", item.number);
-        let mut response = self.link.open(&Ask::get(path)).await?;
+        let mut response = self.link.open(&ApiRequest::get(path)).await?;
         let silence = self.link.options.answer_within;
         let (mut hasher, mut left) = (Sha256::new(), item.size_bytes);
         loop {

@@ -13,7 +13,7 @@ use reqwest::Method;
 use serde::de::DeserializeOwned;
 
 use crate::error::Error;
-use crate::link::{Ask, Link};
+use crate::link::{ApiRequest, ServerLink};
 use crate::patience::Patience;
 
 /// Default timeout for a response. Starts and stops take longest, on a machine that is busy with many others.
@@ -27,7 +27,7 @@ const PAGES_MAX: usize = 1000;
 /// Client of one server, with one key. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
-    pub(crate) link: Arc<Link>,
+    pub(crate) link: Arc<ServerLink>,
 }
 
 /// Options of a client that differ from the defaults.
@@ -68,7 +68,7 @@ impl Client {
     /// # Errors
     /// The address, the secret or the certificate file cannot be used.
     pub fn with(url: &str, secret: &str, options: Options) -> Result<Self, Error> {
-        Ok(Self { link: Arc::new(Link::new(url, secret, options)?) })
+        Ok(Self { link: Arc::new(ServerLink::new(url, secret, options)?) })
     }
 
     /// Returns the server's address.
@@ -83,7 +83,7 @@ impl Client {
     /// cleaned up.
     pub async fn create(&self, request: &CreateSandbox) -> Result<Sandbox, Error> {
         request.check_asked().map_err(Error::Refused)?;
-        self.link.call(&Ask::new(Method::POST, "/v1/sandboxes").json(request)?.once()?).await
+        self.link.call(&ApiRequest::new(Method::POST, "/v1/sandboxes").json(request)?.once()?).await
     }
 
     /// Returns a sandbox by its id or its name.
@@ -91,7 +91,7 @@ impl Client {
     /// # Errors
     /// The sandbox does not exist.
     pub async fn sandbox(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
-        self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}"))).await
+        self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}"))).await
     }
 
     /// Lists the project's live sandboxes; with `ended`, also ended ones.
@@ -107,7 +107,7 @@ impl Client {
     /// # Errors
     /// The sandbox does not exist.
     pub async fn stop(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
-        self.link.call(&Ask::new(Method::DELETE, format!("/v1/sandboxes/{sandbox}"))).await
+        self.link.call(&ApiRequest::new(Method::DELETE, format!("/v1/sandboxes/{sandbox}"))).await
     }
 
     /// Pauses a sandbox. Does nothing if it is paused already.
@@ -115,7 +115,7 @@ impl Client {
     /// # Errors
     /// The sandbox is not running, or its backend does not support pausing.
     pub async fn pause(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
-        self.link.call(&Ask::new(Method::POST, format!("/v1/sandboxes/{sandbox}/pause")).again()).await
+        self.link.call(&ApiRequest::new(Method::POST, format!("/v1/sandboxes/{sandbox}/pause")).again()).await
     }
 
     /// Resumes a paused sandbox. Does nothing if it is running.
@@ -123,7 +123,9 @@ impl Client {
     /// # Errors
     /// The sandbox has ended, or its backend cannot resume it.
     pub async fn resume(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
-        self.link.call(&Ask::new(Method::POST, format!("/v1/sandboxes/{sandbox}/resume")).again()).await
+        self.link
+            .call(&ApiRequest::new(Method::POST, format!("/v1/sandboxes/{sandbox}/resume")).again())
+            .await
     }
 
     /// Sets a new idle time of a sandbox, counted from now.
@@ -132,7 +134,9 @@ impl Client {
     /// The sandbox is not running, or the time is outside the allowed range.
     pub async fn renew(&self, sandbox: &SandboxId, lease: Lease) -> Result<Sandbox, Error> {
         lease.check().map_err(Error::Refused)?;
-        self.link.call(&Ask::new(Method::PUT, format!("/v1/sandboxes/{sandbox}/lease")).json(&lease)?).await
+        self.link
+            .call(&ApiRequest::new(Method::PUT, format!("/v1/sandboxes/{sandbox}/lease")).json(&lease)?)
+            .await
     }
 
     /// Replaces the policy of a sandbox. Open connections that the new policy does not allow are closed.
@@ -141,7 +145,9 @@ impl Client {
     /// The sandbox is not running, or the policy is invalid or not allowed for this project.
     pub async fn set_policy(&self, sandbox: &SandboxId, policy: &Policy) -> Result<Sandbox, Error> {
         policy.check().map_err(Error::Refused)?;
-        self.link.call(&Ask::new(Method::PUT, format!("/v1/sandboxes/{sandbox}/policy")).json(policy)?).await
+        self.link
+            .call(&ApiRequest::new(Method::PUT, format!("/v1/sandboxes/{sandbox}/policy")).json(policy)?)
+            .await
     }
 
     /// Returns the lock record of a sandbox: the packages that it received.
@@ -149,7 +155,7 @@ impl Client {
     /// # Errors
     /// The sandbox does not exist.
     pub async fn packages(&self, sandbox: &SandboxId) -> Result<Vec<Installed>, Error> {
-        self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/packages"))).await
+        self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/packages"))).await
     }
 
     /// Returns the current resource usage of a sandbox.
@@ -157,7 +163,7 @@ impl Client {
     /// # Errors
     /// The sandbox is not running.
     pub async fn usage(&self, sandbox: &SandboxId) -> Result<Usage, Error> {
-        self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/usage"))).await
+        self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/usage"))).await
     }
 
     /// Returns the traces of the last requests for a sandbox, the oldest first; with `exec`, only those for
@@ -167,7 +173,7 @@ impl Client {
     /// The sandbox does not exist.
     pub async fn trace(&self, sandbox: &SandboxId, exec: Option<&ExecId>) -> Result<Vec<Trace>, Error> {
         let asked = exec.map(|exec| format!("?exec={exec}")).unwrap_or_default();
-        self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/trace{asked}"))).await
+        self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/trace{asked}"))).await
     }
 
     /// Returns the items of all pages of a list.
@@ -175,7 +181,7 @@ impl Client {
         let first = format!("{path}{}limit={PAGE_MAX}", if path.contains('?') { '&' } else { '?' });
         let (mut items, mut path) = (Vec::new(), first.clone());
         for _ in 0..PAGES_MAX {
-            let page: Page<T> = self.link.call(&Ask::get(path)).await?;
+            let page: Page<T> = self.link.call(&ApiRequest::get(path)).await?;
             items.extend(page.items);
             let Some(cursor) = page.next else { return Ok(items) };
             path = format!("{first}&cursor={}", escape(&cursor));

@@ -8,7 +8,7 @@ use reqwest::Method;
 use crate::client::Client;
 use crate::error::Error;
 use crate::execs::CODE_WITHIN;
-use crate::link::Ask;
+use crate::link::ApiRequest;
 
 impl Client {
     /// Creates a context. Retries do not create a second one.
@@ -21,7 +21,8 @@ impl Client {
         spec: &ContextSpec,
     ) -> Result<ContextInfo, Error> {
         spec.check().map_err(Error::Refused)?;
-        let ask = Ask::new(Method::POST, format!("/v1/sandboxes/{sandbox}/contexts")).json(spec)?.once()?;
+        let ask =
+            ApiRequest::new(Method::POST, format!("/v1/sandboxes/{sandbox}/contexts")).json(spec)?.once()?;
         self.link.call(&ask.within(self.starts_within())).await
     }
 
@@ -30,7 +31,7 @@ impl Client {
     /// # Errors
     /// The sandbox is gone.
     pub async fn contexts(&self, sandbox: &SandboxId) -> Result<Vec<ContextInfo>, Error> {
-        let ask = Ask::get(format!("/v1/sandboxes/{sandbox}/contexts"));
+        let ask = ApiRequest::get(format!("/v1/sandboxes/{sandbox}/contexts"));
         let page: Page<ContextInfo> = self.link.call(&ask).await?;
         Ok(page.items)
     }
@@ -40,7 +41,7 @@ impl Client {
     /// # Errors
     /// The context does not exist, or its sandbox is gone.
     pub async fn context(&self, sandbox: &SandboxId, context: &ContextId) -> Result<ContextInfo, Error> {
-        self.link.call(&Ask::get(path(sandbox, context))).await
+        self.link.call(&ApiRequest::get(path(sandbox, context))).await
     }
 
     /// Removes a context and stops the cell that runs in it.
@@ -48,7 +49,7 @@ impl Client {
     /// # Errors
     /// The context does not exist, or its sandbox is gone.
     pub async fn remove_context(&self, sandbox: &SandboxId, context: &ContextId) -> Result<(), Error> {
-        self.link.done(&Ask::new(Method::DELETE, path(sandbox, context))).await
+        self.link.done(&ApiRequest::new(Method::DELETE, path(sandbox, context))).await
     }
 
     /// Restarts the interpreter of a context; its variables are lost. The request cannot safely be repeated:
@@ -61,7 +62,7 @@ impl Client {
         sandbox: &SandboxId,
         context: &ContextId,
     ) -> Result<ContextInfo, Error> {
-        let ask = Ask::new(Method::POST, format!("{}/restart", path(sandbox, context)));
+        let ask = ApiRequest::new(Method::POST, format!("{}/restart", path(sandbox, context)));
         self.link.call(&ask.within(self.starts_within())).await
     }
 
@@ -75,7 +76,7 @@ impl Client {
         sandbox: &SandboxId,
         context: &ContextId,
     ) -> Result<ContextInfo, Error> {
-        self.link.call(&Ask::new(Method::POST, format!("{}/interrupt", path(sandbox, context)))).await
+        self.link.call(&ApiRequest::new(Method::POST, format!("{}/interrupt", path(sandbox, context)))).await
     }
 
     /// Lists the variables of a context.
@@ -83,7 +84,7 @@ impl Client {
     /// # Errors
     /// The context does not exist, or it is running a cell.
     pub async fn variables(&self, sandbox: &SandboxId, context: &ContextId) -> Result<Vec<Variable>, Error> {
-        let ask = Ask::get(format!("{}/variables", path(sandbox, context)));
+        let ask = ApiRequest::get(format!("{}/variables", path(sandbox, context)));
         let page: Page<Variable> = self.link.call(&ask).await?;
         Ok(page.items)
     }

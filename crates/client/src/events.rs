@@ -6,8 +6,8 @@ use serde::de::DeserializeOwned;
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::lines::{Broken, Lines};
-use crate::link::Ask;
+use crate::lines::{LineError, Lines};
+use crate::link::ApiRequest;
 use crate::patience::Attempts;
 
 /// A reader of events. Events that occur while it is disconnected are lost, and the reader reports the loss.
@@ -72,8 +72,9 @@ impl<T: Telling> Events<T> {
         let link = &self.client.link;
         loop {
             let Some(lines) = &mut self.lines else {
-                let ask =
-                    Ask::get(self.path.as_str()).accept(api::output::NDJSON).within(link.options.silence_max);
+                let ask = ApiRequest::get(self.path.as_str())
+                    .accept(api::output::NDJSON)
+                    .within(link.options.silence_max);
                 match link.open(&ask).await {
                     Ok(response) => self.lines = Some(Lines::new(response)),
                     Err(failure) => {
@@ -92,11 +93,11 @@ impl<T: Telling> Events<T> {
                     self.attempts.progress();
                     return Ok(event);
                 }
-                Err(Broken::Cut(why)) => {
+                Err(LineError::Cut(why)) => {
                     self.lines = None;
                     link.pause(&mut self.attempts, link.cut(why)).await?;
                 }
-                Err(Broken::Nonsense(what)) => {
+                Err(LineError::Nonsense(what)) => {
                     self.lines = None;
                     return Err(link.protocol(what));
                 }

@@ -24,8 +24,8 @@ use reqwest::Method;
 use crate::client::Client;
 use crate::error::Error;
 use crate::execs::last_words;
-use crate::lines::{Broken, Lines};
-use crate::link::{Ask, Failure};
+use crate::lines::{LineError, Lines};
+use crate::link::{ApiRequest, FailedAttempt};
 use crate::patience::Attempts;
 
 /// In mode `block`, output is acknowledged to the server each time this fraction of the buffer (1/4) was
@@ -161,12 +161,12 @@ impl Exec {
                         Err(failure) => failure,
                     }
                 }
-                Err(Broken::Cut(_)) if self.caught_up => {
+                Err(LineError::Cut(_)) if self.caught_up => {
                     self.ended = true;
                     continue;
                 }
-                Err(Broken::Cut(why)) => link.cut(why),
-                Err(Broken::Nonsense(what)) => self.lie(what),
+                Err(LineError::Cut(why)) => link.cut(why),
+                Err(LineError::Nonsense(what)) => self.lie(what),
             };
             self.leave();
             link.pause(&mut self.attempts, failure).await?;
@@ -202,15 +202,15 @@ impl Exec {
     }
 
     /// Returns the request for all output that was not read yet.
-    fn rest(&self) -> Ask {
+    fn rest(&self) -> ApiRequest {
         let (PerStream { stdout, stderr, results }, follow) = (self.position, self.follow);
         let offsets = format!("stdout={stdout}&stderr={stderr}&results={results}");
         let path = format!("{}/output?{offsets}&follow={follow}", self.path());
-        Ask::get(path).accept(NDJSON).within(self.client.link.options.silence_max)
+        ApiRequest::get(path).accept(NDJSON).within(self.client.link.options.silence_max)
     }
 
     /// Checks a line against the lines before it.
-    fn accept(&mut self, line: OutputLine) -> Result<Option<Event>, Failure> {
+    fn accept(&mut self, line: OutputLine) -> Result<Option<Event>, FailedAttempt> {
         // Without `follow`, a heartbeat marks the end of the output so far. A second heartbeat has the same
         // meaning.
         let quiet = !self.follow && line == OutputLine::Heartbeat;
@@ -278,7 +278,7 @@ impl Exec {
         }
     }
 
-    fn bytes(&self, text: Option<String>, base64: Option<String>) -> Result<Bytes, Failure> {
+    fn bytes(&self, text: Option<String>, base64: Option<String>) -> Result<Bytes, FailedAttempt> {
         match (text, base64) {
             (Some(text), None) => Ok(Bytes::from(text)),
             (None, Some(base64)) => {
@@ -299,7 +299,7 @@ impl Exec {
         if most < taking.every.max(1) && !taking.now {
             return Ok(());
         }
-        let ask = Ask::new(Method::PUT, format!("{path}/read?stdout={stdout}&stderr={stderr}"));
+        let ask = ApiRequest::new(Method::PUT, format!("{path}/read?stdout={stdout}&stderr={stderr}"));
         match self.client.link.done(&ask).await {
             Ok(()) => {}
             // If the exec or its sandbox is gone, the output stream reports this, as an outcome or an error.
@@ -325,8 +325,8 @@ impl Exec {
         }
     }
 
-    fn lie(&self, what: String) -> Failure {
-        Failure { error: self.client.link.protocol(what), trouble: None, pause: None }
+    fn lie(&self, what: String) -> FailedAttempt {
+        FailedAttempt { error: self.client.link.protocol(what), trouble: None, pause: None }
     }
 }
 

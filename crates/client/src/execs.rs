@@ -11,8 +11,8 @@ use reqwest::Method;
 use crate::client::Client;
 use crate::error::Error;
 use crate::exec::Exec;
-use crate::lines::{Broken, Lines};
-use crate::link::{Ask, Failure};
+use crate::lines::{LineError, Lines};
+use crate::link::{ApiRequest, FailedAttempt};
 use crate::patience::Trouble;
 use crate::stdin::Stdin;
 
@@ -55,7 +55,7 @@ impl Client {
     /// The sandbox is gone.
     pub async fn execs(&self, sandbox: &SandboxId) -> Result<Vec<ExecInfo>, Error> {
         let page: Page<ExecInfo> =
-            self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/execs"))).await?;
+            self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/execs"))).await?;
         Ok(page.items)
     }
 
@@ -64,7 +64,7 @@ impl Client {
     /// # Errors
     /// The exec does not exist, or its sandbox is gone.
     pub async fn exec_info(&self, sandbox: &SandboxId, exec: &ExecId) -> Result<ExecInfo, Error> {
-        self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/execs/{exec}"))).await
+        self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/execs/{exec}"))).await
     }
 
     /// Returns a reader of an exec that was started earlier, from the first byte to the end. Sends nothing
@@ -88,7 +88,9 @@ impl Client {
     /// # Errors
     /// The exec does not exist, or its sandbox is gone.
     pub async fn cancel(&self, sandbox: &SandboxId, exec: &ExecId) -> Result<(), Error> {
-        self.link.done(&Ask::new(Method::DELETE, format!("/v1/sandboxes/{sandbox}/execs/{exec}"))).await
+        self.link
+            .done(&ApiRequest::new(Method::DELETE, format!("/v1/sandboxes/{sandbox}/execs/{exec}")))
+            .await
     }
 
     /// Sends a signal to all processes of an exec and returns their number. A signal cannot safely be sent
@@ -98,15 +100,15 @@ impl Client {
     /// The number is not a valid signal, or the exec does not exist.
     pub async fn signal(&self, sandbox: &SandboxId, exec: &ExecId, signal: i32) -> Result<u32, Error> {
         let path = format!("/v1/sandboxes/{sandbox}/execs/{exec}/signal");
-        let ask = Ask::new(Method::POST, path).json(&SignalRequest { signal })?;
+        let ask = ApiRequest::new(Method::POST, path).json(&SignalRequest { signal })?;
         let said: Signaled = self.link.call(&ask).await?;
         Ok(said.processes)
     }
 
     /// Returns the request that starts an exec. Code gets a longer timeout, because it may have to wait for
     /// its interpreter.
-    fn starting(&self, path: String, spec: &ExecSpec) -> Result<Ask, Error> {
-        let ask = Ask::new(Method::POST, path).json(spec)?.once()?;
+    fn starting(&self, path: String, spec: &ExecSpec) -> Result<ApiRequest, Error> {
+        let ask = ApiRequest::new(Method::POST, path).json(spec)?.once()?;
         let within = self.link.options.answer_within;
         Ok(if spec.code.is_some() { ask.within(within.max(CODE_WITHIN)) } else { ask })
     }
@@ -126,9 +128,9 @@ impl Client {
     }
 
     /// Sends the start request once and reads up to the `started` event.
-    async fn try_exec(&self, ask: &Ask) -> Result<(ExecInfo, Lines<OutputLine>), Failure> {
+    async fn try_exec(&self, ask: &ApiRequest) -> Result<(ExecInfo, Lines<OutputLine>), FailedAttempt> {
         let mut lines = Lines::new(self.link.open(ask).await?);
-        let fatal = |error| Failure { error, trouble: None, pause: None };
+        let fatal = |error| FailedAttempt { error, trouble: None, pause: None };
         loop {
             match lines.next(self.link.options.silence_max).await {
                 Ok(OutputLine::Started { exec }) => return Ok((exec, lines)),
@@ -144,15 +146,15 @@ impl Client {
                         self.link.protocol("received output before the `started` event".into()),
                     ));
                 }
-                Err(Broken::Cut(why)) => return Err(self.link.cut(why)),
-                Err(Broken::Nonsense(what)) => return Err(fatal(self.link.protocol(what))),
+                Err(LineError::Cut(why)) => return Err(self.link.cut(why)),
+                Err(LineError::Nonsense(what)) => return Err(fatal(self.link.protocol(what))),
             }
         }
     }
 }
 
 /// Converts the error with which a stream ended. It counts as temporary if the server marked a retry as safe.
-pub(crate) fn last_words(error: api::Error) -> Failure {
+pub(crate) fn last_words(error: api::Error) -> FailedAttempt {
     let trouble = (error.retry == api::Retry::Safe).then_some(Trouble::Connection);
-    Failure { error: Error::Refused(error), trouble, pause: None }
+    FailedAttempt { error: Error::Refused(error), trouble, pause: None }
 }

@@ -28,12 +28,12 @@ use tokio::io::AsyncRead;
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::link::Ask;
+use crate::link::ApiRequest;
 
 pub use archive::Archive;
-pub use reader::Reader;
-pub use transfer::Progress;
-pub use watch::Watch;
+pub use reader::FileReader;
+pub use transfer::ProgressCallback;
+pub use watch::FileWatch;
 
 /// Maximum number of pages of a listing. More than ten million entries mean that the server returns pages in
 /// a loop.
@@ -54,7 +54,7 @@ pub struct Files {
 }
 
 /// One page of a directory listing.
-pub type Listed = Page<FileInfo>;
+pub type FilePage = Page<FileInfo>;
 
 impl Client {
     /// Returns access to the files of a sandbox. Sends nothing yet.
@@ -75,7 +75,7 @@ impl Files {
     /// # Errors
     /// The path does not exist, or it must not be inspected.
     pub async fn stat(&self, path: &FilePath) -> Result<FileInfo, Error> {
-        self.client.link.call(&Ask::get(self.route("", &[("path", path)]))).await
+        self.client.link.call(&ApiRequest::get(self.route("", &[("path", path)]))).await
     }
 
     /// Lists a directory and its subdirectories down to `depth`.
@@ -99,13 +99,13 @@ impl Files {
     ///
     /// # Errors
     /// As [`Files::list`].
-    pub async fn page(&self, path: &FilePath, depth: u32, cursor: Option<&str>) -> Result<Listed, Error> {
+    pub async fn page(&self, path: &FilePath, depth: u32, cursor: Option<&str>) -> Result<FilePage, Error> {
         let mut route = self.route("/list", &[("path", path)]);
         route.push_str(&format!("&depth={depth}"));
         if let Some(cursor) = cursor {
             route.push_str(&format!("&cursor={}", crate::client::escape(cursor)));
         }
-        self.client.link.call(&Ask::get(route)).await
+        self.client.link.call(&ApiRequest::get(route)).await
     }
 
     /// Returns the SHA-256 of a regular file, computed in the sandbox.
@@ -122,7 +122,7 @@ impl Files {
     }
 
     async fn hash_at(&self, route: String) -> Result<HashedFile, Error> {
-        let ask = Ask::get(route).within(sending::worked(Limits::MAX.disk_bytes));
+        let ask = ApiRequest::get(route).within(sending::worked(Limits::MAX.disk_bytes));
         self.client.link.call(&ask).await
     }
 
@@ -149,7 +149,7 @@ impl Files {
     pub async fn write(&self, path: &FilePath, bytes: Bytes, mode: Option<u32>) -> Result<HashedFile, Error> {
         let digest = digest(&Sha256::digest(&bytes).into());
         let within = sending::carried(bytes.len() as u64);
-        let ask = Ask::new(Method::PUT, self.content(path, None, mode)).raw(bytes).within(within);
+        let ask = ApiRequest::new(Method::PUT, self.content(path, None, mode)).raw(bytes).within(within);
         self.client.link.call(&ask.header(HeaderName::from_static(DIGEST_HEADER), &digest)).await
     }
 
@@ -164,7 +164,7 @@ impl Files {
         mode: Option<u32>,
     ) -> Result<HashedFile, Error> {
         let mut hasher = blake3::Hasher::new();
-        let ask = Ask::new(Method::PUT, self.content(path, None, mode) + BLAKE3);
+        let ask = ApiRequest::new(Method::PUT, self.content(path, None, mode) + BLAKE3);
         let sending = sending::Sending { link: &self.client.link, ask: &ask, before: 0, seen: &|_| {} };
         let sent: HashedFile = sending
             .send(from, &mut |bytes| _ = hasher.update(bytes))
@@ -185,7 +185,7 @@ impl Files {
     /// The path is not a directory, or it must not be created.
     pub async fn make(&self, path: &FilePath) -> Result<u64, Error> {
         // Creating a directory can safely be repeated.
-        self.counted(Ask::new(Method::POST, self.route("/make", &[("path", path)])).again()).await
+        self.counted(ApiRequest::new(Method::POST, self.route("/make", &[("path", path)])).again()).await
     }
 
     /// Renames a file or directory. With `replace`, an existing file of the new name is replaced.
@@ -195,7 +195,7 @@ impl Files {
     /// have happened.
     pub async fn rename(&self, from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
         let route = self.route("/move", &[("from", from), ("to", to)]) + &format!("&replace={replace}");
-        self.counted(Ask::new(Method::POST, route)).await
+        self.counted(ApiRequest::new(Method::POST, route)).await
     }
 
     /// Copies a file, or a directory with its content.
@@ -204,7 +204,7 @@ impl Files {
     /// As [`Files::rename`].
     pub async fn copy(&self, from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
         let route = self.route("/copy", &[("from", from), ("to", to)]) + &format!("&replace={replace}");
-        self.counted(Ask::new(Method::POST, route)).await
+        self.counted(ApiRequest::new(Method::POST, route)).await
     }
 
     /// Removes a file or directory; with `all`, a directory with its content. Succeeds if it does not exist.
@@ -213,7 +213,7 @@ impl Files {
     /// It must not be removed, or it is a directory that is not empty.
     pub async fn remove(&self, path: &FilePath, all: bool) -> Result<u64, Error> {
         let route = self.route("", &[("path", path)]) + &format!("&all={all}");
-        self.counted(Ask::new(Method::DELETE, route)).await
+        self.counted(ApiRequest::new(Method::DELETE, route)).await
     }
 
     /// Replaces a text in a file and returns the number of replacements.
@@ -222,11 +222,11 @@ impl Files {
     /// The file does not contain the text, or it contains the text more than once and the request did not ask
     /// to replace all.
     pub async fn edit(&self, path: &FilePath, edit: &EditRequest) -> Result<u64, Error> {
-        let ask = Ask::new(Method::POST, self.route("/edit", &[("path", path)])).json(edit)?;
+        let ask = ApiRequest::new(Method::POST, self.route("/edit", &[("path", path)])).json(edit)?;
         self.counted(ask).await
     }
 
-    async fn counted(&self, ask: Ask) -> Result<u64, Error> {
+    async fn counted(&self, ask: ApiRequest) -> Result<u64, Error> {
         let ask = ask.within(sending::worked(Limits::MAX.disk_bytes));
         let Counted { count } = self.client.link.call(&ask).await?;
         Ok(count)

@@ -21,7 +21,7 @@ pub(crate) struct Lines<T> {
 
 /// Reason why there is no next line.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Broken {
+pub(crate) enum LineError {
     /// The connection closed or fell silent, within a line or between two lines.
     Cut(String),
     /// The data received is not a valid line.
@@ -34,23 +34,23 @@ impl<T: DeserializeOwned> Lines<T> {
     }
 
     /// Returns the next line, if one arrives within `silence`. Cancel-safe: no data is lost.
-    pub async fn next(&mut self, silence: Duration) -> Result<T, Broken> {
+    pub async fn next(&mut self, silence: Duration) -> Result<T, LineError> {
         loop {
             if let Some(line) = self.line()? {
                 return serde_json::from_slice(&line)
-                    .map_err(|error| Broken::Nonsense(format!("malformed line: {error}")));
+                    .map_err(|error| LineError::Nonsense(format!("malformed line: {error}")));
             }
             match tokio::time::timeout(silence, self.response.chunk()).await {
                 Ok(Ok(Some(bytes))) => self.buffer.extend_from_slice(&bytes),
-                Ok(Ok(None)) => return Err(Broken::Cut("the response ended before its last line".into())),
-                Ok(Err(error)) => return Err(Broken::Cut(link::root_cause(&error))),
-                Err(_) => return Err(Broken::Cut(format!("received no data for {silence:?}"))),
+                Ok(Ok(None)) => return Err(LineError::Cut("the response ended before its last line".into())),
+                Ok(Err(error)) => return Err(LineError::Cut(link::root_cause(&error))),
+                Err(_) => return Err(LineError::Cut(format!("received no data for {silence:?}"))),
             }
         }
     }
 
     /// Takes a complete line from the buffer.
-    fn line(&mut self) -> Result<Option<BytesMut>, Broken> {
+    fn line(&mut self) -> Result<Option<BytesMut>, LineError> {
         let fresh = self.buffer.get(self.scanned..).unwrap_or_default();
         match fresh.iter().position(|byte| *byte == b'\n') {
             Some(at) => {
@@ -60,7 +60,7 @@ impl<T: DeserializeOwned> Lines<T> {
                 Ok(Some(line))
             }
             None if self.buffer.len() > LINE_BYTES_MAX => {
-                Err(Broken::Nonsense(format!("a line has more than {LINE_BYTES_MAX} bytes")))
+                Err(LineError::Nonsense(format!("a line has more than {LINE_BYTES_MAX} bytes")))
             }
             None => {
                 self.scanned = self.buffer.len();

@@ -38,7 +38,7 @@ const ERROR_BYTES_MAX: usize = 64 * 1024;
 const FOREIGN_SHOWN: usize = 200;
 
 /// A server and the HTTP client for it.
-pub(crate) struct Link {
+pub(crate) struct ServerLink {
     http: reqwest::Client,
     pub url: String,
     pub options: Options,
@@ -46,7 +46,7 @@ pub(crate) struct Link {
 
 /// A request.
 #[derive(Clone)]
-pub(crate) struct Ask {
+pub(crate) struct ApiRequest {
     method: Method,
     path: String,
     body: Bytes,
@@ -56,13 +56,13 @@ pub(crate) struct Ask {
 }
 
 /// A failed attempt, and whether another attempt may succeed.
-pub(crate) struct Failure {
+pub(crate) struct FailedAttempt {
     pub error: Error,
     pub trouble: Option<Trouble>,
     pub pause: Option<Duration>,
 }
 
-impl Ask {
+impl ApiRequest {
     pub fn new(method: Method, path: impl Into<String>) -> Self {
         let repeatable = method != Method::POST;
         let (path, body, headers) = (path.into(), Bytes::new(), HeaderMap::new());
@@ -120,7 +120,7 @@ impl Ask {
     }
 }
 
-impl Failure {
+impl FailedAttempt {
     /// Returns the pause before the next attempt, or the error if there is to be none.
     pub fn pause(self, attempts: &mut Attempts) -> Result<Duration, Error> {
         let Some(trouble) = self.trouble else { return Err(self.error) };
@@ -128,7 +128,7 @@ impl Failure {
     }
 }
 
-impl Link {
+impl ServerLink {
     pub fn new(url: &str, secret: &str, options: Options) -> Result<Self, Error> {
         let wrong = |why: &str| Error::Configuration {
             what: format!("the server's address {url:?}"),
@@ -168,7 +168,7 @@ impl Link {
     }
 
     /// Sends a request, with retries, and parses the response.
-    pub async fn call<T: DeserializeOwned>(&self, ask: &Ask) -> Result<T, Error> {
+    pub async fn call<T: DeserializeOwned>(&self, ask: &ApiRequest) -> Result<T, Error> {
         let mut attempts = self.attempts();
         loop {
             match self.try_call(ask).await {
@@ -183,7 +183,7 @@ impl Link {
     }
 
     /// Sends a request, with retries, whose response has no content of interest.
-    pub async fn done(&self, ask: &Ask) -> Result<(), Error> {
+    pub async fn done(&self, ask: &ApiRequest) -> Result<(), Error> {
         let mut attempts = self.attempts();
         loop {
             match self.try_call(ask).await {
@@ -194,14 +194,14 @@ impl Link {
     }
 
     /// Sends a request once. Returns a response with a success status, whose body is not read yet.
-    pub async fn open(&self, ask: &Ask) -> Result<Response, Failure> {
+    pub async fn open(&self, ask: &ApiRequest) -> Result<Response, FailedAttempt> {
         let response = self.send(ask).await?;
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(ask, response).await) }
     }
 
     /// Sends a WebSocket handshake once.
-    pub async fn socket(&self, ask: &Ask) -> Result<Upgraded, Failure> {
-        let key = random_key().map_err(|error| Failure { error, trouble: None, pause: None })?;
+    pub async fn socket(&self, ask: &ApiRequest) -> Result<Upgraded, FailedAttempt> {
+        let key = random_key().map_err(|error| FailedAttempt { error, trouble: None, pause: None })?;
         let mut ask = ask.clone();
         for (name, value) in [
             (CONNECTION, HeaderValue::from_static("Upgrade")),
@@ -218,25 +218,25 @@ impl Link {
         let accepted = response.headers().get(SEC_WEBSOCKET_ACCEPT).map(HeaderValue::as_bytes);
         if accepted != Some(derive_accept_key(key.as_bytes()).as_bytes()) {
             let error = self.protocol("the response to the WebSocket handshake has the wrong key".into());
-            return Err(Failure { error, trouble: None, pause: None });
+            return Err(FailedAttempt { error, trouble: None, pause: None });
         }
         response.upgrade().await.map_err(|error| self.lost(&ask, &error))
     }
 
     /// Sends a request once, with a streamed body. Returns a response with a success status. Has no timeout
     /// of its own: the caller that streams the body enforces one.
-    pub async fn open_with(&self, ask: &Ask, body: reqwest::Body) -> Result<Response, Failure> {
+    pub async fn open_with(&self, ask: &ApiRequest, body: reqwest::Body) -> Result<Response, FailedAttempt> {
         let response = self.request(ask).body(body).send().await.map_err(|error| self.lost(ask, &error))?;
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(ask, response).await) }
     }
 
-    fn request(&self, ask: &Ask) -> reqwest::RequestBuilder {
+    fn request(&self, ask: &ApiRequest) -> reqwest::RequestBuilder {
         let url = format!("{}{}", self.url, ask.path);
         self.http.request(ask.method.clone(), url).headers(ask.headers.clone())
     }
 
     /// Sends a request once and returns the response, regardless of its status.
-    pub async fn send(&self, ask: &Ask) -> Result<Response, Failure> {
+    pub async fn send(&self, ask: &ApiRequest) -> Result<Response, FailedAttempt> {
         let request = self.request(ask).body(ask.body.clone());
         match tokio::time::timeout(self.within(ask), request.send()).await {
             Ok(Ok(response)) => Ok(response),
@@ -246,7 +246,7 @@ impl Link {
     }
 
     /// Waits before the next attempt, or returns the error of the last one.
-    pub async fn pause(&self, attempts: &mut Attempts, failure: Failure) -> Result<(), Error> {
+    pub async fn pause(&self, attempts: &mut Attempts, failure: FailedAttempt) -> Result<(), Error> {
         tokio::time::sleep(failure.pause(attempts)?).await;
         Ok(())
     }
@@ -257,9 +257,9 @@ impl Link {
 
     /// Returns the failure for a connection that broke after the server may have begun to process the
     /// request.
-    pub fn cut(&self, why: String) -> Failure {
+    pub fn cut(&self, why: String) -> FailedAttempt {
         let error = Error::Unreachable { url: self.url.clone(), why, ran: Ran::Unknown };
-        Failure { error, trouble: Some(Trouble::Connection), pause: None }
+        FailedAttempt { error, trouble: Some(Trouble::Connection), pause: None }
     }
 
     pub fn protocol(&self, what: String) -> Error {
@@ -267,14 +267,19 @@ impl Link {
     }
 
     /// Reads a body of at most `most` bytes.
-    pub async fn body(&self, ask: &Ask, mut response: Response, most: usize) -> Result<BytesMut, Failure> {
+    pub async fn body(
+        &self,
+        ask: &ApiRequest,
+        mut response: Response,
+        most: usize,
+    ) -> Result<BytesMut, FailedAttempt> {
         let mut body = BytesMut::new();
         let reading = async {
             while let Some(bytes) = response.chunk().await.map_err(|error| self.lost(ask, &error))? {
                 if body.len() + bytes.len() > most {
                     let error =
                         self.protocol(format!("the response to {} has more than {most} bytes", ask.path));
-                    return Err(Failure { error, trouble: None, pause: None });
+                    return Err(FailedAttempt { error, trouble: None, pause: None });
                 }
                 body.extend_from_slice(&bytes);
             }
@@ -286,13 +291,13 @@ impl Link {
         }
     }
 
-    async fn try_call(&self, ask: &Ask) -> Result<BytesMut, Failure> {
+    async fn try_call(&self, ask: &ApiRequest) -> Result<BytesMut, FailedAttempt> {
         let response = self.open(ask).await?;
         self.body(ask, response, limits::BODY_BYTES_MAX).await
     }
 
     /// Converts a response with an error status, and determines whether another attempt may succeed.
-    pub async fn refusal(&self, ask: &Ask, response: Response) -> Failure {
+    pub async fn refusal(&self, ask: &ApiRequest, response: Response) -> FailedAttempt {
         let status = response.status();
         let pause = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
         let pause = pause.and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
@@ -301,40 +306,48 @@ impl Link {
             Err(failure) => return failure,
         };
         match serde_json::from_slice::<api::Error>(&body) {
-            Ok(error) => Failure { trouble: refused(status, &error), error: Error::Refused(error), pause },
+            Ok(error) => {
+                FailedAttempt { trouble: refused(status, &error), error: Error::Refused(error), pause }
+            }
             Err(_) => self.foreign(ask, status, &body, pause),
         }
     }
 
     /// Handles a response that did not come from a Bellglass server, for example from a proxy.
-    fn foreign(&self, ask: &Ask, status: StatusCode, body: &[u8], pause: Option<Duration>) -> Failure {
+    fn foreign(
+        &self,
+        ask: &ApiRequest,
+        status: StatusCode,
+        body: &[u8],
+        pause: Option<Duration>,
+    ) -> FailedAttempt {
         let gateway = [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
         if gateway.contains(&status) {
             let failure = self.cut(format!("it returned {status}"));
-            return Failure { trouble: failure.trouble.filter(|_| ask.repeatable), pause, ..failure };
+            return FailedAttempt { trouble: failure.trouble.filter(|_| ask.repeatable), pause, ..failure };
         }
         let shown: String = String::from_utf8_lossy(body).chars().take(FOREIGN_SHOWN).collect();
         let error = self.protocol(format!("unexpected response {status} to {}: {shown:?}", ask.path));
-        Failure { error, trouble: None, pause: None }
+        FailedAttempt { error, trouble: None, pause: None }
     }
 
-    fn lost(&self, ask: &Ask, error: &reqwest::Error) -> Failure {
+    fn lost(&self, ask: &ApiRequest, error: &reqwest::Error) -> FailedAttempt {
         let (url, why) = (self.url.clone(), root_cause(error));
         if is_distrust(error) {
-            return Failure { error: Error::Distrusted { url, why }, trouble: None, pause: None };
+            return FailedAttempt { error: Error::Distrusted { url, why }, trouble: None, pause: None };
         }
         let ran = if error.is_connect() { Ran::No } else { Ran::Unknown };
         let repeat = !error.is_builder() && (ask.repeatable || ran == Ran::No);
         let error = Error::Unreachable { url, why, ran };
-        Failure { error, trouble: repeat.then_some(Trouble::Connection), pause: None }
+        FailedAttempt { error, trouble: repeat.then_some(Trouble::Connection), pause: None }
     }
 
-    fn silent(&self, ask: &Ask) -> Failure {
+    fn silent(&self, ask: &ApiRequest) -> FailedAttempt {
         let failure = self.cut(format!("no response for {:?}", self.within(ask)));
-        Failure { trouble: failure.trouble.filter(|_| ask.repeatable), ..failure }
+        FailedAttempt { trouble: failure.trouble.filter(|_| ask.repeatable), ..failure }
     }
 
-    fn within(&self, ask: &Ask) -> Duration {
+    fn within(&self, ask: &ApiRequest) -> Duration {
         ask.within.unwrap_or(self.options.answer_within)
     }
 }

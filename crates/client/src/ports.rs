@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::link::Ask;
+use crate::link::ApiRequest;
 
 /// A connection to a port inside a sandbox. It breaks when the server stops; a new one can be opened after
 /// the restart.
@@ -26,7 +26,7 @@ impl Client {
     /// # Errors
     /// The sandbox is not running, or the key's role does not allow this.
     pub async fn port(&self, sandbox: &SandboxId, port: u16) -> Result<Port, Error> {
-        self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/ports/{port}"))).await
+        self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/ports/{port}"))).await
     }
 
     /// Makes a port public for everyone who knows its address, or ends this. Can be repeated.
@@ -35,7 +35,7 @@ impl Client {
     /// The sandbox is not running, or the key's role does not allow this.
     pub async fn put_port(&self, sandbox: &SandboxId, port: u16, asked: &PutPort) -> Result<Port, Error> {
         let path = format!("/v1/sandboxes/{sandbox}/ports/{port}");
-        self.link.call(&Ask::new(Method::PUT, path).json(asked)?).await
+        self.link.call(&ApiRequest::new(Method::PUT, path).json(asked)?).await
     }
 
     /// Connects to a port inside a sandbox. Waits for a server that is restarting.
@@ -43,7 +43,7 @@ impl Client {
     /// # Errors
     /// Nothing listens on the port, the sandbox is not running, or the server does not respond.
     pub async fn tunnel(&self, sandbox: &SandboxId, port: u16) -> Result<Tunnel, Error> {
-        let ask = Ask::get(format!("/v1/sandboxes/{sandbox}/ports/{port}/tunnel"))
+        let ask = ApiRequest::get(format!("/v1/sandboxes/{sandbox}/ports/{port}/tunnel"))
             .header(CONNECTION, "upgrade")
             .header(UPGRADE, TUNNEL_PROTOCOL);
         let mut attempts = self.link.attempts();

@@ -6,7 +6,7 @@ use reqwest::Method;
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::link::Ask;
+use crate::link::ApiRequest;
 
 impl Client {
     /// Stores a value under a name. Replaces an existing value. Can be repeated.
@@ -16,7 +16,7 @@ impl Client {
     pub async fn put_secret(&self, name: &str, secret: &PutSecret) -> Result<Secret, Error> {
         check_name(name).map_err(Error::Refused)?;
         secret.check().map_err(Error::Refused)?;
-        self.link.call(&Ask::new(Method::PUT, format!("/v1/secrets/{name}")).json(secret)?).await
+        self.link.call(&ApiRequest::new(Method::PUT, format!("/v1/secrets/{name}")).json(secret)?).await
     }
 
     /// Lists the project's secrets, sorted by name, without their values.
@@ -24,7 +24,7 @@ impl Client {
     /// # Errors
     /// The server does not respond.
     pub async fn secrets(&self) -> Result<Vec<Secret>, Error> {
-        let page: Page<Secret> = self.link.call(&Ask::get("/v1/secrets")).await?;
+        let page: Page<Secret> = self.link.call(&ApiRequest::get("/v1/secrets")).await?;
         Ok(page.items)
     }
 
@@ -34,6 +34,6 @@ impl Client {
     /// The name is invalid, or the key's role does not allow this.
     pub async fn remove_secret(&self, name: &str) -> Result<(), Error> {
         check_name(name).map_err(Error::Refused)?;
-        self.link.done(&Ask::new(Method::DELETE, format!("/v1/secrets/{name}"))).await
+        self.link.done(&ApiRequest::new(Method::DELETE, format!("/v1/secrets/{name}"))).await
     }
 }

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::client::{Client, escape};
 use crate::error::Error;
 use crate::events::Events;
-use crate::link::Ask;
+use crate::link::ApiRequest;
 
 /// Timeout for a tool call. A call waits for all calls before it, and each of them may take the maximum time.
 const CALL_WITHIN: Duration = Duration::from_secs(TIMEOUT_SECONDS_MAX * (WAITING_MAX as u64 + 2));
@@ -45,7 +45,7 @@ impl Client {
     /// The request is invalid.
     pub async fn create_session(&self, request: &CreateSession) -> Result<Session, Error> {
         request.check().map_err(Error::Refused)?;
-        self.link.call(&Ask::new(Method::POST, "/v1/sessions").json(request)?.once()?).await
+        self.link.call(&ApiRequest::new(Method::POST, "/v1/sessions").json(request)?.once()?).await
     }
 
     /// Lists the project's sessions, the newest first.
@@ -61,7 +61,7 @@ impl Client {
     /// # Errors
     /// The session does not exist.
     pub async fn session(&self, session: &SessionId) -> Result<Session, Error> {
-        self.link.call(&Ask::get(format!("/v1/sessions/{session}"))).await
+        self.link.call(&ApiRequest::get(format!("/v1/sessions/{session}"))).await
     }
 
     /// Ends a session and stops its sandbox. Can be repeated.
@@ -69,7 +69,7 @@ impl Client {
     /// # Errors
     /// The session does not exist.
     pub async fn end_session(&self, session: &SessionId) -> Result<Session, Error> {
-        self.link.call(&Ask::new(Method::DELETE, format!("/v1/sessions/{session}"))).await
+        self.link.call(&ApiRequest::new(Method::DELETE, format!("/v1/sessions/{session}"))).await
     }
 
     /// Frees the resources that a session holds on the machine, after its current run has finished. Can be
@@ -78,7 +78,7 @@ impl Client {
     /// # Errors
     /// The session does not exist.
     pub async fn clean_up(&self, session: &SessionId) -> Result<Session, Error> {
-        let ask = Ask::new(Method::DELETE, format!("/v1/sessions/{session}/sandbox"));
+        let ask = ApiRequest::new(Method::DELETE, format!("/v1/sessions/{session}/sandbox"));
         self.link.call(&ask.within(CALL_WITHIN)).await
     }
 
@@ -94,7 +94,7 @@ impl Client {
         bytes: Bytes,
     ) -> Result<SessionDataset, Error> {
         let path = format!("/v1/sessions/{session}/datasets/{}", escape(name));
-        self.link.call(&Ask::new(Method::PUT, path).raw(bytes)).await
+        self.link.call(&ApiRequest::new(Method::PUT, path).raw(bytes)).await
     }
 
     /// Calls a tool and waits for its result. Retries do not run it twice.
@@ -110,8 +110,8 @@ impl Client {
     ) -> Result<Called, Error> {
         let path = format!("/v1/sessions/{session}/tools/{}", escape(tool));
         let ask = match calling.ends_with_caller {
-            true => Ask::new(Method::POST, format!("{path}?cancel_on_disconnect=true")),
-            false => Ask::new(Method::POST, path).once()?,
+            true => ApiRequest::new(Method::POST, format!("{path}?cancel_on_disconnect=true")),
+            false => ApiRequest::new(Method::POST, path).once()?,
         };
         let ask = ask.json(arguments)?.within(CALL_WITHIN);
         let mut attempts = self.link.attempts();
@@ -142,7 +142,8 @@ impl Client {
     /// # Errors
     /// The session does not exist.
     pub async fn runs(&self, session: &SessionId) -> Result<Vec<Run>, Error> {
-        let page: Page<Run> = self.link.call(&Ask::get(format!("/v1/sessions/{session}/runs"))).await?;
+        let page: Page<Run> =
+            self.link.call(&ApiRequest::get(format!("/v1/sessions/{session}/runs"))).await?;
         Ok(page.items)
     }
 
@@ -152,7 +153,8 @@ impl Client {
     /// No output of the run is stored.
     pub async fn run_output(
         &self,
-        (session, run): (&SessionId, &ExecId),
+        session: &SessionId,
+        run: &ExecId,
         stream: &str,
         offset: u64,
         length: Option<u64>,
@@ -169,7 +171,7 @@ impl Client {
     /// The session does not exist.
     pub async fn session_artifacts(&self, session: &SessionId) -> Result<Vec<SessionArtifact>, Error> {
         let page: Page<SessionArtifact> =
-            self.link.call(&Ask::get(format!("/v1/sessions/{session}/artifacts"))).await?;
+            self.link.call(&ApiRequest::get(format!("/v1/sessions/{session}/artifacts"))).await?;
         Ok(page.items)
     }
 
@@ -186,7 +188,7 @@ impl Client {
     /// # Errors
     /// The session does not exist.
     pub async fn clear_session(&self, session: &SessionId) -> Result<(), Error> {
-        self.link.done(&Ask::new(Method::DELETE, format!("/v1/sessions/{session}/artifacts"))).await
+        self.link.done(&ApiRequest::new(Method::DELETE, format!("/v1/sessions/{session}/artifacts"))).await
     }
 
     /// Subscribes to the events of a session, from now on. The first [`Events::next`] connects.
@@ -200,7 +202,7 @@ impl Client {
     /// The format does not exist.
     pub async fn tools(&self, set: ToolSet, format: &str) -> Result<Vec<Value>, Error> {
         let (set, format) = (set.name(), escape(format));
-        self.link.call(&Ask::get(format!("/v1/tools?set={set}&format={format}"))).await
+        self.link.call(&ApiRequest::get(format!("/v1/tools?set={set}&format={format}"))).await
     }
 
     /// Returns the instructions of a tool set for the model.
@@ -213,7 +215,7 @@ impl Client {
     }
 
     async fn bytes(&self, path: &str) -> Result<Vec<u8>, Error> {
-        let ask = Ask::get(path);
+        let ask = ApiRequest::get(path);
         let mut attempts = self.link.attempts();
         loop {
             let failure = match self.link.open(&ask).await {

@@ -10,7 +10,7 @@ use reqwest::Method;
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::link::Ask;
+use crate::link::ApiRequest;
 
 /// Timeout for a write. A write waits while the process does not read, and this is the maximum lifetime of a
 /// process.
@@ -63,7 +63,7 @@ impl Stdin {
     async fn send(&mut self, bytes: Bytes, last: bool) -> Result<(), Error> {
         let (Self { client, sandbox, exec, offset }, length) = (&*self, bytes.len() as u64);
         let path = format!("/v1/sandboxes/{sandbox}/execs/{exec}/stdin?offset={offset}&last={last}");
-        let ask = Ask::new(Method::PUT, path).raw(bytes).within(WRITE_WITHIN);
+        let ask = ApiRequest::new(Method::PUT, path).raw(bytes).within(WRITE_WITHIN);
         let began = Instant::now();
         let Received { received } = loop {
             match client.link.call(&ask).await {

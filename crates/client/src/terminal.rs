@@ -31,7 +31,7 @@ use tokio_tungstenite::tungstenite::{self, Message};
 use crate::client::Client;
 use crate::error::Error;
 use crate::execs::last_words;
-use crate::link::{Ask, Failure};
+use crate::link::{ApiRequest, FailedAttempt};
 use crate::patience::Attempts;
 
 /// Maximum amount of input that is not acknowledged yet: more than a person pastes.
@@ -44,7 +44,7 @@ const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of signals that wait for a connection.
 const SIGNALS_MAX: usize = 16;
 
-type Socket = WebSocketStream<Upgraded>;
+type TerminalSocket = WebSocketStream<Upgraded>;
 
 /// One terminal, driven by [`Terminal::next`]: data is sent and received only while the caller awaits it.
 pub struct Terminal {
@@ -60,10 +60,10 @@ pub struct Terminal {
     sent: u64,
     size: Option<TerminalSize>,
     requests: VecDeque<TerminalRequest>,
-    socket: Option<Box<Socket>>,
+    socket: Option<Box<TerminalSocket>>,
     /// Connection attempt in progress. It is a task, so that it continues while the caller drops `next` to
     /// handle something else.
-    connecting: Option<JoinHandle<Result<Socket, Failure>>>,
+    connecting: Option<JoinHandle<Result<TerminalSocket, FailedAttempt>>>,
     /// Time of the next connection attempt, if it must wait.
     pause_until: Option<Instant>,
     /// Time at which the server last sent something.
@@ -75,7 +75,7 @@ pub struct Terminal {
 
 /// An event of a terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum TerminalUpdate {
     /// The terminal is connected, for the first time or again.
     Connected,
     /// The connection was lost and is being reestablished.
@@ -201,7 +201,7 @@ impl Terminal {
     ///
     /// # Errors
     /// As [`crate::Exec::next`]; also `conflict` if another client typed or the exec has no terminal.
-    pub async fn next(&mut self) -> Result<Option<Seen>, Error> {
+    pub async fn next(&mut self) -> Result<Option<TerminalUpdate>, Error> {
         while !self.ended {
             let failure = match self.step().await {
                 Ok(Some(message)) => {
@@ -219,7 +219,7 @@ impl Terminal {
             self.socket = None;
             self.pause_until = Some(Instant::now() + failure.pause(&mut self.attempts)?);
             if was_open {
-                return Ok(Some(Seen::Reconnecting));
+                return Ok(Some(TerminalUpdate::Reconnecting));
             }
         }
         Ok(None)
@@ -227,7 +227,7 @@ impl Terminal {
 
     /// Makes one step towards the next message, or returns it. Cancel-safe: all waits continue in the next
     /// call.
-    async fn step(&mut self) -> Result<Option<Message>, Failure> {
+    async fn step(&mut self) -> Result<Option<Message>, FailedAttempt> {
         if let Some(at) = self.pause_until {
             tokio::time::sleep_until(at).await;
             self.pause_until = None;
@@ -236,7 +236,7 @@ impl Terminal {
         if self.socket.is_none() {
             let path =
                 format!("/v1/sandboxes/{}/execs/{}/terminal?from={}", self.sandbox, self.id, self.position);
-            let ask = Ask::get(path).within(silence_max);
+            let ask = ApiRequest::get(path).within(silence_max);
             let client = self.client.clone();
             let connecting = self.connecting.get_or_insert_with(|| tokio::spawn(connect(client, ask)));
             let made = connecting.await;
@@ -269,7 +269,7 @@ impl Terminal {
 
     fn exchange(
         &mut self,
-        mut socket: Pin<&mut Socket>,
+        mut socket: Pin<&mut TerminalSocket>,
         context: &mut Context<'_>,
     ) -> Poll<Result<Message, tungstenite::Error>> {
         while self.opened && socket.as_mut().poll_ready(context)?.is_ready() {
@@ -304,7 +304,7 @@ impl Terminal {
     }
 
     /// Checks a message against the messages before it.
-    fn accept(&mut self, message: &Message) -> Result<Option<Seen>, Failure> {
+    fn accept(&mut self, message: &Message) -> Result<Option<TerminalUpdate>, FailedAttempt> {
         match message {
             Message::Binary(whole) => {
                 let Some((offset, bytes)) = parts(whole) else {
@@ -319,7 +319,7 @@ impl Terminal {
                     )));
                 }
                 self.position += bytes.len() as u64;
-                Ok(Some(Seen::Output { offset, bytes: whole.slice_ref(bytes) }))
+                Ok(Some(TerminalUpdate::Output { offset, bytes: whole.slice_ref(bytes) }))
             }
             Message::Text(text) => {
                 let event = serde_json::from_str(text.as_str())
@@ -331,7 +331,7 @@ impl Terminal {
         }
     }
 
-    fn hear(&mut self, event: TerminalEvent) -> Result<Option<Seen>, Failure> {
+    fn hear(&mut self, event: TerminalEvent) -> Result<Option<TerminalUpdate>, FailedAttempt> {
         match event {
             TerminalEvent::Opened { received, .. } => {
                 self.take_receipt(received, self.pending.len() as u64)?;
@@ -339,7 +339,7 @@ impl Terminal {
                 if let Some(size) = self.size {
                     self.resize(size);
                 }
-                Ok(Some(Seen::Connected))
+                Ok(Some(TerminalUpdate::Connected))
             }
             TerminalEvent::Received { received } => {
                 let sent = self.sent.saturating_sub(self.received.unwrap_or(self.sent));
@@ -354,10 +354,10 @@ impl Terminal {
                     )));
                 }
                 self.position = to;
-                Ok(Some(Seen::Gap { from, to }))
+                Ok(Some(TerminalUpdate::Gap { from, to }))
             }
             TerminalEvent::Heartbeat => Ok(None),
-            TerminalEvent::Refused { error } => Ok(Some(Seen::Refused(error))),
+            TerminalEvent::Refused { error } => Ok(Some(TerminalUpdate::Refused(error))),
             TerminalEvent::End { end } => {
                 if end.stdout_bytes != self.position {
                     let said = end.stdout_bytes;
@@ -367,14 +367,14 @@ impl Terminal {
                     )));
                 }
                 (self.ended, self.socket) = (true, None);
-                Ok(Some(Seen::End(end)))
+                Ok(Some(TerminalUpdate::End(end)))
             }
             TerminalEvent::Error { error } => Err(last_words(error)),
         }
     }
 
     /// Records that input up to this offset was received. At most `ours` bytes of it can be our own.
-    fn take_receipt(&mut self, received: u64, ours: u64) -> Result<(), Failure> {
+    fn take_receipt(&mut self, received: u64, ours: u64) -> Result<(), FailedAttempt> {
         let before = *self.received.get_or_insert(received);
         let Some(new) = received.checked_sub(before) else {
             return Err(
@@ -382,19 +382,23 @@ impl Terminal {
             );
         };
         if new > ours {
-            return Err(Failure { error: Error::Refused(others(&self.id)), trouble: None, pause: None });
+            return Err(FailedAttempt {
+                error: Error::Refused(others(&self.id)),
+                trouble: None,
+                pause: None,
+            });
         }
         self.pending.advance(usize::try_from(new).unwrap_or(usize::MAX).min(self.pending.len()));
         self.received = Some(received);
         Ok(())
     }
 
-    fn lie(&self, what: String) -> Failure {
-        Failure { error: self.client.link.protocol(what), trouble: None, pause: None }
+    fn lie(&self, what: String) -> FailedAttempt {
+        FailedAttempt { error: self.client.link.protocol(what), trouble: None, pause: None }
     }
 }
 
-async fn connect(client: Client, ask: Ask) -> Result<Socket, Failure> {
+async fn connect(client: Client, ask: ApiRequest) -> Result<TerminalSocket, FailedAttempt> {
     let upgraded = client.link.socket(&ask).await?;
     let config = WebSocketConfig::default()
         .max_message_size(Some(MESSAGE_BYTES_MAX))

@@ -80,7 +80,7 @@ pub struct Share {
 /// In-memory cache of keys. Only this process writes the store, so cached entries are never stale.
 #[derive(Default)]
 pub struct Accounts {
-    known: Mutex<Known>,
+    known: Mutex<AccountCache>,
     wrong: Mutex<HashMap<IpAddr, Arc<DefaultDirectRateLimiter>>>,
     /// Limiter of audit log entries about invalid keys.
     pub failures: Failures,
@@ -88,7 +88,7 @@ pub struct Accounts {
 }
 
 #[derive(Default)]
-struct Known {
+struct AccountCache {
     /// Accounts by the hash of their key. Only hashes are ever looked up here.
     accounts: HashMap<KeyHash, Arc<Account>>,
     /// Accounts by project, for requests with a token of one of the project's sandboxes. Text from a request
@@ -318,7 +318,7 @@ impl Accounts {
     }
 }
 
-impl Known {
+impl AccountCache {
     fn share(&mut self, project: &Project) -> Arc<Share> {
         let fresh = || Arc::new(Share::new(&project.quota));
         Arc::clone(self.shares.entry(project.name.clone()).or_insert_with(fresh))

@@ -179,7 +179,7 @@ impl Platform {
         request.check()?;
         let project = account.key.project.clone();
         let hash: [u8; 32] = Sha256::digest(serde_json::to_vec(&request).unwrap_or_default()).into();
-        let order = ordered(account, (request, auto_resume));
+        let order = ordered(account, request, auto_resume);
         let (wanted, mut claim) = info_span!(target: STEP, "plan").in_scope(|| self.planned(&order))?;
         if let Some(claim) = &mut claim {
             claim.begin();
@@ -428,7 +428,7 @@ pub fn missing(named: &str) -> Error {
 }
 
 /// Creates the order for a request, with the permissions of the project's quota.
-fn ordered(account: &Account, (request, auto_resume): (CreateSandbox, AutoResume)) -> Order {
+fn ordered(account: &Account, request: CreateSandbox, auto_resume: AutoResume) -> Order {
     let (may_open, may_root) = (account.quota.open, account.quota.root);
     Order { project: account.key.project.clone(), request, may_open, may_root, auto_resume }
 }

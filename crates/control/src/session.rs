@@ -66,16 +66,28 @@ pub struct Live {
     project: String,
     record: tokio::sync::Mutex<SessionRecord>,
     /// The lock for runs. It is fair: calls get it in order of arrival.
-    turn: Arc<tokio::sync::Mutex<Turn>>,
+    turn: Arc<tokio::sync::Mutex<TurnState>>,
     waiting: AtomicUsize,
     events: broadcast::Sender<SessionEvent>,
     flights: Mutex<HashMap<ExecId, Arc<Flight>>>,
     folder: Folder,
 }
 
+/// A request to call a tool.
+pub struct ToolRequest<'a> {
+    /// Name of the tool.
+    pub tool: &'a str,
+    /// Body of the request.
+    pub body: serde_json::Value,
+    /// ID of the run.
+    pub id: ExecId,
+    /// True if the request has an idempotency key.
+    pub keyed: bool,
+}
+
 /// State that only the holder of the lock uses.
 #[derive(Default)]
-struct Turn {
+struct TurnState {
     /// The sandbox that was used last.
     of: Option<api::SandboxId>,
     /// Versions of its output files that are stored, by name.
@@ -85,7 +97,7 @@ struct Turn {
 }
 
 /// A call's place in the queue.
-struct Waiting(Arc<Live>);
+struct QueuePermit(Arc<Live>);
 
 impl Sessions {
     /// Creates a session. Starts no sandbox.
@@ -335,8 +347,8 @@ impl Live {
     }
 
     /// Joins the queue of calls.
-    fn wait(self: &Arc<Self>) -> Result<Waiting, Error> {
-        let waiting = Waiting(Arc::clone(self));
+    fn wait(self: &Arc<Self>) -> Result<QueuePermit, Error> {
+        let waiting = QueuePermit(Arc::clone(self));
         if self.waiting.fetch_add(1, Ordering::AcqRel) >= WAITING_MAX {
             return Err(Error {
                 code: ErrorCode::RateLimited,
@@ -367,7 +379,7 @@ impl Live {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for QueuePermit {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::AcqRel);
     }

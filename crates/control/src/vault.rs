@@ -113,7 +113,7 @@ impl Vault {
             None => {
                 let (certificate, key) = Authority::mint(project, SystemTime::now())?;
                 let sealed = self.seal(&place, &key).await?;
-                self.store.put_authority(project, (&certificate, &sealed), clock::wall_ms()).await?;
+                self.store.put_authority(project, &certificate, &sealed, clock::wall_ms()).await?;
                 Authority::open(project, certificate, &key)?
             }
         };

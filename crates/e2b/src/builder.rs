@@ -16,7 +16,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use node::clock;
 use node::template::recipe::Ground;
 use node::template::sent::Archives;
-use node::template::{Builder, Order, Store, Template, shipped};
+use node::template::{BuildOrder, Builder, Store, Template, shipped};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -32,9 +32,9 @@ use server::routes::files::flow::Coming;
 
 use super::Adapter;
 use super::builds::Build;
-use super::fault::{By, Given, Refused, Told, not_offered};
+use super::fault::{By, E2bRejection, E2bResult, Given, not_offered};
 use super::shown::{ours, theirs};
-use super::steps::{Plan, Wanted};
+use super::steps::{Plan, StartBuildRequest};
 
 /// Limits on the network traffic of the steps of a build.
 const BYTES_PER_SECOND: u64 = 1 << 30;
@@ -42,7 +42,7 @@ const BYTES_MAX: u64 = 64 << 30;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Asked {
+pub struct NewTemplateRequest {
     /// Called `alias` by older clients.
     #[serde(alias = "alias")]
     name: String,
@@ -56,7 +56,7 @@ pub struct Asked {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct From {
+pub struct BuildStatusQuery {
     logs_offset: usize,
 }
 
@@ -75,9 +75,9 @@ impl States for Uploader {
 }
 
 impl FromRequestParts<Adapter> for Uploader {
-    type Rejection = Refused;
+    type Rejection = E2bRejection;
 
-    async fn from_request_parts(parts: &mut Parts, adapter: &Adapter) -> Told<Self> {
+    async fn from_request_parts(parts: &mut Parts, adapter: &Adapter) -> E2bResult<Self> {
         let Adapter { platform, clients, .. } = adapter;
         let from = peer(parts);
         let refuse = || platform.accounts.refuse(from);
@@ -98,8 +98,8 @@ impl FromRequestParts<Adapter> for Uploader {
 pub async fn request(
     _: By<Caller<Admin>>,
     State(Adapter { clients, .. }): State<Adapter>,
-    Given(asked): Given<Asked>,
-) -> Told<(StatusCode, Json<Value>)> {
+    Given(asked): Given<NewTemplateRequest>,
+) -> E2bResult<(StatusCode, Json<Value>)> {
     let name = asked.check()?;
     let limits = WantedLimits {
         cpu_millis: asked.cpu_count.map(|count| count.saturating_mul(1000)),
@@ -130,7 +130,7 @@ pub async fn files(
     State(Adapter { platform, ports, clients }): State<Adapter>,
     Path((template, archive)): Path<(String, String)>,
     request: Request,
-) -> Told<(StatusCode, Json<Value>)> {
+) -> E2bResult<(StatusCode, Json<Value>)> {
     Template::check_name(ours(&template))?;
     let present = Archives::open(platform.node.data())?.has(&archive).await?;
     let (parts, _) = request.into_parts();
@@ -150,7 +150,7 @@ pub async fn receive(
     Uploader { archive }: Uploader,
     State(platform): State<Arc<Platform>>,
     request: Request,
-) -> Told<StatusCode> {
+) -> E2bResult<StatusCode> {
     let length = length(request.headers());
     let mut coming = Coming::of(request)?;
     let archives = Archives::open(platform.node.data())?;
@@ -172,8 +172,8 @@ pub async fn begin(
     By(caller): By<Caller<Admin>>,
     State(Adapter { platform, clients, .. }): State<Adapter>,
     Path((template, build)): Path<(String, String)>,
-    Given(wanted): Given<Wanted>,
-) -> Told<StatusCode> {
+    Given(wanted): Given<StartBuildRequest>,
+) -> E2bResult<StatusCode> {
     let build = clients.builds.find(ours(&template), &build)?;
     let ground = wanted.ground()?;
     let store = Store::new(platform.node.data());
@@ -195,7 +195,7 @@ pub async fn begin(
     tokio::spawn(async move {
         let Ok(_turn) = clients.builds.turn.acquire().await else { return };
         build.starts();
-        match made(&platform, &build, (plan, reach)).await {
+        match made(&platform, &build, plan, reach).await {
             Ok(()) => build.end(Ok(())),
             Err(error) => build.end(Err(&error)),
         }
@@ -208,15 +208,15 @@ pub async fn status(
     _: By<Caller<Admin>>,
     State(Adapter { clients, .. }): State<Adapter>,
     Path((template, build)): Path<(String, String)>,
-    Query(from): Query<From>,
-) -> Told<Json<Value>> {
+    Query(from): Query<BuildStatusQuery>,
+) -> E2bResult<Json<Value>> {
     let build = clients.builds.find(ours(&template), &build)?;
     Ok(Json(build.shown(from.logs_offset)))
 }
 
-impl Asked {
+impl NewTemplateRequest {
     /// Returns the name of the template if the name is allowed.
-    fn check(&self) -> Told<String> {
+    fn check(&self) -> E2bResult<String> {
         let (name, tag) = self.name.split_once(':').unwrap_or((&self.name, "default"));
         let others = self.tags.iter().flatten().any(|tag| tag != "default");
         if tag != "default" || others {
@@ -232,7 +232,7 @@ impl Asked {
 }
 
 /// Builds the template. If a step fails, stops whatever it left running.
-async fn made(platform: &Platform, build: &Arc<Build>, (plan, reach): (Plan, Policy)) -> Result<(), Error> {
+async fn made(platform: &Platform, build: &Arc<Build>, plan: Plan, reach: Policy) -> Result<(), Error> {
     let data = platform.node.data();
     let (builder, home) = Builder::below(data)
         .and_then(|builder| Ok((Arc::new(builder), shipped::lay_out(data)?)))
@@ -245,11 +245,11 @@ async fn made(platform: &Platform, build: &Arc<Build>, (plan, reach): (Plan, Pol
     let (with, of) = (Arc::clone(&builder), Arc::clone(build));
     // A separate task: even if the build panics, the cleanup below runs.
     let making = tokio::spawn(async move {
-        let order = Order {
+        let order = BuildOrder {
             unwritten: plan.unwritten,
             reach: Some(&reach),
             fresh: plan.fresh,
-            ..Order::new(&of.template, &plan.recipe, &home)
+            ..BuildOrder::new(&of.template, &plan.recipe, &home)
         };
         with.build(&order, &|progress| of.hear(progress)).await
     });
@@ -282,7 +282,7 @@ fn length(headers: &HeaderMap) -> u64 {
 }
 
 /// Returns a random id in the form of a UUID, which clients expect.
-fn uuid() -> Result<String, Refused> {
+fn uuid() -> Result<String, E2bRejection> {
     let digits = hex(&node::machine::random::<16>()?);
     let part = |range: std::ops::Range<usize>| digits.get(range).unwrap_or_default().to_owned();
     // UUID version 4, variant 1. Some clients check both fields.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use api::limits::WantedLimits;
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 use node::clock;
-use node::template::Progress;
+use node::template::TemplateProgress;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
@@ -73,7 +73,7 @@ struct Now {
     begun: bool,
     /// Number of the current step; 0 before the first.
     step: usize,
-    lines: Vec<Line>,
+    lines: Vec<BuildLogLine>,
     /// Size of `lines` in bytes, and whether this size caused output to be omitted.
     bytes: usize,
     cut: bool,
@@ -90,7 +90,7 @@ enum Stage {
     Failed(String),
 }
 
-struct Line {
+struct BuildLogLine {
     at_ms: u64,
     level: &'static str,
     text: String,
@@ -189,10 +189,10 @@ impl Build {
     }
 
     /// Records progress of the build.
-    pub fn hear(&self, progress: Progress<'_>) {
+    pub fn hear(&self, progress: TemplateProgress<'_>) {
         let mut now = self.lock();
         match progress {
-            Progress::Step { number, count, what, kept } => {
+            TemplateProgress::Step { number, count, what, kept } => {
                 now.finish_line();
                 now.step = number;
                 // Step 0 stands for the steps that Bellglass added, which the user did not write: only their
@@ -202,12 +202,12 @@ impl Build {
                     now.say("info", &format!("[{number}/{count}] {what}{note}"));
                 }
             }
-            Progress::Layer { number, count, .. } => {
+            TemplateProgress::Layer { number, count, .. } => {
                 now.say("info", &format!("[base] layer {number} of {count}"));
             }
-            Progress::Output(bytes) => now.write(bytes),
-            Progress::Says(text) => now.say("info", text),
-            Progress::Kept { .. } | Progress::Bytes(_) => {}
+            TemplateProgress::Output(bytes) => now.write(bytes),
+            TemplateProgress::Says(text) => now.say("info", text),
+            TemplateProgress::Kept { .. } | TemplateProgress::Bytes(_) => {}
         }
     }
 
@@ -234,7 +234,7 @@ impl Build {
     pub fn shown(&self, offset: usize) -> Value {
         let now = self.lock();
         let page = now.lines.iter().skip(offset).take(PAGE_LINES);
-        let entries: Vec<Value> = page.map(Line::shown).collect();
+        let entries: Vec<Value> = page.map(BuildLogLine::shown).collect();
         let texts: Vec<&str> =
             now.lines.iter().skip(offset).take(PAGE_LINES).map(|line| line.text.as_str()).collect();
         let mut shown = json!({
@@ -281,14 +281,14 @@ impl Now {
         let text: String = text.chars().filter(|c| !matches!(c, '\0' | '\r')).take(LINE_CHARS_MAX).collect();
         // The final error is always recorded, regardless of the limit.
         let over = self.bytes > SHOWN_BYTES_MAX && level != "error";
-        self.bytes = self.bytes.saturating_add(text.len() + size_of::<Line>());
+        self.bytes = self.bytes.saturating_add(text.len() + size_of::<BuildLogLine>());
         let text = match over {
             true if self.cut => return,
             true => "output truncated; see the log of the template for the rest".into(),
             false => text,
         };
         self.cut |= over;
-        self.lines.push(Line { at_ms: clock::wall_ms(), level, text });
+        self.lines.push(BuildLogLine { at_ms: clock::wall_ms(), level, text });
     }
 
     /// Appends output, line by line.
@@ -310,7 +310,7 @@ impl Now {
     }
 }
 
-impl Line {
+impl BuildLogLine {
     fn shown(&self) -> Value {
         json!({ "timestamp": rfc3339(self.at_ms), "message": self.text, "level": self.level })
     }
@@ -332,9 +332,9 @@ mod tests {
         let build = build();
         assert!(build.begin() && !build.begin(), "it is begun once");
         build.starts();
-        build.hear(Progress::Step { number: 2, count: 3, what: "run x", kept: false });
-        build.hear(Progress::Output(b"one\ntw"));
-        build.hear(Progress::Output(b"o\n\nthree"));
+        build.hear(TemplateProgress::Step { number: 2, count: 3, what: "run x", kept: false });
+        build.hear(TemplateProgress::Output(b"one\ntw"));
+        build.hear(TemplateProgress::Output(b"o\n\nthree"));
         let shown = build.shown(0);
         assert_eq!(shown["status"], "building");
         assert_eq!(shown["logs"], json!(["[2/3] run x", "one", "two"]));
@@ -345,9 +345,9 @@ mod tests {
         assert_eq!(build.shown(5)["logs"], json!([]), "clients ask until there are none");
         assert_eq!(build.shown(usize::MAX)["logs"], json!([]));
         for _ in 0..SHOWN_BYTES_MAX {
-            build.hear(Progress::Output(b"xxxxxxxx\n"));
+            build.hear(TemplateProgress::Output(b"xxxxxxxx\n"));
         }
-        assert!(build.lock().lines.len() * size_of::<Line>() < SHOWN_BYTES_MAX);
+        assert!(build.lock().lines.len() * size_of::<BuildLogLine>() < SHOWN_BYTES_MAX);
         assert!(build.lock().lines.last().unwrap().text.starts_with("output truncated"));
         assert_eq!(build.shown(10)["logs"].as_array().unwrap().len(), PAGE_LINES);
     }

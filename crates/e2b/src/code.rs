@@ -28,7 +28,7 @@ use control::account::Rate;
 use control::audit::Act;
 use control::output::Carried;
 
-use super::connect::{Asked, Called, Code as Why, Failed};
+use super::connect::{Called, Code as Why, ConnectMessage, Failed};
 use super::fault::gone;
 use super::place::absolute;
 use super::results::{ascii, ended, result, text, written};
@@ -41,15 +41,15 @@ const HELD_FOR: Duration = Duration::from_millis(50);
 const HELD_BYTES_MAX: usize = 64 << 10;
 
 /// Error of these routes, in plain text.
-pub struct Refused(Failed);
+pub struct CodeRejection(Failed);
 
-impl<F: Into<Failed>> From<F> for Refused {
+impl<F: Into<Failed>> From<F> for CodeRejection {
     fn from(failed: F) -> Self {
         Self(failed.into())
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for CodeRejection {
     fn into_response(self) -> Response {
         match self.0 {
             Failed::Gone => gone(None),
@@ -71,13 +71,16 @@ pub struct Execute {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub struct Create {
+pub struct CreateContextRequest {
     language: Option<String>,
     cwd: Option<String>,
 }
 
 /// Runs code and streams its output and results. The code is cancelled if the client disconnects.
-pub async fn execute(Coder(inside): Coder, Asked(ask): Asked<Execute>) -> Result<Response, Refused> {
+pub async fn execute(
+    Coder(inside): Coder,
+    ConnectMessage(ask): ConnectMessage<Execute>,
+) -> Result<Response, CodeRejection> {
     let Inside { platform, caller, call, sandbox, .. } = &inside;
     caller.pace(Rate::Exec)?;
     let _launch = caller.share.launch()?;
@@ -107,22 +110,23 @@ pub async fn execute(Coder(inside): Coder, Asked(ask): Asked<Execute>) -> Result
     let (_, exec) = platform.node.start_exec_and_read(call, &id, spec).await?;
     let (carried, held) = (Carried::default(), None);
     let run =
-        Run { inside, exec, context, is_python, carried, held, failed: false, over: None, _place: place };
-    let body = stream::unfold(Step::Running(Box::new(run)), |step| async move {
+        CodeRun { inside, exec, context, is_python, carried, held, failed: false, over: None, _place: place };
+    let body = stream::unfold(CodeResponseState::Running(Box::new(run)), |step| async move {
         match step {
-            Step::Running(mut run) => {
+            CodeResponseState::Running(mut run) => {
                 let bytes = run.next().await;
                 let step = match run.over {
-                    None => Step::Running(run),
-                    Some(Over::Ended) => Step::Done,
-                    Some(Over::Lost) => Step::Lost,
+                    None => CodeResponseState::Running(run),
+                    Some(Over::Ended) => CodeResponseState::Done,
+                    Some(Over::Lost) => CodeResponseState::Lost,
                 };
                 Some((Ok(bytes), step))
             }
-            Step::Lost => {
-                Some((Err(io::Error::other("the sandbox ended while the code was running")), Step::Done))
-            }
-            Step::Done => None,
+            CodeResponseState::Lost => Some((
+                Err(io::Error::other("the sandbox ended while the code was running")),
+                CodeResponseState::Done,
+            )),
+            CodeResponseState::Done => None,
         }
     });
     let headers = [(header::CONTENT_TYPE, "application/x-ndjson"), (header::CACHE_CONTROL, "no-store")];
@@ -132,8 +136,8 @@ pub async fn execute(Coder(inside): Coder, Asked(ask): Asked<Execute>) -> Result
 /// Creates a context.
 pub async fn create(
     Contextual(inside): Contextual,
-    Asked(ask): Asked<Create>,
-) -> Result<Json<Value>, Refused> {
+    ConnectMessage(ask): ConnectMessage<CreateContextRequest>,
+) -> Result<Json<Value>, CodeRejection> {
     let language = language(ask.language.as_deref())?;
     let cwd = absolute(ask.cwd.as_deref().unwrap_or_default(), &inside.home);
     let id = ContextId::from_random(node::machine::random()?);
@@ -141,7 +145,7 @@ pub async fn create(
 }
 
 /// Lists all contexts.
-pub async fn list(Contextual(inside): Contextual) -> Result<Json<Value>, Refused> {
+pub async fn list(Contextual(inside): Contextual) -> Result<Json<Value>, CodeRejection> {
     let contexts = inside.call.contexts().await?;
     Ok(Json(contexts.iter().map(shown).collect()))
 }
@@ -150,7 +154,7 @@ pub async fn list(Contextual(inside): Contextual) -> Result<Json<Value>, Refused
 pub async fn remove(
     Contextual(inside): Contextual,
     Path(named): Path<String>,
-) -> Result<StatusCode, Refused> {
+) -> Result<StatusCode, CodeRejection> {
     let id = known(&inside, &named).await?.id;
     inside
         .platform
@@ -163,7 +167,7 @@ pub async fn remove(
 pub async fn restart(
     Contextual(inside): Contextual,
     Path(named): Path<String>,
-) -> Result<StatusCode, Refused> {
+) -> Result<StatusCode, CodeRejection> {
     let id = known(&inside, &named).await?.id;
     inside.platform.note(&inside.caller, Act::ContextRestart, |entry| {
         entry.sandbox(&inside.sandbox).detail(id.as_str())
@@ -237,8 +241,8 @@ fn shown(info: &ContextInfo) -> Value {
 }
 
 /// State of a response body.
-enum Step {
-    Running(Box<Run>),
+enum CodeResponseState {
+    Running(Box<CodeRun>),
     /// The outcome is unknown. The SDKs notice that only if the connection breaks: after a complete response they report success.
     Lost,
     Done,
@@ -252,7 +256,7 @@ enum Over {
 }
 
 /// Run in progress.
-struct Run {
+struct CodeRun {
     inside: Inside,
     exec: Exec,
     context: Option<ContextId>,
@@ -267,7 +271,7 @@ struct Run {
     _place: OwnedSemaphorePermit,
 }
 
-impl Run {
+impl CodeRun {
     /// Returns the next lines. The chunk is never empty, because clients would take it for a line.
     async fn next(&mut self) -> Bytes {
         loop {
@@ -360,7 +364,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for CodeRun {
     fn drop(&mut self) {
         if self.over.is_none() {
             let exec = self.inside.call.exec_reader(self.exec.id().clone());

@@ -65,7 +65,7 @@ pub enum Failed {
 pub type Called<T> = Result<T, Failed>;
 
 /// Request message of a call: the whole body, or the one message in its envelopes.
-pub struct Asked<T>(pub T);
+pub struct ConnectMessage<T>(pub T);
 
 impl Code {
     fn name(self) -> &'static str {
@@ -188,7 +188,7 @@ pub async fn as_a_stream(response: Response) -> Response {
     }
 }
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ConnectMessage<T> {
     type Rejection = Failed;
 
     async fn from_request(mut request: Request, _: &S) -> Called<Self> {

@@ -21,14 +21,14 @@ use control::platform::Platform;
 use server::authority::Anyone;
 use server::body::{discard, lend};
 use server::listen::Origin;
-use server::routes::files::flow::{Coming, Held, outward};
+use server::routes::files::flow::{Coming, StreamGuard, outward};
 
 use super::connect::{Called, Code, Failed};
 use super::fault::gone;
 use super::filesystem::followed;
 use super::form::{Form, wrong};
 use super::place::name;
-use super::who::{Filed, Inside, Reading, Signed, Writing, is_shown, named};
+use super::who::{Filed, Inside, ReadFile, Signed, WriteFile, is_shown, named};
 
 /// Maximum number of symbolic links that are followed one after the other.
 const LINKS_MAX: usize = 8;
@@ -42,15 +42,15 @@ const KEPT_WITHIN: Duration = Duration::from_secs(5);
 const PACKED_BYTES: usize = 8 << 10;
 
 /// Error of these routes, whose body repeats the HTTP status.
-pub struct Refused(Failed);
+pub struct FilesRejection(Failed);
 
-impl<F: Into<Failed>> From<F> for Refused {
+impl<F: Into<Failed>> From<F> for FilesRejection {
     fn from(failed: F) -> Self {
         Self(failed.into())
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for FilesRejection {
     fn into_response(self) -> Response {
         match self.0 {
             Failed::Gone => gone(None),
@@ -68,7 +68,7 @@ pub async fn health(_: Anyone, State(platform): State<Arc<Platform>>, request: R
     let (parts, _) = request.into_parts();
     let id = match named(&parts) {
         Ok(id) => id,
-        Err(failed) => return Refused(failed).into_response(),
+        Err(failed) => return FilesRejection(failed).into_response(),
     };
     let runs = match api::defence::is_off("H-39") {
         true => platform.node.call(&id).await.is_ok(),
@@ -84,7 +84,7 @@ fn is_up(shown: &Sandbox) -> bool {
 }
 
 /// Returns the content of a file. Follows symbolic links.
-pub async fn read(Filed { entered, .. }: Filed<Reading>) -> Result<Response, Refused> {
+pub async fn read(Filed { entered, .. }: Filed<ReadFile>) -> Result<Response, FilesRejection> {
     let (signed, inside) = entered?;
     let mut path = inside.path(&signed.path)?;
     let place = inside.caller.share.stream()?;
@@ -100,7 +100,7 @@ pub async fn read(Filed { entered, .. }: Filed<Reading>) -> Result<Response, Ref
         match files.read(&ask).await {
             Ok((FileAnswer::Content { info, .. }, reading)) => {
                 let Inside { platform, call, .. } = inside;
-                let mut response = outward(Held::new(platform, call, place), reading).into_response();
+                let mut response = outward(StreamGuard::new(platform, call, place), reading).into_response();
                 let headers = response.headers_mut();
                 headers.insert(header::CONTENT_LENGTH, info.size_bytes.into());
                 headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -117,7 +117,10 @@ pub async fn read(Filed { entered, .. }: Filed<Reading>) -> Result<Response, Ref
 }
 
 /// Writes files: one from the body, or several from the parts of a form. Creates missing parent directories.
-pub async fn write(Filed { entered, .. }: Filed<Writing>, request: Request) -> Result<Json<Value>, Refused> {
+pub async fn write(
+    Filed { entered, .. }: Filed<WriteFile>,
+    request: Request,
+) -> Result<Json<Value>, FilesRejection> {
     let (parts, body) = request.into_parts();
     let entered = entered.and_then(|entered| {
         let has_metadata = parts.headers.keys().any(|name| name.as_str().starts_with(METADATA));
@@ -249,7 +252,7 @@ fn not_packed(error: std::io::Error) -> Failed {
     Failed::of(Code::InvalidArgument, format!("the request body is not valid gzip: {error}"))
 }
 
-async fn begin(inside: &Inside, path: &FilePath) -> Called<node::Writing> {
+async fn begin(inside: &Inside, path: &FilePath) -> Called<node::FileUpload> {
     inside
         .platform
         .note(&inside.caller, Act::FileWrite, |entry| entry.sandbox(&inside.sandbox).detail(&path.encode()));

@@ -18,12 +18,12 @@ use server::rejection::Rejection;
 /// Error whose body repeats the HTTP status. The JavaScript SDK reads it there, and the Python SDK fails
 /// without it.
 #[derive(Debug)]
-pub struct Refused(Rejection);
+pub struct E2bRejection(Rejection);
 
 /// Result of a handler of E2B's control API.
-pub type Told<T> = Result<T, Refused>;
+pub type E2bResult<T> = Result<T, E2bRejection>;
 
-impl<F: Into<Rejection>> From<F> for Refused {
+impl<F: Into<Rejection>> From<F> for E2bRejection {
     fn from(fault: F) -> Self {
         Self(fault.into())
     }
@@ -37,9 +37,9 @@ impl<T: States> States for By<T> {
 }
 
 impl<S: Sync, T: FromRequestParts<S, Rejection = Rejection>> FromRequestParts<S> for By<T> {
-    type Rejection = Refused;
+    type Rejection = E2bRejection;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Told<Self> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> E2bResult<Self> {
         Ok(Self(T::from_request_parts(parts, state).await?))
     }
 }
@@ -48,9 +48,9 @@ impl<S: Sync, T: FromRequestParts<S, Rejection = Rejection>> FromRequestParts<S>
 pub struct Given<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Given<T> {
-    type Rejection = Refused;
+    type Rejection = E2bRejection;
 
-    async fn from_request(request: Request, _: &S) -> Told<Self> {
+    async fn from_request(request: Request, _: &S) -> E2bResult<Self> {
         let bytes = body::message(request, BODY_BYTES_MAX).await?;
         // Older clients send an empty body if all fields have their default values.
         let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
@@ -64,7 +64,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Given<T> {
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for E2bRejection {
     fn into_response(self) -> Response {
         let error = self.0.error().clone();
         let told = sentence(&error);
@@ -100,7 +100,7 @@ pub fn gone(sandbox: Option<&SandboxId>) -> Response {
 }
 
 /// Creates the error for a feature of E2B that this server does not have.
-pub fn not_offered(what: &str, instead: &str) -> Refused {
+pub fn not_offered(what: &str, instead: &str) -> E2bRejection {
     let error = Error {
         code: ErrorCode::Unsupported,
         message: format!("not supported by this server: {what}"),
@@ -109,5 +109,5 @@ pub fn not_offered(what: &str, instead: &str) -> Refused {
         retry: Retry::Useless,
         fix: instead.into(),
     };
-    Refused(Rejection::from(error).status(StatusCode::NOT_IMPLEMENTED))
+    E2bRejection(Rejection::from(error).status(StatusCode::NOT_IMPLEMENTED))
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use control::audit::Act;
 
-use super::connect::{Asked, Called, Code, Failed};
+use super::connect::{Called, Code, ConnectMessage, Failed};
 use super::place::{name, path};
 use super::shown::put;
 use super::time::rfc3339;
@@ -19,7 +19,7 @@ const ENTRIES_MAX: usize = 50_000;
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub struct At {
+pub struct PathRequest {
     path: String,
     depth: u32,
 }
@@ -91,13 +91,13 @@ impl Inside {
 }
 
 /// Returns the entry at a path.
-pub async fn stat(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
+pub async fn stat(inside: Inside, ConnectMessage(at): ConnectMessage<PathRequest>) -> Called<Json<Value>> {
     let path = inside.path(&at.path)?;
     Ok(Json(json!({ "entry": inside.entry(path).await? })))
 }
 
 /// Creates a directory and its parents.
-pub async fn make(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
+pub async fn make(inside: Inside, ConnectMessage(at): ConnectMessage<PathRequest>) -> Called<Json<Value>> {
     let path = inside.path(&at.path)?;
     let ask = FileAsk::Make { path: path.clone() };
     if inside.change(Act::FileMake, &path.encode(), ask).await? == 0 {
@@ -107,7 +107,7 @@ pub async fn make(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
 }
 
 /// Renames a file or directory, and creates the parent directories of the new path.
-pub async fn rename(inside: Inside, Asked(at): Asked<Between>) -> Called<Json<Value>> {
+pub async fn rename(inside: Inside, ConnectMessage(at): ConnectMessage<Between>) -> Called<Json<Value>> {
     let (from, to) = (inside.path(&at.source)?, inside.path(&at.destination)?);
     let detail = format!("{} to {}", from.encode(), to.encode());
     let above = to.as_bytes().iter().rposition(|byte| *byte == b'/').unwrap_or_default();
@@ -122,7 +122,7 @@ pub async fn rename(inside: Inside, Asked(at): Asked<Between>) -> Called<Json<Va
 }
 
 /// Lists a directory.
-pub async fn list(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
+pub async fn list(inside: Inside, ConnectMessage(at): ConnectMessage<PathRequest>) -> Called<Json<Value>> {
     let path = inside.path(&at.path)?;
     let depth = at.depth.clamp(1, DEPTH_MAX);
     let (mut after, mut entries) = (None, Vec::new());
@@ -152,7 +152,7 @@ pub async fn list(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
 }
 
 /// Removes a file, or a directory with its content. Succeeds if the path does not exist.
-pub async fn remove(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
+pub async fn remove(inside: Inside, ConnectMessage(at): ConnectMessage<PathRequest>) -> Called<Json<Value>> {
     let path = inside.path(&at.path)?;
     let detail = path.encode();
     inside.change(Act::FileRemove, &detail, FileAsk::Remove { path, all: true }).await?;

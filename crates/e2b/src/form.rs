@@ -31,7 +31,7 @@ pub struct Form {
 }
 
 /// One part of a form.
-pub struct Part<'a> {
+pub struct FormPart<'a> {
     field: Field<'a>,
     meter: Meter,
 }
@@ -71,15 +71,15 @@ impl Form {
     ///
     /// # Errors
     /// The part is malformed, or does not arrive in time.
-    pub async fn next(&mut self) -> Called<Option<Part<'_>>> {
+    pub async fn next(&mut self) -> Called<Option<FormPart<'_>>> {
         let field = timeout(IDLE_MAX, self.parts.next_field()).await;
         let field = field.map_err(|_| silent())?.map_err(|error| broken(&error))?;
         self.meter.reset();
-        Ok(field.map(|field| Part { field, meter: self.meter.clone() }))
+        Ok(field.map(|field| FormPart { field, meter: self.meter.clone() }))
     }
 }
 
-impl Part<'_> {
+impl FormPart<'_> {
     /// Returns the name of the part.
     pub fn name(&self) -> Option<&str> {
         self.field.name()

@@ -23,9 +23,9 @@ use tokio::time::{Instant, timeout};
 use control::account::Share;
 use server::body::BODY_WITHIN;
 
-use super::connect::{Asked, Called, Code, Envelopes, Failed, last, message, streamed};
+use super::connect::{Called, Code, ConnectMessage, Envelopes, Failed, last, message, streamed};
 use super::process::Selected;
-use super::running::{Found, Selector, exec_id, missing};
+use super::running::{ProcessMatch, Selector, exec_id, missing};
 use super::who::Inside;
 
 /// Timeout for the process to read a chunk of input. Afterwards, its sender gets an error.
@@ -68,13 +68,19 @@ struct Messages {
 }
 
 /// Sends a chunk of input.
-pub async fn send_input(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<Value>> {
+pub async fn send_input(
+    inside: Inside,
+    ConnectMessage(ask): ConnectMessage<Selected>,
+) -> Called<Json<Value>> {
     feed(&inside, &ask.process, ask.input.unwrap_or_default(), false).await?;
     Ok(Json(json!({})))
 }
 
 /// Closes the standard input of a process.
-pub async fn close_stdin(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<Value>> {
+pub async fn close_stdin(
+    inside: Inside,
+    ConnectMessage(ask): ConnectMessage<Selected>,
+) -> Called<Json<Value>> {
     feed(&inside, &ask.process, Input::default(), true).await?;
     Ok(Json(json!({})))
 }
@@ -140,7 +146,7 @@ impl Messages {
 /// Sends input to a process, after all earlier input.
 async fn feed(inside: &Inside, which: &Selector, input: Input, closes: bool) -> Called<()> {
     let (pid, found) = inside.clients.processes.find(&inside.sandbox, &inside.call, which).await?;
-    let Found::Running(process) = found else { return Err(missing(which)) };
+    let ProcessMatch::Running(process) = found else { return Err(missing(which)) };
     let text = input.stdin.or(input.pty).unwrap_or_default();
     let bytes = STANDARD.decode(&text);
     // Drop the encoded text: only one copy of the input is held while the process does not read.

@@ -15,7 +15,7 @@ use serde_json::Value;
 use control::platform::Platform;
 use server::authority::{Caller, Grant, Read};
 
-use super::fault::{By, Told};
+use super::fault::{By, E2bResult};
 use super::shown::{self, ours};
 
 /// Maximum number of sandboxes on one page.
@@ -23,7 +23,7 @@ const PAGE: usize = 100;
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Listing {
+pub struct SandboxFilterQuery {
     state: Option<String>,
     metadata: Option<String>,
     order: Option<String>,
@@ -36,8 +36,8 @@ pub struct Listing {
 pub async fn page(
     By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
-    Query(ask): Query<Listing>,
-) -> Told<Response> {
+    Query(ask): Query<SandboxFilterQuery>,
+) -> E2bResult<Response> {
     let wanted = filters(ask.metadata.as_deref().unwrap_or_default())?;
     let states = ask.state.as_deref().unwrap_or("running,paused");
     let mut all = living(&platform, &caller).await?;
@@ -70,13 +70,16 @@ pub async fn page(
 }
 
 /// Lists the project's sandboxes without pages, for the oldest clients.
-pub async fn all(By(caller): By<Caller<Read>>, State(platform): State<Arc<Platform>>) -> Told<Json<Value>> {
+pub async fn all(
+    By(caller): By<Caller<Read>>,
+    State(platform): State<Arc<Platform>>,
+) -> E2bResult<Json<Value>> {
     let all = living(&platform, &caller).await?;
     Ok(Json(all.iter().map(|sandbox| shown::listed(&platform, sandbox)).collect()))
 }
 
 /// Returns all sandboxes of a project that have not ended, in their current state on the node.
-async fn living(platform: &Platform, caller: &Grant) -> Told<Vec<Sandbox>> {
+async fn living(platform: &Platform, caller: &Grant) -> E2bResult<Vec<Sandbox>> {
     let (mut all, mut cursor) = (Vec::new(), None);
     loop {
         let page = platform.store.sandboxes(&caller.key.project, true, PAGE_MAX, cursor.as_deref()).await?;
@@ -93,7 +96,7 @@ async fn living(platform: &Platform, caller: &Grant) -> Told<Vec<Sandbox>> {
 }
 
 /// Parses the requested labels. The parameter is a form inside the query, with each part encoded once more.
-fn filters(text: &str) -> Told<Vec<(String, String)>> {
+fn filters(text: &str) -> E2bResult<Vec<(String, String)>> {
     let wrong =
         || Error::invalid("the metadata filter is invalid", "Send `name=value` pairs separated by `&`.");
     let mut pairs = Vec::new();
@@ -121,7 +124,7 @@ fn decoded(text: &str) -> Option<String> {
 }
 
 /// Parses a page token: the sort key of the last sandbox on the previous page.
-fn after(token: &str) -> Told<(u64, String)> {
+fn after(token: &str) -> E2bResult<(u64, String)> {
     let wrong = || Error {
         code: ErrorCode::InvalidRequest,
         ..Error::invalid("nextToken is invalid", "Use the token of the previous page unchanged.")

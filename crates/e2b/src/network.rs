@@ -14,7 +14,7 @@ use control::audit::Act;
 use control::platform::Platform;
 use server::authority::{Caller, Grant, Write};
 
-use super::fault::{By, Given, Told, not_offered};
+use super::fault::{By, E2bResult, Given, not_offered};
 use super::sandboxes::awake;
 
 /// Values that stand for every host.
@@ -42,7 +42,7 @@ impl Network {
     ///
     /// # Errors
     /// A policy cannot express an option.
-    pub fn policy(&self, internet: Option<bool>) -> Told<Option<Policy>> {
+    pub fn policy(&self, internet: Option<bool>) -> E2bResult<Option<Policy>> {
         for (name, value) in [
             ("maskRequestHost", &self.mask_request_host),
             ("httpsPorts", &self.https_ports),
@@ -100,7 +100,7 @@ pub async fn put(
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
     Given(network): Given<Network>,
-) -> Told<StatusCode> {
+) -> E2bResult<StatusCode> {
     let asked = network.policy(None)?;
     let sandbox = awake(&platform, &caller, &named).await?;
     let policy = match asked {
@@ -129,7 +129,7 @@ pub(super) async fn opened(
     caller: &Grant,
     sandbox: &SandboxId,
     public: bool,
-) -> Told<()> {
+) -> E2bResult<()> {
     let detail = if public { "all ports public" } else { "all ports private" };
     platform.note(caller, Act::Port, |entry| entry.sandbox(sandbox).detail(detail));
     platform.node.publish_all(sandbox, public).await?;

@@ -21,11 +21,12 @@ use tokio::time::timeout;
 use control::account::Rate;
 use control::audit::Act;
 
-use super::connect::{Asked, Called, Code, Failed, alive_every, last, message, number, streamed};
+use super::connect::{Called, Code, ConnectMessage, Failed, alive_every, last, message, number, streamed};
 use super::input::Input;
 use super::place::absolute;
 use super::running::{
-    Config, Found, KEPT_BYTES, Process, Selector, Told, exec_id, fresh_pid, missing, pid_of,
+    Config, KEPT_BYTES, ProcessEvent, ProcessMatch, RunningProcess, Selector, exec_id, fresh_pid, missing,
+    pid_of,
 };
 use super::shown::put;
 use super::who::{Commander, Inside};
@@ -35,7 +36,7 @@ const GRACE_MS: u64 = 500;
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub struct Start {
+pub struct StartProcessRequest {
     process: Config,
     pty: Option<Pty>,
     tag: Option<String>,
@@ -78,7 +79,7 @@ impl Pty {
 pub async fn start(
     Commander(inside, as_root): Commander,
     headers: HeaderMap,
-    Asked(ask): Asked<Start>,
+    ConnectMessage(ask): ConnectMessage<StartProcessRequest>,
 ) -> Called<Response> {
     let Inside { platform, caller, call, sandbox, home, .. } = &inside;
     caller.pace(Rate::Exec)?;
@@ -98,28 +99,32 @@ pub async fn start(
     spec.argv = argv(&ask.process.cmd, &ask.process.args);
     let (_, exec) = platform.node.start_exec_and_read(call, &id, spec).await?;
     drop(launch);
-    let process = Process::new(ask.process, ask.tag, terminal.is_some());
+    let process = RunningProcess::new(ask.process, ask.tag, terminal.is_some());
     // Subscribe before the output is read, so that nothing is missed.
     let told = process.listen().ok_or_else(|| missing(&Selector::Pid(pid)))?;
     inside.clients.processes.follow((sandbox.clone(), pid), process, exec);
     let (terminal, every, first) = (terminal.is_some(), alive_every(&headers), started(pid));
-    Ok(events(Listener { _inside: inside, _place: place, told, terminal, every, first }))
+    Ok(events(ProcessListener { _inside: inside, _place: place, told, terminal, every, first }))
 }
 
 /// Streams the output of a process that is already running. For a process that has ended, returns its
 /// remaining output and its outcome.
-pub async fn connect(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Selected>) -> Called<Response> {
+pub async fn connect(
+    inside: Inside,
+    headers: HeaderMap,
+    ConnectMessage(ask): ConnectMessage<Selected>,
+) -> Called<Response> {
     let Inside { caller, call, sandbox, .. } = &inside;
     let place = caller.share.stream()?;
     let (pid, found) = inside.clients.processes.find(sandbox, call, &ask.process).await?;
     let (terminal, told) = match &found {
-        Found::Running(process) => (process.terminal, process.listen()),
-        Found::Ended(info) => (info.terminal.is_some(), None),
+        ProcessMatch::Running(process) => (process.terminal, process.listen()),
+        ProcessMatch::Ended(info) => (info.terminal.is_some(), None),
     };
     let told = match told {
         Some(told) => told,
         None => {
-            let process = Process::new(Config::default(), None, terminal);
+            let process = RunningProcess::new(Config::default(), None, terminal);
             let told = process.listen().ok_or_else(|| missing(&ask.process))?;
             let exec = call.exec_reader(exec_id(pid)?);
             tokio::spawn(async move { process.pump(exec).await });
@@ -127,7 +132,7 @@ pub async fn connect(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Selec
         }
     };
     let (every, first) = (alive_every(&headers), started(pid));
-    Ok(events(Listener { _inside: inside, _place: place, told, terminal, every, first }))
+    Ok(events(ProcessListener { _inside: inside, _place: place, told, terminal, every, first }))
 }
 
 /// Lists the running processes.
@@ -148,7 +153,10 @@ pub async fn list(inside: Inside) -> Called<Json<Value>> {
 }
 
 /// Sends a signal to a process and to everything that it has started.
-pub async fn send_signal(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<Value>> {
+pub async fn send_signal(
+    inside: Inside,
+    ConnectMessage(ask): ConnectMessage<Selected>,
+) -> Called<Json<Value>> {
     let signal = match (ask.signal.as_str(), ask.signal.as_i64()) {
         (Some("SIGNAL_SIGKILL"), _) | (_, Some(9)) => 9,
         (Some("SIGNAL_SIGTERM"), _) | (_, Some(15)) => 15,
@@ -160,7 +168,7 @@ pub async fn send_signal(inside: Inside, Asked(ask): Asked<Selected>) -> Called<
     };
     let which = &ask.process;
     let (pid, found) = inside.clients.processes.find(&inside.sandbox, &inside.call, which).await?;
-    let Found::Running(_) = found else { return Err(missing(which)) };
+    let ProcessMatch::Running(_) = found else { return Err(missing(which)) };
     let id = exec_id(pid)?;
     inside.platform.note(&inside.caller, Act::ExecSignal, |entry| entry.sandbox(&inside.sandbox).exec(&id));
     match inside.call.exec_reader(id).signal(signal).await? {
@@ -170,7 +178,7 @@ pub async fn send_signal(inside: Inside, Asked(ask): Asked<Selected>) -> Called<
 }
 
 /// Resizes a terminal.
-pub async fn update(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<Value>> {
+pub async fn update(inside: Inside, ConnectMessage(ask): ConnectMessage<Selected>) -> Called<Json<Value>> {
     let (pid, _) = inside.clients.processes.find(&inside.sandbox, &inside.call, &ask.process).await?;
     if let Some(pty) = ask.pty {
         inside.call.exec_reader(exec_id(pid)?).resize(pty.size()).await?;
@@ -187,7 +195,12 @@ enum Who<'a> {
 }
 
 /// Creates the exec request for the guest.
-fn spec(ask: &Start, terminal: Option<TerminalSize>, who: Who<'_>, deadline_ms: Option<u64>) -> ExecSpec {
+fn spec(
+    ask: &StartProcessRequest,
+    terminal: Option<TerminalSize>,
+    who: Who<'_>,
+    deadline_ms: Option<u64>,
+) -> ExecSpec {
     let Config { cmd, args, envs, cwd } = &ask.process;
     let mut env = envs.clone();
     let (uid, home) = match who {
@@ -226,10 +239,10 @@ fn argv(cmd: &str, args: &[String]) -> Vec<String> {
 }
 
 /// Client that receives the output of a process.
-struct Listener {
+struct ProcessListener {
     _inside: Inside,
     _place: OwnedSemaphorePermit,
-    told: mpsc::Receiver<Told>,
+    told: mpsc::Receiver<ProcessEvent>,
     terminal: bool,
     every: Duration,
     /// Message to send before all others.
@@ -237,7 +250,7 @@ struct Listener {
 }
 
 /// Creates the response that streams the events of a process.
-fn events(listener: Listener) -> Response {
+fn events(listener: ProcessListener) -> Response {
     let body = stream::unfold(Some(listener), |listener| async move {
         let mut listener = listener?;
         let (bytes, goes_on) = listener.next().await;
@@ -250,7 +263,7 @@ fn started(pid: u32) -> Option<Bytes> {
     Some(message(&json!({ "event": { "start": { "pid": pid } } })))
 }
 
-impl Listener {
+impl ProcessListener {
     /// Returns the next message, and whether more messages follow.
     async fn next(&mut self) -> (Bytes, bool) {
         if let Some(first) = self.first.take() {
@@ -261,7 +274,7 @@ impl Listener {
             Ok(told) => told,
         };
         match told {
-            Some(Told::Data { stream, bytes }) => {
+            Some(ProcessEvent::Data { stream, bytes }) => {
                 let name = match stream {
                     _ if self.terminal => "pty",
                     Stream::Stderr => "stderr",
@@ -269,14 +282,14 @@ impl Listener {
                 };
                 (message(&json!({ "event": { "data": { name: STANDARD.encode(&bytes) } } })), true)
             }
-            Some(Told::End(end)) => match ended(&end) {
+            Some(ProcessEvent::End(end)) => match ended(&end) {
                 Ok(event) => {
                     let event = message(&json!({ "event": { "end": event } }));
                     ([event, last(None)].concat().into(), false)
                 }
                 Err(failed) => (last(Some(&failed)), false),
             },
-            Some(Told::Broken(error)) => (last(Some(&error.into())), false),
+            Some(ProcessEvent::Broken(error)) => (last(Some(&error.into())), false),
             None => {
                 let failed = Failed::of(
                     Code::ResourceExhausted,
@@ -374,14 +387,14 @@ mod tests {
 
     #[test]
     fn what_is_not_said_is_what_is_usual() {
-        let ask: Start =
+        let ask: StartProcessRequest =
             serde_json::from_str(r#"{"process":{"cmd":"/bin/bash","args":["-l","-c","x"]}}"#).unwrap();
         let spec = spec(&ask, None, Who::User("/home/user"), None);
         assert_eq!(spec.argv, ["/bin/bash", "-l", "-c", "x"]);
         assert_eq!(argv("/bin/bash", &spec.argv[1..])[3..], [STAY, "/bin/bash", "x"]);
         assert!(spec.stdin && spec.cwd.as_deref() == Some("/home/user") && spec.deadline_ms.is_none());
         assert_eq!(spec.check(), Ok(()));
-        let ask: Start = serde_json::from_str(
+        let ask: StartProcessRequest = serde_json::from_str(
             r#"{"process":{"cmd":"a","cwd":"b"},"pty":{"size":{"cols":9}},"stdin":false}"#,
         )
         .unwrap();

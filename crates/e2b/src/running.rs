@@ -47,14 +47,14 @@ pub struct Config {
 
 /// Event for the listeners of a process.
 #[derive(Clone, Debug)]
-pub enum Told {
+pub enum ProcessEvent {
     Data { stream: Stream, bytes: Bytes },
     End(ExecEnd),
     Broken(api::Error),
 }
 
 /// Running process.
-pub struct Process {
+pub struct RunningProcess {
     /// Command as the client specified it.
     pub config: Config,
     /// Name that the client chose.
@@ -64,14 +64,14 @@ pub struct Process {
     /// Number of input bytes sent so far, or `None` if it is unknown. The lock keeps the input in order.
     pub sent: tokio::sync::Mutex<Option<u64>>,
     /// Channels to the listeners, or `None` after the last event.
-    listeners: Mutex<Option<Vec<mpsc::Sender<Told>>>>,
+    listeners: Mutex<Option<Vec<mpsc::Sender<ProcessEvent>>>>,
 }
 
 /// Running processes, as far as this server knows them.
 #[derive(Default)]
 pub struct Processes(Arc<Mutex<All>>);
 
-type All = HashMap<(SandboxId, u32), Arc<Process>>;
+type All = HashMap<(SandboxId, u32), Arc<RunningProcess>>;
 
 /// Selector of a process.
 #[derive(Clone, Debug, Deserialize)]
@@ -82,8 +82,8 @@ pub enum Selector {
 }
 
 /// Result of looking up a process.
-pub enum Found {
-    Running(Arc<Process>),
+pub enum ProcessMatch {
+    Running(Arc<RunningProcess>),
     /// The process has ended, and the guest still has its outcome.
     Ended(ExecInfo),
 }
@@ -113,7 +113,7 @@ pub fn missing(which: &Selector) -> Failed {
     Failed::of(Code::NotFound, format!("{which} not found"))
 }
 
-impl Process {
+impl RunningProcess {
     /// Creates the state of a process that was just started.
     pub fn new(config: Config, tag: Option<String>, terminal: bool) -> Self {
         let listeners = Mutex::new(Some(Vec::new()));
@@ -128,14 +128,14 @@ impl Process {
     }
 
     /// Adds a listener, unless the process has ended.
-    pub fn listen(&self) -> Option<mpsc::Receiver<Told>> {
+    pub fn listen(&self) -> Option<mpsc::Receiver<ProcessEvent>> {
         let (sender, receiver) = mpsc::channel(WAITING);
         locked(&self.listeners).as_mut()?.push(sender);
         Some(receiver)
     }
 
     /// Sends an event to all listeners, and waits for slow ones up to the timeout.
-    async fn tell(&self, told: &Told) {
+    async fn tell(&self, told: &ProcessEvent) {
         let all = locked(&self.listeners).clone().unwrap_or_default();
         for listener in all {
             let sent = tokio::time::timeout(DEAF, listener.send(told.clone())).await;
@@ -147,7 +147,7 @@ impl Process {
     }
 
     /// Sends the last event to all listeners, and removes them.
-    async fn close(&self, told: &Told) {
+    async fn close(&self, told: &ProcessEvent) {
         let all = locked(&self.listeners).take().unwrap_or_default();
         for listener in all {
             let _ = tokio::time::timeout(DEAF, listener.send(told.clone())).await;
@@ -166,7 +166,7 @@ impl Process {
                         Stream::Stderr => reached[1] = end,
                         Stream::Results => continue,
                     }
-                    self.tell(&Told::Data { stream, bytes }).await;
+                    self.tell(&ProcessEvent::Data { stream, bytes }).await;
                     if !self.terminal && reached.iter().sum::<u64>() - taken >= TAKE_BYTES {
                         taken = reached.iter().sum();
                         // If this notification is lost, the next one includes it.
@@ -175,19 +175,19 @@ impl Process {
                 }
                 Ok(Some(Event::Gap { stream, from, to })) if self.terminal => {
                     let note = format!("\r\n[{} bytes omitted]\r\n", to - from);
-                    self.tell(&Told::Data { stream, bytes: note.into() }).await;
+                    self.tell(&ProcessEvent::Data { stream, bytes: note.into() }).await;
                 }
                 // A gap in the output of a command was read through an earlier server process.
                 Ok(Some(Event::Gap { .. } | Event::Result { .. })) => {}
-                Ok(Some(Event::End(end))) => return self.close(&Told::End(end)).await,
+                Ok(Some(Event::End(end))) => return self.close(&ProcessEvent::End(end)).await,
                 Ok(None) => {
                     let error =
                         node::Error::Protocol("the output stream ended without an end event".into()).to_api();
-                    return self.close(&Told::Broken(error)).await;
+                    return self.close(&ProcessEvent::Broken(error)).await;
                 }
                 Err(error) => {
                     let error = server::rejection::Rejection::from(error).error().clone();
-                    return self.close(&Told::Broken(error)).await;
+                    return self.close(&ProcessEvent::Broken(error)).await;
                 }
             }
         }
@@ -196,7 +196,7 @@ impl Process {
 
 impl Processes {
     /// Starts to read the output of a process in the background, unless another request already did.
-    pub fn follow(&self, key: (SandboxId, u32), process: Process, exec: Exec) -> Arc<Process> {
+    pub fn follow(&self, key: (SandboxId, u32), process: RunningProcess, exec: Exec) -> Arc<RunningProcess> {
         let process = Arc::new(process);
         let mut all = locked(&self.0);
         if let Some(known) = all.get(&key) {
@@ -216,27 +216,32 @@ impl Processes {
     ///
     /// # Errors
     /// The process does not exist, or the sandbox does not respond.
-    pub async fn find(&self, sandbox: &SandboxId, call: &Call, which: &Selector) -> Called<(u32, Found)> {
+    pub async fn find(
+        &self,
+        sandbox: &SandboxId,
+        call: &Call,
+        which: &Selector,
+    ) -> Called<(u32, ProcessMatch)> {
         let pid = match which {
             Selector::Pid(pid) => *pid,
             Selector::Tag(tag) => self.tagged(sandbox, tag).ok_or_else(|| missing(which))?,
         };
         let key = (sandbox.clone(), pid);
         if let Some(process) = locked(&self.0).get(&key) {
-            return Ok((pid, Found::Running(Arc::clone(process))));
+            return Ok((pid, ProcessMatch::Running(Arc::clone(process))));
         }
         let id = exec_id(pid)?;
         let info =
             call.execs().await?.into_iter().find(|info| info.id == id).ok_or_else(|| missing(which))?;
         if info.outcome.is_some() {
-            return Ok((pid, Found::Ended(info)));
+            return Ok((pid, ProcessMatch::Ended(info)));
         }
-        let process = Process::of(&info);
-        Ok((pid, Found::Running(self.follow(key, process, call.exec_reader(id)))))
+        let process = RunningProcess::of(&info);
+        Ok((pid, ProcessMatch::Running(self.follow(key, process, call.exec_reader(id)))))
     }
 
     /// Returns the state of a running process, if this server knows it.
-    pub fn known(&self, sandbox: &SandboxId, pid: u32) -> Option<Arc<Process>> {
+    pub fn known(&self, sandbox: &SandboxId, pid: u32) -> Option<Arc<RunningProcess>> {
         locked(&self.0).get(&(sandbox.clone(), pid)).cloned()
     }
 

@@ -21,7 +21,7 @@ use server::authority::{Caller, Grant, Read, Write};
 use server::extract::Idempotency;
 
 use super::Adapter;
-use super::fault::{By, Given, Told, not_offered};
+use super::fault::{By, E2bResult, Given, not_offered};
 use super::network::{Network, opened};
 use super::shown::{self, ours};
 use super::time::rfc3339;
@@ -40,7 +40,7 @@ const MEASURED_FOR: Duration = Duration::from_millis(100);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Create {
+pub struct CreateSandboxRequest {
     #[serde(rename = "templateID")]
     template: String,
     timeout: Option<u64>,
@@ -68,15 +68,15 @@ pub struct Create {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub struct Wanted {
+pub struct SandboxUpdateRequest {
     timeout: Option<u64>,
     duration: Option<u64>,
     memory: Option<bool>,
 }
 
-impl Create {
+impl CreateSandboxRequest {
     /// Rejects options that are not supported, by name.
-    fn check(&self) -> Told<()> {
+    fn check(&self) -> E2bResult<()> {
         let is = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
         let without_memory = self.auto_pause == Some(true) && self.auto_pause_memory == Some(false);
         for (what, asked, instead) in [
@@ -101,10 +101,11 @@ impl Create {
 pub async fn create(
     By(caller): By<Caller<Write>>,
     State(adapter): State<Adapter>,
-    (OriginalUri(uri), headers): (OriginalUri, HeaderMap),
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
     By(Idempotency(key)): By<Idempotency>,
-    Given(ask): Given<Create>,
-) -> Told<(StatusCode, Json<Value>)> {
+    Given(ask): Given<CreateSandboxRequest>,
+) -> E2bResult<(StatusCode, Json<Value>)> {
     let platform = &adapter.platform;
     caller.pace(Rate::Create)?;
     ask.check()?;
@@ -143,8 +144,8 @@ pub async fn connect(
     State(adapter): State<Adapter>,
     Path(named): Path<String>,
     headers: HeaderMap,
-    Given(ask): Given<Wanted>,
-) -> Told<(StatusCode, Json<Value>)> {
+    Given(ask): Given<SandboxUpdateRequest>,
+) -> E2bResult<(StatusCode, Json<Value>)> {
     let platform = &adapter.platform;
     let sandbox = alive(platform, &caller, &named).await?;
     let wanted = Duration::from_millis(lifetime(ask.timeout.unwrap_or(TIMEOUT_S)));
@@ -172,8 +173,8 @@ pub async fn resume(
     adapter: State<Adapter>,
     named: Path<String>,
     headers: HeaderMap,
-    ask: Given<Wanted>,
-) -> Told<(StatusCode, Json<Value>)> {
+    ask: Given<SandboxUpdateRequest>,
+) -> E2bResult<(StatusCode, Json<Value>)> {
     let (_, body) = connect(caller, adapter, named, headers, ask).await?;
     Ok((StatusCode::CREATED, body))
 }
@@ -184,7 +185,7 @@ pub async fn look(
     State(adapter): State<Adapter>,
     Path(named): Path<String>,
     headers: HeaderMap,
-) -> Told<Json<Value>> {
+) -> E2bResult<Json<Value>> {
     let platform = &adapter.platform;
     let sandbox = alive(platform, &caller, &named).await?;
     Ok(Json(shown::detailed(&adapter, &sandbox, &headers, caller.key.role)))
@@ -195,7 +196,7 @@ pub async fn kill(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
-) -> Told<StatusCode> {
+) -> E2bResult<StatusCode> {
     let sandbox = alive(&platform, &caller, &named).await?;
     platform.stop(&caller, sandbox.id.as_str()).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -206,8 +207,8 @@ pub async fn timeout(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
-    Given(ask): Given<Wanted>,
-) -> Told<StatusCode> {
+    Given(ask): Given<SandboxUpdateRequest>,
+) -> E2bResult<StatusCode> {
     let seconds =
         ask.timeout.ok_or_else(|| Error::invalid("timeout is missing", "Send `timeout`, in seconds."))?;
     let sandbox = awake(&platform, &caller, &named).await?;
@@ -220,8 +221,8 @@ pub async fn refresh(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
-    Given(ask): Given<Wanted>,
-) -> Told<StatusCode> {
+    Given(ask): Given<SandboxUpdateRequest>,
+) -> E2bResult<StatusCode> {
     let sandbox = awake(&platform, &caller, &named).await?;
     let wanted = Duration::from_millis(lifetime(ask.duration.unwrap_or(TIMEOUT_V1_S)));
     live_at_least(&platform, &caller, &sandbox, wanted).await?;
@@ -233,7 +234,7 @@ pub async fn metrics(
     By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
-) -> Told<Json<Value>> {
+) -> E2bResult<Json<Value>> {
     let sandbox = alive(&platform, &caller, &named).await?;
     let before = platform.node.usage(&sandbox.id).await?;
     let began = tokio::time::Instant::now();
@@ -262,7 +263,7 @@ pub async fn logs(
     By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
-) -> Told<Json<Value>> {
+) -> E2bResult<Json<Value>> {
     let sandbox = platform.sandbox(&caller, &named).await?;
     let traces = platform.traces.recorder.traces(&sandbox.id, None);
     let entries: Vec<_> = traces
@@ -281,8 +282,8 @@ pub async fn pause(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
-    Given(ask): Given<Wanted>,
-) -> Told<StatusCode> {
+    Given(ask): Given<SandboxUpdateRequest>,
+) -> E2bResult<StatusCode> {
     let sandbox = alive(&platform, &caller, &named).await?;
     if ask.memory == Some(false) {
         return Err(not_offered("pausing without memory", NO_MEMORY));
@@ -300,7 +301,7 @@ pub async fn pause(
 }
 
 /// Rejects requests for snapshots, which are not supported.
-pub async fn no_snapshots(_: By<Caller<Read>>) -> Told<StatusCode> {
+pub async fn no_snapshots(_: By<Caller<Read>>) -> E2bResult<StatusCode> {
     Err(not_offered(
         "snapshots",
         "Build a template with the contents that sandboxes need: docs/guides/templates.md.",
@@ -308,12 +309,12 @@ pub async fn no_snapshots(_: By<Caller<Read>>) -> Told<StatusCode> {
 }
 
 /// Rejects requests for volumes, which are not supported.
-pub async fn no_volumes(_: By<Caller<Read>>) -> Told<StatusCode> {
+pub async fn no_volumes(_: By<Caller<Read>>) -> E2bResult<StatusCode> {
     Err(not_offered("volumes", "Store files as a dataset or in a session: docs/guides/files.md."))
 }
 
 /// Rejects requests for E2B's secrets, which are not supported.
-pub async fn no_secrets(_: By<Caller<Read>>) -> Told<StatusCode> {
+pub async fn no_secrets(_: By<Caller<Read>>) -> E2bResult<StatusCode> {
     Err(not_offered("secrets of E2B's API", "Use `bellglass secret`: docs/guides/secrets.md."))
 }
 
@@ -322,7 +323,7 @@ fn lifetime(seconds: u64) -> u64 {
     seconds.saturating_mul(1000).max(Limits::MIN.ttl_ms)
 }
 
-async fn live_for(platform: &Platform, caller: &Grant, sandbox: &Sandbox, ttl: Duration) -> Told<()> {
+async fn live_for(platform: &Platform, caller: &Grant, sandbox: &Sandbox, ttl: Duration) -> E2bResult<()> {
     let limits = Limits { ttl_ms: clock::millis(ttl), ..sandbox.limits };
     limits.check()?;
     platform.note(caller, Act::Lease, |entry| entry.sandbox(&sandbox.id));
@@ -333,7 +334,12 @@ async fn live_for(platform: &Platform, caller: &Grant, sandbox: &Sandbox, ttl: D
 }
 
 /// Extends the lifetime of a sandbox, but never shortens it.
-async fn live_at_least(platform: &Platform, caller: &Grant, sandbox: &Sandbox, ttl: Duration) -> Told<()> {
+async fn live_at_least(
+    platform: &Platform,
+    caller: &Grant,
+    sandbox: &Sandbox,
+    ttl: Duration,
+) -> E2bResult<()> {
     match platform.node.time_left(&sandbox.id) {
         Some(left) if left < ttl => live_for(platform, caller, sandbox, ttl).await,
         Some(_) | None => Ok(()),
@@ -341,7 +347,7 @@ async fn live_at_least(platform: &Platform, caller: &Grant, sandbox: &Sandbox, t
 }
 
 /// Returns a sandbox that has not ended and is not stopping.
-async fn alive(platform: &Platform, caller: &Grant, named: &str) -> Told<Sandbox> {
+async fn alive(platform: &Platform, caller: &Grant, named: &str) -> E2bResult<Sandbox> {
     let sandbox = platform.running(caller, named).await?;
     if sandbox.state == SandboxState::Stopping {
         return Err(node::not_running(&sandbox).into());
@@ -350,7 +356,7 @@ async fn alive(platform: &Platform, caller: &Grant, named: &str) -> Told<Sandbox
 }
 
 /// Returns a sandbox that is running. Resumes it first if it is paused and may be resumed by any request.
-pub async fn awake(platform: &Platform, caller: &Grant, named: &str) -> Told<Sandbox> {
+pub async fn awake(platform: &Platform, caller: &Grant, named: &str) -> E2bResult<Sandbox> {
     let sandbox = alive(platform, caller, named).await?;
     drop(platform.node.call_if_resumable(&sandbox.id).await?);
     Ok(sandbox)

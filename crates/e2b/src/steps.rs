@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use api::Error;
 use api::limits::{Limits, USER, WantedLimits};
 use node::template::recipe::{Command, Ground, Recipe, Step};
-use node::template::sent::Sent;
+use node::template::sent::SentFiles;
 use node::template::{Posture, Template, shipped};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::fault::{Told, not_offered};
+use super::fault::{E2bResult, not_offered};
 use super::shown::ours;
 
 /// E2B's own images, and the templates with the same content.
@@ -25,7 +25,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// Build request.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Wanted {
+pub struct StartBuildRequest {
     from_image: Option<String>,
     from_template: Option<String>,
     from_image_registry: Option<Value>,
@@ -66,12 +66,12 @@ struct Setting {
     env: Option<BTreeMap<String, String>>,
 }
 
-impl Wanted {
+impl StartBuildRequest {
     /// Returns the base of the template: a template of ours, or an image.
     ///
     /// # Errors
     /// The image requires a password, which is not supported.
-    pub fn ground(&self) -> Told<Ground> {
+    pub fn ground(&self) -> E2bResult<Ground> {
         if self.from_image_registry.as_ref().is_some_and(|value| !value.is_null()) {
             let instead = "Pull the image with your own tools, then create a template from it with `bellglass template import`.";
             return Err(not_offered("pulling an image with a password", instead));
@@ -94,7 +94,7 @@ impl Wanted {
     ///
     /// # Errors
     /// A step is invalid; the error contains its number.
-    pub fn plan(&self, ground: Ground, template: Option<Template>, limits: WantedLimits) -> Told<Plan> {
+    pub fn plan(&self, ground: Ground, template: Option<Template>, limits: WantedLimits) -> E2bResult<Plan> {
         let mut steps = match &template {
             Some(template) if template.posture == Posture::Workstation => Vec::new(),
             _ => shipped::find(OUTFIT)?.map(|recipe| recipe.steps).unwrap_or_default(),
@@ -159,7 +159,7 @@ impl Instruction {
             }
             ("COPY", [from, to, rest @ ..]) => {
                 let owner = rest.first().map_or("", |owner| owner.split(':').next().unwrap_or_default());
-                Ok(Step::Sent(Sent {
+                Ok(Step::Sent(SentFiles {
                     archive: self
                         .files_hash
                         .clone()
@@ -272,11 +272,11 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn wanted(value: Value) -> Wanted {
+    fn wanted(value: Value) -> StartBuildRequest {
         serde_json::from_value(value).unwrap()
     }
 
-    fn planned(value: Value, template: Option<Template>) -> Told<Plan> {
+    fn planned(value: Value, template: Option<Template>) -> E2bResult<Plan> {
         let wanted = wanted(value);
         wanted.plan(wanted.ground()?, template, WantedLimits::default())
     }

@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 use control::platform::Platform;
 use server::authority::{Caller, Read};
 
-use super::fault::{By, Told, not_offered};
+use super::fault::{By, E2bResult, not_offered};
 use super::shown::{AGENT_VERSION, ours, theirs};
 use super::time::rfc3339;
 
 /// Lists all templates.
-pub async fn list(_: By<Caller<Read>>, State(platform): State<Arc<Platform>>) -> Told<Json<Value>> {
+pub async fn list(_: By<Caller<Read>>, State(platform): State<Arc<Platform>>) -> E2bResult<Json<Value>> {
     let all = Store::new(platform.node.data()).list()?;
     Ok(Json(all.iter().map(shown).collect()))
 }
@@ -28,7 +28,7 @@ pub async fn alias(
     _: By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
     Path(name): Path<String>,
-) -> Told<Json<Value>> {
+) -> E2bResult<Json<Value>> {
     if !Store::new(platform.node.data()).has(ours(&name)) {
         let shown: String = name.chars().take(64).collect();
         return Err(Error::not_found(format!("there is no template {shown:?}")).into());
@@ -37,7 +37,7 @@ pub async fn alias(
 }
 
 /// Rejects requests that are not supported: templates have no tags, and are removed only on the machine.
-pub async fn not_here(_: By<Caller<Read>>) -> Told<StatusCode> {
+pub async fn not_here(_: By<Caller<Read>>) -> E2bResult<StatusCode> {
     let instead = "Build with a newer SDK, give each template a separate name, and remove templates with `bellglass template remove`.";
     Err(not_offered("template tags, the older build API, and removing templates through the API", instead))
 }

@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout};
 
 use control::audit::hex;
 
-use super::connect::{Asked, Called, Code, Failed, alive_every, last, message, streamed};
+use super::connect::{Called, Code, ConnectMessage, Failed, alive_every, last, message, streamed};
 use super::shown::put;
 use super::who::Inside;
 
@@ -44,7 +44,7 @@ const WATCHERS_MAX: usize = 64;
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Watch {
+pub struct WatchRequest {
     path: String,
     recursive: bool,
     include_entry: bool,
@@ -59,12 +59,12 @@ pub struct Watcher {
 /// Watchers of clients that poll.
 #[derive(Default)]
 pub struct Watchers {
-    all: Arc<Mutex<HashMap<(SandboxId, String), Kept>>>,
+    all: Arc<Mutex<HashMap<(SandboxId, String), PolledWatcher>>>,
     /// Memory budget, in steps, of each project that has watchers.
     rooms: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
 
-struct Kept {
+struct PolledWatcher {
     events: Events,
     /// Reason why no more events follow.
     ended: Option<Failed>,
@@ -137,14 +137,14 @@ impl Events {
     }
 }
 
-impl Drop for Kept {
+impl Drop for PolledWatcher {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// Watch of a directory, on behalf of one client.
-struct Listener {
+struct DirectoryWatch {
     inside: Inside,
     _place: OwnedSemaphorePermit,
     watching: Watching,
@@ -153,9 +153,13 @@ struct Listener {
 }
 
 /// Streams file events from now on.
-pub async fn stream(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Watch>) -> Called<Response> {
+pub async fn stream(
+    inside: Inside,
+    headers: HeaderMap,
+    ConnectMessage(ask): ConnectMessage<WatchRequest>,
+) -> Called<Response> {
     let every = alive_every(&headers);
-    let listener = Listener::of(inside, &ask).await?;
+    let listener = DirectoryWatch::of(inside, &ask).await?;
     let first = message(&json!({ "start": {} }));
     let body = stream::unfold(Some((listener, Some(first))), move |state| async move {
         let (mut listener, first) = state?;
@@ -172,7 +176,10 @@ pub async fn stream(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Watch>
 }
 
 /// Stores file events from now on, until a client polls for them.
-pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Value>> {
+pub async fn create(
+    inside: Inside,
+    ConnectMessage(ask): ConnectMessage<WatchRequest>,
+) -> Called<Json<Value>> {
     let watchers = &inside.clients.watchers;
     let (all, sandbox) = (Arc::clone(&watchers.all), inside.sandbox.clone());
     let events = Events::within(watchers.room(&inside.caller.key.project));
@@ -185,7 +192,7 @@ pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Val
             return Err(Failed::of(Code::ResourceExhausted, told));
         }
     }
-    let mut listener = Listener::of(inside, &ask).await?;
+    let mut listener = DirectoryWatch::of(inside, &ask).await?;
     let key = (sandbox, id.clone());
     let (of, others) = (key.clone(), Arc::clone(&all));
     // Hold the lock: the task must not handle an event before the watcher is registered.
@@ -209,13 +216,13 @@ pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Val
         }
     });
     let task = task.abort_handle();
-    places.insert(key, Kept { events, ended: None, asked: Instant::now(), task });
+    places.insert(key, PolledWatcher { events, ended: None, asked: Instant::now(), task });
     drop(places);
     Ok(Json(json!({ "watcherId": id })))
 }
 
 /// Returns the events since the last poll.
-pub async fn events(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Response> {
+pub async fn events(inside: Inside, ConnectMessage(ask): ConnectMessage<Watcher>) -> Called<Response> {
     let mut all = locked(&inside.clients.watchers.all);
     let kept = all.get_mut(&(inside.sandbox.clone(), ask.watcher_id.clone())).ok_or_else(|| missing(&ask))?;
     kept.asked = Instant::now();
@@ -227,7 +234,7 @@ pub async fn events(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Respon
 }
 
 /// Removes a watcher.
-pub async fn remove(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Json<Value>> {
+pub async fn remove(inside: Inside, ConnectMessage(ask): ConnectMessage<Watcher>) -> Called<Json<Value>> {
     let key = (inside.sandbox.clone(), ask.watcher_id.clone());
     match locked(&inside.clients.watchers.all).remove(&key) {
         Some(_) => Ok(Json(json!({}))),
@@ -235,8 +242,8 @@ pub async fn remove(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Json<V
     }
 }
 
-impl Listener {
-    async fn of(inside: Inside, ask: &Watch) -> Called<Self> {
+impl DirectoryWatch {
+    async fn of(inside: Inside, ask: &WatchRequest) -> Called<Self> {
         let place = inside.caller.share.stream()?;
         let path = inside.path(&ask.path)?;
         let root = path.text();

@@ -78,9 +78,9 @@ pub struct Filed<A> {
 }
 
 /// Marker for reading a file.
-pub struct Reading;
+pub struct ReadFile;
 /// Marker for writing a file.
-pub struct Writing;
+pub struct WriteFile;
 
 /// File operation, as a type.
 pub trait Acting {
@@ -100,11 +100,11 @@ pub struct Signed {
     signature_expiration: Option<String>,
 }
 
-impl Acting for Reading {
+impl Acting for ReadFile {
     const ACT: FileAct = FileAct::Read;
 }
 
-impl Acting for Writing {
+impl Acting for WriteFile {
     const ACT: FileAct = FileAct::Write;
 }
 
@@ -158,7 +158,7 @@ impl FromRequestParts<Adapter> for Coder {
             (ports.agent.is(&shown) || is_derived(ports, &shown)).then_some(Credential::Agent)
         };
         let reach = Reach::Sandbox(sandbox.clone());
-        enter(adapter, (sandbox, reach), by_agent, parts).await.map(Self)
+        enter(adapter, sandbox, reach, by_agent, parts).await.map(Self)
     }
 }
 
@@ -173,7 +173,7 @@ impl FromRequestParts<Adapter> for Contextual {
             by_agent.or_else(|| ports.traffic.is(&traffic).then_some(Credential::Traffic))
         };
         let reach = Reach::Contexts(sandbox.clone());
-        enter(adapter, (sandbox, reach), by_either, parts).await.map(Self)
+        enter(adapter, sandbox, reach, by_either, parts).await.map(Self)
     }
 }
 
@@ -223,7 +223,7 @@ impl Signed {
             Err(_) => self.signer(parts, adapter, |ports| right(ports).is_some()).await?,
         };
         let reach = Reach::File { sandbox: id.clone(), path: self.path.clone(), act };
-        enter(adapter, (id, reach), right, parts).await?.of_user(&self.username)
+        enter(adapter, id, reach, right, parts).await?.of_user(&self.username)
     }
 
     /// Returns the sandbox whose token created this signature. A signed URL carries no headers. Tokens are
@@ -297,7 +297,8 @@ pub(super) fn named(parts: &Parts) -> Called<SandboxId> {
 /// Enters a sandbox with the credential that `by` finds among its tokens. Rejects the request without one.
 async fn enter(
     adapter: &Adapter,
-    (sandbox, reach): (SandboxId, Reach),
+    sandbox: SandboxId,
+    reach: Reach,
     by: impl Fn(&Ports) -> Option<Credential>,
     parts: &mut Parts,
 ) -> Called<Inside> {

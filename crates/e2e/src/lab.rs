@@ -12,7 +12,7 @@ use api::limits::Limits;
 use api::{ExecId, SandboxId};
 use node::{Collected, Error, Exec, Machine, Sandbox};
 use runtime::daytona::{self, Daytona};
-use runtime::engine::{Kind, Place};
+use runtime::engine::{EngineEndpoint, EngineKind};
 use runtime::{Profile, Runtime, Spec};
 use tempfile::TempDir;
 
@@ -82,8 +82,8 @@ impl Lab {
             return Server::shared().process_of(id);
         }
         let mut command = std::process::Command::new("curl");
-        let place =
-            Place::find(Kind::ALL.into_iter().find(|kind| kind.name() == self.runtime.name()).unwrap());
+        let kind = EngineKind::ALL.into_iter().find(|kind| kind.name() == self.runtime.name());
+        let place = EngineEndpoint::find(kind.unwrap());
         let socket = place.unwrap().address.trim_start_matches("unix://").to_owned();
         let path = format!("http://engine/containers/bellglass-{id}/json");
         let said = command.args(["--silent", "--unix-socket", &socket, &path]).output().unwrap().stdout;
@@ -173,7 +173,7 @@ pub const EVERYWHERE: &[&str] = &["runc", "runsc", "docker", "podman", "daytona"
 pub fn wanted(name: &str) -> bool {
     match std::env::var("BELLGLASS_RUNTIMES") {
         Ok(list) => list.split(',').any(|one| one == name),
-        Err(_) => name != daytona::NAME && Kind::ALL.into_iter().all(|kind| kind.name() != name),
+        Err(_) => name != daytona::NAME && EngineKind::ALL.into_iter().all(|kind| kind.name() != name),
     }
 }
 

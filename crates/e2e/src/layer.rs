@@ -7,9 +7,9 @@ use std::sync::{Mutex, OnceLock};
 
 use node::Machine;
 use node::template::recipe::Recipe;
-use node::template::{Builder, Order, Store, Template};
+use node::template::{BuildOrder, Builder, Store, Template};
 use runtime::Tier;
-use runtime::engine::{Engine, Kind, Place};
+use runtime::engine::{Engine, EngineEndpoint, EngineKind};
 
 use crate::apart;
 
@@ -57,22 +57,24 @@ pub fn base_image(runtime: &str) -> String {
     static LOADED: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
     // The workspaces of the server that stands in for Daytona are Docker containers.
     let engine = if runtime == runtime::daytona::NAME { "docker" } else { runtime };
-    let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == engine) else { return String::new() };
+    let Some(kind) = EngineKind::ALL.into_iter().find(|kind| kind.name() == engine) else {
+        return String::new();
+    };
     base();
     LOADED.lock().unwrap().entry(engine.to_owned()).or_insert_with(|| load(kind, "base")).clone()
 }
 
 /// Loads a template into an engine and returns its image name.
-pub fn load(kind: Kind, name: &str) -> String {
-    load_into(Place::find(kind).unwrap(), name, None)
+pub fn load(kind: EngineKind, name: &str) -> String {
+    load_into(EngineEndpoint::find(kind).unwrap(), name, None)
 }
 
 /// Loads a template into another engine, and tags the image with an additional name.
-pub fn load_at(kind: Kind, address: &str, name: &str, also: &str) -> String {
-    load_into(Place { kind, address: address.to_owned() }, name, Some(also))
+pub fn load_at(kind: EngineKind, address: &str, name: &str, also: &str) -> String {
+    load_into(EngineEndpoint { kind, address: address.to_owned() }, name, Some(also))
 }
 
-fn load_into(place: Place, name: &str, also: Option<&str>) -> String {
+fn load_into(place: EngineEndpoint, name: &str, also: Option<&str>) -> String {
     let machine = Machine::open(Path::new(KEPT)).unwrap();
     apart(async || {
         let builder = Builder::new(&machine, machine.at_least(Tier::Container).unwrap());
@@ -103,7 +105,7 @@ pub fn lend_base(data: &Path) {
 }
 
 /// Tags an image of an engine with an additional name.
-pub fn also_named(kind: Kind, image: &str, name: &str) {
+pub fn also_named(kind: EngineKind, image: &str, name: &str) {
     let machine = Machine::open(Path::new(KEPT)).unwrap();
     apart(async || {
         let engine = machine.engine(kind).unwrap();
@@ -112,7 +114,7 @@ pub fn also_named(kind: Kind, image: &str, name: &str) {
 }
 
 /// Adds an image of an engine to the records of another data directory, under a name.
-pub fn lend_image(data: &Path, kind: Kind, image: &str, name: &str) {
+pub fn lend_image(data: &Path, kind: EngineKind, image: &str, name: &str) {
     let record = |data: &Path, name: &str| {
         data.join(format!("engine/{}-images", kind.name())).join(name.replace('/', "+"))
     };
@@ -124,7 +126,7 @@ pub fn lend_image(data: &Path, kind: Kind, image: &str, name: &str) {
 /// Returns [`base_image`] and adds it to the records of this data directory.
 pub fn base_image_in(data: &Path, runtime: &str) -> String {
     let image = base_image(runtime);
-    if let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == runtime) {
+    if let Some(kind) = EngineKind::ALL.into_iter().find(|kind| kind.name() == runtime) {
         lend_image(data, kind, &image, &image);
     }
     image
@@ -145,7 +147,7 @@ fn build(data: &Path, name: &str) -> Template {
     apart(async || {
         node::remove_orphans(&machine).await.unwrap();
         let builder = Builder::new(&machine, machine.at_least(Tier::Container).unwrap());
-        let order = Order::new(name, &recipe, &images);
+        let order = BuildOrder::new(name, &recipe, &images);
         let built = builder.build(&order, &|_| {}).await;
         built.unwrap_or_else(|error| panic!("{}", node::error::chain(&error)))
     })

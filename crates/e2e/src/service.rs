@@ -14,7 +14,7 @@ use api::account::{CreateKey, PutProject, Quota, Role};
 use api::limits::Limits;
 use api::sandbox::{CreateSandbox, Tier};
 use client::Client;
-use runtime::engine::Kind;
+use runtime::engine::EngineKind;
 use tempfile::TempDir;
 
 use crate::daytona::Server;
@@ -93,7 +93,7 @@ impl Service {
     }
 
     /// Starts a server whose sandboxes run on this engine, with the templates `base` and `interpreter`.
-    pub fn on_engine(kind: Kind) -> Self {
+    pub fn on_engine(kind: EngineKind) -> Self {
         let service = Self::with(&[], &["--backends", kind.name()]);
         let base = node::template::Store::new(service.data()).load("base").unwrap().image();
         layer::lend_image(service.data(), kind, &layer::base_image(kind.name()), &base);
@@ -107,9 +107,9 @@ impl Service {
     pub fn on_daytona(server: &Server) -> Self {
         let service = Self::with_words(&server.before(), &["--backends", "daytona"]);
         let base = node::template::Store::new(service.data()).load("base").unwrap().image();
-        layer::also_named(Kind::Docker, &layer::base_image("docker"), &base);
+        layer::also_named(EngineKind::Docker, &layer::base_image("docker"), &base);
         layer::lend(service.data(), "interpreter");
-        layer::load(Kind::Docker, "interpreter");
+        layer::load(EngineKind::Docker, "interpreter");
         service
     }
 
@@ -341,7 +341,8 @@ impl Drop for Service {
         self.kill();
         let Ok(machine) = node::Machine::open(self.data.path()) else { return };
         apart(async || {
-            let engines = Kind::ALL.into_iter().map(Kind::name).filter(|name| crate::lab::wanted(name));
+            let engines =
+                EngineKind::ALL.into_iter().map(EngineKind::name).filter(|name| crate::lab::wanted(name));
             for name in node::Machine::flavors().map(|flavor| flavor.name).into_iter().chain(engines) {
                 let Ok(runtime) = machine.runtime(name) else { continue };
                 for listed in runtime.list().await.unwrap_or_default() {

@@ -15,7 +15,7 @@ pub struct Tmux {
 
 impl Tmux {
     /// Runs a shell command in a window of this size, with these environment variables.
-    pub fn run(command: &str, (cols, rows): (u32, u32), env: &[(&str, &str)]) -> Self {
+    pub fn run(command: &str, cols: u32, rows: u32, env: &[(&str, &str)]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let tmux = Self { name: format!("bellglass-test-{}-{number}", std::process::id()) };

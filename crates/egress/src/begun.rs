@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
-use crate::place::Place;
+use crate::place::ConnectionPermit;
 
 /// Timeout for a program to close its side after the broker has closed its own.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
@@ -22,7 +22,7 @@ pub struct Begun<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> {
     stream: Option<S>,
     shut: bool,
     /// The connection's slot, which is held until the connection is closed completely.
-    place: Option<Place>,
+    place: Option<ConnectionPermit>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Begun<S> {
@@ -32,7 +32,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Begun<S> {
     }
 
     /// Attaches the connection's slot.
-    pub fn take(&mut self, place: Place) {
+    pub fn take(&mut self, place: ConnectionPermit) {
         self.place = Some(place);
     }
 

@@ -39,7 +39,7 @@ use tokio_rustls::{LazyConfigAcceptor, TlsConnector};
 use crate::body::Body;
 use crate::flow::Flow;
 use crate::http;
-use crate::party::Asked;
+use crate::party::OutboundRequest;
 use crate::scrub::{Scrubbed, Scrubber};
 use crate::secret::SecretValue;
 use crate::{Refusal, RefusalKind, Visit, answer};
@@ -88,7 +88,7 @@ fn client() -> Option<Arc<ClientConfig>> {
 }
 
 /// Returns the TLS configuration with which the broker impersonates the host of a tunnel.
-pub async fn in_place_of(visit: &Visit, asked: &Asked) -> Result<Arc<ServerConfig>, Refusal> {
+pub async fn in_place_of(visit: &Visit, asked: &OutboundRequest) -> Result<Arc<ServerConfig>, Refusal> {
     let failed = |why: String| {
         let why = format!("{} has a secret bound to it, but {why}", asked.authority());
         visit.party.tell(asked, Err(&why));
@@ -104,7 +104,7 @@ pub async fn in_place_of(visit: &Visit, asked: &Asked) -> Result<Arc<ServerConfi
 }
 
 /// Serves a tunnel to a host with bound secrets.
-pub async fn serve<S>(stream: S, asked: Asked, config: Arc<ServerConfig>, visit: Visit)
+pub async fn serve<S>(stream: S, asked: OutboundRequest, config: Arc<ServerConfig>, visit: Visit)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -156,7 +156,7 @@ impl Visit {
     async fn answer_bound(
         &self,
         mut request: Request<Incoming>,
-        tunnel: &Asked,
+        tunnel: &OutboundRequest,
     ) -> Result<Response<Body>, Refusal> {
         self.party.pace()?;
         let mut asked = http::inside(&request, &tunnel.host, tunnel.port).inspect_err(|refusal| {
@@ -183,7 +183,7 @@ impl Visit {
     async fn ready(
         &self,
         request: &mut Request<Incoming>,
-        asked: &Asked,
+        asked: &OutboundRequest,
     ) -> Result<(Vec<Bound>, Vec<String>), Refusal> {
         if request.headers().contains_key(UPGRADE) {
             return Err(denied(format!(
@@ -213,7 +213,7 @@ impl Visit {
     }
 
     /// Returns the secrets that are currently bound to the destination.
-    async fn bound(&self, asked: &Asked) -> Result<Vec<Bound>, Refusal> {
+    async fn bound(&self, asked: &OutboundRequest) -> Result<Vec<Bound>, Refusal> {
         let policy = self.party.policy();
         let bindings: Vec<_> = policy.borrow().bound(&asked.host, asked.port).cloned().collect();
         let Some(keyring) = self.party.keyring().filter(|_| !bindings.is_empty()) else {
@@ -242,7 +242,7 @@ fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<St
         let basic = name == AUTHORIZATION;
         let Entry::Occupied(mut there) = headers.entry(name) else { continue };
         for header in there.iter_mut() {
-            let Some(place) = Place::find(header, placeholder, basic) else { continue };
+            let Some(place) = PlaceholderHeader::find(header, placeholder, basic) else { continue };
             if binding.path != "/" && !is_canonical(path) {
                 return Err(denied(format!(
                     "the secret {} is bound to {}, but the path of the request is ambiguous",
@@ -273,14 +273,14 @@ fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<St
 }
 
 /// A header value that contains a placeholder.
-enum Place {
+enum PlaceholderHeader {
     /// Unencoded.
     Plain(Vec<u8>),
     /// In the user name or password, which are sent as base64.
     Basic(Vec<u8>),
 }
 
-impl Place {
+impl PlaceholderHeader {
     fn find(header: &HeaderValue, placeholder: &str, basic: bool) -> Option<Self> {
         let bytes = header.as_bytes();
         if contains(bytes, placeholder) {
@@ -401,7 +401,7 @@ fn denied(why: String) -> Refusal {
     Refusal { kind: RefusalKind::Denied, why }
 }
 
-fn changed(asked: &Asked) -> Refusal {
+fn changed(asked: &OutboundRequest) -> Refusal {
     denied(format!("the policy has changed: reconnect to {}", asked.authority()))
 }
 
@@ -416,7 +416,7 @@ mod tests {
         Bound { binding: word.parse().unwrap(), placeholder: PLACEHOLDER.into(), value }
     }
 
-    fn sent(word: &str, path: &str, (name, text): (&'static str, &str)) -> Result<String, String> {
+    fn sent(word: &str, path: &str, name: &'static str, text: &str) -> Result<String, String> {
         let mut headers = HeaderMap::new();
         headers.insert(name, HeaderValue::from_str(text).unwrap());
         put_in(&mut headers, path, &[bound(word, Some("real-value"))]).map_err(|refusal| refusal.why)?;
@@ -428,18 +428,15 @@ mod tests {
         // S-02
         let bearer = format!("Bearer {PLACEHOLDER}");
         let whole = "secret:KEY=a.org";
-        assert_eq!(sent(whole, "/x%2f..//y", ("authorization", &bearer)).unwrap(), "Bearer real-value");
-        assert_eq!(sent(whole, "/", ("x-api-key", &bearer)).unwrap(), bearer);
-        assert_eq!(
-            sent("secret:KEY@x-api-key=a.org", "/", ("x-api-key", PLACEHOLDER)).unwrap(),
-            "real-value"
-        );
+        assert_eq!(sent(whole, "/x%2f..//y", "authorization", &bearer).unwrap(), "Bearer real-value");
+        assert_eq!(sent(whole, "/", "x-api-key", &bearer).unwrap(), bearer);
+        assert_eq!(sent("secret:KEY@x-api-key=a.org", "/", "x-api-key", PLACEHOLDER).unwrap(), "real-value");
         let below = "secret:KEY=a.org/v1";
         for path in ["/v1", "/v1/", "/v1/a%20b", "/v1/a:b,c"] {
-            assert_eq!(sent(below, path, ("authorization", &bearer)).unwrap(), "Bearer real-value", "{path}");
+            assert_eq!(sent(below, path, "authorization", &bearer).unwrap(), "Bearer real-value", "{path}");
         }
         for path in ["/", "/v10", "/v2/v1", "/V1", "/x/v1"] {
-            assert_eq!(sent(below, path, ("authorization", &bearer)).unwrap(), bearer, "{path}");
+            assert_eq!(sent(below, path, "authorization", &bearer).unwrap(), bearer, "{path}");
         }
         for path in [
             "/v1/../v2",
@@ -456,18 +453,18 @@ mod tests {
             "/v1/.",
             "/v1/%5c..",
         ] {
-            assert!(sent(below, path, ("authorization", &bearer)).is_err(), "{path}");
+            assert!(sent(below, path, "authorization", &bearer).is_err(), "{path}");
             // Without a placeholder, the path does not matter.
-            assert_eq!(sent(below, path, ("authorization", "Bearer x")).unwrap(), "Bearer x", "{path}");
+            assert_eq!(sent(below, path, "authorization", "Bearer x").unwrap(), "Bearer x", "{path}");
         }
     }
 
     #[test]
     fn a_user_and_a_password_are_looked_into() {
         let login = format!("bAsIc {}", STANDARD.encode(format!("user:{PLACEHOLDER}")));
-        let with = sent("secret:KEY=a.org", "/", ("authorization", &login)).unwrap();
+        let with = sent("secret:KEY=a.org", "/", "authorization", &login).unwrap();
         assert_eq!(with, format!("Basic {}", STANDARD.encode("user:real-value")));
-        let other = sent("secret:KEY@x-login=a.org", "/", ("x-login", &login)).unwrap();
+        let other = sent("secret:KEY@x-login=a.org", "/", "x-login", &login).unwrap();
         assert_eq!(other, login);
     }
 

@@ -24,7 +24,7 @@ const NAMED_MAX: usize = 8;
 
 /// The kind of a request to a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum RequestKind {
     /// Opaque bytes in both directions.
     Tunnel,
     /// A plaintext HTTP request.
@@ -51,7 +51,7 @@ pub struct Allowed {
 ///
 /// # Errors
 /// The reason for the refusal, as a sentence for the program that sent the request.
-pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &Ask) -> Result<Allowed, String> {
+pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &RequestKind) -> Result<Allowed, String> {
     let mut inside = false;
     let bound = policy.bound(host, port).next().is_some();
     for rule in &policy.hosts {
@@ -76,10 +76,10 @@ pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &Ask) -> Result<Allo
     let authority = host.authority(port);
     Err(match (policy.is_closed(), inside, ask) {
         (true, _, _) => format!("{authority}: this sandbox has no network access"),
-        (_, true, Ask::Tunnel) => format!(
+        (_, true, RequestKind::Tunnel) => format!(
             "{authority}: the rule for this host limits methods or paths, which cannot be checked in an encrypted connection"
         ),
-        (_, true, Ask::Request { method, path }) => {
+        (_, true, RequestKind::Request { method, path }) => {
             format!("{authority}: the rule for this host does not allow {method} {}", shortened(path))
         }
         (_, false, _) => {
@@ -107,10 +107,10 @@ fn names(rule: &HostRule, host: &Host) -> bool {
     }
 }
 
-fn fits(rule: &HostRule, ask: &Ask, read: bool) -> bool {
+fn fits(rule: &HostRule, ask: &RequestKind, read: bool) -> bool {
     match ask {
-        Ask::Tunnel => read || !rule.looks_inside(),
-        Ask::Request { method, path } => {
+        RequestKind::Tunnel => read || !rule.looks_inside(),
+        RequestKind::Request { method, path } => {
             let method = rule.methods.as_ref().is_none_or(|methods| methods.contains(method));
             let path = rule
                 .paths
@@ -129,34 +129,34 @@ fn matches(rule: &str, path: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn allows(words: &[&str], target: &str, ask: &Ask) -> bool {
+    fn allows(words: &[&str], target: &str, ask: &RequestKind) -> bool {
         let (host, port) = Host::with_port(target, None).unwrap();
         decide(&Policy::of_words(words).unwrap(), &host, port, ask).is_ok()
     }
 
-    fn get(path: &str) -> Ask {
-        Ask::Request { method: "GET".into(), path: path.into() }
+    fn get(path: &str) -> RequestKind {
+        RequestKind::Request { method: "GET".into(), path: path.into() }
     }
 
     #[test]
     fn nothing_is_allowed_that_no_rule_names() {
         // N-05, N-07, N-20
         for target in ["a.org:443", "1.2.3.4:443", "[2606::1]:80"] {
-            assert!(!allows(&[], target, &Ask::Tunnel));
+            assert!(!allows(&[], target, &RequestKind::Tunnel));
         }
-        assert!(allows(&["a.org"], "a.org:443", &Ask::Tunnel));
+        assert!(allows(&["a.org"], "a.org:443", &RequestKind::Tunnel));
         assert!(allows(&["a.org"], "A.ORG.:80", &get("/")));
         for target in ["a.org:22", "b.a.org:443", "a.org.evil.org:443", "xa.org:443", "org:443"] {
-            assert!(!allows(&["a.org"], target, &Ask::Tunnel), "{target}");
+            assert!(!allows(&["a.org"], target, &RequestKind::Tunnel), "{target}");
         }
-        assert!(allows(&["*.a.org"], "x.y.a.org:443", &Ask::Tunnel));
+        assert!(allows(&["*.a.org"], "x.y.a.org:443", &RequestKind::Tunnel));
         for target in ["a.org:443", "xa.org:443", "a.org.b.org:443"] {
-            assert!(!allows(&["*.a.org"], target, &Ask::Tunnel), "{target}");
+            assert!(!allows(&["*.a.org"], target, &RequestKind::Tunnel), "{target}");
         }
-        assert!(allows(&["git"], "github.com:443", &Ask::Tunnel));
-        assert!(!allows(&["git"], "github.com:80", &Ask::Tunnel));
-        assert!(!allows(&["git"], "evil.github.com:443", &Ask::Tunnel));
-        assert!(allows(&["open"], "1.2.3.4:1", &Ask::Tunnel));
+        assert!(allows(&["git"], "github.com:443", &RequestKind::Tunnel));
+        assert!(!allows(&["git"], "github.com:80", &RequestKind::Tunnel));
+        assert!(!allows(&["git"], "evil.github.com:443", &RequestKind::Tunnel));
+        assert!(allows(&["open"], "1.2.3.4:1", &RequestKind::Tunnel));
     }
 
     #[test]
@@ -166,15 +166,19 @@ mod tests {
         for path in ["/v2", "/v1/..;/v2", "/v1/../v2", "/v1/%2e%2e/v2", "/v1//x", "/v1/x\\..", "/v1"] {
             assert!(!allows(&rule, "a.org:80", &get(path)), "{path}");
         }
-        assert!(!allows(&rule, "a.org:80", &Ask::Request { method: "POST".into(), path: "/v1/x".into() }));
-        assert!(!allows(&rule, "a.org:443", &Ask::Tunnel));
+        let post = RequestKind::Request { method: "POST".into(), path: "/v1/x".into() };
+        assert!(!allows(&rule, "a.org:80", &post));
+        assert!(!allows(&rule, "a.org:443", &RequestKind::Tunnel));
         // If a secret is bound to the host, each request is inspected.
         let bound = ["GET a.org/v1/*", "secret:API_KEY=a.org"];
-        assert!(allows(&bound, "a.org:443", &Ask::Tunnel) && !allows(&bound, "a.org:443", &get("/v2")));
         assert!(
-            !allows(&bound, "b.org:443", &Ask::Tunnel) && !allows(&bound[1..], "a.org:443", &Ask::Tunnel)
+            allows(&bound, "a.org:443", &RequestKind::Tunnel) && !allows(&bound, "a.org:443", &get("/v2"))
         );
-        assert!(!allows(&["GET 93.184.216.34:80/public/*"], "93.184.216.34:80", &Ask::Tunnel));
+        assert!(
+            !allows(&bound, "b.org:443", &RequestKind::Tunnel)
+                && !allows(&bound[1..], "a.org:443", &RequestKind::Tunnel)
+        );
+        assert!(!allows(&["GET 93.184.216.34:80/public/*"], "93.184.216.34:80", &RequestKind::Tunnel));
         assert!(allows(&["GET a.org/exact"], "a.org:80", &get("/exact")));
         assert!(!allows(&["GET a.org/exact"], "a.org:80", &get("/exactly")));
     }

@@ -17,11 +17,18 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::decide::{Allowed, decide};
-use crate::party::{Asked, Party};
-use crate::place::Place;
+use crate::party::{OutboundRequest, Party};
+use crate::place::ConnectionPermit;
 
 /// The reason for a refusal after the byte limit is reached.
 pub const SPENT: &str = "this sandbox has used all the bytes that its policy allows";
+
+/// A request, with the rule that allows it.
+#[derive(Clone)]
+pub struct AllowedRequest {
+    pub asked: OutboundRequest,
+    pub allowed: Allowed,
+}
 
 /// One outbound connection.
 pub struct Flow {
@@ -29,7 +36,7 @@ pub struct Flow {
     party: Arc<Party>,
     policy: watch::Receiver<Policy>,
     /// The request for which it was opened.
-    pub asked: Asked,
+    pub asked: OutboundRequest,
     /// The rule that allows it.
     pub allowed: Allowed,
     /// The delay that must pass before more bytes are carried.
@@ -39,22 +46,22 @@ pub struct Flow {
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _watch: AbortOnDropHandle<()>,
     /// The slot of the connection for which it was opened.
-    _place: Option<Place>,
+    _place: Option<ConnectionPermit>,
 }
 
 impl Flow {
     /// Creates a flow for a connection that was allowed under the policy as last seen by `policy`.
     pub fn new(
-        (stream, place): (TcpStream, Option<Place>),
+        stream: TcpStream,
+        place: Option<ConnectionPermit>,
         party: Arc<Party>,
         policy: watch::Receiver<Policy>,
-        asked: Asked,
-        allowed: Allowed,
+        request: AllowedRequest,
     ) -> Self {
         let cut = CancellationToken::new();
-        let watching =
-            watch(Arc::clone(&party), policy.clone(), (asked.clone(), allowed.clone()), cut.clone());
+        let watching = watch(Arc::clone(&party), policy.clone(), request.clone(), cut.clone());
         let watch = tokio::spawn(watching);
+        let AllowedRequest { asked, allowed } = request;
         Self {
             stream,
             party,
@@ -152,9 +159,10 @@ impl AsyncWrite for Flow {
 async fn watch(
     party: Arc<Party>,
     mut policy: watch::Receiver<Policy>,
-    (asked, allowed): (Asked, Allowed),
+    request: AllowedRequest,
     cut: CancellationToken,
 ) {
+    let AllowedRequest { asked, allowed } = request;
     while policy.changed().await.is_ok() {
         let now = decide(&policy.borrow_and_update(), &asked.host, asked.port, &asked.ask);
         if now.is_ok_and(|now| (now.by_name, now.bound) == (allowed.by_name, allowed.bound)) {

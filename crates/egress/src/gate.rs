@@ -47,7 +47,7 @@ use tokio::time::Instant;
 use crate::body::{Body, full};
 use crate::party::Party;
 use crate::{Refusal, RefusalKind};
-use store::Store;
+use store::PackageCache;
 use upstream::Upstreams;
 
 /// The host name of the gate in sandboxes.
@@ -74,7 +74,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// The package gate, with its cache.
 pub struct Gate {
     upstreams: Upstreams,
-    store: Arc<Store>,
+    store: Arc<PackageCache>,
     http: OnceLock<Option<reqwest::Client>>,
     indexes: Mutex<HashMap<String, (Instant, Arc<Index>)>>,
     turns: Semaphore,
@@ -82,13 +82,13 @@ pub struct Gate {
 
 /// The parsed index of one package.
 struct Index {
-    files: Vec<Entry>,
+    files: Vec<IndexEntry>,
     /// The page that is served to sandboxes.
     page: Bytes,
 }
 
 /// A request to an index, and the parser of its response.
-struct Asking {
+struct IndexRequest {
     kind: Preset,
     package: String,
     minimum_age_ms: u64,
@@ -98,11 +98,11 @@ struct Asking {
 }
 
 /// Parser of an index: takes the content type of the response, its final URL, and its body.
-type Parse = fn(&Asking, (&str, &str), &[u8]) -> Option<Index>;
+type Parse = fn(&IndexRequest, &str, &str, &[u8]) -> Option<Index>;
 
 /// One file of a package.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct IndexEntry {
     /// Its name, which needs no escaping.
     name: String,
     /// Its URL at the upstream.
@@ -124,7 +124,7 @@ enum Hash {
 }
 
 /// A parsed request.
-struct Wanted<'a> {
+struct PackageRequest<'a> {
     kind: Preset,
     package: String,
     rest: &'a str,
@@ -142,7 +142,7 @@ impl Gate {
     pub fn new(directory: &Path, upstreams: Upstreams, reserve_bytes: u64) -> Self {
         Self {
             upstreams,
-            store: Arc::new(Store::new(directory, reserve_bytes)),
+            store: Arc::new(PackageCache::new(directory, reserve_bytes)),
             http: OnceLock::new(),
             indexes: Mutex::default(),
             turns: Semaphore::new(INDEXES_AT_ONCE),
@@ -185,7 +185,7 @@ impl Gate {
     }
 
     /// Returns the index of a package, which may be up to a minute old.
-    async fn index(&self, asking: Asking, party: &Party) -> Result<Arc<Index>, Refusal> {
+    async fn index(&self, asking: IndexRequest, party: &Party) -> Result<Arc<Index>, Refusal> {
         if let Some(index) = self.known(&asking.key()) {
             return Ok(index);
         }
@@ -202,7 +202,7 @@ impl Gate {
         let fetched = tokio::time::timeout(INDEX_WITHIN, self.fetch_index(&asking)).await;
         let (kind, at, body) =
             fetched.map_err(|_| Refusal::unreachable("the package index does not respond".into()))??;
-        let parsed = tokio::task::spawn_blocking(move || (asking.parse)(&asking, (&kind, &at), &body)).await;
+        let parsed = tokio::task::spawn_blocking(move || (asking.parse)(&asking, &kind, &at, &body)).await;
         let index = parsed.ok().flatten().map(Arc::new);
         let index =
             index.ok_or_else(|| Refusal::unreachable(format!("cannot parse the package index of {name}")))?;
@@ -223,7 +223,7 @@ impl Gate {
     }
 
     /// Fetches an index, and returns its content type, its final URL and its body.
-    async fn fetch_index(&self, asking: &Asking) -> Result<(String, String, Vec<u8>), Refusal> {
+    async fn fetch_index(&self, asking: &IndexRequest) -> Result<(String, String, Vec<u8>), Refusal> {
         let mut response = self.fetch(&asking.url, &[("accept", asking.accept)]).await?;
         let kind = response.headers().get("content-type").and_then(|kind| kind.to_str().ok());
         let (kind, at) = (kind.unwrap_or_default().to_owned(), response.url().to_string());
@@ -271,7 +271,7 @@ impl Gate {
     }
 }
 
-impl Asking {
+impl IndexRequest {
     fn key(&self) -> String {
         format!("{} {} {}", self.kind.name(), self.minimum_age_ms, self.package)
     }
@@ -279,7 +279,7 @@ impl Asking {
 
 impl Index {
     /// Returns the file with this name, if the policy allows it.
-    fn file(&self, name: &str) -> Result<&Entry, Refusal> {
+    fn file(&self, name: &str) -> Result<&IndexEntry, Refusal> {
         let found = self.files.iter().find(|entry| entry.name == name).ok_or_else(|| nothing(name))?;
         if found.is_young {
             let why = format!(
@@ -296,7 +296,7 @@ impl Index {
             + self
                 .files
                 .iter()
-                .map(|file| size_of::<Entry>() + file.url.len() + file.name.len() + 128)
+                .map(|file| size_of::<IndexEntry>() + file.url.len() + file.name.len() + 128)
                 .sum::<usize>()
     }
 }
@@ -310,7 +310,7 @@ async fn next(answer: &mut reqwest::Response) -> Result<Option<Bytes>, Refusal> 
 }
 
 /// Parses a request path.
-fn understand<'a>(method: &Method, path: &'a str) -> Result<Wanted<'a>, Refusal> {
+fn understand<'a>(method: &Method, path: &'a str) -> Result<PackageRequest<'a>, Refusal> {
     if method != Method::GET && method != Method::HEAD {
         return Err(Refusal { kind: RefusalKind::Denied, why: format!("{HOST} is read-only") });
     }
@@ -328,11 +328,11 @@ fn understand<'a>(method: &Method, path: &'a str) -> Result<Wanted<'a>, Refusal>
         Preset::DebianPackages => debian::package(rest),
         Preset::Git => None,
     };
-    Ok(Wanted { kind, package: package.ok_or_else(|| nothing(path))?, rest })
+    Ok(PackageRequest { kind, package: package.ok_or_else(|| nothing(path))?, rest })
 }
 
 /// Decides whether a policy allows the request.
-fn allow(policy: &Policy, wanted: &Wanted<'_>) -> Result<(), Refusal> {
+fn allow(policy: &Policy, wanted: &PackageRequest<'_>) -> Result<(), Refusal> {
     let denied = |why: String| Err(Refusal { kind: RefusalKind::Denied, why });
     if !policy.presets.contains(&wanted.kind) && !policy.open {
         return denied(format!("this sandbox is not allowed to use {}", wanted.kind.name()));
@@ -441,16 +441,16 @@ impl Recipient<'_> {
     /// Returns the cache key of a file. It includes the kind, the upstream and the package, so that a request
     /// for a package that the policy allows cannot return a cached file of another package with the same
     /// hash.
-    fn key(&self, entry: &Entry) -> String {
+    fn key(&self, entry: &IndexEntry) -> String {
         let content = match &entry.hash {
             Hash::Sha256(digits) => format!("sha256 {digits}"),
             Hash::Sha512(text) => format!("sha512 {text}"),
             Hash::Unknown => format!("url {}", entry.url),
         };
         if api::defence::is_off("N-31") {
-            return Store::key(&content);
+            return PackageCache::key(&content);
         }
-        Store::key(&format!("{} {} {} {content}", self.kind.name(), self.upstream, self.package))
+        PackageCache::key(&format!("{} {} {} {content}", self.kind.name(), self.upstream, self.package))
     }
 }
 

@@ -22,9 +22,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
 use crate::body::{Body, HEAD_BYTES_MAX, empty, full};
-use crate::decide::Ask;
+use crate::decide::RequestKind;
 use crate::flow::Flow;
-use crate::party::Asked;
+use crate::party::OutboundRequest;
 use crate::{Refusal, RefusalKind, Visit, answer, gate};
 
 /// Timeout for the head of a request, and for the next request on the same connection.
@@ -92,7 +92,7 @@ impl Visit {
                 return refusal.response();
             }
         };
-        if asked.ask == Ask::Tunnel {
+        if asked.ask == RequestKind::Tunnel {
             self.connect(request, asked).await
         } else {
             self.forward(request, asked).await
@@ -100,7 +100,7 @@ impl Visit {
     }
 
     /// Serves `CONNECT`: opaque bytes in both directions.
-    async fn connect(&self, mut request: Request<Incoming>, asked: Asked) -> Response<Body> {
+    async fn connect(&self, mut request: Request<Incoming>, asked: OutboundRequest) -> Response<Body> {
         let ready = match self.reach(asked).await {
             Ok(flow) => self.way(&flow).await.map(|way| (flow, way)),
             Err(refusal) => Err(refusal),
@@ -122,7 +122,7 @@ impl Visit {
     }
 
     /// Forwards a plaintext request to the host that it names.
-    async fn forward(&self, mut request: Request<Incoming>, asked: Asked) -> Response<Body> {
+    async fn forward(&self, mut request: Request<Incoming>, asked: OutboundRequest) -> Response<Body> {
         if let (Host::Name(name), CLEAR_PORT) = (&asked.host, asked.port)
             && gate::stands_for(name, request.uri().path(), &self.party.policy().borrow())
         {
@@ -169,7 +169,7 @@ async fn end(upgrading: OnUpgrade) {
 }
 
 /// Returns the destination of a proxy request: the one host that is checked, resolved and dialled.
-fn asked(request: &Request<Incoming>) -> Result<Asked, Refusal> {
+fn asked(request: &Request<Incoming>) -> Result<OutboundRequest, Refusal> {
     let wrong = |why: &str| Refusal { kind: RefusalKind::Wrong, why: why.to_owned() };
     let Some(authority) = request.uri().authority() else {
         return Err(wrong(
@@ -185,12 +185,12 @@ fn asked(request: &Request<Incoming>) -> Result<Asked, Refusal> {
     }
     let port = (!is_tunnel).then_some(CLEAR_PORT);
     let (host, port) = Host::with_port(authority.as_str(), port).map_err(|error| wrong(&error.message))?;
-    let ask = if is_tunnel { Ask::Tunnel } else { as_request(request) };
-    Ok(Asked::new(host, port, ask))
+    let ask = if is_tunnel { RequestKind::Tunnel } else { as_request(request) };
+    Ok(OutboundRequest::new(host, port, ask))
 }
 
 /// Returns the destination of a request inside a tunnel, which must be the host of the tunnel.
-pub fn inside(request: &Request<Incoming>, host: &Host, port: u16) -> Result<Asked, Refusal> {
+pub fn inside(request: &Request<Incoming>, host: &Host, port: u16) -> Result<OutboundRequest, Refusal> {
     let mut named = request.headers().get_all(HOST).iter();
     let text = match (request.uri().authority(), named.next(), named.next()) {
         (Some(authority), _, _) => Some(authority.as_str()),
@@ -202,11 +202,11 @@ pub fn inside(request: &Request<Incoming>, host: &Host, port: u16) -> Result<Ask
         let why = format!("the request inside the tunnel to {host} is for another host");
         return Err(Refusal { kind: RefusalKind::Denied, why });
     }
-    Ok(Asked::new(host.clone(), port, as_request(request)))
+    Ok(OutboundRequest::new(host.clone(), port, as_request(request)))
 }
 
-fn as_request(request: &Request<Incoming>) -> Ask {
-    Ask::Request { method: request.method().to_string(), path: request.uri().path().to_owned() }
+fn as_request(request: &Request<Incoming>) -> RequestKind {
+    RequestKind::Request { method: request.method().to_string(), path: request.uri().path().to_owned() }
 }
 
 /// Removes hop-by-hop headers.

@@ -66,15 +66,15 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 pub use authority::Authority;
-pub use decide::{Allowed, Ask, decide};
+pub use decide::{Allowed, RequestKind, decide};
 pub use gate::Gate;
-pub use party::{Decision, Party, Told};
+pub use party::{BrokerReport, Decision, Party};
 pub use secret::{Keyring, SecretValue, Vault};
 
 use begun::Begun;
-use flow::Flow;
-use party::Asked;
-use place::{Place, Projects};
+use flow::{AllowedRequest, Flow};
+use party::OutboundRequest;
+use place::{ConnectionPermit, Projects};
 use resolve::Names;
 
 /// Timeout for the first byte. A program sends it as soon as it has connected.
@@ -118,7 +118,7 @@ pub(crate) enum RefusalKind {
 }
 
 /// The treatment of a tunnel's bytes.
-pub(crate) enum Way {
+pub(crate) enum TunnelMode {
     /// They are parsed as plaintext HTTP.
     Clear,
     /// TLS is terminated and HTTP is parsed, because a secret is bound to the host.
@@ -133,13 +133,13 @@ pub(crate) struct Visit {
     pub broker: Arc<Broker>,
     pub party: Arc<Party>,
     /// The connection's slot under the limits of its sandbox and its project.
-    pub place: Place,
+    pub place: ConnectionPermit,
 }
 
 impl Visit {
     /// Decides, resolves and dials. Runs to completion even if the program disconnects, so that the decision
     /// is always reported.
-    async fn reach(&self, asked: Asked) -> Result<Flow, Refusal> {
+    async fn reach(&self, asked: OutboundRequest) -> Result<Flow, Refusal> {
         let (broker, party) = (Arc::clone(&self.broker), Arc::clone(&self.party));
         // Dialling can outlive the program's connection, so it holds the slot too.
         let place = (!api::defence::is_off("N-34")).then(|| self.place.clone());
@@ -148,22 +148,22 @@ impl Visit {
     }
 
     /// Returns the treatment of a tunnel's bytes.
-    async fn way(&self, flow: &Flow) -> Result<Way, Refusal> {
+    async fn way(&self, flow: &Flow) -> Result<TunnelMode, Refusal> {
         if flow.allowed.bound {
-            return Ok(Way::Bound(bound::in_place_of(self, &flow.asked).await?));
+            return Ok(TunnelMode::Bound(bound::in_place_of(self, &flow.asked).await?));
         }
-        Ok(if http::is_clear(flow) { Way::Clear } else { Way::Blind })
+        Ok(if http::is_clear(flow) { TunnelMode::Clear } else { TunnelMode::Blind })
     }
 
     /// Serves a tunnel until it ends.
-    async fn carry<S>(self, stream: S, flow: Flow, way: Way)
+    async fn carry<S>(self, stream: S, flow: Flow, way: TunnelMode)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         match way {
-            Way::Clear => http::serve_inside(stream, flow, self).await,
-            Way::Blind => tunnel::pass(stream, flow).await,
-            Way::Bound(config) => {
+            TunnelMode::Clear => http::serve_inside(stream, flow, self).await,
+            TunnelMode::Blind => tunnel::pass(stream, flow).await,
+            TunnelMode::Bound(config) => {
                 // Each request in the tunnel is decided separately and opens its own connection.
                 let asked = flow.asked.clone();
                 drop(flow);
@@ -197,7 +197,7 @@ impl Broker {
         let mut stream = Begun::new(stream);
         let Some(place) = party.place(&self.projects) else {
             if let Some(turned_away) = party.turned_away() {
-                stream.take(Place::of([turned_away]));
+                stream.take(ConnectionPermit::of([turned_away]));
                 let _ = stream.write_all(http::no_place().as_bytes()).await;
                 let _ = stream.shutdown().await;
             }
@@ -212,7 +212,12 @@ impl Broker {
 
     /// Decides, resolves and dials. Reports the outcome once, except refusals with kind `Busy`, which are
     /// only counted.
-    async fn reach(&self, party: &Arc<Party>, asked: Asked, place: Option<Place>) -> Result<Flow, Refusal> {
+    async fn reach(
+        &self,
+        party: &Arc<Party>,
+        asked: OutboundRequest,
+        place: Option<ConnectionPermit>,
+    ) -> Result<Flow, Refusal> {
         // Subscribed before the decision, so that the flow sees every later change of the policy.
         let policy = party.policy();
         let reached = self.connect(party, &policy.borrow(), &asked);
@@ -225,7 +230,8 @@ impl Broker {
         match reached {
             Ok((stream, allowed)) => {
                 party.tell(&asked, Ok(&allowed.rule));
-                Ok(Flow::new((stream, place), Arc::clone(party), policy, asked, allowed))
+                let request = AllowedRequest { asked, allowed };
+                Ok(Flow::new(stream, place, Arc::clone(party), policy, request))
             }
             Err(refusal) => {
                 if refusal.kind != RefusalKind::Busy {
@@ -240,7 +246,7 @@ impl Broker {
         &'a self,
         party: &'a Party,
         policy: &api::policy::Policy,
-        asked: &'a Asked,
+        asked: &'a OutboundRequest,
     ) -> impl Future<Output = Result<(TcpStream, Allowed), Refusal>> + Send + use<'a> {
         let allowed = if party.wait(policy).is_none() {
             Err(Refusal { kind: RefusalKind::Denied, why: flow::SPENT.into() })
@@ -268,7 +274,7 @@ impl Broker {
 
     /// Returns the addresses of a host that may be dialled. The error does not reveal if an internal name
     /// exists.
-    async fn addresses(&self, party: &Party, asked: &Asked) -> Result<Vec<SocketAddr>, Refusal> {
+    async fn addresses(&self, party: &Party, asked: &OutboundRequest) -> Result<Vec<SocketAddr>, Refusal> {
         let found: Vec<IpAddr> = match &asked.host {
             Host::Address(address) => vec![*address],
             Host::Name(name) => {

@@ -12,10 +12,10 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
-use crate::decide::{Ask, shortened};
-use crate::place::{Place, Projects, SANDBOX_MAX};
+use crate::decide::{RequestKind, shortened};
+use crate::place::{ConnectionPermit, Projects, SANDBOX_MAX};
 use crate::secret::Keyring;
-use crate::tally::Tally;
+use crate::tally::DecisionReporter;
 use crate::{Refusal, RefusalKind};
 
 /// Maximum number of requests of a sandbox per second, and in a burst after a pause: twice the number of its
@@ -50,7 +50,7 @@ pub struct Decision {
 
 /// A report of the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum BrokerReport {
     /// A request was decided.
     Decided(Decision),
     /// The sandbox received a package.
@@ -58,12 +58,12 @@ pub enum Told {
 }
 
 /// The callback that receives all reports. It must not block.
-pub type Tell = Box<dyn Fn(Told) + Send + Sync>;
+pub type Tell = Box<dyn Fn(BrokerReport) + Send + Sync>;
 
 /// One sandbox from the broker's point of view.
 pub struct Party {
     policy: watch::Receiver<Policy>,
-    tally: Arc<Tally>,
+    tally: Arc<DecisionReporter>,
     /// The project whose sandboxes share a connection limit.
     project: String,
     keyring: Option<Keyring>,
@@ -87,10 +87,10 @@ struct Owed {
 
 /// A request for a destination.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct OutboundRequest {
     pub host: Host,
     pub port: u16,
-    pub ask: Ask,
+    pub ask: RequestKind,
     /// Names of the secrets that are sent with it.
     pub secrets: Vec<String>,
 }
@@ -111,7 +111,7 @@ impl Party {
     pub fn new(policy: watch::Receiver<Policy>, tell: Tell) -> Self {
         Self {
             policy,
-            tally: Tally::new(tell),
+            tally: DecisionReporter::new(tell),
             project: String::new(),
             keyring: None,
             places: Arc::new(Semaphore::new(SANDBOX_MAX)),
@@ -154,7 +154,7 @@ impl Party {
     }
 
     /// Takes a slot for one more connection, if the limits allow it.
-    pub(crate) fn place(&self, projects: &Projects) -> Option<Place> {
+    pub(crate) fn place(&self, projects: &Projects) -> Option<ConnectionPermit> {
         let Ok(own) = Arc::clone(&self.places).try_acquire_owned() else {
             self.too_much("concurrent connections");
             return None;
@@ -163,7 +163,7 @@ impl Party {
             self.too_much("concurrent connections, counted together with the other sandboxes of its project");
             return None;
         };
-        Some(Place::of([own, shared]))
+        Some(ConnectionPermit::of([own, shared]))
     }
 
     /// Takes a permit to explain to a program that its connection was rejected.
@@ -220,10 +220,10 @@ impl Party {
         })
     }
 
-    pub(crate) fn tell(&self, asked: &Asked, verdict: Result<&str, &str>) {
+    pub(crate) fn tell(&self, asked: &OutboundRequest, verdict: Result<&str, &str>) {
         let mut ask = match &asked.ask {
-            Ask::Tunnel => "tunnel".to_owned(),
-            Ask::Request { method, path } => format!("{} {}", shortened(method), shortened(path)),
+            RequestKind::Tunnel => "tunnel".to_owned(),
+            RequestKind::Request { method, path } => format!("{} {}", shortened(method), shortened(path)),
         };
         if !asked.secrets.is_empty() {
             ask = format!("{ask} with {}", asked.secrets.join(", "));
@@ -248,7 +248,7 @@ impl Party {
 
     /// Reports a package that the sandbox received.
     pub(crate) fn tell_installed(&self, installed: Installed) {
-        self.tally.tell(Told::Installed(installed));
+        self.tally.tell(BrokerReport::Installed(installed));
     }
 
     /// Refuses a request that exceeds a limit. Such refusals are counted and reported periodically as a
@@ -268,7 +268,8 @@ impl Party {
         if refused.told.is_none_or(|told| now.duration_since(told) >= TELL_EVERY) {
             let verdict = Err(format!("{} {what}", refused.count));
             *refused = Flood { count: 0, told: Some(now) };
-            self.tally.tell(Told::Decided(Decision { target: "any".into(), ask: "any".into(), verdict }));
+            let decision = Decision { target: "any".into(), ask: "any".into(), verdict };
+            self.tally.tell(BrokerReport::Decided(decision));
         }
     }
 }
@@ -282,8 +283,8 @@ impl Owed {
     }
 }
 
-impl Asked {
-    pub fn new(host: Host, port: u16, ask: Ask) -> Self {
+impl OutboundRequest {
+    pub fn new(host: Host, port: u16, ask: RequestKind) -> Self {
         Self { host, port, ask, secrets: Vec::new() }
     }
 
@@ -310,9 +311,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn party(policy: Policy) -> (watch::Sender<Policy>, Arc<Mutex<Vec<Told>>>, Party) {
+    fn party(policy: Policy) -> (watch::Sender<Policy>, Arc<Mutex<Vec<BrokerReport>>>, Party) {
         let (sender, receiver) = watch::channel(policy);
-        let told = Arc::<Mutex<Vec<Told>>>::default();
+        let told = Arc::<Mutex<Vec<BrokerReport>>>::default();
         let heard = Arc::clone(&told);
         (sender, told, Party::new(receiver, Box::new(move |decision| locked(&heard).push(decision))))
     }

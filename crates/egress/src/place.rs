@@ -20,7 +20,7 @@ const PROJECT_MAX: usize = 4096;
 
 /// The permits of one connection, shared by all of its resources.
 #[derive(Clone)]
-pub struct Place {
+pub struct ConnectionPermit {
     _permits: Arc<[OwnedSemaphorePermit]>,
 }
 
@@ -30,7 +30,7 @@ pub struct Projects {
     places: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
-impl Place {
+impl ConnectionPermit {
     /// Combines these permits.
     pub fn of(permits: impl Into<Arc<[OwnedSemaphorePermit]>>) -> Self {
         Self { _permits: permits.into() }
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn a_place_is_free_when_the_last_that_shares_it_is_gone() {
         let places = Arc::new(Semaphore::new(1));
-        let place = Place::of([Arc::clone(&places).try_acquire_owned().unwrap()]);
+        let place = ConnectionPermit::of([Arc::clone(&places).try_acquire_owned().unwrap()]);
         let dialling = place.clone();
         drop(place);
         assert_eq!(places.available_permits(), 0);

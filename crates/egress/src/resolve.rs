@@ -21,10 +21,10 @@ const ADDRESSES_MAX: usize = 16;
 /// The resolver, which is rebuilt when its configuration changes.
 #[derive(Default)]
 pub struct Names {
-    known: Mutex<Option<Known>>,
+    known: Mutex<Option<CachedResolver>>,
 }
 
-struct Known {
+struct CachedResolver {
     resolver: Option<Arc<TokioResolver>>,
     written: Option<SystemTime>,
     looked: Instant,
@@ -53,7 +53,7 @@ impl Names {
             fresh
         });
         if !current {
-            *known = Some(Known { resolver: build(), written: written(), looked: now });
+            *known = Some(CachedResolver { resolver: build(), written: written(), looked: now });
         }
         known.as_ref().and_then(|known| known.resolver.clone())
     }

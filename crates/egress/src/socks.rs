@@ -8,8 +8,8 @@ use std::time::Duration;
 use api::host::Host;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use crate::decide::Ask;
-use crate::party::Asked;
+use crate::decide::RequestKind;
+use crate::party::OutboundRequest;
 use crate::{RefusalKind, Visit};
 
 const VERSION: u8 = 5;
@@ -18,7 +18,7 @@ const SAID_WITHIN: Duration = Duration::from_secs(10);
 
 /// The reply code of a response.
 #[derive(Clone, Copy)]
-enum Reply {
+enum ReplyCode {
     Done = 0,
     Failed = 1,
     NotAllowed = 2,
@@ -39,24 +39,24 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(mut strea
     };
     match visit.reach(asked).await {
         Ok(flow) => {
-            let Ok(way) = visit.way(&flow).await else { return say(&mut stream, Reply::Failed).await };
-            let done = [VERSION, Reply::Done as u8, 0, 1, 0, 0, 0, 0, 0, 0];
+            let Ok(way) = visit.way(&flow).await else { return say(&mut stream, ReplyCode::Failed).await };
+            let done = [VERSION, ReplyCode::Done as u8, 0, 1, 0, 0, 0, 0, 0, 0];
             if stream.write_all(&done).await.is_ok() {
                 visit.carry(stream, flow, way).await;
             }
         }
         Err(refusal) => {
             let reply = match refusal.kind {
-                RefusalKind::Denied => Reply::NotAllowed,
-                RefusalKind::Unreachable => Reply::Unreachable,
-                RefusalKind::Wrong | RefusalKind::Busy | RefusalKind::Missing => Reply::Failed,
+                RefusalKind::Denied => ReplyCode::NotAllowed,
+                RefusalKind::Unreachable => ReplyCode::Unreachable,
+                RefusalKind::Wrong | RefusalKind::Busy | RefusalKind::Missing => ReplyCode::Failed,
             };
             say(&mut stream, reply).await;
         }
     }
 }
 
-async fn say(stream: &mut (impl AsyncWrite + Unpin), reply: Reply) {
+async fn say(stream: &mut (impl AsyncWrite + Unpin), reply: ReplyCode) {
     let _ = stream.write_all(&[VERSION, reply as u8, 0, 1, 0, 0, 0, 0, 0, 0]).await;
     let _ = stream.shutdown().await;
 }
@@ -65,7 +65,7 @@ async fn say(stream: &mut (impl AsyncWrite + Unpin), reply: Reply) {
 async fn ask(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     visit: &Visit,
-) -> io::Result<Result<Asked, Reply>> {
+) -> io::Result<Result<OutboundRequest, ReplyCode>> {
     let wrong = || io::Error::from(io::ErrorKind::InvalidData);
     let [version, methods] = exactly(stream).await?;
     let mut offered = vec![0; usize::from(methods)];
@@ -92,14 +92,14 @@ async fn ask(
             Host::parse(&text).map_err(|error| visit.party.tell_wrong(&text, &error.message))
         }
         4 => Ok(Host::Address(Ipv6Addr::from(exactly::<16>(stream).await?).into())),
-        _ => return Ok(Err(Reply::NoSuchAddress)),
+        _ => return Ok(Err(ReplyCode::NoSuchAddress)),
     };
     let port = u16::from_be_bytes(exactly(stream).await?);
     Ok(match (host, command) {
-        (Ok(host), 1) if port != 0 => Ok(Asked::new(host, port, Ask::Tunnel)),
-        (_, 1) => Err(Reply::NotAllowed),
+        (Ok(host), 1) if port != 0 => Ok(OutboundRequest::new(host, port, RequestKind::Tunnel)),
+        (_, 1) => Err(ReplyCode::NotAllowed),
         // The other commands would open a listening port, or send datagrams.
-        (_, _) => Err(Reply::NoSuchCommand),
+        (_, _) => Err(ReplyCode::NoSuchCommand),
     })
 }
 

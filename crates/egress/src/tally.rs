@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use governor::DefaultDirectRateLimiter;
 
-use crate::party::{Decision, Tell, Told, rate};
+use crate::party::{BrokerReport, Decision, Tell, rate};
 
 /// Maximum number of lines per second, and in a burst after a pause. People can still read this many; a day
 /// of them takes 300 MB.
@@ -28,7 +28,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 const TARGETS_NAMED_MAX: usize = 8;
 
 /// Reporter that turns decisions into lines.
-pub struct Tally {
+pub struct DecisionReporter {
     tell: Tell,
     lines: [DefaultDirectRateLimiter; 2],
     now: Mutex<Window>,
@@ -51,22 +51,22 @@ struct Untold {
     targets: BTreeMap<String, u64>,
 }
 
-impl Tally {
-    /// Creates a tally whose lines are passed to `tell`.
+impl DecisionReporter {
+    /// Creates a reporter whose lines are passed to `tell`.
     pub fn new(tell: Tell) -> Arc<Self> {
         let lines = || rate(LINES_PER_SECOND, LINES_AT_ONCE);
         Arc::new(Self { tell, lines: [lines(), lines()], now: Mutex::default() })
     }
 
     /// Passes a report on at once.
-    pub fn tell(&self, told: Told) {
+    pub fn tell(&self, told: BrokerReport) {
         (self.tell)(told);
     }
 
     /// Reports a decision, or counts it.
     pub fn decided(self: &Arc<Self>, decision: Decision) {
         let Ok(executor) = tokio::runtime::Handle::try_current() else {
-            return self.tell(Told::Decided(decision));
+            return self.tell(BrokerReport::Decided(decision));
         };
         let mut now = self.now();
         if !now.ends {
@@ -75,14 +75,14 @@ impl Tally {
         }
         if api::defence::is_off("N-38") {
             drop(now);
-            return self.tell(Told::Decided(decision));
+            return self.tell(BrokerReport::Decided(decision));
         }
         if let Some(again) = now.again.get_mut(&decision) {
             *again += 1;
         } else if self.has_line(&decision) {
             now.again.insert(decision.clone(), 0);
             drop(now);
-            self.tell(Told::Decided(decision));
+            self.tell(BrokerReport::Decided(decision));
         } else {
             now.untold(&decision, 1);
         }
@@ -118,7 +118,7 @@ impl Tally {
             now.ends
         };
         for line in lines {
-            self.tell(Told::Decided(line));
+            self.tell(BrokerReport::Decided(line));
         }
         goes_on
     }
@@ -134,7 +134,7 @@ impl Tally {
     }
 }
 
-impl Drop for Tally {
+impl Drop for DecisionReporter {
     /// Reports the remaining counts when the sandbox ends.
     fn drop(&mut self) {
         self.end();
@@ -167,7 +167,7 @@ impl Untold {
 }
 
 /// Ends the windows, one per second, until nothing is counted or the sandbox is gone.
-async fn end(tally: Weak<Tally>) {
+async fn end(tally: Weak<DecisionReporter>) {
     loop {
         tokio::time::sleep(WINDOW).await;
         match tally.upgrade() {
@@ -185,14 +185,14 @@ fn repeated(decision: &Decision, count: u64) -> Decision {
 mod tests {
     use super::*;
 
-    fn tally() -> (Arc<Tally>, Arc<Mutex<Vec<Decision>>>) {
+    fn tally() -> (Arc<DecisionReporter>, Arc<Mutex<Vec<Decision>>>) {
         let told = Arc::<Mutex<Vec<Decision>>>::default();
         let heard = Arc::clone(&told);
         let tell = move |one| match one {
-            Told::Decided(decision) => heard.lock().unwrap().push(decision),
-            Told::Installed(_) => {}
+            BrokerReport::Decided(decision) => heard.lock().unwrap().push(decision),
+            BrokerReport::Installed(_) => {}
         };
-        (Tally::new(Box::new(tell)), told)
+        (DecisionReporter::new(Box::new(tell)), told)
     }
 
     fn decision(target: &str, ask: &str) -> Decision {

@@ -51,18 +51,22 @@ pub async fn pass<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, flow: Flo
 }
 
 /// The cause of a failure, if the broker must report it.
-type Broken = Option<String>;
+type TunnelFailure = Option<String>;
 
 async fn copy(
     from: &mut (impl AsyncBufRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-) -> Result<(), Broken> {
+) -> Result<(), TunnelFailure> {
     tokio::io::copy_buf(from, to).await.map_err(|_| None)?;
     to.shutdown().await.map_err(|_| None)
 }
 
 /// Reads the first bytes and returns them if they may be sent.
-async fn hello(from: &mut (impl AsyncRead + Unpin), host: &Host, only_tls: bool) -> Result<BytesMut, Broken> {
+async fn hello(
+    from: &mut (impl AsyncRead + Unpin),
+    host: &Host,
+    only_tls: bool,
+) -> Result<BytesMut, TunnelFailure> {
     let mut bytes = BytesMut::new();
     let mut acceptor = Acceptor::default();
     loop {

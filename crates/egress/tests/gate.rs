@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use api::policy::Policy;
 use egress::gate::upstream::Upstreams;
-use egress::{Broker, Gate, Party, Told};
+use egress::{Broker, BrokerReport, Gate, Party};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
@@ -26,7 +26,7 @@ struct Place {
     broker: Arc<Broker>,
     party: Arc<Party>,
     policy: watch::Sender<Policy>,
-    told: Arc<Mutex<Vec<Told>>>,
+    told: Arc<Mutex<Vec<BrokerReport>>>,
     asked: Arc<AtomicU32>,
     directory: std::path::PathBuf,
 }
@@ -41,7 +41,7 @@ impl Place {
         let python = format!("http://user:hidden@{address}/simple");
         let gate = Gate::new(&directory, Upstreams { python, ..Upstreams::default() }, 0);
         let (policy, seen) = watch::channel(Policy::of_words(words).unwrap());
-        let told = Arc::<Mutex<Vec<Told>>>::default();
+        let told = Arc::<Mutex<Vec<BrokerReport>>>::default();
         let heard = Arc::clone(&told);
         let party = Arc::new(Party::new(seen, Box::new(move |one| heard.lock().unwrap().push(one))));
         Self { broker: Arc::new(Broker::new(gate)), party, policy, told, asked, directory }
@@ -67,8 +67,8 @@ impl Place {
         let told = self.told.lock().unwrap();
         told.iter()
             .filter_map(|one| match one {
-                Told::Installed(one) => Some((one.file.clone(), one.cached)),
-                Told::Decided(_) => None,
+                BrokerReport::Installed(one) => Some((one.file.clone(), one.cached)),
+                BrokerReport::Decided(_) => None,
             })
             .collect()
     }

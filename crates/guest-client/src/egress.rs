@@ -15,7 +15,7 @@ use host::error::Error;
 use hyper::Method;
 use tokio::sync::watch;
 
-use crate::link::Ask;
+use crate::link::GuestRequest;
 use crate::port::Port;
 use crate::sandbox::Sandbox;
 
@@ -27,7 +27,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Serves the sandbox's outbound connections until it has ended.
 pub async fn attend(sandbox: &Sandbox, broker: &Arc<Broker>, party: &Arc<Party>) {
-    let ask = Ask { method: Method::POST, path: "/egress".into(), body: Bytes::new() };
+    let ask = GuestRequest { method: Method::POST, path: "/egress".into(), body: Bytes::new() };
     loop {
         match sandbox.link().both_ways(&ask, NEXT_WITHIN).await {
             Ok((response, said)) => {

@@ -28,7 +28,7 @@ use runtime::{Runtime, Tier};
 use tokio::time::Instant;
 use tracing::{Instrument as _, info_span};
 
-use crate::link::{Ask, Link};
+use crate::link::{GuestLink, GuestRequest};
 use awaited::Awaited;
 use results::Results;
 
@@ -56,7 +56,7 @@ const CONSUME_PARTS: u64 = 4;
 pub(crate) struct Home {
     pub id: SandboxId,
     pub runtime: Arc<dyn Runtime>,
-    pub link: Arc<Link>,
+    pub link: Arc<GuestLink>,
     pub memory_bytes: u64,
 }
 
@@ -271,7 +271,7 @@ impl Exec {
     ) -> Result<u64, Error> {
         let last = if last { "&last=1" } else { "" };
         let path = format!("/execs/{}/stdin?offset={offset}{last}", self.id);
-        self.home.link.call(&Ask { method: Method::PUT, path, body: bytes }, within).await
+        self.home.link.call(&GuestRequest { method: Method::PUT, path, body: bytes }, within).await
     }
 
     /// Changes the size of its terminal.
@@ -282,7 +282,8 @@ impl Exec {
         size.check().map_err(Error::Request)?;
         let body = serde_json::to_vec(&size).map_err(|error| Error::Protocol(error.to_string()))?;
         let path = format!("/execs/{}/size", self.id);
-        self.home.link.call(&Ask { method: Method::PUT, path, body: body.into() }, ANSWER_WITHIN).await
+        let request = GuestRequest { method: Method::PUT, path, body: body.into() };
+        self.home.link.call(&request, ANSWER_WITHIN).await
     }
 
     /// Sends a signal to all its processes, and returns their number.
@@ -293,7 +294,8 @@ impl Exec {
         let body =
             serde_json::to_vec(&SignalRequest { signal }).map_err(|e| Error::Protocol(e.to_string()))?;
         let path = format!("/execs/{}/signal", self.id);
-        self.home.link.call(&Ask { method: Method::POST, path, body: body.into() }, ANSWER_WITHIN).await
+        let request = GuestRequest { method: Method::POST, path, body: body.into() };
+        self.home.link.call(&request, ANSWER_WITHIN).await
     }
 
     /// Cancels it: its outcome will be `cancelled`, unless it had already ended.
@@ -301,7 +303,8 @@ impl Exec {
     /// # Errors
     /// The exec is not known, or the sandbox has ended.
     pub async fn cancel(&self) -> Result<(), Error> {
-        let ask = Ask { method: Method::DELETE, path: format!("/execs/{}", self.id), body: Bytes::new() };
+        let path = format!("/execs/{}", self.id);
+        let ask = GuestRequest { method: Method::DELETE, path, body: Bytes::new() };
         self.home.link.call(&ask, ANSWER_WITHIN).await
     }
 
@@ -312,14 +315,15 @@ impl Exec {
     /// The exec is not known, or the sandbox has ended.
     pub async fn take(&self, stdout: u64, stderr: u64) -> Result<(), Error> {
         let path = format!("/execs/{}/read?stdout={stdout}&stderr={stderr}", self.id);
-        self.home.link.call(&Ask { method: Method::PUT, path, body: Bytes::new() }, ANSWER_WITHIN).await
+        let request = GuestRequest { method: Method::PUT, path, body: Bytes::new() };
+        self.home.link.call(&request, ANSWER_WITHIN).await
     }
 
     /// Requests the output from the current position.
     fn open(&self) -> impl Future<Output = Result<Incoming, Error>> + use<> {
         let (PerStream { stdout, stderr, results }, id) = (self.position, &self.id);
         let path = format!("/execs/{id}/output?stdout={stdout}&stderr={stderr}&results={results}");
-        let (ask, home) = (Ask { method: Method::GET, path, body: Bytes::new() }, self.home.clone());
+        let (ask, home) = (GuestRequest { method: Method::GET, path, body: Bytes::new() }, self.home.clone());
         async move { Ok(home.link.ask(&ask, ANSWER_WITHIN).await?.into_body()) }
     }
 
@@ -484,7 +488,7 @@ impl Exec {
 pub(crate) async fn start(home: &Home, id: &ExecId, spec: &ExecSpec) -> Result<ExecInfo, Error> {
     spec.check().map_err(Error::Request)?;
     let body = serde_json::to_vec(spec).map_err(|error| Error::Protocol(error.to_string()))?;
-    let ask = Ask { method: Method::PUT, path: format!("/execs/{id}"), body: body.into() };
+    let ask = GuestRequest { method: Method::PUT, path: format!("/execs/{id}"), body: body.into() };
     let within = if spec.code.is_some() { CODE_WITHIN } else { ANSWER_WITHIN };
     home.link.call(&ask, within).instrument(info_span!(target: STEP, "launch")).await
 }

@@ -22,10 +22,10 @@ use streamed::{Feed, Streamed};
 use tokio::time::Instant;
 
 use crate::exec::ANSWER_WITHIN;
-use crate::link::{Ask, Link};
+use crate::link::{GuestLink, GuestRequest};
 use crate::sandbox::Sandbox;
-use answer::{Answer, Break};
-use parts::Found;
+use answer::{Break, FileResponse};
+use parts::DecodedPart;
 
 /// Routes of file requests on the channel, as the sandbox's user and as root.
 const ROUTE: &str = "/files";
@@ -48,7 +48,7 @@ const EVENT_BYTES_MAX: usize = 64 << 10;
 
 /// The files of one sandbox.
 pub struct Files {
-    link: Arc<Link>,
+    link: Arc<GuestLink>,
     /// Size of the sandbox's disk, from which timeouts are derived.
     disk_bytes: u64,
     /// True if files are opened as root.
@@ -56,17 +56,17 @@ pub struct Files {
 }
 
 /// The content of a file or an archive, as a stream.
-pub struct Reading {
-    answer: Answer,
+pub struct FileDownload {
+    answer: FileResponse,
     /// Number of bytes of a file still to come; `None` for an archive, whose length is not known in advance.
     left: Option<u64>,
     /// The kind of hash that was requested for a file.
     digest: Hashing,
 }
 
-/// An item of a [`Reading`].
+/// An item of a [`FileDownload`].
 #[derive(Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum ReadChunk {
     /// Bytes.
     Data(Bytes),
     /// The end of a file: all requested bytes have arrived.
@@ -82,24 +82,24 @@ pub enum Piece {
 
 /// A stream of file events.
 pub struct Watching {
-    answer: Answer,
+    answer: FileResponse,
     /// The bytes of an incomplete event.
     held: BytesMut,
 }
 
 /// An upload of a file or an archive. Dropping it aborts the upload, which is then never reported as
 /// complete.
-pub struct Writing {
+pub struct FileUpload {
     ask: FileAsk,
     /// `Some` until the upload is finished or dropped.
-    way: Option<Way>,
+    way: Option<UploadChannel>,
     sent: u64,
 }
 
 /// Both directions of an upload.
-struct Way {
+struct UploadChannel {
     sender: Feed,
-    answer: Answer,
+    answer: FileResponse,
 }
 
 impl Sandbox {
@@ -147,7 +147,7 @@ impl Files {
     ///
     /// # Errors
     /// As [`Files::ask`].
-    pub async fn read(&self, ask: &FileAsk) -> Result<(FileAnswer, Reading), Error> {
+    pub async fn read(&self, ask: &FileAsk) -> Result<(FileAnswer, FileDownload), Error> {
         let (head, answer) = self.begin(ask).await?;
         let left = match &head {
             FileAnswer::Content { from, to, .. } => Some(to - from),
@@ -161,7 +161,7 @@ impl Files {
             | FileAnswer::Unpacked { .. } => return Err(answer::misplaced()),
         };
         let digest = if let FileAsk::Read { digest, .. } = ask { *digest } else { Hashing::default() };
-        Ok((head, Reading { answer, left, digest }))
+        Ok((head, FileDownload { answer, left, digest }))
     }
 
     /// Watches files. Events are reported from the moment this returns.
@@ -178,20 +178,20 @@ impl Files {
     /// # Errors
     /// The sandbox has ended, or cannot start another process. Errors about the path are returned by the
     /// first `push` or by `finish`.
-    pub async fn write(&self, ask: FileAsk) -> Result<Writing, Error> {
+    pub async fn write(&self, ask: FileAsk) -> Result<FileUpload, Error> {
         ask.check().map_err(Error::Request)?;
         let (sender, body) = streamed::body(PIECES_WAITING);
         // This does not block: the queue has space for it, although nothing is read from it before the
         // request is sent.
         sender.send(head(&ask)?).await.map_err(|_| answer::misplaced())?;
-        let request = Ask { method: Method::POST, path: self.route().into(), body: Bytes::new() };
+        let request = GuestRequest { method: Method::POST, path: self.route().into(), body: Bytes::new() };
         let response = self.once(&request, Some(body), ANSWER_WITHIN).await?;
-        let answer = Answer::new(response.into_body(), &ask, Arc::clone(&self.link));
-        Ok(Writing { ask, way: Some(Way { sender, answer }), sent: 0 })
+        let answer = FileResponse::new(response.into_body(), &ask, Arc::clone(&self.link));
+        Ok(FileUpload { ask, way: Some(UploadChannel { sender, answer }), sent: 0 })
     }
 
     /// Sends a request whose response contains data.
-    async fn begin(&self, ask: &FileAsk) -> Result<(FileAnswer, Answer), Error> {
+    async fn begin(&self, ask: &FileAsk) -> Result<(FileAnswer, FileResponse), Error> {
         let mut answer = self.open(ask, ANSWER_WITHIN).await?;
         match answer.head(LOOK_WITHIN).await {
             Ok(head) => Ok((answer::fitting(ask, head)?, answer)),
@@ -199,24 +199,24 @@ impl Files {
         }
     }
 
-    async fn open(&self, ask: &FileAsk, within: Duration) -> Result<Answer, Error> {
+    async fn open(&self, ask: &FileAsk, within: Duration) -> Result<FileResponse, Error> {
         ask.check().map_err(Error::Request)?;
         let mut body = BytesMut::from(&head(ask)?[..]);
         body.extend_from_slice(&end());
-        let request = Ask { method: Method::POST, path: self.route().into(), body: body.freeze() };
+        let request = GuestRequest { method: Method::POST, path: self.route().into(), body: body.freeze() };
         let within = within.min(ANSWER_WITHIN);
         let response = if ask.only_looks() {
             self.link.ask(&request, within).await?
         } else {
             self.once(&request, None, within).await?
         };
-        Ok(Answer::new(response.into_body(), ask, Arc::clone(&self.link)))
+        Ok(FileResponse::new(response.into_body(), ask, Arc::clone(&self.link)))
     }
 
     /// Sends a request that must not be repeated.
     async fn once(
         &self,
-        request: &Ask,
+        request: &GuestRequest,
         body: Option<Streamed>,
         within: Duration,
     ) -> Result<Response<Incoming>, Error> {
@@ -247,31 +247,33 @@ impl Files {
     }
 }
 
-impl Reading {
+impl FileDownload {
     /// Returns the next bytes, or the end.
     ///
     /// # Errors
     /// The transfer failed, and the content received so far is incomplete.
-    pub async fn next(&mut self) -> Result<Piece, Error> {
+    pub async fn next(&mut self) -> Result<ReadChunk, Error> {
         let found = match self.answer.next(IDLE_MAX).await {
             Ok(found) => found,
             Err(broken) => return Err(self.answer.explain(broken).await),
         };
         match found {
-            Found::Data(bytes) => {
+            DecodedPart::Data(bytes) => {
                 if let Some(left) = &mut self.left {
                     let fits = left.checked_sub(bytes.len() as u64);
                     *left = fits.ok_or_else(|| Error::Protocol("more bytes than announced".into()))?;
                 }
-                Ok(Piece::Data(bytes))
+                Ok(ReadChunk::Data(bytes))
             }
-            Found::End(FileEnd::Read { hash, changed }) if self.left == Some(0) => {
+            DecodedPart::End(FileEnd::Read { hash, changed }) if self.left == Some(0) => {
                 answer::checked_hash(&hash, self.digest)?;
-                Ok(Piece::Read { hash, changed })
+                Ok(ReadChunk::Read { hash, changed })
             }
-            Found::End(FileEnd::Packed { report }) if self.left.is_none() => Ok(Piece::Packed(report)),
-            Found::End(FileEnd::Failed { error }) => Err(answer::refused(error)),
-            Found::End(FileEnd::Read { .. } | FileEnd::Packed { .. }) | Found::Head(_) => {
+            DecodedPart::End(FileEnd::Packed { report }) if self.left.is_none() => {
+                Ok(ReadChunk::Packed(report))
+            }
+            DecodedPart::End(FileEnd::Failed { error }) => Err(answer::refused(error)),
+            DecodedPart::End(FileEnd::Read { .. } | FileEnd::Packed { .. }) | DecodedPart::Head(_) => {
                 Err(answer::misplaced())
             }
         }
@@ -290,17 +292,17 @@ impl Watching {
                 Err(broken) => return Err(self.answer.explain(broken).await),
             };
             match found {
-                Found::Data(bytes) if self.held.len() + bytes.len() <= EVENT_BYTES_MAX => {
+                DecodedPart::Data(bytes) if self.held.len() + bytes.len() <= EVENT_BYTES_MAX => {
                     self.held.extend_from_slice(&bytes);
                     if !self.answer.is_open() {
                         return answer::event(&self.held.split());
                     }
                 }
-                Found::Data(_) => {
+                DecodedPart::Data(_) => {
                     return Err(Error::Protocol("a file event exceeds the maximum length".into()));
                 }
-                Found::End(FileEnd::Failed { error }) => return Err(answer::refused(error)),
-                Found::End(FileEnd::Read { .. } | FileEnd::Packed { .. }) | Found::Head(_) => {
+                DecodedPart::End(FileEnd::Failed { error }) => return Err(answer::refused(error)),
+                DecodedPart::End(FileEnd::Read { .. } | FileEnd::Packed { .. }) | DecodedPart::Head(_) => {
                     return Err(answer::misplaced());
                 }
             }
@@ -308,7 +310,7 @@ impl Watching {
     }
 }
 
-impl Writing {
+impl FileUpload {
     /// Sends bytes, and waits while the sandbox does not read.
     ///
     /// # Errors
@@ -326,10 +328,10 @@ impl Writing {
     /// Ends the upload, and returns the response.
     ///
     /// # Errors
-    /// As [`Writing::push`].
+    /// As [`FileUpload::push`].
     pub async fn finish(mut self) -> Result<FileAnswer, Error> {
         self.send(end()).await?;
-        let Way { sender, mut answer } = self.way.take().ok_or_else(answer::misplaced)?;
+        let UploadChannel { sender, mut answer } = self.way.take().ok_or_else(answer::misplaced)?;
         drop(sender);
         let before = if let FileAsk::Write { offset: Some(offset), .. } = &self.ask { *offset } else { 0 };
         // If bytes were written at an offset, the whole file is hashed, from its beginning.
@@ -362,7 +364,7 @@ impl Writing {
     }
 }
 
-impl Way {
+impl UploadChannel {
     /// Returns the error for a response that arrives before all bytes were sent.
     async fn early(&self, answer: Result<FileAnswer, Break>) -> Error {
         match answer {
@@ -373,11 +375,11 @@ impl Way {
     }
 }
 
-impl Drop for Writing {
+impl Drop for FileUpload {
     /// Aborts the upload. The process inside detects the missing end, keeps or removes the bytes received,
     /// and exits. It is killed if it does not exit in time.
     fn drop(&mut self) {
-        let (Some(Way { sender, mut answer }), Ok(executor)) =
+        let (Some(UploadChannel { sender, mut answer }), Ok(executor)) =
             (self.way.take(), tokio::runtime::Handle::try_current())
         else {
             return;

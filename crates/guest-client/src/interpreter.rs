@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::exec::{ANSWER_WITHIN, CODE_WITHIN};
-use crate::link::Ask;
+use crate::link::GuestRequest;
 use crate::sandbox::Sandbox;
 
 /// Timeout for requests to a context. A guest allows ten seconds to read its variables and five to stop a
@@ -115,7 +115,7 @@ impl Sandbox {
         let body = body.map(serde_json::to_vec).transpose();
         let body = body.map_err(|error| Error::Protocol(error.to_string()))?;
         let body = body.map(Bytes::from).unwrap_or_default();
-        self.link().call(&Ask { method, path, body }, within).await
+        self.link().call(&GuestRequest { method, path, body }, within).await
     }
 }
 

@@ -22,6 +22,6 @@ pub mod sandbox;
 
 pub use api::output::{Collected, Event};
 pub use exec::Exec;
-pub use files::{Files, Piece, Reading, Watching, Writing};
+pub use files::{FileDownload, FileUpload, Files, ReadChunk, Watching};
 pub use port::Port;
 pub use sandbox::Sandbox;

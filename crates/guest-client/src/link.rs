@@ -6,8 +6,8 @@
 //!
 //! Almost every request to a guest is idempotent (execs have ids, bytes have offsets). So a request whose
 //! connection breaks is sent again on the next one, until its deadline. There are two exceptions: a body that
-//! is produced while it is sent ([`Link::stream`]) cannot be sent again, and some requests must not be
-//! repeated ([`Link::ask_once`]).
+//! is produced while it is sent ([`GuestLink::stream`]) cannot be sent again, and some requests must not be
+//! repeated ([`GuestLink::ask_once`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -55,18 +55,18 @@ const TAKE_AGAIN: Duration = Duration::from_millis(20);
 type Sender = SendRequest<Either<Full<Bytes>, Either<Streamed, Inwards>>>;
 
 /// The link to one guest. Dropping it does not affect the sandbox.
-pub struct Link {
-    state: watch::Receiver<State>,
+pub struct GuestLink {
+    state: watch::Receiver<LinkState>,
     stopping: Arc<watch::Sender<Option<LostCause>>>,
     overdue: OnceLock<ExecId>,
-    pause: watch::Sender<Pause>,
+    pause: watch::Sender<PauseState>,
     /// Number of pauses of the sandbox so far.
     pauses: AtomicU64,
     tasks: [tokio::task::JoinHandle<()>; 2],
 }
 
 #[derive(Clone)]
-enum State {
+enum LinkState {
     Waiting,
     Live { sender: Sender, generation: u64 },
     Ended(LostCause),
@@ -74,7 +74,7 @@ enum State {
 
 /// The pause state of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pause {
+pub enum PauseState {
     /// Not paused.
     None,
     /// Being paused or resumed. New calls wait, and the guest still responds.
@@ -85,7 +85,7 @@ pub enum Pause {
 
 /// An idempotent request, which can be sent several times.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct GuestRequest {
     /// The method.
     pub method: Method,
     /// The path with its query.
@@ -94,15 +94,15 @@ pub struct Ask {
     pub body: Bytes,
 }
 
-impl Link {
+impl GuestLink {
     /// Creates a link to the guest of `id`, which is maintained until the sandbox ends.
     pub fn new(runtime: Arc<dyn Runtime>, id: SandboxId) -> Self {
-        let (sender, state) = watch::channel(State::Waiting);
+        let (sender, state) = watch::channel(LinkState::Waiting);
         let sender = Arc::new(sender);
         let stopping = Arc::new(watch::Sender::new(None));
-        let pause = watch::Sender::new(Pause::None);
-        let keeping = (Arc::clone(&sender), pause.subscribe());
-        let keep = tokio::spawn(keep(Arc::clone(&runtime), id.clone(), keeping));
+        let pause = watch::Sender::new(PauseState::None);
+        let keep = keep(Arc::clone(&runtime), id.clone(), Arc::clone(&sender), pause.subscribe());
+        let keep = tokio::spawn(keep);
         let mourn = tokio::spawn(mourn(runtime, id, sender, stopping.subscribe()));
         let pauses = AtomicU64::new(0);
         Self { state, stopping, overdue: OnceLock::new(), pause, pauses, tasks: [keep, mourn] }
@@ -125,9 +125,9 @@ impl Link {
     }
 
     /// Sets the pause state.
-    pub fn set_pause(&self, pause: Pause) {
+    pub fn set_pause(&self, pause: PauseState) {
         let before = self.pause.send_replace(pause);
-        if before == Pause::None && pause != Pause::None {
+        if before == PauseState::None && pause != PauseState::None {
             self.pauses.fetch_add(1, Ordering::AcqRel);
         }
     }
@@ -135,7 +135,7 @@ impl Link {
     /// Returns true if the sandbox is paused, being paused, or being resumed. A sandbox that has ended is not
     /// paused.
     pub fn is_paused(&self) -> bool {
-        *self.pause.borrow() != Pause::None && !matches!(*self.state.borrow(), State::Ended(_))
+        *self.pause.borrow() != PauseState::None && !matches!(*self.state.borrow(), LinkState::Ended(_))
     }
 
     /// Returns the number of pauses since this process took charge of the sandbox.
@@ -146,7 +146,7 @@ impl Link {
     /// Waits until the sandbox is not paused, or has ended.
     pub async fn resumed(&self) {
         let mut pause = self.pause.subscribe();
-        let resumed = pause.wait_for(|pause| *pause == Pause::None);
+        let resumed = pause.wait_for(|pause| *pause == PauseState::None);
         tokio::select! {
             _ = resumed => {}
             _ = self.ended() => {}
@@ -164,7 +164,7 @@ impl Link {
     /// Waits until the sandbox has ended, and returns the cause.
     pub async fn ended(&self) -> LostCause {
         loop {
-            if let State::Ended(cause) = self.reach(|state| matches!(state, State::Ended(_))).await {
+            if let LinkState::Ended(cause) = self.reach(|state| matches!(state, LinkState::Ended(_))).await {
                 return cause;
             }
         }
@@ -175,7 +175,7 @@ impl Link {
     ///
     /// # Errors
     /// The guest returned an error, the sandbox has ended, or the timeout has passed.
-    pub async fn ask(&self, ask: &Ask, within: Duration) -> Result<Response<Incoming>, Error> {
+    pub async fn ask(&self, ask: &GuestRequest, within: Duration) -> Result<Response<Incoming>, Error> {
         let deadline = Instant::now() + within;
         let mut last = 0;
         loop {
@@ -193,10 +193,10 @@ impl Link {
     /// Sends a request, repeatedly if connections break, and returns the whole response.
     ///
     /// # Errors
-    /// As [`Link::ask`]; or the response is too long or malformed.
+    /// As [`GuestLink::ask`]; or the response is too long or malformed.
     pub async fn call<T: serde::de::DeserializeOwned>(
         &self,
-        ask: &Ask,
+        ask: &GuestRequest,
         within: Duration,
     ) -> Result<T, Error> {
         let deadline = Instant::now() + within;
@@ -219,10 +219,10 @@ impl Link {
     /// returns the whole response.
     ///
     /// # Errors
-    /// As [`Link::call`]; or the connection broke, because the body cannot be sent again.
+    /// As [`GuestLink::call`]; or the connection broke, because the body cannot be sent again.
     pub async fn stream<T: serde::de::DeserializeOwned>(
         &self,
-        ask: &Ask,
+        ask: &GuestRequest,
         streamed: Streamed,
         within: Duration,
     ) -> Result<T, Error> {
@@ -235,12 +235,12 @@ impl Link {
     /// Opens a stream in both directions: the body of the response, and the body of the request.
     ///
     /// # Errors
-    /// As [`Link::ask`].
+    /// As [`GuestLink::ask`].
     pub(crate) async fn both_ways(
         &self,
-        ask: &Ask,
+        ask: &GuestRequest,
         within: Duration,
-    ) -> Result<(Response<Incoming>, port::Said), Error> {
+    ) -> Result<(Response<Incoming>, port::PortSender), Error> {
         let deadline = Instant::now() + within;
         let mut last = 0;
         loop {
@@ -260,10 +260,10 @@ impl Link {
     /// Sends a request once, with a streamed body if one is given, and returns the head of the response.
     ///
     /// # Errors
-    /// As [`Link::ask`]; or the connection broke.
+    /// As [`GuestLink::ask`]; or the connection broke.
     pub async fn ask_once(
         &self,
-        ask: &Ask,
+        ask: &GuestRequest,
         streamed: Option<Streamed>,
         within: Duration,
     ) -> Result<Response<Incoming>, Error> {
@@ -283,23 +283,23 @@ impl Link {
     /// Returns a live connection newer than `last`.
     async fn live(&self, last: u64, deadline: Instant, within: Duration) -> Result<(Sender, u64), Error> {
         let wanted = self.reach(|state| match state {
-            State::Waiting => false,
-            State::Live { generation, .. } => *generation > last,
-            State::Ended(_) => true,
+            LinkState::Waiting => false,
+            LinkState::Live { generation, .. } => *generation > last,
+            LinkState::Ended(_) => true,
         });
         let Ok(state) = timeout_at(deadline, wanted).await else {
             return Err(Error::Deadline { what: "connecting to the guest", after: within });
         };
         match state {
-            State::Live { sender, generation } => Ok((sender, generation)),
-            State::Ended(cause) => Err(Error::Lost(cause)),
-            State::Waiting => Err(Error::Lost(LostCause::Died)),
+            LinkState::Live { sender, generation } => Ok((sender, generation)),
+            LinkState::Ended(cause) => Err(Error::Lost(cause)),
+            LinkState::Waiting => Err(Error::Lost(LostCause::Died)),
         }
     }
 
     /// Waits for a matching state. If the tasks that publish states have ended, as on a shutdown of the
     /// server, waits forever: the sandbox lives on, and its end must not be reported here.
-    async fn reach(&self, wanted: impl FnMut(&State) -> bool) -> State {
+    async fn reach(&self, wanted: impl FnMut(&LinkState) -> bool) -> LinkState {
         let mut state = self.state.clone();
         let reached = state.wait_for(wanted).await.map(|state| state.clone());
         match reached {
@@ -309,7 +309,7 @@ impl Link {
     }
 }
 
-impl Ask {
+impl GuestRequest {
     fn request<B>(&self, body: B) -> Result<Request<B>, Error> {
         Request::builder()
             .method(self.method.clone())
@@ -319,7 +319,7 @@ impl Ask {
     }
 }
 
-impl Drop for Link {
+impl Drop for GuestLink {
     fn drop(&mut self) {
         for task in &self.tasks {
             task.abort();
@@ -331,12 +331,13 @@ impl Drop for Link {
 async fn keep(
     runtime: Arc<dyn Runtime>,
     id: SandboxId,
-    (state, mut pause): (Arc<watch::Sender<State>>, watch::Receiver<Pause>),
+    state: Arc<watch::Sender<LinkState>>,
+    mut pause: watch::Receiver<PauseState>,
 ) {
     let mut generation = 0;
     loop {
         // A frozen guest does not dial, and an engine rejects requests to connect to it.
-        if pause.wait_for(|pause| *pause != Pause::Frozen).await.is_err() {
+        if pause.wait_for(|pause| *pause != PauseState::Frozen).await.is_err() {
             return;
         }
         let stream = match runtime.connect(&id, DIAL_WITHIN).await {
@@ -353,9 +354,9 @@ async fn keep(
         };
         generation += 1;
         let Ok((sender, connection)) = handshake(stream).await else { continue };
-        publish(&state, State::Live { sender, generation });
+        publish(&state, LinkState::Live { sender, generation });
         let _ = connection.await;
-        publish(&state, State::Waiting);
+        publish(&state, LinkState::Waiting);
     }
 }
 
@@ -363,7 +364,7 @@ async fn keep(
 async fn mourn(
     runtime: Arc<dyn Runtime>,
     id: SandboxId,
-    state: Arc<watch::Sender<State>>,
+    state: Arc<watch::Sender<LinkState>>,
     stopping: watch::Receiver<Option<LostCause>>,
 ) {
     let exit = loop {
@@ -384,13 +385,13 @@ async fn mourn(
         _ if struck && runtime.properties().shares_limits => LostCause::Oom,
         Exit::Exited(_) | Exit::Signaled(_) | Exit::Unknown => LostCause::Died,
     };
-    state.send_replace(State::Ended(cause));
+    state.send_replace(LinkState::Ended(cause));
 }
 
 /// Publishes a state, unless the sandbox has ended, which is final.
-fn publish(state: &watch::Sender<State>, next: State) {
+fn publish(state: &watch::Sender<LinkState>, next: LinkState) {
     state.send_if_modified(|now| {
-        let open = !matches!(now, State::Ended(_));
+        let open = !matches!(now, LinkState::Ended(_));
         if open {
             *now = next;
         }
@@ -439,13 +440,13 @@ mod tests {
     /// A server that shuts down drops its tasks in any order, including the tasks that watch sandboxes.
     #[tokio::test(start_paused = true)]
     async fn a_server_that_stops_has_not_seen_its_sandboxes_die() {
-        let (_, state) = watch::channel(State::Waiting);
+        let (_, state) = watch::channel(LinkState::Waiting);
         let done = || tokio::spawn(std::future::ready(()));
-        let link = Link {
+        let link = GuestLink {
             state,
             stopping: Arc::new(watch::Sender::new(None)),
             overdue: OnceLock::new(),
-            pause: watch::Sender::new(Pause::None),
+            pause: watch::Sender::new(PauseState::None),
             pauses: AtomicU64::new(0),
             tasks: [done(), done()],
         };

@@ -28,12 +28,12 @@ pub struct Port {
     heard: Incoming,
     /// Bytes that were received and not read yet.
     rest: Bytes,
-    say: Said,
+    say: PortSender,
     _guard: Option<Guard>,
 }
 
 /// The sending half of a connection.
-pub(crate) struct Said {
+pub(crate) struct PortSender {
     pieces: PollSender<Bytes>,
     shut: Arc<AtomicBool>,
 }
@@ -47,15 +47,15 @@ pub(crate) struct Inwards {
 }
 
 /// Creates both ends of the direction to the guest.
-pub(crate) fn inwards() -> (Said, Inwards) {
+pub(crate) fn inwards() -> (PortSender, Inwards) {
     let (send, pieces) = mpsc::channel(PIECES_WAITING);
     let shut = Arc::new(AtomicBool::new(false));
-    let said = Said { pieces: PollSender::new(send), shut: Arc::clone(&shut) };
+    let said = PortSender { pieces: PollSender::new(send), shut: Arc::clone(&shut) };
     (said, Inwards { pieces, shut, ended: false })
 }
 
 impl Port {
-    pub(crate) fn new(heard: Incoming, say: Said, guard: Option<Guard>) -> Self {
+    pub(crate) fn new(heard: Incoming, say: PortSender, guard: Option<Guard>) -> Self {
         Self { heard, rest: Bytes::new(), say, _guard: guard }
     }
 }

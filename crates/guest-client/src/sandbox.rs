@@ -15,7 +15,7 @@ use runtime::{Profile, Runtime, Spec, Tier, Usage};
 use tracing::{Instrument as _, info_span};
 
 use crate::exec::{ANSWER_WITHIN, Exec, Home};
-use crate::link::{Ask, Link};
+use crate::link::{GuestLink, GuestRequest};
 use crate::port::{Guard, Port};
 
 /// Timeout from the start of process 1 to its first connection. It takes a second on a starved machine; a
@@ -60,7 +60,7 @@ impl Sandbox {
 
     /// Attaches to a sandbox that another process has started.
     pub fn attach(runtime: Arc<dyn Runtime>, id: SandboxId, memory_bytes: u64) -> Self {
-        let link = Arc::new(Link::new(Arc::clone(&runtime), id.clone()));
+        let link = Arc::new(GuestLink::new(Arc::clone(&runtime), id.clone()));
         Self { home: Home { id, runtime, link, memory_bytes }, posture: None }
     }
 
@@ -75,12 +75,12 @@ impl Sandbox {
     }
 
     /// Returns the host end of its channel.
-    pub fn link(&self) -> &Link {
+    pub fn link(&self) -> &GuestLink {
         &self.home.link
     }
 
     /// Returns the host end of its channel, as a shared pointer.
-    pub fn shared_link(&self) -> Arc<Link> {
+    pub fn shared_link(&self) -> Arc<GuestLink> {
         Arc::clone(&self.home.link)
     }
 
@@ -117,7 +117,7 @@ impl Sandbox {
     /// # Errors
     /// No server listens on the port, or the sandbox has ended.
     pub async fn dial(&self, port: u16, guard: Option<Guard>) -> Result<Port, Error> {
-        let ask = Ask { method: Method::POST, path: format!("/ports/{port}"), body: Bytes::new() };
+        let ask = GuestRequest { method: Method::POST, path: format!("/ports/{port}"), body: Bytes::new() };
         let (response, said) = self.home.link.both_ways(&ask, PORT_WITHIN).await?;
         Ok(Port::new(response.into_body(), said, guard))
     }
@@ -127,7 +127,7 @@ impl Sandbox {
     /// # Errors
     /// The sandbox has ended or does not respond.
     pub async fn execs(&self) -> Result<Vec<ExecInfo>, Error> {
-        let ask = Ask { method: Method::GET, path: "/execs".into(), body: Bytes::new() };
+        let ask = GuestRequest { method: Method::GET, path: "/execs".into(), body: Bytes::new() };
         let mut execs: Vec<ExecInfo> = self.home.link.call(&ask, ANSWER_WITHIN).await?;
         let own = first_exec();
         execs.retain(|exec| exec.id != own);
@@ -157,12 +157,12 @@ impl Sandbox {
     /// The sandbox has ended or does not respond.
     pub async fn trust(&self, certificate: &str) -> Result<(), Error> {
         let body = Bytes::copy_from_slice(certificate.as_bytes());
-        let ask = Ask { method: Method::PUT, path: "/authority".into(), body };
+        let ask = GuestRequest { method: Method::PUT, path: "/authority".into(), body };
         self.home.link.call(&ask, ANSWER_WITHIN).await
     }
 
     async fn put(&self, path: String, within: Duration) -> Result<(), Error> {
-        self.home.link.call(&Ask { method: Method::PUT, path, body: Bytes::new() }, within).await
+        self.home.link.call(&GuestRequest { method: Method::PUT, path, body: Bytes::new() }, within).await
     }
 
     /// Returns its current resource usage.

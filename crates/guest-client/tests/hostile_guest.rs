@@ -404,9 +404,9 @@ async fn file(answer: Vec<u8>) -> Result<Vec<u8>, Error> {
     let mut all = Vec::new();
     loop {
         match reading.next().await? {
-            guest_client::Piece::Data(bytes) => all.extend_from_slice(&bytes),
-            guest_client::Piece::Read { .. } => return Ok(all),
-            guest_client::Piece::Packed(_) => panic!("an archive"),
+            guest_client::ReadChunk::Data(bytes) => all.extend_from_slice(&bytes),
+            guest_client::ReadChunk::Read { .. } => return Ok(all),
+            guest_client::ReadChunk::Packed(_) => panic!("an archive"),
         }
     }
 }

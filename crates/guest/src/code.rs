@@ -13,13 +13,13 @@ use rustix::process::Pid;
 use serde::Serialize;
 
 use crate::context::NO_GROUP;
-use crate::exec::Exec;
+use crate::exec::GuestExec;
 use crate::launch::{DIRECTORY, Ends, Theirs, environment, on_pipes};
-use crate::parent::{Fork, Kind};
-use crate::records::{Record, Records};
-use crate::said::{Refused, Said, shown, understand};
+use crate::parent::{Fork, ForkKind};
+use crate::records::{ChannelRecord, Records};
+use crate::said::{CodeMessage, StartRefusal, shown, understand};
 use crate::sweep::{self, Whom};
-use crate::table::{Child, Table};
+use crate::table::{Child, ExecTable};
 use crate::watched::Watched;
 
 /// Timeout from the fork to the first line of code, without packages. Normally milliseconds.
@@ -68,7 +68,7 @@ pub struct Running {
 #[serde(rename_all = "snake_case")]
 pub enum Tell<'a> {
     /// The only run of the process.
-    Run(Run<'a>),
+    Run(RunSpec<'a>),
     /// The next cell.
     Cell(CellSpec<'a>),
     /// Requests the variables.
@@ -86,19 +86,19 @@ pub struct CellSpec<'a> {
     pub env: &'a BTreeMap<String, String>,
     /// Code and packages, as for a run.
     #[serde(flatten)]
-    pub run: Run<'a>,
+    pub run: RunSpec<'a>,
 }
 
 /// Message that starts a run.
 #[derive(Serialize)]
-pub struct Run<'a> {
+pub struct RunSpec<'a> {
     code: &'a str,
     requirements: &'a [String],
     install_missing: bool,
     install_ms: u64,
 }
 
-impl<'a> Run<'a> {
+impl<'a> RunSpec<'a> {
     /// Builds the message for this code.
     pub fn of(code: &'a Code) -> Self {
         Self {
@@ -119,11 +119,11 @@ pub struct Birth<'a> {
     /// Working directory and environment variables.
     pub spec: &'a ExecSpec,
     /// Purpose of the fork.
-    pub kind: Kind,
+    pub kind: ForkKind,
 }
 
 /// Forks a process for code.
-pub async fn fork(table: &Rc<Table>, birth: &Birth<'_>, child: Child) -> Result<(Running, Pid), Error> {
+pub async fn fork(table: &Rc<ExecTable>, birth: &Birth<'_>, child: Child) -> Result<(Running, Pid), Error> {
     // In a user-space kernel, every process of a user can reach the descriptors of another: see `launch`.
     let owner = if table.in_user_kernel() { 0 } else { birth.uid };
     let broken = |error: std::io::Error| did_not_begin(&error.to_string());
@@ -143,9 +143,14 @@ pub async fn fork(table: &Rc<Table>, birth: &Birth<'_>, child: Child) -> Result<
 }
 
 /// Starts a run. As for a command, nothing is awaited here.
-pub fn begin(table: &Rc<Table>, id: ExecId, mut spec: ExecSpec, fingerprint: u64) -> Result<Rc<Exec>, Error> {
+pub fn begin(
+    table: &Rc<ExecTable>,
+    id: ExecId,
+    mut spec: ExecSpec,
+    fingerprint: u64,
+) -> Result<Rc<GuestExec>, Error> {
     let new = |spec: &ExecSpec, group| {
-        Rc::new(Exec::new(id.clone(), spec, fingerprint, group, Rc::clone(table.memory())))
+        Rc::new(GuestExec::new(id.clone(), spec, fingerprint, group, Rc::clone(table.memory())))
     };
     let language = spec.code.as_ref().and_then(|code| code.language).unwrap_or_default();
     if let Some(context) = spec.code.as_ref().and_then(|code| code.context.as_ref()) {
@@ -176,7 +181,7 @@ pub fn begin(table: &Rc<Table>, id: ExecId, mut spec: ExecSpec, fingerprint: u64
 }
 
 /// Runs Python code from its fork to its end.
-async fn run(table: Rc<Table>, id: ExecId, exec: Rc<Exec>, job: Job) {
+async fn run(table: Rc<ExecTable>, id: ExecId, exec: Rc<GuestExec>, job: Job) {
     match begin_python(&table, &exec, &job).await {
         Ok(running) => {
             table.judge(&id, &exec, Ok(()));
@@ -194,13 +199,14 @@ async fn run(table: Rc<Table>, id: ExecId, exec: Rc<Exec>, job: Job) {
 /// Forks the process and sends it the code. Waits until the process reports that the code begins, unless
 /// packages are installed first.
 async fn begin_python(
-    table: &Rc<Table>,
-    exec: &Rc<Exec>,
+    table: &Rc<ExecTable>,
+    exec: &Rc<GuestExec>,
     Job { spec, code }: &Job,
 ) -> Result<Running, Error> {
-    let birth = Birth { uid: spec.uid.unwrap_or(limits::UID), group: exec.group(), spec, kind: Kind::Run };
+    let birth =
+        Birth { uid: spec.uid.unwrap_or(limits::UID), group: exec.group(), spec, kind: ForkKind::Run };
     let (running, _pid) = fork(table, &birth, Child::Exec(Rc::clone(exec))).await?;
-    let run = Run::of(code);
+    let run = RunSpec::of(code);
     let install = Duration::from_millis(run.install_ms);
     let tell = Tell::Run(run);
     let told = running.channel.write(&tell);
@@ -215,14 +221,14 @@ async fn begin_python(
     };
     let first = tokio::time::timeout(BEGIN_WITHIN, first).await.ok().flatten();
     match first.as_ref().and_then(|record| understand(&record.bytes)) {
-        Some(Said::Refused(Refused { message, .. })) => {
+        Some(CodeMessage::Refused(StartRefusal { message, .. })) => {
             // A process that refused to begin must not continue.
             sweep::kill(Whom::Group(exec.group())).await;
             return Err(cannot_begin(&message));
         }
-        Some(Said::Result(result)) => {
-            let patience = first.as_ref().map_or(Duration::ZERO, Record::patience);
-            shown(exec, &running.streams, (result, patience), &running.channel).await;
+        Some(CodeMessage::Result(result)) => {
+            let patience = first.as_ref().map_or(Duration::ZERO, ChannelRecord::patience);
+            shown(exec, &running.streams, result, patience, &running.channel).await;
         }
         // A process that ended before its first message is reported by its outcome.
         _ => {}
@@ -232,12 +238,12 @@ async fn begin_python(
 }
 
 /// Handles the messages of a run until its process is gone.
-async fn attend(exec: Rc<Exec>, streams: Vec<(Stream, Rc<Watched>)>, channel: Rc<Records>) {
+async fn attend(exec: Rc<GuestExec>, streams: Vec<(Stream, Rc<Watched>)>, channel: Rc<Records>) {
     while let Some(record) = channel.read().await {
         match understand(&record.bytes) {
-            Some(Said::Begun(_)) => exec.clock(),
-            Some(Said::Result(result)) => {
-                shown(&exec, &streams, (result, record.patience()), &channel).await;
+            Some(CodeMessage::Begun(_)) => exec.clock(),
+            Some(CodeMessage::Result(result)) => {
+                shown(&exec, &streams, result, record.patience(), &channel).await;
             }
             // Other messages have no receiver, and a process that sends them harms only itself.
             _ => {}
@@ -246,7 +252,7 @@ async fn attend(exec: Rc<Exec>, streams: Vec<(Stream, Rc<Watched>)>, channel: Rc
 }
 
 /// Writes code to the standard input of the program that runs it.
-async fn feed(exec: Rc<Exec>, input: Bytes) {
+async fn feed(exec: Rc<GuestExec>, input: Bytes) {
     // A program that does not read all of it has ended, or reports an error in its output.
     let _ = exec.stdin.write(0, &input).await;
     exec.stdin.close();

@@ -22,14 +22,14 @@ use rustix::process::Pid;
 use tokio::sync::{Mutex, Notify};
 
 use crate::code::{Birth, Running, Tell, cannot_begin, did_not_begin, fork};
-use crate::exec::Exec;
+use crate::exec::GuestExec;
 use crate::launch::{DIRECTORY, Launched, Purpose, verdict};
-use crate::parent::Kind;
+use crate::parent::ForkKind;
 use crate::records::Records;
-use crate::said::{ACK, Refused, Said, understand};
+use crate::said::{ACK, CodeMessage, StartRefusal, understand};
 use crate::shell;
 use crate::sweep::{self, Whom};
-use crate::table::{Child, Table};
+use crate::table::{Child, ExecTable};
 use crate::watched::Watched;
 
 /// Time for a process to end after its channel was closed.
@@ -56,9 +56,9 @@ pub const NO_GROUP: u32 = *limits::EXEC_GROUPS.end() + 3;
 pub struct Context {
     id: ContextId,
     spec: ContextSpec,
-    process: RefCell<Option<Rc<Process>>>,
+    process: RefCell<Option<Rc<ContextProcess>>>,
     /// Current cell.
-    running: RefCell<Option<Rc<Exec>>>,
+    running: RefCell<Option<Rc<GuestExec>>>,
     turn: Mutex<()>,
     waiting: Cell<u32>,
     cells: Cell<u64>,
@@ -75,7 +75,7 @@ pub struct Context {
 }
 
 /// Process of a context.
-pub struct Process {
+pub struct ContextProcess {
     group: u32,
     pid: Cell<Option<Pid>>,
     running: RefCell<Option<Rc<Running>>>,
@@ -84,7 +84,7 @@ pub struct Process {
     ended: Notify,
 }
 
-impl Process {
+impl ContextProcess {
     /// Records the end of the process.
     pub fn reaped(&self, outcome: Outcome) {
         self.outcome.replace(Some(outcome));
@@ -173,7 +173,7 @@ impl Context {
     }
 
     /// Returns the current state.
-    pub fn info(&self, table: &Table) -> ContextInfo {
+    pub fn info(&self, table: &ExecTable) -> ContextInfo {
         self.notice(table);
         let state = match (self.running.borrow().is_some(), self.process.borrow().is_some()) {
             (true, _) => ContextState::Busy,
@@ -193,13 +193,13 @@ impl Context {
     }
 
     /// Starts the first process, so that the caller learns whether the context can be created.
-    pub async fn begin(self: &Rc<Self>, table: &Rc<Table>) -> Result<(), Error> {
+    pub async fn begin(self: &Rc<Self>, table: &Rc<ExecTable>) -> Result<(), Error> {
         let _turn = self.turn.lock().await;
         self.alive_and_kept(table).await
     }
 
     /// Like [`Context::alive`], but fails if the context was removed meanwhile.
-    async fn alive_and_kept(self: &Rc<Self>, table: &Rc<Table>) -> Result<(), Error> {
+    async fn alive_and_kept(self: &Rc<Self>, table: &Rc<ExecTable>) -> Result<(), Error> {
         if !self.removed.get() {
             self.alive(table).await?;
         }
@@ -211,7 +211,7 @@ impl Context {
     }
 
     /// Updates the state if the process has ended.
-    fn notice(&self, table: &Table) {
+    fn notice(&self, table: &ExecTable) {
         let process = self.process.borrow().clone();
         let Some(process) = process.filter(|process| process.has_ended()) else { return };
         self.process.replace(None);
@@ -225,14 +225,14 @@ impl Context {
     }
 
     /// Returns the current process, or starts a new one. The caller must hold the turn.
-    async fn alive(self: &Rc<Self>, table: &Rc<Table>) -> Result<Rc<Process>, Error> {
+    async fn alive(self: &Rc<Self>, table: &Rc<ExecTable>) -> Result<Rc<ContextProcess>, Error> {
         self.notice(table);
         let there = self.process.borrow().clone();
         if let Some(process) = there {
             return Ok(process);
         }
         table.memory().settled().await;
-        let process = Rc::new(Process {
+        let process = Rc::new(ContextProcess {
             group: table.group(),
             pid: Cell::new(None),
             running: RefCell::default(),
@@ -255,12 +255,13 @@ impl Context {
         Ok(process)
     }
 
-    async fn start(&self, table: &Rc<Table>, process: &Rc<Process>) -> Result<Running, Error> {
+    async fn start(&self, table: &Rc<ExecTable>, process: &Rc<ContextProcess>) -> Result<Running, Error> {
         let (cwd, env) = (self.spec.cwd.clone(), self.spec.env.clone());
         let spec = ExecSpec { cwd, env, ..ExecSpec::default() };
         let child = Child::Context(Rc::clone(process));
         if self.spec.language == Language::Python {
-            let birth = Birth { uid: limits::UID, group: process.group, spec: &spec, kind: Kind::Context };
+            let birth =
+                Birth { uid: limits::UID, group: process.group, spec: &spec, kind: ForkKind::Context };
             let (running, pid) = fork(table, &birth, child).await?;
             process.pid.set(Some(pid));
             self.ready(&running.channel).await?;
@@ -281,14 +282,17 @@ impl Context {
         let begun = async {
             while let Some(record) = channel.read().await {
                 match understand(&record.bytes) {
-                    Some(Said::Begun(_)) => return Ok(()),
-                    Some(Said::Refused(Refused { message })) => return Err(cannot_begin(&message)),
-                    Some(Said::Result(result)) => {
+                    Some(CodeMessage::Begun(_)) => return Ok(()),
+                    Some(CodeMessage::Refused(StartRefusal { message })) => {
+                        return Err(cannot_begin(&message));
+                    }
+                    Some(CodeMessage::Result(result)) => {
                         let early = result.get();
                         self.early.replace((early.len() <= EARLY_BYTES_MAX).then(|| early.into()));
                         let _ = channel.send_bytes(ACK, &[]).await;
                     }
-                    Some(Said::Done(_) | Said::Variables(_) | Said::Settled(_)) | None => {}
+                    Some(CodeMessage::Done(_) | CodeMessage::Variables(_) | CodeMessage::Settled(_))
+                    | None => {}
                 }
             }
             Err(did_not_begin("its process exited"))
@@ -344,7 +348,7 @@ impl Context {
     }
 
     /// Discards the state. The current cell is cancelled; queued cells run in the new process.
-    pub async fn restart(self: &Rc<Self>, table: &Rc<Table>) -> Result<(), Error> {
+    pub async fn restart(self: &Rc<Self>, table: &Rc<ExecTable>) -> Result<(), Error> {
         self.end(Loss::Restarted).await;
         match self.turn.try_lock() {
             Ok(_turn) => self.alive_and_kept(table).await,
@@ -382,7 +386,7 @@ impl Context {
     }
 
     /// Returns its variables.
-    pub async fn variables(self: &Rc<Self>, table: &Table) -> Result<Vec<Variable>, Error> {
+    pub async fn variables(self: &Rc<Self>, table: &ExecTable) -> Result<Vec<Variable>, Error> {
         if self.spec.language != Language::Python {
             return Err(Error::invalid(
                 "variables can be listed only for Python contexts",
@@ -399,11 +403,13 @@ impl Context {
                 let record = running.channel.read().await?;
                 match understand(&record.bytes) {
                     // User code can forge this message, and a small message can be large in memory.
-                    Some(Said::Variables(list)) if list.get().len() > VARIABLES_BYTES_MAX => return None,
-                    Some(Said::Variables(list)) => return serde_json::from_str(list.get()).ok(),
+                    Some(CodeMessage::Variables(list)) if list.get().len() > VARIABLES_BYTES_MAX => {
+                        return None;
+                    }
+                    Some(CodeMessage::Variables(list)) => return serde_json::from_str(list.get()).ok(),
                     // A result that a thread shows between two cells. Acknowledge it, because the thread
                     // waits.
-                    Some(Said::Result(_)) => running.channel.send_bytes(ACK, &[]).await.ok()?,
+                    Some(CodeMessage::Result(_)) => running.channel.send_bytes(ACK, &[]).await.ok()?,
                     _ => {}
                 }
             }

@@ -8,7 +8,7 @@ use api::code::{ContextInfo, ContextSpec};
 use api::{ContextId, Error, limits};
 
 use crate::context::Context;
-use crate::table::{Table, conflict};
+use crate::table::{ExecTable, conflict};
 
 /// All contexts, by id.
 #[derive(Default)]
@@ -28,7 +28,7 @@ impl Contexts {
     /// Creates a context, or finds the context that the same request created before.
     pub async fn make(
         &self,
-        table: &Rc<Table>,
+        table: &Rc<ExecTable>,
         id: ContextId,
         spec: ContextSpec,
     ) -> Result<ContextInfo, Error> {
@@ -73,7 +73,7 @@ impl Contexts {
     }
 
     /// Returns all contexts.
-    pub fn list(&self, table: &Table) -> Vec<ContextInfo> {
+    pub fn list(&self, table: &ExecTable) -> Vec<ContextInfo> {
         self.all.borrow().values().map(|context| context.info(table)).collect()
     }
 

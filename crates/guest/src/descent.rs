@@ -178,19 +178,19 @@ pub fn no_namespaces() -> Vec<libc::sock_filter> {
 }
 
 fn load(at: u32) -> libc::sock_filter {
-    instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, (0, 0), at)
+    instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, at)
 }
 
 /// Skips `then` instructions if the loaded value equals `value`, otherwise skips `otherwise` instructions.
 fn equal(value: u32, then: u8, otherwise: u8) -> libc::sock_filter {
-    instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, (then, otherwise), value)
+    instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, then, otherwise, value)
 }
 
 fn answer(value: u32) -> libc::sock_filter {
-    instruction(libc::BPF_RET | libc::BPF_K, (0, 0), value)
+    instruction(libc::BPF_RET | libc::BPF_K, 0, 0, value)
 }
 
-fn instruction(code: u32, (jt, jf): (u8, u8), k: u32) -> libc::sock_filter {
+fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt, jf, k }
 }
 

@@ -17,7 +17,7 @@ const SOCKET: &str = "/.bellglass/channel/node.sock";
 const GREETING_WITHIN: Duration = Duration::from_secs(5);
 
 /// A connection after the greeting.
-pub struct Connection {
+pub struct NodeConnection {
     /// The byte stream.
     pub stream: UnixStream,
     /// Descriptors that the node sent.
@@ -37,7 +37,7 @@ pub struct Descriptors {
 }
 
 /// Dials the node, sends the token of its first answer, and exchanges greetings.
-pub async fn dial(token: &Cell<[u8; TOKEN_BYTES]>) -> io::Result<Connection> {
+pub async fn dial(token: &Cell<[u8; TOKEN_BYTES]>) -> io::Result<NodeConnection> {
     let mut stream = UnixStream::connect(SOCKET).await?;
     let mine = Hello { kind: Kind::ServeKnown, cgroups: 0, oom_count: false, oom_event: false };
     stream.write_all(&[&mine.encode()[..], &token.get()].concat()).await?;
@@ -52,15 +52,15 @@ pub async fn dial(token: &Cell<[u8; TOKEN_BYTES]>) -> io::Result<Connection> {
         io::Result::Ok(descriptors)
     };
     let descriptors = tokio::time::timeout(GREETING_WITHIN, answered).await??;
-    Ok(Connection { stream, descriptors })
+    Ok(NodeConnection { stream, descriptors })
 }
 
 /// Exchanges greetings with a peer that was accepted in another way.
-pub async fn greet(mut stream: UnixStream) -> io::Result<Connection> {
+pub async fn greet(mut stream: UnixStream) -> io::Result<NodeConnection> {
     let mine = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false };
     stream.write_all(&mine.encode()).await?;
     let (_, descriptors) = tokio::time::timeout(GREETING_WITHIN, greeting(&stream)).await??;
-    Ok(Connection { stream, descriptors })
+    Ok(NodeConnection { stream, descriptors })
 }
 
 async fn greeting(stream: &UnixStream) -> io::Result<(Hello, Descriptors)> {

@@ -11,7 +11,7 @@ use api::{Error, ErrorCode, Layer, Ran, Retry};
 use hyper::body::Incoming;
 use tokio::net::TcpListener;
 
-use crate::ports::{self, Said};
+use crate::ports::{self, PortOutput};
 
 /// Binds the port before any user code can.
 pub async fn listen() -> Option<TcpListener> {
@@ -22,7 +22,7 @@ pub async fn listen() -> Option<TcpListener> {
 ///
 /// # Errors
 /// If the guest could not bind the port.
-pub async fn next(listener: Option<&TcpListener>, heard: Incoming) -> Result<Said, Error> {
+pub async fn next(listener: Option<&TcpListener>, heard: Incoming) -> Result<PortOutput, Error> {
     let failed = |code: ErrorCode, message: String| Error {
         code,
         message,

@@ -39,7 +39,7 @@ use crate::terminal;
 use crate::watched::Watched;
 
 /// One exec.
-pub struct Exec {
+pub struct GuestExec {
     id: ExecId,
     argv: String,
     /// Fingerprint of the request that started the exec. The same id with another request is a conflict.
@@ -84,7 +84,7 @@ pub struct Exec {
     decided: Notify,
 }
 
-impl Exec {
+impl GuestExec {
     /// Creates an exec whose process is about to be started.
     pub fn new(id: ExecId, spec: &ExecSpec, fingerprint: u64, group: u32, kills: Rc<Kills>) -> Self {
         let bytes = spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES);
@@ -467,7 +467,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_time_of_a_pause_does_not_count() {
         let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };
-        let exec = Exec::new(ExecId::from_random([1; 16]), &spec, 0, 1, Rc::default());
+        let exec = GuestExec::new(ExecId::from_random([1; 16]), &spec, 0, 1, Rc::default());
         let seconds = Duration::from_secs;
         exec.clock();
         tokio::time::advance(Duration::from_millis(400)).await;
@@ -488,7 +488,7 @@ mod tests {
     async fn a_deadline_that_passed_in_a_pause_ends_nothing() {
         let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };
         for _ in 0..20 {
-            let exec = Exec::new(ExecId::from_random([1; 16]), &spec, 0, 1, Rc::default());
+            let exec = GuestExec::new(ExecId::from_random([1; 16]), &spec, 0, 1, Rc::default());
             exec.clock();
             let decided = exec.until_decided();
             tokio::pin!(decided);
@@ -505,7 +505,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_begins_during_a_pause_has_its_own_deadline() {
         let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };
-        let exec = Exec::new(ExecId::from_random([1; 16]), &spec, 0, 1, Rc::default());
+        let exec = GuestExec::new(ExecId::from_random([1; 16]), &spec, 0, 1, Rc::default());
         exec.hold_time();
         tokio::time::advance(Duration::from_secs(3600)).await;
         exec.clock();
@@ -520,7 +520,7 @@ mod tests {
     fn an_exec_tells_the_deadline_it_was_given() {
         for deadline_ms in [None, Some(1), Some(limits::DEADLINE_MS_MAX)] {
             let spec = ExecSpec { argv: vec!["true".into()], deadline_ms, ..ExecSpec::default() };
-            let exec = Exec::new("e1".parse().unwrap(), &spec, 0, 20_000, Rc::default());
+            let exec = GuestExec::new("e1".parse().unwrap(), &spec, 0, 20_000, Rc::default());
             assert_eq!(exec.info(1).deadline_ms, deadline_ms);
         }
     }

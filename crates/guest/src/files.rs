@@ -51,7 +51,7 @@ use tokio::task::JoinHandle;
 
 use crate::launch::{Ends, verdict};
 use crate::sweep::{self, Whom};
-use crate::table::{Assistant, Table};
+use crate::table::{Assistant, ExecTable};
 use crate::watched::Watched;
 
 /// Command line of the process that serves a request.
@@ -62,7 +62,7 @@ const GRACE: Duration = Duration::from_secs(2);
 const CHUNK_BYTES: usize = 256 * 1024;
 
 /// An answer in progress. Dropping it ends the process that produces it.
-pub struct Answer {
+pub struct FileResponseBody {
     pipe: Rc<Watched>,
     asking: JoinHandle<()>,
     assistant: Assistant,
@@ -70,7 +70,11 @@ pub struct Answer {
 }
 
 /// Starts a process for the request in `body`, as root if `uid` is 0. The process's output is the answer.
-pub async fn serve(body: Incoming, uid: Option<u64>, table: &Rc<Table>) -> Result<Answer, Error> {
+pub async fn serve(
+    body: Incoming,
+    uid: Option<u64>,
+    table: &Rc<ExecTable>,
+) -> Result<FileResponseBody, Error> {
     let uid = uid.map(|uid| u32::try_from(uid).unwrap_or(u32::MAX));
     let argv = WORKER.map(str::to_owned).to_vec();
     let spec = ExecSpec { argv, uid, stdin: true, ..ExecSpec::default() };
@@ -83,7 +87,7 @@ pub async fn serve(body: Incoming, uid: Option<u64>, table: &Rc<Table>) -> Resul
         return Err(no_pipe(io::ErrorKind::NotFound.into()));
     };
     let asking = tokio::task::spawn_local(send(body, stdin));
-    Ok(Answer { pipe, asking, assistant, ended: false })
+    Ok(FileResponseBody { pipe, asking, assistant, ended: false })
 }
 
 /// Forwards the request. The pipe is closed both at the end and after an interruption; the parts show which
@@ -104,7 +108,7 @@ async fn send(mut body: Incoming, pipe: Rc<Watched>) {
     }
 }
 
-impl hyper::body::Body for Answer {
+impl hyper::body::Body for FileResponseBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -128,7 +132,7 @@ impl hyper::body::Body for Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for FileResponseBody {
     fn drop(&mut self) {
         self.asking.abort();
         if !self.ended {

@@ -19,7 +19,7 @@ use tokio::task::LocalSet;
 
 use crate::launch::Purpose;
 use crate::meet::Meeting;
-use crate::table::{House, Table};
+use crate::table::{ExecTable, House};
 use crate::walls::Entrances;
 use crate::{egress, serve, spare, sweep};
 
@@ -33,7 +33,7 @@ const REDIAL_LAST: Duration = Duration::from_millis(500);
 const NOT_BEGUN: u8 = 3;
 
 /// Method by which node and guest connect.
-pub enum Way {
+pub enum ConnectMethod {
     /// The node listens.
     Dial,
     /// Process 1 listens; an engine has set up the isolation.
@@ -48,7 +48,7 @@ pub enum Way {
 }
 
 /// Runs until the time to live is over or SIGTERM arrives. Returns the exit code.
-pub fn run(ttl: Duration, purpose: Purpose, way: Way) -> u8 {
+pub fn run(ttl: Duration, purpose: Purpose, way: ConnectMethod) -> u8 {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return NOT_BEGUN;
     };
@@ -57,15 +57,15 @@ pub fn run(ttl: Duration, purpose: Purpose, way: Way) -> u8 {
     spare::make_ahead();
     LocalSet::new().block_on(&runtime, async move {
         let house = match way {
-            Way::Dial => House::Ours,
-            Way::Listen => House::Engine,
-            Way::Walled { .. } => House::Walls,
+            ConnectMethod::Dial => House::Ours,
+            ConnectMethod::Listen => House::Engine,
+            ConnectMethod::Walled { .. } => House::Walls,
         };
         if house != House::Ours {
             sweep::expect_visitors();
         }
         let Ok((meeting, said)) = meet(way) else { return NOT_BEGUN };
-        let table = Rc::new(Table::new(purpose, house, ttl));
+        let table = Rc::new(ExecTable::new(purpose, house, ttl));
         let relieved = Rc::downgrade(&table);
         spare::relieve_by(move || relieved.upgrade().is_some_and(|table| table.forget_oldest()));
         let (Ok(children), Ok(mut terminate)) =
@@ -90,16 +90,16 @@ pub fn run(ttl: Duration, purpose: Purpose, way: Way) -> u8 {
 }
 
 /// Prepares the meeting of node and guest. Returns the pipe for the readiness report, if there is one.
-fn meet(way: Way) -> std::io::Result<(Meeting, Option<std::fs::File>)> {
+fn meet(way: ConnectMethod) -> std::io::Result<(Meeting, Option<std::fs::File>)> {
     match way {
-        Way::Dial => Ok((Meeting::dial(), None)),
-        Way::Listen => Ok((Meeting::listen(None)?, None)),
-        Way::Walled { entrances, said } => Ok((Meeting::listen(Some(entrances))?, Some(said))),
+        ConnectMethod::Dial => Ok((Meeting::dial(), None)),
+        ConnectMethod::Listen => Ok((Meeting::listen(None)?, None)),
+        ConnectMethod::Walled { entrances, said } => Ok((Meeting::listen(Some(entrances))?, Some(said))),
     }
 }
 
 /// Reaps every child that ended, including orphans, and reports each to the table.
-async fn reap(mut children: tokio::signal::unix::Signal, table: Rc<Table>) {
+async fn reap(mut children: tokio::signal::unix::Signal, table: Rc<ExecTable>) {
     while children.recv().await.is_some() {
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             table.ended(pid, outcome(status));
@@ -108,7 +108,7 @@ async fn reap(mut children: tokio::signal::unix::Signal, table: Rc<Table>) {
 }
 
 /// Serves one connection after the other, forever.
-async fn attend(meeting: Meeting, table: Rc<Table>, way_out: Rc<Option<tokio::net::TcpListener>>) {
+async fn attend(meeting: Meeting, table: Rc<ExecTable>, way_out: Rc<Option<tokio::net::TcpListener>>) {
     let mut pause = REDIAL_FIRST;
     loop {
         if let Ok(connection) = meeting.next().await {

@@ -114,13 +114,13 @@ pub struct Launched {
     /// The process.
     pub pid: Pid,
     /// Pending result of its start.
-    pub verdict: Verdict,
+    pub verdict: PendingStart,
     /// Our ends of its streams.
     pub ends: Ends,
 }
 
 /// Pending result of a start: success if the process executed its program.
-pub struct Verdict {
+pub struct PendingStart {
     pid: Pid,
     /// Receives the error number of a failed start; closes on success.
     pipe: OwnedFd,
@@ -231,7 +231,7 @@ pub fn launch(
         pid => Pid::from_raw(pid).filter(|_| pid > 0),
     };
     let pid = pid.ok_or_else(|| failed(io::Error::last_os_error()))?;
-    Ok(Launched { pid, verdict: Verdict { pid, pipe: said }, ends })
+    Ok(Launched { pid, verdict: PendingStart { pid, pipe: said }, ends })
 }
 
 /// Creates the pipes of a process, owned by this user. Without `stdin`, its standard input is `/dev/null`.
@@ -274,7 +274,11 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Waits until the process has executed its program, or returns why it could not.
-pub async fn verdict(spec: &ExecSpec, group: u32, Verdict { pid, pipe }: Verdict) -> Result<(), Error> {
+pub async fn verdict(
+    spec: &ExecSpec,
+    group: u32,
+    PendingStart { pid, pipe }: PendingStart,
+) -> Result<(), Error> {
     let watched = watch(pipe, Interest::READABLE).map_err(|error| spawn_failed(spec, &error))?;
     let read = async {
         let mut errno = [0; 4];

@@ -48,13 +48,13 @@ use rustix::fs::{CWD, Mode, OFlags};
 use streamed::Feed;
 use tokio::sync::{mpsc, oneshot};
 
-use apply::Unpacker;
-pub use entry::{Ahead, Entry, Kind};
+use apply::LayerUnpacker;
+pub use entry::{Ahead, ArchiveEntry, EntryKind};
 use merged::Merged;
 use pack::Packed;
 pub use refusal::broken;
 use refusal::platform;
-use source::{Arriving, Piece};
+use source::{Arriving, BodyChunk};
 pub use source::{Fault, Source};
 use tree::Tree;
 
@@ -69,7 +69,7 @@ const UPPER: &str = "/.bellglass/upper";
 
 /// Parameters of a request to unpack a layer.
 #[derive(Clone, Copy, Debug)]
-pub struct Order {
+pub struct UnpackRequest {
     /// Compression of the archive.
     pub compression: Compression,
     /// True if this is the last layer of its image.
@@ -79,7 +79,7 @@ pub struct Order {
 }
 
 /// Unpacks the body of a request.
-pub async fn put(order: Order, mut body: Incoming) -> Result<LayerReport, Error> {
+pub async fn put(order: UnpackRequest, mut body: Incoming) -> Result<LayerReport, Error> {
     let layers = open(order.done)?;
     let (pieces, receiver) = mpsc::channel(PIECES_WAITING);
     let (sender, report) = oneshot::channel();
@@ -92,11 +92,13 @@ pub async fn put(order: Order, mut body: Incoming) -> Result<LayerReport, Error>
     unpacking.map_err(|error| platform("start a thread", &error))?;
     loop {
         let piece = match body.frame().await {
-            Some(Ok(frame)) => frame.into_data().map_or_else(|_| Piece::Bytes(Bytes::new()), Piece::Bytes),
+            Some(Ok(frame)) => {
+                frame.into_data().map_or_else(|_| BodyChunk::Bytes(Bytes::new()), BodyChunk::Bytes)
+            }
             Some(Err(_)) => break,
-            None => Piece::End,
+            None => BodyChunk::End,
         };
-        let last = matches!(piece, Piece::End);
+        let last = matches!(piece, BodyChunk::End);
         // The thread stops reading after it has refused the layer. Its report has the reason.
         if pieces.send(piece).await.is_err() || last {
             break;
@@ -155,12 +157,12 @@ pub async fn get(of: &str, in_user_kernel: bool, sender: Feed) -> Result<(), Err
 pub fn unpack(
     reader: impl Read,
     fault: Fault,
-    order: Order,
+    order: UnpackRequest,
     layers: Vec<OwnedFd>,
 ) -> Result<LayerReport, Error> {
     let source = Source::new(reader, order.compression, fault.clone());
     let mut archive = tar::Archive::new(source);
-    let mut unpacker = Unpacker::new(Tree::new(Merged::new(layers)?));
+    let mut unpacker = LayerUnpacker::new(Tree::new(Merged::new(layers)?));
     let unpacked = unpacker.all(&mut archive);
     let finished = unpacked.and_then(|()| archive.into_inner().finish());
     // Decoders and the archive reader hide why their source failed, so the source's own error takes

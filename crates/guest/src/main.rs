@@ -75,7 +75,7 @@ mod watched;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use init::Way;
+use init::ConnectMethod;
 use launch::Purpose;
 
 fn main() -> ExitCode {
@@ -89,10 +89,10 @@ fn main() -> ExitCode {
             // A missing value means deny: without a time to live, no sandbox is started.
             let Some(ttl) = ttl_ms.map(Duration::from_millis) else { return ExitCode::from(2) };
             match arguments.next().as_deref() {
-                None => init::run(ttl, Purpose::Run, Way::Dial).into(),
-                Some("--rooted") => init::run(ttl, Purpose::Rooted, Way::Dial).into(),
-                Some("--build") => init::run(ttl, Purpose::Build, Way::Dial).into(),
-                Some("--listen") => init::run(ttl, Purpose::Run, Way::Listen).into(),
+                None => init::run(ttl, Purpose::Run, ConnectMethod::Dial).into(),
+                Some("--rooted") => init::run(ttl, Purpose::Rooted, ConnectMethod::Dial).into(),
+                Some("--build") => init::run(ttl, Purpose::Build, ConnectMethod::Dial).into(),
+                Some("--listen") => init::run(ttl, Purpose::Run, ConnectMethod::Listen).into(),
                 Some("--walls") => walls::put_up(ttl),
                 Some(_) => ExitCode::from(2),
             }

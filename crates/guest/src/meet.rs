@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use api::hello::{NO_TOKEN, TOKEN_BYTES};
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::dial::{Connection, greet};
+use crate::dial::{NodeConnection, greet};
 use crate::walls::Entrances;
 use crate::{posture, sweep};
 
@@ -61,7 +61,7 @@ impl Meeting {
     }
 
     /// Returns the next connection to the node, after the greeting.
-    pub async fn next(&self) -> io::Result<Connection> {
+    pub async fn next(&self) -> io::Result<NodeConnection> {
         match self {
             Self::Dial(token) => crate::dial::dial(token).await,
             Self::Listen(listener, entrances) => loop {

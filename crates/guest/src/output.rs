@@ -10,8 +10,8 @@ use api::frame::{HEADER_BYTES, Header};
 use bytes::{Bytes, BytesMut};
 use streamed::Feed;
 
-use crate::exec::Exec;
-use crate::spool::Read;
+use crate::exec::GuestExec;
+use crate::spool::SpoolRead;
 
 /// Maximum interval between frames, so that a reader can distinguish a silent exec from a dead guest.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -29,16 +29,16 @@ thread_local! {
 }
 
 /// Counts one reader while it exists.
-struct Counted;
+struct ReaderGuard;
 
-impl Counted {
+impl ReaderGuard {
     fn new() -> Self {
         READERS.set(READERS.get() + 1);
         Self
     }
 }
 
-impl Drop for Counted {
+impl Drop for ReaderGuard {
     fn drop(&mut self) {
         READERS.set(READERS.get().saturating_sub(1));
     }
@@ -56,8 +56,8 @@ pub struct Position {
 }
 
 /// Sends frames until the exec is complete and everything was sent, or the reader is gone.
-pub async fn send(exec: Rc<Exec>, mut at: Position, sender: Feed) {
-    let _counted = Counted::new();
+pub async fn send(exec: Rc<GuestExec>, mut at: Position, sender: Feed) {
+    let _guard = ReaderGuard::new();
     let mut buffer = BytesMut::new();
     loop {
         let changed = exec.changed.notified();
@@ -99,7 +99,7 @@ pub async fn send(exec: Rc<Exec>, mut at: Position, sender: Feed) {
     }
 }
 
-fn next(exec: &Exec, stream: Stream, position: &mut u64, buffer: &mut BytesMut) -> Option<Bytes> {
+fn next(exec: &GuestExec, stream: Stream, position: &mut u64, buffer: &mut BytesMut) -> Option<Bytes> {
     let offset = *position;
     let available = exec.spool(stream, |spool| spool.written().saturating_sub(offset));
     if available == 0 {
@@ -110,12 +110,12 @@ fn next(exec: &Exec, stream: Stream, position: &mut u64, buffer: &mut BytesMut) 
     buffer.resize(HEADER_BYTES + room, 0);
     let (head, payload) = buffer.split_at_mut(HEADER_BYTES);
     let header = match exec.spool(stream, |spool| spool.read(offset, payload)) {
-        Read::Nothing => return None,
-        Read::Gap { to } => {
+        SpoolRead::Nothing => return None,
+        SpoolRead::Gap { to } => {
             *position = to;
             Header::Gap { stream, to }
         }
-        Read::Data(count) => {
+        SpoolRead::Data(count) => {
             *position = offset + count as u64;
             Header::Data { stream, offset, length: u32::try_from(count).unwrap_or(0) }
         }

@@ -30,7 +30,7 @@ use crate::descent::SETPCAP;
 use crate::launch::{Identity, Launched, environment, verdict};
 use crate::records::Records;
 use crate::sweep::{self, Whom};
-use crate::table::{Child, Table};
+use crate::table::{Child, ExecTable};
 use crate::watched::Watched;
 
 /// Entry program; it finds the other files in `SOURCES`.
@@ -70,13 +70,13 @@ pub struct Parent {
 struct Live {
     records: Records,
     info: InterpreterInfo,
-    waiting: RefCell<Option<Waiting>>,
+    waiting: RefCell<Option<PendingFork>>,
     /// Forked processes that have not ended yet.
     children: RefCell<HashSet<Pid>>,
     gone: Cell<bool>,
 }
 
-struct Waiting {
+struct PendingFork {
     /// Id of the request. If a caller leaves early, its answer must not go to the next caller.
     run: u32,
     child: Child,
@@ -97,19 +97,19 @@ pub struct Fork<'a> {
     /// All environment variables of the fork.
     pub env: std::collections::BTreeMap<&'a str, &'a str>,
     /// Run or context.
-    pub kind: Kind,
+    pub kind: ForkKind,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Ask<'a> {
+enum ParentRequest<'a> {
     Fork(&'a Fork<'a>),
 }
 
 /// Purpose of a fork.
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum ForkKind {
     /// One run.
     Run,
     /// Cells, until the process ends.
@@ -118,7 +118,7 @@ pub enum Kind {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Said {
+enum ParentMessage {
     Ready(InterpreterInfo),
     Forked { run: u32, pid: i32 },
     Failed { run: u32, message: String },
@@ -132,7 +132,7 @@ impl Parent {
     }
 
     /// Returns the parent's description of itself, once it is ready.
-    pub async fn info(&self, table: &Rc<Table>) -> Result<InterpreterInfo, Error> {
+    pub async fn info(&self, table: &Rc<ExecTable>) -> Result<InterpreterInfo, Error> {
         let _turn = self.turn.lock().await;
         Ok(self.live(table).await?.info.clone())
     }
@@ -140,7 +140,7 @@ impl Parent {
     /// Forks a process with these three streams and this channel. Reports its end to `child`.
     pub async fn fork(
         &self,
-        table: &Rc<Table>,
+        table: &Rc<ExecTable>,
         fork: &Fork<'_>,
         descriptors: [OwnedFd; 4],
         child: Child,
@@ -157,10 +157,10 @@ impl Parent {
             ));
         }
         let (answer, answered) = oneshot::channel();
-        live.waiting.replace(Some(Waiting { run: fork.run, child, answer }));
+        live.waiting.replace(Some(PendingFork { run: fork.run, child, answer }));
         let sent = async {
             let descriptors = descriptors.each_ref().map(AsFd::as_fd);
-            live.records.send(&Ask::Fork(fork), &descriptors).await.ok()?;
+            live.records.send(&ParentRequest::Fork(fork), &descriptors).await.ok()?;
             answered.await.ok()
         };
         let answer = tokio::time::timeout(FORKED_WITHIN, sent).await;
@@ -182,7 +182,7 @@ impl Parent {
     }
 
     /// Returns the current process, or starts a new one.
-    async fn live(&self, table: &Rc<Table>) -> Result<Rc<Live>, Error> {
+    async fn live(&self, table: &Rc<ExecTable>) -> Result<Rc<Live>, Error> {
         let there = self.live.borrow().clone().filter(|live| !live.gone.get());
         if let Some(live) = there {
             return Ok(live);
@@ -195,7 +195,7 @@ impl Parent {
     }
 }
 
-async fn start(table: &Rc<Table>, spec: &InterpreterSpec) -> Result<Live, Error> {
+async fn start(table: &Rc<ExecTable>, spec: &InterpreterSpec) -> Result<Live, Error> {
     let mut command = ExecSpec { env: spec.env.clone(), cwd: Some("/".into()), ..ExecSpec::default() };
     let python = environment(&command).get("PATH").and_then(|path| trusted(path)).ok_or_else(|| {
         failed(
@@ -233,7 +233,7 @@ async fn start(table: &Rc<Table>, spec: &InterpreterSpec) -> Result<Live, Error>
     }
     let ready = tokio::time::timeout(READY_WITHIN, records.read()).await;
     let ready = ready.ok().flatten().and_then(|record| serde_json::from_slice(&record.bytes).ok());
-    let Some(Said::Ready(info)) = ready else {
+    let Some(ParentMessage::Ready(info)) = ready else {
         sweep::kill(Whom::Group(GROUP)).await;
         let words = String::from_utf8_lossy(&words.borrow()).trim().to_owned();
         return Err(failed(
@@ -252,10 +252,10 @@ async fn start(table: &Rc<Table>, spec: &InterpreterSpec) -> Result<Live, Error>
 }
 
 /// Handles the parent's messages until it is gone.
-async fn attend(table: Rc<Table>, live: Rc<Live>) {
+async fn attend(table: Rc<ExecTable>, live: Rc<Live>) {
     while let Some(record) = live.records.read().await {
         match serde_json::from_slice(&record.bytes) {
-            Ok(Said::Forked { run, pid }) => {
+            Ok(ParentMessage::Forked { run, pid }) => {
                 let waiting = live.waiting.borrow_mut().take_if(|waiting| waiting.run == run);
                 // A fork whose caller has left finds its channel closed, and exits.
                 let (Some(waiting), Some(pid)) = (waiting, Pid::from_raw(pid)) else { continue };
@@ -264,17 +264,17 @@ async fn attend(table: Rc<Table>, live: Rc<Live>) {
                 live.children.borrow_mut().insert(pid);
                 let _ = waiting.answer.send(Ok(pid));
             }
-            Ok(Said::Failed { run, message }) => {
+            Ok(ParentMessage::Failed { run, message }) => {
                 if let Some(waiting) = live.waiting.borrow_mut().take_if(|waiting| waiting.run == run) {
                     let _ = waiting.answer.send(Err(message));
                 }
             }
-            Ok(Said::Ended { pid, status }) => {
+            Ok(ParentMessage::Ended { pid, status }) => {
                 if let Some(pid) = Pid::from_raw(pid).filter(|pid| live.children.borrow_mut().remove(pid)) {
                     table.ended(pid, outcome(status));
                 }
             }
-            Ok(Said::Ready(_)) | Err(_) => break,
+            Ok(ParentMessage::Ready(_)) | Err(_) => break,
         }
     }
     live.gone.set(true);

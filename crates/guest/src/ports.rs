@@ -38,20 +38,20 @@ static PLACES: Semaphore = Semaphore::const_new(CONNECTIONS_MAX);
 
 /// Output of a server in the sandbox, as the body of a response. It ends with an explicit end marker; without
 /// one, the connection broke.
-pub struct Said {
-    pieces: mpsc::Receiver<Piece>,
+pub struct PortOutput {
+    pieces: mpsc::Receiver<PortChunk>,
     ended: bool,
 }
 
-enum Piece {
+enum PortChunk {
     Data(Bytes),
     End,
 }
 
 /// A connection broke, on either side.
-struct Broken;
+struct BrokenConnection;
 
-impl Body for Said {
+impl Body for PortOutput {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -63,10 +63,10 @@ impl Body for Said {
             return Poll::Ready(None);
         }
         self.pieces.poll_recv(context).map(|piece| {
-            self.ended = !matches!(piece, Some(Piece::Data(_)));
+            self.ended = !matches!(piece, Some(PortChunk::Data(_)));
             match piece {
-                Some(Piece::Data(bytes)) => Some(Ok(Frame::data(bytes))),
-                Some(Piece::End) => None,
+                Some(PortChunk::Data(bytes)) => Some(Ok(Frame::data(bytes))),
+                Some(PortChunk::End) => None,
                 None => Some(Err(io::ErrorKind::ConnectionReset.into())),
             }
         })
@@ -77,7 +77,7 @@ impl Body for Said {
 ///
 /// # Errors
 /// If nothing listens on the port, or the maximum number of connections is reached.
-pub async fn open(port: u16, heard: Incoming) -> Result<Said, Error> {
+pub async fn open(port: u16, heard: Incoming) -> Result<PortOutput, Error> {
     let place = PLACES.try_acquire().map_err(|_| Error {
         code: ErrorCode::Capacity,
         message: format!("the sandbox already has {CONNECTIONS_MAX} open connections, the maximum"),
@@ -90,11 +90,11 @@ pub async fn open(port: u16, heard: Incoming) -> Result<Said, Error> {
 }
 
 /// Forwards bytes in both directions between a connection in the sandbox and the node.
-pub fn carry(stream: TcpStream, heard: Incoming, place: Option<SemaphorePermit<'static>>) -> Said {
+pub fn carry(stream: TcpStream, heard: Incoming, place: Option<SemaphorePermit<'static>>) -> PortOutput {
     let _ = stream.set_nodelay(true);
     let (say, pieces) = mpsc::channel(PIECES_WAITING);
     tokio::task::spawn_local(pass(stream, heard, say, place));
-    Said { pieces, ended: false }
+    PortOutput { pieces, ended: false }
 }
 
 async fn dial(port: u16) -> Result<TcpStream, Error> {
@@ -127,7 +127,7 @@ async fn dial(port: u16) -> Result<TcpStream, Error> {
 async fn pass(
     mut stream: TcpStream,
     heard: Incoming,
-    say: mpsc::Sender<Piece>,
+    say: mpsc::Sender<PortChunk>,
     _place: Option<SemaphorePermit<'static>>,
 ) {
     let (read, write) = stream.split();
@@ -138,30 +138,30 @@ async fn pass(
     }
 }
 
-async fn inwards(mut heard: Incoming, mut write: WriteHalf<'_>) -> Result<(), Broken> {
+async fn inwards(mut heard: Incoming, mut write: WriteHalf<'_>) -> Result<(), BrokenConnection> {
     while let Some(frame) = heard.frame().await {
-        if let Ok(bytes) = frame.map_err(|_| Broken)?.into_data() {
-            write.write_all(&bytes).await.map_err(|_| Broken)?;
+        if let Ok(bytes) = frame.map_err(|_| BrokenConnection)?.into_data() {
+            write.write_all(&bytes).await.map_err(|_| BrokenConnection)?;
         }
     }
-    write.shutdown().await.map_err(|_| Broken)
+    write.shutdown().await.map_err(|_| BrokenConnection)
 }
 
-async fn outwards(mut read: ReadHalf<'_>, say: mpsc::Sender<Piece>) -> Result<(), Broken> {
+async fn outwards(mut read: ReadHalf<'_>, say: mpsc::Sender<PortChunk>) -> Result<(), BrokenConnection> {
     let mut buffer = vec![0; PIECE_BYTES];
     loop {
         let count = tokio::select! {
-            count = read.read(&mut buffer) => count.map_err(|_| Broken)?,
+            count = read.read(&mut buffer) => count.map_err(|_| BrokenConnection)?,
             // The reader is gone.
-            () = say.closed() => return Err(Broken),
+            () = say.closed() => return Err(BrokenConnection),
         };
         // Copy the bytes, so that a small chunk does not keep a large buffer alive while it waits.
         let piece = match buffer.get(..count) {
-            None | Some([]) => Piece::End,
-            Some(bytes) => Piece::Data(Bytes::copy_from_slice(bytes)),
+            None | Some([]) => PortChunk::End,
+            Some(bytes) => PortChunk::Data(Bytes::copy_from_slice(bytes)),
         };
-        let is_end = matches!(piece, Piece::End);
-        say.send(piece).await.map_err(|_| Broken)?;
+        let is_end = matches!(piece, PortChunk::End);
+        say.send(piece).await.map_err(|_| BrokenConnection)?;
         if is_end {
             return Ok(());
         }

@@ -55,13 +55,13 @@ struct Unread {
 }
 
 /// A record.
-pub struct Record {
+pub struct ChannelRecord {
     /// Content, without the final NUL byte.
     pub bytes: Vec<u8>,
     place: Option<OwnedSemaphorePermit>,
 }
 
-impl Record {
+impl ChannelRecord {
     /// Returns how long the record may be held while the caller waits for something else. Other large records
     /// wait for its permit.
     pub fn patience(&self) -> Duration {
@@ -71,13 +71,13 @@ impl Record {
 
 /// Permit for a large record that is being read. If the read is cancelled, its bytes are discarded, because
 /// they would otherwise stay in memory without a permit.
-struct Place<'a> {
+struct LargeRecordPermit<'a> {
     records: &'a Records,
     permit: Option<OwnedSemaphorePermit>,
     until: Instant,
 }
 
-impl Drop for Place<'_> {
+impl Drop for LargeRecordPermit<'_> {
     fn drop(&mut self) {
         if self.permit.is_some() {
             self.records.unread.replace(Unread { broken: true, ..Unread::default() });
@@ -95,8 +95,8 @@ impl Records {
 
     /// Returns the next record, or `None` if the other side is gone or violates the protocol. Can be
     /// cancelled at any time; after a cancellation within a large record, no more records can be read.
-    pub async fn read(&self) -> Option<Record> {
-        let mut place: Option<Place<'_>> = None;
+    pub async fn read(&self) -> Option<ChannelRecord> {
+        let mut place: Option<LargeRecordPermit<'_>> = None;
         loop {
             // Yield, so that a peer that writes continuously does not monopolize this thread.
             tokio::task::yield_now().await;
@@ -105,14 +105,15 @@ impl Records {
                 (unread.take(), unread.bytes.len(), unread.broken)
             };
             if let Some(bytes) = taken {
-                return Some(Record { bytes, place: place.and_then(|mut place| place.permit.take()) });
+                return Some(ChannelRecord { bytes, place: place.and_then(|mut place| place.permit.take()) });
             }
             if held > RECORD_BYTES_MAX || broken {
                 return None;
             }
             if held >= SMALL_BYTES && place.is_none() {
                 let permit = LARGE.with(Arc::clone).acquire_owned().await.ok();
-                place = Some(Place { records: self, permit, until: Instant::now() + LARGE_WITHIN });
+                place =
+                    Some(LargeRecordPermit { records: self, permit, until: Instant::now() + LARGE_WITHIN });
             }
             let ready = self.socket.readable();
             let mut ready = match &place {

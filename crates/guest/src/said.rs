@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use crate::exec::Exec;
+use crate::exec::GuestExec;
 use crate::records::Records;
 use crate::watched::Watched;
 
@@ -21,16 +21,16 @@ const ACK_WITHIN: Duration = Duration::from_secs(1);
 /// A message of a process that runs code.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said<'a> {
+pub enum CodeMessage<'a> {
     /// The code begins now.
     Begun(IgnoredAny),
     /// A result. It is not parsed, because a small message can be large in memory.
     #[serde(borrow)]
     Result(&'a RawValue),
     /// The cell is done.
-    Done(Done),
+    Done(CellEnd),
     /// The code cannot begin.
-    Refused(Refused),
+    Refused(StartRefusal),
     /// The variables of a context.
     #[serde(borrow)]
     Variables(&'a RawValue),
@@ -40,14 +40,14 @@ pub enum Said<'a> {
 
 /// End of a cell.
 #[derive(Deserialize)]
-pub struct Done {
+pub struct CellEnd {
     /// Exit code.
     pub code: i32,
 }
 
 /// Refusal to begin.
 #[derive(Deserialize)]
-pub struct Refused {
+pub struct StartRefusal {
     /// Reason, as text.
     pub message: String,
 }
@@ -55,9 +55,10 @@ pub struct Refused {
 /// Stores a result in order, after the output written before it, and lets its process continue. If a large
 /// result waits too long for a reader of earlier output, it is omitted, and a notice replaces it.
 pub async fn shown(
-    exec: &Exec,
+    exec: &GuestExec,
     streams: &[(Stream, Rc<Watched>)],
-    (result, patience): (&RawValue, Duration),
+    result: &RawValue,
+    patience: Duration,
     channel: &Records,
 ) {
     let caught_up = tokio::time::timeout(patience, exec.catch_up(streams)).await;
@@ -72,6 +73,6 @@ pub async fn shown(
 }
 
 /// Parses a message.
-pub fn understand(bytes: &[u8]) -> Option<Said<'_>> {
+pub fn understand(bytes: &[u8]) -> Option<CodeMessage<'_>> {
     serde_json::from_slice(bytes).ok()
 }

@@ -44,11 +44,11 @@ use tokio::net::{TcpListener, UnixStream};
 
 use crate::egress;
 use crate::files;
-use crate::layer::{self, Order};
+use crate::layer::{self, UnpackRequest};
 use crate::output::{self, Position};
-use crate::ports::{self, Said};
+use crate::ports::{self, PortOutput};
 use crate::sweep::{self, Whom};
-use crate::table::Table;
+use crate::table::ExecTable;
 use crate::trust;
 
 /// Intervals of keep-alive pings. A node that does not answer for this long is gone, and the guest dials the
@@ -75,8 +75,8 @@ const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Number of frames that can wait for a slow reader.
 const FRAMES_WAITING: usize = 2;
 
-type Body = Either<Full<Bytes>, Either<Streamed, Either<files::Answer, Said>>>;
-type Reply = Result<Response<Body>, Error>;
+type ResponseBody = Either<Full<Bytes>, Either<Streamed, Either<files::FileResponseBody, PortOutput>>>;
+type RouteResult = Result<Response<ResponseBody>, Error>;
 
 /// Runs hyper's tasks on this thread.
 #[derive(Clone)]
@@ -91,7 +91,7 @@ impl<F: Future + 'static> hyper::rt::Executor<F> for Local {
 }
 
 /// Serves a connection until it ends.
-pub async fn serve(stream: UnixStream, table: Rc<Table>, way_out: Rc<Option<TcpListener>>) {
+pub async fn serve(stream: UnixStream, table: Rc<ExecTable>, way_out: Rc<Option<TcpListener>>) {
     let (every, within) = match table.is_relayed() {
         true => (ENGINE_PING_EVERY, ENGINE_PING_WITHIN),
         false => (PING_EVERY, PING_WITHIN),
@@ -112,9 +112,9 @@ pub async fn serve(stream: UnixStream, table: Rc<Table>, way_out: Rc<Option<TcpL
 
 async fn answer(
     request: Request<Incoming>,
-    table: Rc<Table>,
+    table: Rc<ExecTable>,
     way_out: Rc<Option<TcpListener>>,
-) -> Result<Response<Body>, Infallible> {
+) -> Result<Response<ResponseBody>, Infallible> {
     Ok(route(request, table, way_out).await.unwrap_or_else(|error| {
         let status = match error.code {
             ErrorCode::NotFound => StatusCode::NOT_FOUND,
@@ -143,7 +143,11 @@ async fn answer(
     }))
 }
 
-async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<TcpListener>>) -> Reply {
+async fn route(
+    request: Request<Incoming>,
+    table: Rc<ExecTable>,
+    way_out: Rc<Option<TcpListener>>,
+) -> RouteResult {
     let (parts, body) = request.into_parts();
     let query = parts.uri.query().unwrap_or_default();
     let path: Vec<&str> = parts.uri.path().split('/').skip(1).collect();
@@ -209,14 +213,14 @@ async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<
     }
 }
 
-async fn start(id: ExecId, body: Incoming, table: &Rc<Table>) -> Reply {
+async fn start(id: ExecId, body: Incoming, table: &Rc<ExecTable>) -> RouteResult {
     let bytes = collect(body).await?;
     let spec: ExecSpec = parse(&bytes)?;
     let exec = table.start(id, spec, &bytes).await?;
     json(StatusCode::OK, &exec.info(1))
 }
 
-async fn contexts(method: &Method, path: &[&str], body: Incoming, table: &Rc<Table>) -> Reply {
+async fn contexts(method: &Method, path: &[&str], body: Incoming, table: &Rc<ExecTable>) -> RouteResult {
     let id = |text: &str| -> Result<ContextId, Error> {
         text.parse().map_err(|bad: api::id::NotAnId| Error::invalid(bad.to_string(), "Use a valid id."))
     };
@@ -249,7 +253,7 @@ fn milliseconds(text: &str) -> Result<Duration, Error> {
     Ok(Duration::from_millis(ms))
 }
 
-async fn stdin(id: ExecId, query: &str, mut body: Incoming, table: &Table) -> Reply {
+async fn stdin(id: ExecId, query: &str, mut body: Incoming, table: &ExecTable) -> RouteResult {
     let exec = table.exec(&id)?;
     let stdin = &exec.stdin;
     let is_last = number(query, "last")?.is_some();
@@ -274,7 +278,7 @@ async fn stdin(id: ExecId, query: &str, mut body: Incoming, table: &Table) -> Re
     json(StatusCode::OK, &stdin.received())
 }
 
-async fn signal(id: ExecId, body: Incoming, table: &Table) -> Reply {
+async fn signal(id: ExecId, body: Incoming, table: &ExecTable) -> RouteResult {
     let exec = table.exec(&id)?;
     let request: SignalRequest = parse(&collect(body).await?)?;
     let wanted = Signal::from_named_raw(request.signal).ok_or_else(|| {
@@ -312,12 +316,12 @@ fn position(query: &str) -> Result<Position, Error> {
     })
 }
 
-fn order(query: &str) -> Result<Order, Error> {
+fn order(query: &str) -> Result<UnpackRequest, Error> {
     let compression = value(query, "compression").and_then(Compression::from_name);
     let done = number(query, "done")?.and_then(|done| usize::try_from(done).ok());
     match (compression, number(query, "top")?, done) {
         (Some(compression), Some(top @ (0 | 1)), Some(done)) => {
-            Ok(Order { compression, top: top == 1, done })
+            Ok(UnpackRequest { compression, top: top == 1, done })
         }
         _ => Err(Error::invalid(
             "compression, top or done is missing or unknown",
@@ -337,7 +341,7 @@ fn number(query: &str, name: &str) -> Result<Option<u64>, Error> {
         .map_err(|_| Error::invalid(format!("{name} is not a number"), "Use a decimal number."))
 }
 
-fn json<T: serde::Serialize>(status: StatusCode, value: &T) -> Reply {
+fn json<T: serde::Serialize>(status: StatusCode, value: &T) -> RouteResult {
     let bytes = serde_json::to_vec(value)
         .map_err(|error| platform(format!("cannot serialize a response: {error}")))?;
     let mut response = Response::new(full(bytes.into()));
@@ -351,6 +355,6 @@ fn platform(message: String) -> Error {
     Error { code, message, layer, ran: Ran::Unknown, retry: Retry::Unknown, fix }
 }
 
-fn full(bytes: Bytes) -> Body {
+fn full(bytes: Bytes) -> ResponseBody {
     Either::Left(Full::new(bytes))
 }

@@ -61,11 +61,11 @@ pub struct Spool {
     cramped: bool,
     /// Offset at which the disk was full, and the last bytes after it, as a ring (mode `keep`).
     last: Option<(u64, Vec<u8>)>,
-    place: Place,
+    place: SpoolStorage,
     make_file: fn() -> io::Result<File>,
 }
 
-enum Place {
+enum SpoolStorage {
     Memory(Vec<u8>),
     File(File),
     /// Discarded after the end, or the disk was full: nothing below `floor` can be read.
@@ -74,7 +74,7 @@ enum Place {
 
 /// Result of a write.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum SpoolWrite {
     /// All bytes were accepted, and retained or dropped as the mode requires.
     All,
     /// Only this many bytes were accepted, because the buffer is full (mode `block`).
@@ -85,7 +85,7 @@ pub enum Taken {
 
 /// Result of a read at an offset.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Read {
+pub enum SpoolRead {
     /// This many bytes were copied to the buffer.
     Data(usize),
     /// The bytes from the offset up to `to` were not retained.
@@ -105,7 +105,7 @@ impl Spool {
             OutputMode::Block => (0, bytes),
             OutputMode::Kill => (bytes, 0),
         };
-        let place = Place::Memory(Vec::new());
+        let place = SpoolStorage::Memory(Vec::new());
         let (written, consumed, sent, floor, unstored, aside) = (0, 0, 0, 0, 0, 0);
         let (cramped, last) = (false, None);
         Self {
@@ -140,7 +140,7 @@ impl Spool {
 
     /// Returns true if some of the output is on disk.
     pub fn has_file(&self) -> bool {
-        matches!(self.place, Place::File(_))
+        matches!(self.place, SpoolStorage::File(_))
     }
 
     /// Returns the number of bytes that can be read again.
@@ -168,9 +168,9 @@ impl Spool {
                 return wanted;
             }
             let certain = match &self.place {
-                Place::Memory(_) => MEMORY_BYTES.saturating_sub(place),
-                Place::File(_) => self.aside.saturating_sub(place),
-                Place::Nowhere => return wanted,
+                SpoolStorage::Memory(_) => MEMORY_BYTES.saturating_sub(place),
+                SpoolStorage::File(_) => self.aside.saturating_sub(place),
+                SpoolStorage::Nowhere => return wanted,
             };
             if wanted == 0 || certain > 0 {
                 return wanted.min(certain);
@@ -189,16 +189,16 @@ impl Spool {
     /// Switches to a file if necessary, and reserves these blocks of it.
     fn set_aside(&mut self, place: u64, bytes: u64) -> io::Result<()> {
         relieved(|| {
-            if let Place::Memory(memory) = &self.place {
+            if let SpoolStorage::Memory(memory) = &self.place {
                 let file = (self.make_file)()?;
                 file.write_all_at(memory, 0)?;
                 // The bytes just written have their blocks, even if the following reservation fails.
                 self.aside = memory.len() as u64;
-                self.place = Place::File(file);
+                self.place = SpoolStorage::File(file);
             }
             match &self.place {
-                Place::File(file) => allocate(file, place, bytes),
-                Place::Memory(_) | Place::Nowhere => Err(io::ErrorKind::StorageFull.into()),
+                SpoolStorage::File(file) => allocate(file, place, bytes),
+                SpoolStorage::Memory(_) | SpoolStorage::Nowhere => Err(io::ErrorKind::StorageFull.into()),
             }
         })?;
         self.aside = place + bytes;
@@ -206,24 +206,24 @@ impl Spool {
     }
 
     /// Accepts bytes from the process.
-    pub fn write(&mut self, bytes: &[u8]) -> Taken {
+    pub fn write(&mut self, bytes: &[u8]) -> SpoolWrite {
         match self.mode {
             OutputMode::Keep => {
                 self.store(bytes);
-                Taken::All
+                SpoolWrite::All
             }
             OutputMode::Block => {
                 let mut left = bytes;
                 while !left.is_empty() {
                     let room = usize::try_from(self.room()).unwrap_or(usize::MAX).min(left.len());
                     if room == 0 {
-                        return Taken::Part(bytes.len() - left.len());
+                        return SpoolWrite::Part(bytes.len() - left.len());
                     }
                     let (now, later) = left.split_at(room);
                     self.store(now);
                     left = later;
                 }
-                Taken::All
+                SpoolWrite::All
             }
             OutputMode::Kill => {
                 let room = usize::try_from(self.head - self.written).unwrap_or(usize::MAX);
@@ -231,24 +231,24 @@ impl Spool {
                 let before = self.unstored;
                 self.store(fits);
                 if fits.len() == bytes.len() && self.unstored == before {
-                    Taken::All
+                    SpoolWrite::All
                 } else {
-                    Taken::OverLimit
+                    SpoolWrite::OverLimit
                 }
             }
         }
     }
 
     /// Reads at an offset.
-    pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Read {
+    pub fn read(&self, offset: u64, buffer: &mut [u8]) -> SpoolRead {
         if offset >= self.written {
-            return Read::Nothing;
+            return SpoolRead::Nothing;
         }
         let start = self.tail_start();
         let end = if offset < self.head_end() {
             self.head_end()
         } else if offset < start {
-            return Read::Gap { to: start };
+            return SpoolRead::Gap { to: start };
         } else if let Some((_, last)) = &self.last {
             return read_last(last, offset..self.written, buffer);
         } else {
@@ -258,18 +258,18 @@ impl Spool {
         };
         let wanted = usize::try_from(end - offset).unwrap_or(usize::MAX).min(buffer.len());
         let place = self.place_of(offset);
-        let Some(buffer) = buffer.get_mut(..wanted) else { return Read::Nothing };
+        let Some(buffer) = buffer.get_mut(..wanted) else { return SpoolRead::Nothing };
         let done = match &self.place {
-            Place::Memory(bytes) => {
+            SpoolStorage::Memory(bytes) => {
                 let from = usize::try_from(place).unwrap_or(usize::MAX);
                 bytes.get(from..from + wanted).map(|stored| buffer.copy_from_slice(stored)).is_some()
             }
-            Place::File(file) => file.read_exact_at(buffer, place).is_ok(),
-            Place::Nowhere => false,
+            SpoolStorage::File(file) => file.read_exact_at(buffer, place).is_ok(),
+            SpoolStorage::Nowhere => false,
         };
         // Bytes that the disk does not return are reported as a gap once, so that the exec as a whole does
         // not fail.
-        if done { Read::Data(wanted) } else { Read::Gap { to: end } }
+        if done { SpoolRead::Data(wanted) } else { SpoolRead::Gap { to: end } }
     }
 
     /// Notes that a reader consumed all bytes below this offset (mode `block`). Lower offsets than before
@@ -290,7 +290,7 @@ impl Spool {
 
     /// Discards all retained bytes.
     pub fn forget(&mut self) {
-        if let Place::File(file) = std::mem::replace(&mut self.place, Place::Nowhere) {
+        if let SpoolStorage::File(file) = std::mem::replace(&mut self.place, SpoolStorage::Nowhere) {
             spare::give_back(file);
         }
         self.head = 0;
@@ -367,7 +367,7 @@ impl Spool {
     }
 
     fn put(&mut self, place: u64, bytes: &[u8]) -> io::Result<()> {
-        if let Place::Memory(memory) = &mut self.place {
+        if let SpoolStorage::Memory(memory) = &mut self.place {
             let from = usize::try_from(place).unwrap_or(usize::MAX);
             if place + bytes.len() as u64 <= MEMORY_BYTES {
                 let end = from + bytes.len();
@@ -384,11 +384,11 @@ impl Spool {
                 file.write_all_at(memory, 0)?;
                 Ok(file)
             })?;
-            self.place = Place::File(file);
+            self.place = SpoolStorage::File(file);
         }
         match &self.place {
-            Place::File(file) => relieved(|| file.write_all_at(bytes, place)),
-            Place::Memory(_) | Place::Nowhere => Err(io::ErrorKind::StorageFull.into()),
+            SpoolStorage::File(file) => relieved(|| file.write_all_at(bytes, place)),
+            SpoolStorage::Memory(_) | SpoolStorage::Nowhere => Err(io::ErrorKind::StorageFull.into()),
         }
     }
 
@@ -422,16 +422,16 @@ fn allocate(file: &File, place: u64, bytes: u64) -> io::Result<()> {
 }
 
 /// Reads from the ring of the last bytes, up to the point where it wraps.
-fn read_last(last: &[u8], offsets: std::ops::Range<u64>, buffer: &mut [u8]) -> Read {
+fn read_last(last: &[u8], offsets: std::ops::Range<u64>, buffer: &mut [u8]) -> SpoolRead {
     let place = (offsets.start % LAST_BYTES) as usize;
     let there = usize::try_from(offsets.end - offsets.start).unwrap_or(usize::MAX);
     let count = there.min(last.len().saturating_sub(place)).min(buffer.len());
     match (buffer.get_mut(..count), last.get(place..place + count)) {
         (Some(to), Some(from)) if count > 0 => {
             to.copy_from_slice(from);
-            Read::Data(count)
+            SpoolRead::Data(count)
         }
-        _ => Read::Gap { to: offsets.end },
+        _ => SpoolRead::Gap { to: offsets.end },
     }
 }
 

@@ -39,18 +39,18 @@ thread_local! {
 }
 
 /// Groups that belong to an exec, a context or a process of the guest.
-pub type Known = Rc<RefCell<HashSet<u32>>>;
+pub type KnownGroups = Rc<RefCell<HashSet<u32>>>;
 
 /// Processes without a known group that began no earlier than an exec of root.
 #[derive(Clone)]
 pub struct Strays {
     /// Start of the exec, in ticks since boot, as in `/proc/<pid>/stat`.
     since: u64,
-    known: Known,
+    known: KnownGroups,
 }
 
 /// Content of `/proc/<pid>/status`, as far as it is used.
-struct Seen {
+struct ProcessStatus {
     zombie: bool,
     groups: Vec<u32>,
     /// True if its bounding set contains a capability that only process 1 and its new forks have.
@@ -73,7 +73,7 @@ pub fn expect_visitors() {
 
 impl Strays {
     /// Returns the strays of an exec that begins now.
-    pub fn from_now(known: &Known) -> Self {
+    pub fn from_now(known: &KnownGroups) -> Self {
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the pointer is to a time that outlives the call, which writes it.
         unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
@@ -185,7 +185,7 @@ pub async fn end_everybody() {
     }
 }
 
-fn processes() -> impl Iterator<Item = (Pid, Seen)> {
+fn processes() -> impl Iterator<Item = (Pid, ProcessStatus)> {
     std::fs::read_dir("/proc")
         .into_iter()
         .flatten()
@@ -221,8 +221,8 @@ fn began_in(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-fn look(status: &str) -> Seen {
-    let mut seen = Seen { zombie: false, groups: Vec::new(), is_young: false };
+fn look(status: &str) -> ProcessStatus {
+    let mut seen = ProcessStatus { zombie: false, groups: Vec::new(), is_young: false };
     let mut threads = 1;
     for line in status.lines() {
         if let Some(rest) = line.strip_prefix("State:") {

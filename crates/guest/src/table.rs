@@ -14,16 +14,16 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::code;
-use crate::context::Process;
+use crate::context::ContextProcess;
 use crate::contexts::Contexts;
 use crate::dial::Descriptors;
-use crate::exec::Exec;
-use crate::launch::{Identity, Launched, Purpose, Verdict, launch, no_terminal, verdict};
+use crate::exec::GuestExec;
+use crate::launch::{Identity, Launched, PendingStart, Purpose, launch, no_terminal, verdict};
 use crate::memory::Kills;
 use crate::parent::Parent;
-use crate::sweep::{self, Known, Strays};
+use crate::sweep::{self, KnownGroups, Strays};
 
-/// Maximum total output of ended execs while the disk has room for it: see [`Table::forget_oldest`].
+/// Maximum total output of ended execs while the disk has room for it: see [`ExecTable::forget_oldest`].
 const KEPT_BYTES_MAX: u64 = 64_000_000;
 
 /// Maximum number of concurrent requests with a helper process. Each takes a few pages of memory.
@@ -41,8 +41,8 @@ pub enum House {
 }
 
 /// The table of execs.
-pub struct Table {
-    execs: RefCell<HashMap<ExecId, Rc<Exec>>>,
+pub struct ExecTable {
+    execs: RefCell<HashMap<ExecId, Rc<GuestExec>>>,
     /// Ids in order of start; the oldest ended execs are removed first.
     order: RefCell<VecDeque<ExecId>>,
     processes: RefCell<HashMap<Pid, Child>>,
@@ -57,7 +57,7 @@ pub struct Table {
     next_group: Cell<u32>,
     groups_reused: Cell<bool>,
     /// Groups in use.
-    known: Known,
+    known: KnownGroups,
     assistants: Rc<Cell<usize>>,
     /// End of the sandbox's time to live, which applies even without a node.
     expires: watch::Sender<Instant>,
@@ -68,19 +68,19 @@ pub struct Table {
 /// Owner of a process.
 pub enum Child {
     /// An exec.
-    Exec(Rc<Exec>),
+    Exec(Rc<GuestExec>),
     /// A context.
-    Context(Rc<Process>),
+    Context(Rc<ContextProcess>),
 }
 
 /// A helper process of this program that works for a request, isolated like user code.
 pub struct Assistant {
     group: u32,
     count: Rc<Cell<usize>>,
-    known: Known,
+    known: KnownGroups,
 }
 
-impl Table {
+impl ExecTable {
     /// Creates an empty table for a sandbox with this purpose and time to live.
     pub fn new(purpose: Purpose, house: House, ttl: Duration) -> Self {
         let kills: Rc<Kills> = Rc::default();
@@ -99,7 +99,7 @@ impl Table {
             kills,
             next_group: Cell::new(*limits::EXEC_GROUPS.start()),
             groups_reused: Cell::new(false),
-            known: Known::default(),
+            known: KnownGroups::default(),
             assistants: Rc::default(),
             expires: watch::Sender::new(after(ttl)),
             holding: Cell::new(false),
@@ -160,7 +160,12 @@ impl Table {
 
     /// Starts an exec, or finds the exec that the same request started before. Both cases wait for the same
     /// verdict on the start, so a repeated request gets the same answer.
-    pub async fn start(self: &Rc<Self>, id: ExecId, spec: ExecSpec, body: &[u8]) -> Result<Rc<Exec>, Error> {
+    pub async fn start(
+        self: &Rc<Self>,
+        id: ExecId,
+        spec: ExecSpec,
+        body: &[u8],
+    ) -> Result<Rc<GuestExec>, Error> {
         let fingerprint = fingerprint(body);
         spec.check()?;
         spec.check_root(self.purpose.has_root())?;
@@ -175,7 +180,12 @@ impl Table {
 
     /// Starts the process of a new exec. Nothing is awaited here, and the rest runs in its own task, so a
     /// request whose connection breaks leaves a complete exec or none.
-    pub fn begin(self: &Rc<Self>, id: ExecId, spec: ExecSpec, fingerprint: u64) -> Result<Rc<Exec>, Error> {
+    pub fn begin(
+        self: &Rc<Self>,
+        id: ExecId,
+        spec: ExecSpec,
+        fingerprint: u64,
+    ) -> Result<Rc<GuestExec>, Error> {
         self.make_room()?;
         if spec.code.is_some() {
             return code::begin(self, id, spec, fingerprint);
@@ -184,7 +194,7 @@ impl Table {
             self.make_terminal_room()?;
         }
         let group = self.group();
-        let exec = Rc::new(Exec::new(id.clone(), &spec, fingerprint, group, Rc::clone(&self.kills)));
+        let exec = Rc::new(GuestExec::new(id.clone(), &spec, fingerprint, group, Rc::clone(&self.kills)));
         let who = self.purpose.identity(&spec, group);
         if self.purpose == Purpose::Rooted && who.uid == 0 {
             exec.watch_strays(Strays::from_now(&self.known));
@@ -206,13 +216,13 @@ impl Table {
     }
 
     /// Waits for the verdict on a start and publishes it. Returns true if the exec runs.
-    async fn judged(&self, id: ExecId, spec: &ExecSpec, exec: &Exec, said: Verdict) -> bool {
+    async fn judged(&self, id: ExecId, spec: &ExecSpec, exec: &GuestExec, said: PendingStart) -> bool {
         let verdict = verdict(spec, exec.group(), said).await;
         self.judge(&id, exec, verdict)
     }
 
     /// Publishes a verdict on a start to all waiters. Returns true if the exec runs.
-    pub fn judge(&self, id: &ExecId, exec: &Exec, verdict: Result<(), Error>) -> bool {
+    pub fn judge(&self, id: &ExecId, exec: &GuestExec, verdict: Result<(), Error>) -> bool {
         let lives = verdict.is_ok();
         if !lives {
             // Remove it before publishing, so that a repeated request starts a new exec.
@@ -226,7 +236,7 @@ impl Table {
     }
 
     /// Adds an exec to the table, in order of start.
-    pub fn know(&self, exec: &Rc<Exec>, id: ExecId) {
+    pub fn know(&self, exec: &Rc<GuestExec>, id: ExecId) {
         if self.holding.get() {
             exec.hold_time();
         }
@@ -271,7 +281,7 @@ impl Table {
     }
 
     /// Returns the exec with this id.
-    pub fn exec(&self, id: &ExecId) -> Result<Rc<Exec>, Error> {
+    pub fn exec(&self, id: &ExecId) -> Result<Rc<GuestExec>, Error> {
         self.execs.borrow().get(id).cloned().ok_or_else(|| Error::not_found(format!("there is no exec {id}")))
     }
 
@@ -385,7 +395,7 @@ impl Drop for Assistant {
     }
 }
 
-fn same(id: &ExecId, exec: Rc<Exec>, fingerprint: u64) -> Result<Rc<Exec>, Error> {
+fn same(id: &ExecId, exec: Rc<GuestExec>, fingerprint: u64) -> Result<Rc<GuestExec>, Error> {
     if exec.fingerprint == fingerprint {
         return Ok(exec);
     }
@@ -424,21 +434,21 @@ mod tests {
     use super::*;
 
     /// Runs a test on one thread, like the guest, and reaps the children afterwards.
-    fn with_table(test: impl AsyncFn(&Rc<Table>)) {
+    fn with_table(test: impl AsyncFn(&Rc<ExecTable>)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let table = Rc::new(Table::new(Purpose::Run, House::Ours, Duration::MAX));
+        let table = Rc::new(ExecTable::new(Purpose::Run, House::Ours, Duration::MAX));
         LocalSet::new().block_on(&runtime, test(&table));
         for pid in table.processes.borrow().keys() {
             waitpid(Some(*pid), WaitOptions::empty()).unwrap();
         }
     }
 
-    async fn start(table: &Rc<Table>, program: &str) -> Result<Rc<Exec>, Error> {
+    async fn start(table: &Rc<ExecTable>, program: &str) -> Result<Rc<GuestExec>, Error> {
         let spec = ExecSpec { argv: vec![program.into()], cwd: Some("/".into()), ..ExecSpec::default() };
         table.start("e1".parse().unwrap(), spec, program.as_bytes()).await
     }
 
-    fn groups_taken(table: &Table) -> u32 {
+    fn groups_taken(table: &ExecTable) -> u32 {
         table.next_group.get() - limits::EXEC_GROUPS.start()
     }
 

@@ -32,7 +32,7 @@ use std::time::Duration;
 use api::walls::Walls;
 use rustix::process::{Pid, WaitOptions};
 
-use crate::init::{self, Way};
+use crate::init::{self, ConnectMethod};
 use crate::launch::Purpose;
 use crate::launch::done;
 
@@ -161,7 +161,7 @@ fn be_first(walls: &Walls, ttl: Duration, entrances: Entrances, mut said: File) 
     if let Err(failed) = walled {
         give_up(&mut said, &failed);
     }
-    let code = init::run(ttl, Purpose::Run, Way::Walled { entrances, said });
+    let code = init::run(ttl, Purpose::Run, ConnectMethod::Walled { entrances, said });
     std::process::exit(i32::from(code))
 }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use api::limits::Limits;
 use runtime::Tier;
-use runtime::tables::{self, FILES_RESERVE, TASKS_RESERVE, Table};
+use runtime::tables::{self, FILES_RESERVE, TASKS_RESERVE, TableUsage};
 
 /// Memory that a sandbox uses before the machine's own figures show it, in any tier (gVisor: 60 MiB
 /// resident).
@@ -60,19 +60,19 @@ pub struct Room {
     /// Free inodes of the file system.
     pub inodes_free: u64,
     /// Process table of the machine.
-    pub tasks: Table,
+    pub tasks: TableUsage,
     /// Open-file table of the machine.
-    pub files: Table,
+    pub files: TableUsage,
 }
 
 /// The resource that is short, and the figures behind the refusal, for the text of an error.
-pub type Refusal = (&'static str, String);
+pub type ResourceShortage = (&'static str, String);
 
 /// Checks that the machine has capacity for one more sandbox with these limits.
 ///
 /// # Errors
 /// Returns the first resource that is short.
-pub fn admit(bounds: &Bounds, room: &Room, (limits, tier): (&Limits, Tier)) -> Result<(), Refusal> {
+pub fn admit(bounds: &Bounds, room: &Room, limits: &Limits, tier: Tier) -> Result<(), ResourceShortage> {
     if room.live >= bounds.sandboxes_max {
         return Err((
             "another sandbox",
@@ -120,8 +120,8 @@ pub fn admit(bounds: &Bounds, room: &Room, (limits, tier): (&Limits, Tier)) -> R
     Ok(())
 }
 
-fn short(table: &Table, needed: u64, setting: &str) -> String {
-    let Table { used, total } = table;
+fn short(table: &TableUsage, needed: u64, setting: &str) -> String {
+    let TableUsage { used, total } = table;
     format!(
         "the machine uses {used} of {total}, and {needed} must be free; raise {setting} or request fewer `pids`"
     )
@@ -170,45 +170,44 @@ mod tests {
     use proptest::prelude::*;
 
     fn roomy() -> Room {
-        let table = Table { used: 1000, total: 4 << 20 };
+        let table = TableUsage { used: 1000, total: 4 << 20 };
         Room {
             memory_free_bytes: 8 << 30,
             disk_free_bytes: 1 << 40,
             inodes_free: 1 << 20,
             tasks: table,
-            files: Table { total: u64::MAX, ..table },
+            files: TableUsage { total: u64::MAX, ..table },
             ..Room::default()
         }
     }
 
     #[test]
     fn what_is_short_is_named() {
-        let (bounds, limits) = (Bounds::default(), Limits::default());
-        let asked = (&limits, Tier::Container);
-        assert_eq!(admit(&bounds, &roomy(), asked), Ok(()));
+        let (bounds, limits, tier) = (Bounds::default(), Limits::default(), Tier::Container);
+        assert_eq!(admit(&bounds, &roomy(), &limits, tier), Ok(()));
         let full = Room { live: 1000, ..roomy() };
-        assert_eq!(admit(&bounds, &full, asked).unwrap_err().0, "another sandbox");
+        assert_eq!(admit(&bounds, &full, &limits, tier).unwrap_err().0, "another sandbox");
         let tight = Room { memory_free_bytes: 512 << 20, ..roomy() };
-        assert_eq!(admit(&bounds, &tight, asked).unwrap_err().0, "memory");
+        assert_eq!(admit(&bounds, &tight, &limits, tier).unwrap_err().0, "memory");
         let small = Room { disk_free_bytes: 3 << 29, ..roomy() };
-        assert_eq!(admit(&bounds, &small, asked).unwrap_err().0, "the sandbox's disk");
+        assert_eq!(admit(&bounds, &small, &limits, tier).unwrap_err().0, "the sandbox's disk");
         let files = Room { inodes_free: INODES_RESERVE, ..roomy() };
-        let (what, why) = admit(&bounds, &files, asked).unwrap_err();
+        let (what, why) = admit(&bounds, &files, &limits, tier).unwrap_err();
         assert!(what.contains("files") && why.contains("1024 inodes are free"), "{what}: {why}");
-        let crowded = Room { tasks: Table { used: 32_000, total: 32_768 }, ..roomy() };
-        let (what, why) = admit(&bounds, &crowded, asked).unwrap_err();
+        let crowded = Room { tasks: TableUsage { used: 32_000, total: 32_768 }, ..roomy() };
+        let (what, why) = admit(&bounds, &crowded, &limits, tier).unwrap_err();
         assert!(what == "the sandbox's processes" && why.contains("kernel.pid_max"), "{what}: {why}");
-        let open = Room { files: Table { used: u64::MAX - 5, total: u64::MAX }, ..roomy() };
-        assert_eq!(admit(&bounds, &open, asked).unwrap_err().0, "the sandbox's open files");
+        let open = Room { files: TableUsage { used: u64::MAX - 5, total: u64::MAX }, ..roomy() };
+        assert_eq!(admit(&bounds, &open, &limits, tier).unwrap_err().0, "the sandbox's open files");
     }
 
     #[test]
     fn a_user_space_kernel_needs_room_for_its_own_processes() {
         let (bounds, limits) = (Bounds::default(), Limits { pids: 1024, ..Limits::default() });
-        let room = Room { tasks: Table { used: 28_000, total: 32_768 }, ..roomy() };
-        assert_eq!(admit(&bounds, &room, (&limits, Tier::Container)), Ok(()));
+        let room = Room { tasks: TableUsage { used: 28_000, total: 32_768 }, ..roomy() };
+        assert_eq!(admit(&bounds, &room, &limits, Tier::Container), Ok(()));
         assert_eq!(
-            admit(&bounds, &room, (&limits, Tier::UserKernel)).unwrap_err().0,
+            admit(&bounds, &room, &limits, Tier::UserKernel).unwrap_err().0,
             "the sandbox's processes"
         );
     }
@@ -219,7 +218,7 @@ mod tests {
             let (bounds, limits) = (Bounds::default(), Limits::default());
             let starting_disk_bytes = u64::from(starting) * limits.disk_bytes;
             let room = Room { live: starting, starting, starting_disk_bytes, memory_free_bytes: memory, disk_free_bytes: disk, ..roomy() };
-            if admit(&bounds, &room, (&limits, Tier::Container)).is_ok() {
+            if admit(&bounds, &room, &limits, Tier::Container).is_ok() {
                 prop_assert!(memory - u64::from(starting + 1) * START_MEMORY_BYTES >= bounds.memory_reserve_bytes);
                 prop_assert!(disk - starting_disk_bytes - limits.disk_bytes >= bounds.disk_reserve_bytes);
             }

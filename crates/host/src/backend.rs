@@ -11,7 +11,7 @@ use std::sync::Arc;
 use api::limits::Limits;
 use api::server::BackendStatus;
 use runtime::daytona::{self, Account, Daytona};
-use runtime::engine::{Engine, Kind};
+use runtime::engine::{Engine, EngineKind};
 use runtime::{Inspect as _, Runtime, Tier};
 use serde::{Deserialize, Serialize};
 
@@ -47,7 +47,7 @@ pub struct Choice {
 }
 
 /// Result of probing one backend: its runtimes, the reason for using it, and the gaps in its isolation.
-type Found = Result<(Vec<Arc<dyn Runtime>>, String, Vec<String>), Error>;
+type ProbeResult = Result<(Vec<Arc<dyn Runtime>>, String, Vec<String>), Error>;
 
 impl Choice {
     /// Returns the backend in use, as a sentence for users (requirement A12.02).
@@ -97,7 +97,8 @@ impl Choice {
     pub fn next(
         &self,
         tried: &[String],
-        (tier, limits): (Tier, Limits),
+        tier: Tier,
+        limits: Limits,
         error: &Error,
     ) -> Option<&Arc<dyn Runtime>> {
         self.runtimes.iter().filter(|_| may_elsewhere(error)).find(|one| {
@@ -163,7 +164,7 @@ impl Machine {
             // Backends that are unavailable now are tried again by every later call.
             choice.runtimes.extend(away);
         }
-        for kind in Kind::ALL {
+        for kind in EngineKind::ALL {
             let known = choice.runtimes.iter().any(|one| one.name() == kind.name());
             if let Some(engine) = Engine::of_before(kind, self.data()).filter(|_| !known) {
                 choice.kept.push(Arc::new(engine));
@@ -185,17 +186,17 @@ impl Machine {
         }
     }
 
-    async fn find(&self, backend: Backend) -> Found {
+    async fn find(&self, backend: Backend) -> ProbeResult {
         match backend {
             Backend::Oci => self.find_oci(),
-            Backend::Podman | Backend::Engine => Self::try_engine(self.engine(Kind::Podman)?).await,
-            Backend::Docker => Self::try_engine(self.engine(Kind::Docker)?).await,
+            Backend::Podman | Backend::Engine => Self::try_engine(self.engine(EngineKind::Podman)?).await,
+            Backend::Docker => Self::try_engine(self.engine(EngineKind::Docker)?).await,
             Backend::Daytona => self.find_daytona().await,
         }
     }
 
     /// Uses the account if its API responds and accepts the key (requirement A9.03).
-    async fn find_daytona(&self) -> Found {
+    async fn find_daytona(&self) -> ProbeResult {
         let daytona = self.daytona()?;
         daytona.check().await?;
         let (why, lacks) =
@@ -203,7 +204,7 @@ impl Machine {
         Ok((vec![Arc::new(daytona)], why, lacks))
     }
 
-    fn find_oci(&self) -> Found {
+    fn find_oci(&self) -> ProbeResult {
         if !rustix::process::geteuid().is_root() {
             return Err(Error::Runtime(runtime::Error::Unavailable {
                 what: "OCI runtimes are not available".into(),
@@ -225,7 +226,7 @@ impl Machine {
     }
 
     /// Uses an engine if it responds and can enforce the limits of every sandbox (requirement A9.03).
-    async fn try_engine(engine: Engine) -> Found {
+    async fn try_engine(engine: Engine) -> ProbeResult {
         let facts = engine.facts().await?;
         let who = if facts.rootless { "rootless" } else { "rootful" };
         let why = format!("version {}, {who}, at {}", facts.version, engine.place().address);
@@ -245,11 +246,11 @@ impl FromStr for Backend {
 }
 
 impl Backend {
-    fn kind(self) -> Option<Kind> {
+    fn kind(self) -> Option<EngineKind> {
         match self {
             Self::Oci | Self::Engine | Self::Daytona => None,
-            Self::Podman => Some(Kind::Podman),
-            Self::Docker => Some(Kind::Docker),
+            Self::Podman => Some(EngineKind::Podman),
+            Self::Docker => Some(EngineKind::Docker),
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use api::SandboxId;
 use runtime::daytona::{self, Account, Daytona};
-use runtime::engine::{Engine, Kind, Place};
+use runtime::engine::{Engine, EngineEndpoint, EngineKind};
 use runtime::oci::{Dirs, Flavor, Oci};
 use runtime::{Runtime, Tier};
 
@@ -56,7 +56,7 @@ impl Machine {
     /// # Errors
     /// The name is unknown, or the runtime is not installed or does not work on this machine.
     pub fn runtime(&self, name: &str) -> Result<Arc<dyn Runtime>, Error> {
-        if let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == name) {
+        if let Some(kind) = EngineKind::ALL.into_iter().find(|kind| kind.name() == name) {
             return Ok(Arc::new(self.engine(kind)?));
         }
         if name == daytona::NAME {
@@ -67,7 +67,7 @@ impl Machine {
             let names = Self::flavors()
                 .map(|flavor| flavor.name)
                 .into_iter()
-                .chain(Kind::ALL.map(Kind::name))
+                .chain(EngineKind::ALL.map(EngineKind::name))
                 .chain([daytona::NAME]);
             let why = format!("unknown runtime {name}; use one of {}", names.collect::<Vec<_>>().join(", "));
             runtime::Error::Unsupported { what: "this runtime", why }
@@ -80,7 +80,7 @@ impl Machine {
     /// # Errors
     /// The name is not that of an engine, or no such engine was found.
     pub fn engine_named(&self, name: &str) -> Result<Engine, Error> {
-        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+        let kind = EngineKind::ALL.into_iter().find(|kind| kind.name() == name);
         self.engine(kind.ok_or_else(|| runtime::Error::Unsupported {
             what: "building an image",
             why: format!(
@@ -93,8 +93,8 @@ impl Machine {
     ///
     /// # Errors
     /// No such engine was found.
-    pub fn engine(&self, kind: Kind) -> Result<Engine, Error> {
-        Ok(Engine::new(Place::find(kind)?, &self.data)?)
+    pub fn engine(&self, kind: EngineKind) -> Result<Engine, Error> {
+        Ok(Engine::new(EngineEndpoint::find(kind)?, &self.data)?)
     }
 
     /// Returns the Daytona account that is configured for this machine. Does not contact it yet.
@@ -131,13 +131,13 @@ impl Machine {
         journalled: impl Fn() -> Result<Vec<SandboxId>, Error>,
     ) -> Result<Vec<SandboxId>, Error> {
         let mut removed = Vec::new();
-        let used = |kind: &Kind| {
+        let used = |kind: &EngineKind| {
             let left = std::fs::read_dir(self.data.join("engine").join(kind.name()));
             left.is_ok_and(|mut left| left.next().is_some())
         };
         // Queries an engine only if this data directory has records of sandboxes on it, because the query
         // takes time.
-        let engines = Kind::ALL.into_iter().filter(used).map(Kind::name);
+        let engines = EngineKind::ALL.into_iter().filter(used).map(EngineKind::name);
         let engines = engines.chain(Some(daytona::NAME).filter(|_| Daytona::has_before(&self.data)));
         for name in Self::flavors().map(|flavor| flavor.name).into_iter().chain(engines) {
             let Ok(runtime) = self.runtime(name) else { continue };

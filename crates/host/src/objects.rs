@@ -42,15 +42,15 @@ const LOCKS: usize = 64;
 /// A directory of objects.
 pub struct Objects {
     store: Arc<LocalFileSystem>,
-    room: Room,
-    tally: Option<Tally>,
+    room: DiskSpace,
+    tally: Option<LedgerScope>,
     /// Held while an object is changed, so that its bytes are counted exactly once.
     locks: Arc<[Mutex<()>; LOCKS]>,
 }
 
 /// The ledger to count in, and the position of the project in a key.
 #[derive(Clone)]
-pub struct Tally {
+pub struct LedgerScope {
     /// Ledger that counts the bytes.
     pub ledger: Arc<Ledger>,
     /// Index of the part of the key that names the project.
@@ -59,7 +59,7 @@ pub struct Tally {
 
 /// Space of a disk.
 #[derive(Clone)]
-struct Room {
+struct DiskSpace {
     root: PathBuf,
     reserve_bytes: u64,
     /// Bytes that are being written now.
@@ -67,8 +67,8 @@ struct Room {
 }
 
 /// Bytes counted as being written until this is dropped.
-struct Writing<'a> {
-    room: &'a Room,
+struct WriteReservation<'a> {
+    room: &'a DiskSpace,
     bytes: u64,
 }
 
@@ -78,13 +78,13 @@ pub struct Incoming {
     held: BytesMut,
     hasher: Sha256,
     size_bytes: u64,
-    room: Room,
-    place: Place,
+    room: DiskSpace,
+    place: ObjectDestination,
     charge: Option<Charge>,
 }
 
 /// Destination of an object, which may replace an existing one.
-struct Place {
+struct ObjectDestination {
     store: Arc<LocalFileSystem>,
     key: Path,
     locks: Arc<[Mutex<()>; LOCKS]>,
@@ -100,7 +100,7 @@ pub struct Outgoing {
 
 impl Objects {
     /// Opens a directory of objects, and creates it if needed. Writes leave `reserve_bytes` of the disk free.
-    pub fn open(root: PathBuf, reserve_bytes: u64, tally: Option<Tally>) -> Result<Self, Error> {
+    pub fn open(root: PathBuf, reserve_bytes: u64, tally: Option<LedgerScope>) -> Result<Self, Error> {
         let made = fs::create_dir_all(&root)
             .and_then(|()| fs::set_permissions(&root, fs::Permissions::from_mode(0o700)));
         made.map_err(|source| Error::System { act: format!("create {}", root.display()), source })?;
@@ -108,12 +108,12 @@ impl Objects {
         let store = Arc::new(store.with_automatic_cleanup(true).with_fsync(true));
         let writing = tally.as_ref().map(|tally| tally.ledger.writing()).unwrap_or_default();
         let locks = Arc::new(std::array::from_fn(|_| Mutex::default()));
-        Ok(Self { store, room: Room { root, reserve_bytes, writing }, tally, locks })
+        Ok(Self { store, room: DiskSpace { root, reserve_bytes, writing }, tally, locks })
     }
 
     /// Returns the project that a key belongs to, if its bytes are counted.
     async fn project(&self, key: &Path) -> Result<Option<Arc<Project>>, Error> {
-        let Some(Tally { ledger, depth }) = &self.tally else { return Ok(None) };
+        let Some(LedgerScope { ledger, depth }) = &self.tally else { return Ok(None) };
         match key.parts().nth(*depth) {
             Some(name) => ledger.counted(name.as_ref()).await.map(Some),
             None => Ok(None),
@@ -126,9 +126,9 @@ impl Objects {
         Ok(self.has_room(bytes) && project.is_none_or(|project| project.has_room(bytes)))
     }
 
-    async fn place(&self, key: &Path) -> Result<Place, Error> {
+    async fn place(&self, key: &Path) -> Result<ObjectDestination, Error> {
         let (store, locks) = (Arc::clone(&self.store), Arc::clone(&self.locks));
-        Ok(Place { store, key: key.clone(), locks, project: self.project(key).await? })
+        Ok(ObjectDestination { store, key: key.clone(), locks, project: self.project(key).await? })
     }
 
     /// Returns true if writing this many bytes leaves the disk's reserve free.
@@ -258,7 +258,7 @@ impl Objects {
     }
 }
 
-impl Room {
+impl DiskSpace {
     fn has(&self, bytes: u64) -> bool {
         let writing = self.writing.load(Ordering::Acquire);
         let needed = self.reserve_bytes.saturating_add(bytes).saturating_add(writing);
@@ -266,9 +266,9 @@ impl Room {
     }
 
     /// Reserves space for bytes that are about to be written, on top of the bytes in other writes.
-    fn take(&self, bytes: u64) -> Result<Writing<'_>, Error> {
+    fn take(&self, bytes: u64) -> Result<WriteReservation<'_>, Error> {
         self.writing.fetch_add(bytes, Ordering::AcqRel);
-        let writing = Writing { room: self, bytes };
+        let writing = WriteReservation { room: self, bytes };
         if self.has(0) {
             return Ok(writing);
         }
@@ -280,13 +280,13 @@ impl Room {
     }
 }
 
-impl Drop for Writing<'_> {
+impl Drop for WriteReservation<'_> {
     fn drop(&mut self) {
         self.room.writing.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 
-impl Place {
+impl ObjectDestination {
     async fn alone(&self) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         self.key.hash(&mut hasher);
@@ -463,7 +463,7 @@ mod tests {
         // H-40
         let data = tempfile::tempdir().unwrap();
         let ledger = Arc::new(Ledger::new(data.path()));
-        let tally = Tally { ledger: Arc::clone(&ledger), depth: 0 };
+        let tally = LedgerScope { ledger: Arc::clone(&ledger), depth: 0 };
         let objects = Objects::open(data.path().join("datasets"), 0, Some(tally)).unwrap();
         let at = key(["p", "a"]);
         let write = async |length: usize| {

@@ -32,14 +32,14 @@ use api::SandboxId;
 use api::exec::ExecInfo;
 use host::error::Error;
 use host::ledger::Ledger;
-use host::objects::{Objects, Tally};
+use host::objects::{LedgerScope, Objects};
 use tokio::sync::{Semaphore, watch};
 
 pub(crate) use attendant::{Attendant, gone};
 pub(crate) use choice::Marks;
 pub(crate) use collect::regular_files;
 use shelf::Shelf;
-pub(crate) use shelf::{Of, Wanted};
+pub(crate) use shelf::{CollectionRequest, Of};
 
 /// Maximum number of collections at a time. Each holds a page of a listing and a chunk of a file in memory.
 const COLLECTIONS_AT_ONCE: usize = 16;
@@ -58,11 +58,11 @@ pub(crate) struct Keeper {
     pub shelf: Shelf,
     turns: Semaphore,
     turns_of: Mutex<HashMap<String, Arc<Semaphore>>>,
-    under_way: Mutex<HashMap<Of, Arc<Progress>>>,
+    under_way: Mutex<HashMap<Of, Arc<CollectionProgress>>>,
 }
 
 /// Progress of the collection of one exec.
-pub(crate) struct Progress {
+pub(crate) struct CollectionProgress {
     /// True if the sandbox is about to stop.
     pub closing: watch::Sender<bool>,
     pub launch: watch::Sender<Launch>,
@@ -88,7 +88,7 @@ impl Keeper {
         ledger: &Arc<Ledger>,
     ) -> Result<Self, Error> {
         // Keys begin with `kept` or `wanted`; the project comes second.
-        let tally = Tally { ledger: Arc::clone(ledger), depth: 1 };
+        let tally = LedgerScope { ledger: Arc::clone(ledger), depth: 1 };
         let objects = Objects::open(data.join("artifacts"), reserve_bytes, Some(tally))?;
         let shelf = Shelf::new(objects, retention);
         let turns = Semaphore::new(COLLECTIONS_AT_ONCE);
@@ -128,7 +128,7 @@ impl Keeper {
     }
 
     /// Returns the progress of an exec's collection, and creates it if needed. The flag is true if it is new.
-    pub fn progress(&self, of: &Of, launch: Launch) -> Result<(Arc<Progress>, bool), Error> {
+    pub fn progress(&self, of: &Of, launch: Launch) -> Result<(Arc<CollectionProgress>, bool), Error> {
         let mut under_way = self.under_way();
         if let Some(progress) = under_way.get(of) {
             return Ok((Arc::clone(progress), false));
@@ -139,7 +139,7 @@ impl Keeper {
             let what = "another exec with artifacts";
             return Err(Error::Runtime(runtime::Error::Capacity { what, why }));
         }
-        let progress = Arc::new(Progress {
+        let progress = Arc::new(CollectionProgress {
             closing: watch::Sender::new(false),
             launch: watch::Sender::new(launch),
             done: watch::Sender::new(false),
@@ -148,12 +148,12 @@ impl Keeper {
         Ok((progress, true))
     }
 
-    pub fn under_way(&self) -> MutexGuard<'_, HashMap<Of, Arc<Progress>>> {
+    pub fn under_way(&self) -> MutexGuard<'_, HashMap<Of, Arc<CollectionProgress>>> {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Progress {
+impl CollectionProgress {
     pub async fn until_done(&self) {
         // Cannot fail: `self` holds the sender.
         let _ = self.done.subscribe().wait_for(|done| *done).await;

@@ -26,7 +26,7 @@ use guest_client::files::{Files, worked};
 use guest_client::sandbox::Sandbox;
 use host::error::Error;
 use host::ledger::Ledger;
-use host::objects::{Incoming, Objects, Outgoing, Tally, is_full, key};
+use host::objects::{Incoming, LedgerScope, Objects, Outgoing, is_full, key};
 use host::{clock, machine};
 
 const POINTER: &str = "dataset.json";
@@ -66,7 +66,7 @@ pub(crate) struct Placed {
 
 impl Datasets {
     pub(crate) fn open(data: &FsPath, reserve_bytes: u64, ledger: &Arc<Ledger>) -> Result<Self, Error> {
-        let tally = Tally { ledger: Arc::clone(ledger), depth: 0 };
+        let tally = LedgerScope { ledger: Arc::clone(ledger), depth: 0 };
         let objects = Objects::open(data.join("datasets"), reserve_bytes, Some(tally))?;
         Ok(Self { objects, counting: Mutex::default() })
     }

@@ -21,11 +21,11 @@ use tracing::{Instrument as _, Span};
 
 use crate::handle::Handle;
 use crate::lifecycle::{Effect, Event, Phase, next};
-use crate::message::{DriverMessage, Reply, ResumeRequest};
-use crate::shared::Shared;
+use crate::message::{DriverMessage, PauseReply, ResumeRequest};
+use crate::shared::NodeState;
 use egress::Attendant;
-use start::Start;
 pub(crate) use start::StartFor;
+use start::StartTask;
 
 /// Delay between two attempts to remove a sandbox.
 const TEAR_DOWN_AGAIN: Duration = Duration::from_secs(1);
@@ -46,11 +46,11 @@ pub(crate) enum Beginning {
 
 /// The task of one sandbox.
 pub(crate) struct Driver {
-    shared: Arc<Shared>,
+    shared: Arc<NodeState>,
     handle: Arc<Handle>,
     inbox: mpsc::Receiver<DriverMessage>,
     /// The start, while it is in progress.
-    start: Option<Start>,
+    start: Option<StartTask>,
     /// Serves the sandbox's outgoing connections from its start on, if its template needs that to become ready.
     attendant: Option<Attendant>,
     /// The error with which the start failed, for the record.
@@ -60,7 +60,7 @@ pub(crate) struct Driver {
     /// True if the processes of a paused sandbox are known to be frozen.
     frozen: bool,
     /// Requests that wait for the pause.
-    pause_replies: Vec<Reply>,
+    pause_replies: Vec<PauseReply>,
     /// The request to resume that is being executed.
     resume_request: Option<ResumeRequest>,
     /// The request that caused the current phase. Its steps are reported in the trace of that request.
@@ -68,7 +68,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub fn new(shared: Arc<Shared>, handle: Arc<Handle>, inbox: mpsc::Receiver<DriverMessage>) -> Self {
+    pub fn new(shared: Arc<NodeState>, handle: Arc<Handle>, inbox: mpsc::Receiver<DriverMessage>) -> Self {
         let request = Span::none();
         Self {
             shared,

@@ -2,7 +2,7 @@
 
 use api::SandboxId;
 pub use egress::gate::upstream::Upstreams;
-pub use egress::{Broker, Decision, Gate, Party, Told};
+pub use egress::{Broker, BrokerReport, Decision, Gate, Party};
 pub use guest_client::egress::{attend, fixed, packages, pointed};
 
 /// A decision, with the sandbox and the project that it applies to.

@@ -11,7 +11,7 @@ use api::files::{FileAnswer, FileAsk, FileInfo, FilePath, Hashing};
 use api::{ErrorCode, Layer, Ran, Retry, SessionId};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
-use guest_client::files::{Files, Piece};
+use guest_client::files::{Files, ReadChunk};
 use host::error::Error;
 use host::ledger;
 use host::objects::{Incoming, Objects, Outgoing, key};
@@ -43,7 +43,7 @@ pub struct Folder {
 pub struct Manifest {
     /// Number for the next object.
     next: u64,
-    files: BTreeMap<String, Kept>,
+    files: BTreeMap<String, StoredFile>,
     /// Objects that are unreferenced once this manifest is written.
     #[serde(skip)]
     replaced: Vec<u64>,
@@ -51,7 +51,7 @@ pub struct Manifest {
 
 /// A stored file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct StoredFile {
     number: u64,
     /// Size of the file.
     pub size_bytes: u64,
@@ -69,12 +69,12 @@ impl Folder {
 
 impl Manifest {
     /// Returns the names and metadata of all files, in order.
-    pub fn files(&self) -> impl Iterator<Item = (&str, &Kept)> {
+    pub fn files(&self) -> impl Iterator<Item = (&str, &StoredFile)> {
         self.files.iter().map(|(name, kept)| (name.as_str(), kept))
     }
 
     /// Returns the metadata of one file.
-    pub fn file(&self, name: &str) -> Option<&Kept> {
+    pub fn file(&self, name: &str) -> Option<&StoredFile> {
         self.files.get(name)
     }
 
@@ -94,7 +94,7 @@ impl Manifest {
         self.files.values().map(|kept| kept.size_bytes).sum()
     }
 
-    fn insert(&mut self, name: &str, kept: Kept) {
+    fn insert(&mut self, name: &str, kept: StoredFile) {
         if let Some(before) = self.files.insert(name.to_owned(), kept) {
             self.replaced.push(before.number);
         }
@@ -153,22 +153,24 @@ impl Folder {
         };
         loop {
             match reading.next().await {
-                Ok(Piece::Data(bytes)) => match incoming.push(&bytes).await {
+                Ok(ReadChunk::Data(bytes)) => match incoming.push(&bytes).await {
                     Err(error) if ledger::is_refused(&error) => return Ok(false),
                     other => other?,
                 },
-                Ok(Piece::Read { changed: true, .. } | Piece::Packed(_)) | Err(Error::Guest(_)) => {
+                Ok(ReadChunk::Read { changed: true, .. } | ReadChunk::Packed(_)) | Err(Error::Guest(_)) => {
                     return Ok(false);
                 }
-                Ok(Piece::Read { hash, .. }) if !hash.digits().eq_ignore_ascii_case(&incoming.sha256()) => {
+                Ok(ReadChunk::Read { hash, .. })
+                    if !hash.digits().eq_ignore_ascii_case(&incoming.sha256()) =>
+                {
                     return Err(Error::Protocol("the file does not match its hash".into()));
                 }
-                Ok(Piece::Read { .. }) => break,
+                Ok(ReadChunk::Read { .. }) => break,
                 Err(error) => return Err(error),
             }
         }
         incoming.finish().await?;
-        manifest.insert(name, Kept { number, size_bytes, path: path.encode(), mode: info.mode });
+        manifest.insert(name, StoredFile { number, size_bytes, path: path.encode(), mode: info.mode });
         Ok(true)
     }
 
@@ -190,7 +192,7 @@ impl Folder {
         };
         incoming.push(bytes).await?;
         incoming.finish().await?;
-        manifest.insert(name, Kept { number, size_bytes, path: path.encode(), mode: 0o644 });
+        manifest.insert(name, StoredFile { number, size_bytes, path: path.encode(), mode: 0o644 });
         Ok(true)
     }
 
@@ -207,7 +209,7 @@ impl Folder {
         stream::iter(given).buffer_unordered(GIVEN_AT_ONCE).try_collect::<()>().await
     }
 
-    async fn give_back(&self, files: &Files, kept: &Kept) -> Result<(), Error> {
+    async fn give_back(&self, files: &Files, kept: &StoredFile) -> Result<(), Error> {
         let path = FilePath::decode(&kept.path).map_err(Error::Request)?;
         match self.contents(kept).await? {
             Some(outgoing) => give(files, path, kept.mode, outgoing).await,
@@ -219,7 +221,7 @@ impl Folder {
     ///
     /// # Errors
     /// Returns the error of the file system.
-    pub async fn contents(&self, kept: &Kept) -> Result<Option<Outgoing>, Error> {
+    pub async fn contents(&self, kept: &StoredFile) -> Result<Option<Outgoing>, Error> {
         self.read(&[FILES, &kept.number.to_string()]).await
     }
 

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::Span;
 
-use crate::journal::{Ports, Record};
+use crate::journal::{Ports, SandboxRecord};
 use crate::message::DriverMessage;
 use crate::secrets::Vault;
 
@@ -27,7 +27,7 @@ pub(crate) const GUEST_MARGIN: Duration = Duration::from_secs(3600);
 /// Handle of one sandbox, shared by its driver and all other tasks.
 pub(crate) struct Handle {
     id: SandboxId,
-    record: watch::Sender<Record>,
+    record: watch::Sender<SandboxRecord>,
     /// Present from the end of the start until the sandbox has ended.
     sandbox: Mutex<Option<Arc<Sandbox>>>,
     inbox: mpsc::Sender<DriverMessage>,
@@ -62,7 +62,7 @@ struct Uses {
 }
 
 impl Handle {
-    pub fn new(record: Record, inbox: mpsc::Sender<DriverMessage>, vault: Arc<dyn Vault>) -> Self {
+    pub fn new(record: SandboxRecord, inbox: mpsc::Sender<DriverMessage>, vault: Arc<dyn Vault>) -> Self {
         let idle = Duration::from_millis(record.sandbox.idle_ms);
         Self {
             id: record.sandbox.id.clone(),
@@ -87,7 +87,7 @@ impl Handle {
     }
 
     /// Returns its journal record.
-    pub fn record(&self) -> Record {
+    pub fn record(&self) -> SandboxRecord {
         self.record.borrow().clone()
     }
 
@@ -199,7 +199,7 @@ impl Handle {
 
     /// Replaces the record and the values derived from it. Only two callers: [`crate::update`], and the pool
     /// for a claimed sandbox, whose record is journalled together with its next phase.
-    pub fn replace(&self, record: Record) {
+    pub fn replace(&self, record: SandboxRecord) {
         locked(&self.uses).idle = Duration::from_millis(record.sandbox.idle_ms);
         let policy = record.sandbox.policy.clone();
         self.record.send_replace(record);
@@ -241,7 +241,7 @@ impl Handle {
     }
 
     /// Completes the spec of an exec with the variables and the directory from the policy and the template.
-    pub fn dressed(&self, record: &Record, spec: ExecSpec) -> ExecSpec {
+    pub fn dressed(&self, record: &SandboxRecord, spec: ExecSpec) -> ExecSpec {
         let policy = &record.sandbox.policy;
         // Variables from the policy take precedence over those of the template.
         let spec = crate::secrets::pointed(policy, &self.id, spec);

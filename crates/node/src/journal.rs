@@ -53,7 +53,7 @@ const BLOCK_BYTES: usize = 4096;
 
 /// Journal entry of one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct SandboxRecord {
     /// The sandbox as clients see it.
     pub sandbox: Sandbox,
     /// Name of the runtime that the sandbox runs on.
@@ -113,7 +113,7 @@ impl Default for AutoResume {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ports {
     /// Token that opens all ports.
-    pub token: Token<token::Port>,
+    pub token: Token<token::AllPorts>,
     /// Token that opens the agent to which E2B's SDKs connect. Missing in records of earlier releases.
     #[serde(default)]
     pub agent: Token<token::Agent>,
@@ -127,7 +127,7 @@ pub struct Ports {
     pub all_public: bool,
 }
 
-impl Record {
+impl SandboxRecord {
     /// Returns the profile with which the runtime starts the sandbox.
     pub fn profile(&self) -> runtime::Profile {
         if self.rooted { runtime::Profile::Rooted } else { self.posture.profile() }
@@ -246,7 +246,7 @@ impl Journal {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn load(&self) -> Result<Vec<Record>, Error> {
+    pub fn load(&self) -> Result<Vec<SandboxRecord>, Error> {
         let mut records = Vec::new();
         let ids: BTreeSet<_> =
             named(&self.directory, RECORD)?.into_iter().chain(named(&self.directory, COPY)?).collect();
@@ -306,7 +306,7 @@ impl Journal {
     /// # Errors
     /// Returns the error of the file system. The previous record is then unchanged, unless an overwrite in
     /// place failed.
-    pub fn save(&self, record: &Record) -> Result<(), Error> {
+    pub fn save(&self, record: &SandboxRecord) -> Result<(), Error> {
         let id = &record.sandbox.id;
         let path = self.path(id);
         let mut text = serde_json::to_vec(record).map_err(io::Error::from).map_err(failed("write", &path))?;
@@ -408,8 +408,8 @@ fn lost(directory: &Path) -> Result<BTreeSet<SandboxId>, Error> {
 }
 
 /// Reads a record. Returns `None` if the file is unreadable or belongs to a different sandbox.
-fn read(path: &Path, id: &SandboxId) -> Option<Record> {
-    let record: Record = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+fn read(path: &Path, id: &SandboxId) -> Option<SandboxRecord> {
+    let record: SandboxRecord = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     (record.sandbox.id == *id).then_some(record)
 }
 
@@ -454,8 +454,8 @@ mod tests {
     use super::*;
     use api::sandbox::{EndReason, SandboxState};
 
-    pub fn record(id: &str) -> Record {
-        Record {
+    pub fn record(id: &str) -> SandboxRecord {
+        SandboxRecord {
             sandbox: Sandbox::asked(
                 id.parse().unwrap(),
                 "p",
@@ -525,7 +525,7 @@ mod tests {
         let mut old = serde_json::to_value(record("a")).unwrap();
         old.as_object_mut().unwrap().remove("ports");
         old.as_object_mut().unwrap().remove("imports");
-        let read: Record = serde_json::from_value(old).unwrap();
+        let read: SandboxRecord = serde_json::from_value(old).unwrap();
         assert_eq!(read.ports, Ports::default());
         assert!(read.imports.is_empty());
         let ports = Ports::fresh().unwrap();

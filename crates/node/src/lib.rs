@@ -58,7 +58,9 @@ mod update;
 pub use call::Call;
 pub use datasets::Putting;
 pub use folder::{Folder, Manifest};
-pub use guest_client::{Collected, Event, Exec, Files, Piece, Port, Reading, Sandbox, Watching, Writing};
+pub use guest_client::{
+    Collected, Event, Exec, FileDownload, FileUpload, Files, Port, ReadChunk, Sandbox, Watching,
+};
 pub use handle::not_running;
 pub use host::objects::{Incoming, Outgoing};
 pub use host::{Error, Machine, admission, backend, clock, error, machine};

@@ -11,7 +11,7 @@ pub(crate) enum DriverMessage {
     /// Stop the sandbox.
     End(EndReason),
     /// Pause the sandbox.
-    Pause(Reply),
+    Pause(PauseReply),
     /// Resume the sandbox.
     Resume(ResumeRequest),
     /// The idle time has changed, or an exec with a deadline was started: recalculate the next wake-up.
@@ -20,11 +20,11 @@ pub(crate) enum DriverMessage {
 
 /// Reply to a pause or resume request: true if this request changed the state, false if the state was already
 /// the requested one.
-pub(crate) type Reply = oneshot::Sender<Result<bool, Error>>;
+pub(crate) type PauseReply = oneshot::Sender<Result<bool, Error>>;
 
 /// A request to resume a sandbox.
 pub(crate) struct ResumeRequest {
     /// New time to live; `None` keeps that of the sandbox.
     pub ttl: Option<Duration>,
-    pub reply: Reply,
+    pub reply: PauseReply,
 }

@@ -33,12 +33,12 @@ use crate::datasets::Datasets;
 use crate::handle::Handle;
 use crate::message::DriverMessage;
 use crate::orphan::remove_unused_layers;
-use crate::shared::Shared;
+use crate::shared::NodeState;
 
 /// This machine and its sandboxes. Cheap to clone.
 #[derive(Clone)]
 pub struct Node {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<NodeState>,
 }
 
 impl Node {
@@ -53,7 +53,7 @@ impl Node {
         bounds: Bounds,
         gate: Gate,
     ) -> Result<Self, Error> {
-        let shared = Shared::open(machine, choice.into(), bounds, gate)?;
+        let shared = NodeState::open(machine, choice.into(), bounds, gate)?;
         let node = Self { shared };
         node.recover().await?;
         node.recover_artifacts().await;

@@ -11,9 +11,9 @@ use runtime::{Profile, Runtime, Spec, Tier};
 use tracing::{Instrument as _, info_span};
 
 use crate::handle::Handle;
-use crate::shared::Shared;
+use crate::shared::NodeState;
 
-impl Shared {
+impl NodeState {
     /// Returns the spec of a sandbox and the runtime that starts it.
     pub fn order(&self, handle: &Handle) -> Result<(Spec, Arc<dyn Runtime>), Error> {
         let record = handle.record();
@@ -38,7 +38,7 @@ impl Shared {
                 Err(error) => error,
             };
             tried.push(name.clone());
-            let next = self.choice.next(&tried, (runtime.tier(), spec.limits), &error);
+            let next = self.choice.next(&tried, runtime.tier(), spec.limits, &error);
             // Root is allowed only on the container tier, because in a user-space kernel root could reach
             // process 1.
             let rooted = spec.profile == Profile::Rooted;

@@ -10,7 +10,7 @@ use host::error::Error;
 use runtime::{Pausing, Runtime};
 use template::Template;
 
-use crate::journal::{AutoResume, Record};
+use crate::journal::{AutoResume, SandboxRecord};
 use crate::ready::Readiness;
 
 /// Time to live of an unclaimed pre-warmed sandbox. Its guest enforces it as well.
@@ -41,7 +41,7 @@ pub struct Plan {
 
 /// Properties that a pre-warmed sandbox shares with the orders that can claim it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Kind {
+pub(crate) struct PoolKind {
     pub runtime: String,
     pub tier: Tier,
     pub template: String,
@@ -64,7 +64,7 @@ impl Plan {
 
     /// Returns true if a pre-warmed sandbox was created from the same template. A template can be rebuilt
     /// under the same name.
-    pub(crate) fn is_of(&self, record: &Record) -> bool {
+    pub(crate) fn is_of(&self, record: &SandboxRecord) -> bool {
         let Template { layers, env, cwd, imports, posture, .. } = &self.template;
         (&record.layers, &record.env, &record.cwd, &record.imports, &record.posture, &record.rooted)
             == (layers, env, cwd, imports, posture, &self.rooted)
@@ -72,8 +72,8 @@ impl Plan {
 
     /// Returns the kind of pre-warmed sandboxes that fit the order, or `None` if the backend does not support
     /// pre-warming.
-    pub(crate) fn kind(&self, order: &Order) -> Option<Kind> {
-        self.runtime.properties().prewarms.then(|| Kind {
+    pub(crate) fn kind(&self, order: &Order) -> Option<PoolKind> {
+        self.runtime.properties().prewarms.then(|| PoolKind {
             runtime: self.runtime.name().to_owned(),
             tier: order.request.tier,
             template: order.request.template.clone(),

@@ -30,12 +30,12 @@ use tokio::time::Instant;
 use tracing::Span;
 
 use crate::handle::Handle;
-use crate::journal::Record;
-use crate::plan::Kind;
+use crate::journal::SandboxRecord;
+use crate::plan::PoolKind;
 use crate::ready::Preparation;
 pub use claim::Claim;
 use demand::Demand;
-use forget::{KINDS_MAX, Known, forgotten};
+use forget::{EvictionCandidate, KINDS_MAX, forgotten};
 
 /// Maximum number of sandboxes being pre-warmed: the number of cores of a small machine. Requested sandboxes
 /// have priority.
@@ -61,7 +61,7 @@ pub(crate) struct Pool {
 
 #[derive(Default)]
 pub(crate) struct Shelves {
-    pub of: HashMap<Kind, Shelf>,
+    pub of: HashMap<PoolKind, Shelf>,
     pub last_claim: Option<Instant>,
     /// Time since which pre-warming has waited for a moment without claims.
     pub waiting: Option<Instant>,
@@ -107,7 +107,7 @@ pub(crate) struct Near {
 /// The order that lets a held start continue.
 pub(crate) struct Claimed {
     /// New record of the sandbox, with its project.
-    pub record: Record,
+    pub record: SandboxRecord,
     /// Work to do in the sandbox before it counts as running.
     pub preparation: Preparation,
     /// Notified as soon as the sandbox is known to be alive and has its new record.
@@ -117,7 +117,7 @@ pub(crate) struct Claimed {
 /// A sandbox that is being pre-warmed, until this is dropped.
 pub(crate) struct Making {
     pub(crate) pool: Arc<Pool>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: PoolKind,
     pub(crate) _turn: OwnedSemaphorePermit,
 }
 
@@ -142,7 +142,7 @@ impl Pool {
     }
 
     /// Keeps a kind pre-warmed from now on, regardless of demand.
-    pub fn keep(&self, kind: Kind) {
+    pub fn keep(&self, kind: PoolKind) {
         let now_ms = self.now_ms();
         if let Some(shelf) = self.shelves().shelf(kind, "", now_ms) {
             shelf.always = true;
@@ -159,7 +159,7 @@ impl Pool {
     pub fn status(&self) -> Vec<PoolStatus> {
         let now_ms = self.now_ms();
         let mut shelves = self.shelves();
-        let status = |(kind, shelf): (&Kind, &mut Shelf)| PoolStatus {
+        let status = |(kind, shelf): (&PoolKind, &mut Shelf)| PoolStatus {
             template: kind.template.clone(),
             runtime: kind.runtime.clone(),
             memory_bytes: kind.limits.memory_bytes,
@@ -182,7 +182,7 @@ impl Pool {
 
     /// Puts a sandbox onto its shelf. Drops it if the pool is closed or the kind was forgotten, which removes
     /// the sandbox.
-    pub(crate) fn put(&self, kind: &Kind, each_bytes: u64, ready: Ready) {
+    pub(crate) fn put(&self, kind: &PoolKind, each_bytes: u64, ready: Ready) {
         let mut shelves = self.shelves();
         let closed = shelves.closed;
         if let Some(shelf) = shelves.of.get_mut(kind).filter(|_| !closed) {
@@ -206,7 +206,7 @@ impl Pool {
 
     /// Takes a pre-warmed sandbox of this kind that `same` accepts: its template may have been rebuilt under
     /// the same name.
-    fn take(&self, kind: &Kind, same: impl Fn(&Record) -> bool) -> Option<Ready> {
+    fn take(&self, kind: &PoolKind, same: impl Fn(&SandboxRecord) -> bool) -> Option<Ready> {
         if api::defence::is_off("X-25") {
             self.count_undefended(kind);
         }
@@ -219,7 +219,7 @@ impl Pool {
 
     /// Counts an accepted request for this kind, so that some are pre-warmed while the demand lasts. Refused
     /// requests are not counted.
-    pub fn asked(&self, kind: &Kind, project: &str, start: Start) {
+    pub fn asked(&self, kind: &PoolKind, project: &str, start: Start) {
         let now_ms = self.now_ms();
         let mut shelves = self.shelves();
         let forgotten = shelves.make_place(kind, project);
@@ -238,7 +238,7 @@ impl Pool {
     }
 
     /// Positive control of X-25 in test builds: counts refused requests too, and never forgets a kind.
-    fn count_undefended(&self, kind: &Kind) {
+    fn count_undefended(&self, kind: &PoolKind) {
         let now_ms = self.now_ms();
         if let Some(shelf) = self.shelves().shelf(kind.clone(), "", now_ms) {
             shelf.demand.add(now_ms);
@@ -249,16 +249,16 @@ impl Pool {
 
 impl Shelves {
     /// Forgets a kind if there is no slot for one more. Returns the shelf of the forgotten kind.
-    fn make_place(&mut self, kind: &Kind, project: &str) -> Option<Shelf> {
+    fn make_place(&mut self, kind: &PoolKind, project: &str) -> Option<Shelf> {
         if self.of.contains_key(kind) || api::defence::is_off("X-25") {
             return None;
         }
-        let (kinds, known): (Vec<&Kind>, Vec<Known<'_>>) = self
+        let (kinds, known): (Vec<&PoolKind>, Vec<EvictionCandidate<'_>>) = self
             .of
             .iter()
             .map(|(kind, shelf)| {
                 let Shelf { project, always, demand, .. } = shelf;
-                (kind, Known { project, last_ms: demand.last_ms(), always: *always })
+                (kind, EvictionCandidate { project, last_ms: demand.last_ms(), always: *always })
             })
             .unzip();
         let kind = (*kinds.get(forgotten(&known, project)?)?).clone();
@@ -267,7 +267,7 @@ impl Shelves {
 
     /// Returns the shelf of a kind, or `None` if the pool is closed or already has the maximum number of
     /// kinds.
-    fn shelf(&mut self, kind: Kind, project: &str, now_ms: u64) -> Option<&mut Shelf> {
+    fn shelf(&mut self, kind: PoolKind, project: &str, now_ms: u64) -> Option<&mut Shelf> {
         if self.closed || (self.of.len() >= KINDS_MAX && !self.of.contains_key(&kind)) {
             return None;
         }

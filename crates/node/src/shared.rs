@@ -15,7 +15,7 @@ use host::clock;
 use host::error::Error;
 use host::ledger::Ledger;
 use host::machine::Machine;
-use host::objects::{Objects, Tally};
+use host::objects::{LedgerScope, Objects};
 use runtime::Runtime;
 use tokio::sync::broadcast;
 
@@ -36,7 +36,7 @@ const DECISIONS: usize = 4096;
 pub(crate) type Handles = HashMap<SandboxId, Arc<Handle>>;
 
 /// State that all drivers share.
-pub(crate) struct Shared {
+pub(crate) struct NodeState {
     pub journal: Journal,
     /// Scheduler of starts.
     pub turns: Arc<Turns>,
@@ -69,7 +69,7 @@ pub(crate) struct Shared {
     pub boot: String,
 }
 
-impl Shared {
+impl NodeState {
     /// Opens the stored state of this machine.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl Shared {
             clock::boot_id().map_err(|source| Error::System { act: "read the boot id".into(), source })?;
         let retention = Duration::from_millis(bounds.artifact_retention_ms);
         let (reserve, ledger) = (bounds.disk_reserve_bytes, Arc::new(Ledger::new(machine.data())));
-        let tally = Tally { ledger: Arc::clone(&ledger), depth: 0 };
+        let tally = LedgerScope { ledger: Arc::clone(&ledger), depth: 0 };
         Ok(Arc::new(Self {
             journal: Journal::open(machine.data())?,
             turns: Turns::new(STARTS),

@@ -16,7 +16,7 @@ use host::error::Error;
 /// Kind of the token that opens all ports of a sandbox and nothing else. It appears in URLs and cookies that
 /// users pass on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Port;
+pub struct AllPorts;
 
 /// Kind of the token that opens the agent to which E2B's SDKs connect: commands, code and files. It is also
 /// the key of E2B's file signatures.
@@ -82,11 +82,11 @@ mod tests {
 
     #[test]
     fn a_token_is_itself_only_and_an_empty_one_opens_nothing() {
-        let (one, other) = (Token::<Port>::fresh().unwrap(), Token::<Port>::fresh().unwrap());
+        let (one, other) = (Token::<AllPorts>::fresh().unwrap(), Token::<AllPorts>::fresh().unwrap());
         assert_eq!(one.reveal().len(), 64);
         assert!(one.is(one.reveal()) && !one.is(other.reveal()) && !one.is(""));
         assert!(!one.is(&one.reveal()[1..]));
-        assert!(!Token::<Port>::default().is(""));
+        assert!(!Token::<AllPorts>::default().is(""));
     }
 
     #[test]

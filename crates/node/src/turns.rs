@@ -1,11 +1,11 @@
 //! The scheduler of starts and launches. A few run at a time, projects are served round-robin, and a queue
 //! that does not shrink is not extended.
 //!
-//! Bursts are queued. For [`Kind::burst`] after a queue forms, a request is accepted if its turn is expected
-//! within `longest`. This burst credit is used up while requests wait, and refills while the queue is empty.
-//! Once it is used up, the load is too high: only requests whose turn is expected within `soon` are accepted,
-//! and the others are refused at once, to be retried. Because projects take turns, a request of a project
-//! with few requests waits behind one start of each other project, however many the others have.
+//! Bursts are queued. For [`TurnLimits::burst`] after a queue forms, a request is accepted if its turn is
+//! expected within `longest`. This burst credit is used up while requests wait, and refills while the queue
+//! is empty. Once it is used up, the load is too high: only requests whose turn is expected within `soon` are
+//! accepted, and the others are refused at once, to be retried. Because projects take turns, a request of a
+//! project with few requests waits behind one start of each other project, however many the others have.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 /// Limits for starts of sandboxes. Two run per core: one computes while the other waits for a disk or a
 /// device. More at a time would not be faster: all of them would only finish later.
-pub(crate) const STARTS: Kind = Kind {
+pub(crate) const STARTS: TurnLimits = TurnLimits {
     for_each_core: 2,
     least: 4,
     burst: Duration::from_millis(1500),
@@ -26,7 +26,7 @@ pub(crate) const STARTS: Kind = Kind {
 };
 /// Limits for launches of commands. More run per core than starts, because a launch is mostly kernel work
 /// inside the sandbox, and half of the rest is waiting for a response.
-pub(crate) const LAUNCHES: Kind = Kind {
+pub(crate) const LAUNCHES: TurnLimits = TurnLimits {
     for_each_core: 4,
     least: 8,
     burst: Duration::from_millis(500),
@@ -43,7 +43,7 @@ const PARTS: u32 = 8;
 
 /// Limits of one kind of work.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kind {
+pub(crate) struct TurnLimits {
     for_each_core: usize,
     /// Minimum number at a time, for small machines.
     least: usize,
@@ -60,7 +60,7 @@ pub(crate) struct Kind {
 /// The scheduler of one kind of work on this machine.
 #[derive(Debug)]
 pub(crate) struct Turns {
-    kind: Kind,
+    kind: TurnLimits,
     most: usize,
     queue: Mutex<Queue>,
 }
@@ -70,7 +70,7 @@ struct Queue {
     running: usize,
     waiting: usize,
     /// Projects with waiting requests, the next one first.
-    projects: VecDeque<(String, VecDeque<oneshot::Sender<Turn>>)>,
+    projects: VecDeque<(String, VecDeque<oneshot::Sender<TurnPermit>>)>,
     /// Time at which the queue formed or became empty.
     since: Instant,
     /// Time from `since` until a queue counts as overload. It shrinks while requests wait and refills while
@@ -82,7 +82,7 @@ struct Queue {
 
 /// Permission to do one piece of work, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct TurnPermit {
     /// `None` if the turn was never used.
     turns: Option<Arc<Turns>>,
     begun: Instant,
@@ -90,19 +90,19 @@ pub(crate) struct Turn {
 
 impl Turns {
     /// Creates a scheduler that runs as many at a time as this machine can use.
-    pub fn new(kind: Kind) -> Arc<Self> {
+    pub fn new(kind: TurnLimits) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Arc::new(Self::of(kind, (kind.for_each_core * cores).max(kind.least)))
     }
 
-    fn of(kind: Kind, most: usize) -> Self {
+    fn of(kind: TurnLimits, most: usize) -> Self {
         let (projects, since, credit, each) = (VecDeque::new(), Instant::now(), kind.burst, kind.unknown);
         let queue = Queue { running: 0, waiting: 0, projects, since, credit, each };
         Self { kind, most, queue: Mutex::new(queue) }
     }
 
     /// Returns a turn if no wait is necessary.
-    pub fn try_turn(self: &Arc<Self>) -> Option<Turn> {
+    pub fn try_turn(self: &Arc<Self>) -> Option<TurnPermit> {
         self.free(&mut self.queue())
     }
 
@@ -129,7 +129,7 @@ impl Turns {
     }
 
     /// Takes a free turn if the queue is empty.
-    fn free(self: &Arc<Self>, queue: &mut Queue) -> Option<Turn> {
+    fn free(self: &Arc<Self>, queue: &mut Queue) -> Option<TurnPermit> {
         let is_free = queue.running < self.most && queue.waiting == 0;
         is_free.then(|| {
             queue.running += 1;
@@ -138,7 +138,7 @@ impl Turns {
     }
 
     /// Waits for a turn of this project.
-    pub async fn turn(self: &Arc<Self>, project: &str) -> Turn {
+    pub async fn turn(self: &Arc<Self>, project: &str) -> TurnPermit {
         let waiting = {
             let mut queue = self.queue();
             if let Some(turn) = self.free(&mut queue) {
@@ -161,8 +161,8 @@ impl Turns {
         queue.waiting > 0 || queue.running > self.most / 2
     }
 
-    fn begin(self: &Arc<Self>) -> Turn {
-        Turn { turns: Some(Arc::clone(self)), begun: Instant::now() }
+    fn begin(self: &Arc<Self>) -> TurnPermit {
+        TurnPermit { turns: Some(Arc::clone(self)), begun: Instant::now() }
     }
 
     /// Hands free turns to waiting requests, one project after the other.
@@ -181,7 +181,7 @@ impl Turns {
 }
 
 impl Queue {
-    fn push(&mut self, project: &str, sender: oneshot::Sender<Turn>, burst: Duration) {
+    fn push(&mut self, project: &str, sender: oneshot::Sender<TurnPermit>, burst: Duration) {
         if self.waiting == 0 {
             self.credit = (self.credit + self.since.elapsed()).min(burst);
             self.since = Instant::now();
@@ -193,7 +193,7 @@ impl Queue {
         }
     }
 
-    fn pop(&mut self) -> Option<oneshot::Sender<Turn>> {
+    fn pop(&mut self) -> Option<oneshot::Sender<TurnPermit>> {
         let (project, mut waiting) = self.projects.pop_front()?;
         let next = waiting.pop_front();
         if !waiting.is_empty() {
@@ -208,13 +208,13 @@ impl Queue {
     }
 }
 
-impl Turn {
+impl TurnPermit {
     fn forget(mut self) {
         self.turns = None;
     }
 }
 
-impl Drop for Turn {
+impl Drop for TurnPermit {
     fn drop(&mut self) {
         let Some(turns) = self.turns.take() else { return };
         let mut queue = turns.queue();
@@ -227,7 +227,7 @@ impl Drop for Turn {
 #[cfg(test)]
 impl Turns {
     /// Takes all turns and simulates an overloaded queue, until the returned turns are dropped.
-    pub fn overload(self: &Arc<Self>) -> Vec<Turn> {
+    pub fn overload(self: &Arc<Self>) -> Vec<TurnPermit> {
         let held: Vec<_> = std::iter::from_fn(|| self.try_turn()).collect();
         assert_eq!(held.len(), self.most);
         let mut queue = self.queue();
@@ -290,7 +290,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_time_of_a_burst_is_earned_again_while_nobody_waits() {
-        let kind = Kind { soon: Duration::from_millis(150), ..STARTS };
+        let kind = TurnLimits { soon: Duration::from_millis(150), ..STARTS };
         let turns = Arc::new(Turns::of(kind, 1));
         for (calm, longest) in [(0, 1500), (100, 100), (700, 700), (9000, 1500)] {
             tokio::time::sleep(Duration::from_millis(calm)).await;

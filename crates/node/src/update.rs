@@ -7,17 +7,17 @@ use host::error::{Error, chain};
 use tracing::info_span;
 
 use crate::handle::Handle;
-use crate::journal::Record;
+use crate::journal::SandboxRecord;
 use crate::lifecycle::Phase;
-use crate::shared::Shared;
+use crate::shared::NodeState;
 
-impl Shared {
+impl NodeState {
     /// Changes the record of a sandbox and returns the new record. If `change` or the journal fails, nothing has changed.
     pub(crate) fn update(
         &self,
         handle: &Handle,
-        change: impl FnOnce(&mut Record) -> Result<(), Error>,
-    ) -> Result<Record, Error> {
+        change: impl FnOnce(&mut SandboxRecord) -> Result<(), Error>,
+    ) -> Result<SandboxRecord, Error> {
         let _alone = handle.alone();
         let before = handle.record();
         let mut record = before.clone();
@@ -44,12 +44,12 @@ impl Shared {
         self.publish(handle, &before, &record);
     }
 
-    fn save(&self, record: &Record) -> Result<(), Error> {
+    fn save(&self, record: &SandboxRecord) -> Result<(), Error> {
         info_span!(target: STEP, "journal").in_scope(|| self.journal.save(record))
     }
 
     /// Makes a record visible. The caller holds the lock of the record, so that subscribers see changes in their order.
-    fn publish(&self, handle: &Handle, before: &Record, record: &Record) {
+    fn publish(&self, handle: &Handle, before: &SandboxRecord, record: &SandboxRecord) {
         handle.replace(record.clone());
         if !record.pooled && record.sandbox != before.sandbox {
             self.say(SandboxEvent::Changed { sandbox: Box::new(record.sandbox.clone()) });

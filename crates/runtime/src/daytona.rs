@@ -40,13 +40,13 @@ use tokio::time::Instant;
 
 pub use account::Account;
 
-use crate::written::{Written, owner};
+use crate::written::{BackendRecords, owner};
 use crate::{
     Error, Exit, Inspect, Listed, Profile, Properties, Runtime, Spec, Tier, Usage, files, memory_disks,
     posture,
 };
 use channel::Terminals;
-use workspace::{Ran, Workspace};
+use workspace::{CommandResult, Workspace};
 
 /// Name of this backend, as users know it.
 pub const NAME: &str = "daytona";
@@ -65,15 +65,15 @@ const NOT_YET: i64 = 4;
 const OWN_BYTES: u64 = 128 << 20;
 
 /// Exponential backoff between attempts.
-struct Pause(Duration);
+struct Backoff(Duration);
 
-impl Default for Pause {
+impl Default for Backoff {
     fn default() -> Self {
         Self(PAUSE_FIRST)
     }
 }
 
-impl Pause {
+impl Backoff {
     async fn take(&mut self) {
         tokio::time::sleep(self.0).await;
         self.0 = (self.0 * 2).min(PAUSE_LAST);
@@ -83,12 +83,12 @@ impl Pause {
 /// Runtime for one account and one data directory. Cheap to clone.
 #[derive(Clone)]
 pub struct Daytona {
-    shared: Arc<Shared>,
+    shared: Arc<DaytonaState>,
 }
 
-struct Shared {
+struct DaytonaState {
     account: Account,
-    written: Written,
+    written: BackendRecords,
     /// Name that distinguishes our workspaces from others of the same account.
     owner: String,
     /// The terminals that this process uses.
@@ -105,9 +105,9 @@ impl Daytona {
         let home = data.join(NAME);
         std::fs::create_dir_all(&home).map_err(|source| files::failed("create directory", &home, source))?;
         let owner = owner(&home)?;
-        let written = Written::open(home.join("sandboxes"))?;
+        let written = BackendRecords::open(home.join("sandboxes"))?;
         let terminals = Terminals::default();
-        Ok(Self { shared: Arc::new(Shared { account, written, owner, terminals }) })
+        Ok(Self { shared: Arc::new(DaytonaState { account, written, owner, terminals }) })
     }
 
     /// Returns true if sandboxes of this data directory may exist in an account.
@@ -140,7 +140,7 @@ impl Daytona {
         self.shared.written.make(id, account.address())?;
         let deadline = Instant::now() + MADE_WITHIN;
         let mut workspace = Workspace::make(account, id, &self.shared.owner, spec).await?;
-        let mut pause = Pause::default();
+        let mut pause = Backoff::default();
         while !workspace.has_begun()? {
             if Instant::now() >= deadline {
                 return Err(Error::Deadline { what: "creating a Daytona workspace", after: MADE_WITHIN });
@@ -170,7 +170,7 @@ impl Daytona {
         let account = &self.shared.account;
         let mut left = Workspace::all(account, &self.shared.owner, Some(id), usize::MAX).await?;
         left.extend(self.find(id).await?);
-        let mut pause = Pause::default();
+        let mut pause = Backoff::default();
         loop {
             let mut still = Vec::new();
             for workspace in left {
@@ -199,7 +199,7 @@ impl Daytona {
 
     /// Returns true if the account has a sandbox's workspace. Retries until the account responds.
     async fn is_known(&self, id: &SandboxId) -> bool {
-        let mut pause = Pause::default();
+        let mut pause = Backoff::default();
         loop {
             match self.find(id).await {
                 Ok(found) => return found.is_some_and(|found| !found.is_removed()),
@@ -211,7 +211,7 @@ impl Daytona {
     /// Waits until a sandbox that was seen before has ended, even if the account becomes unavailable
     /// meanwhile.
     async fn await_end(&self, id: &SandboxId) -> Exit {
-        let mut pause = Pause::default();
+        let mut pause = Backoff::default();
         loop {
             match self.find(id).await {
                 Ok(None) => return Exit::Unknown,
@@ -219,7 +219,7 @@ impl Daytona {
                 Ok(Some(workspace)) if workspace.is_running() => {
                     match self.ended(&workspace, WAIT_PIECE).await {
                         Ok(Some(exit)) => return exit,
-                        Ok(None) => pause = Pause::default(),
+                        Ok(None) => pause = Backoff::default(),
                         Err(_) => {}
                     }
                 }
@@ -233,7 +233,7 @@ impl Daytona {
     /// Returns how process 1 ended, or `None` if it is still alive after this time.
     async fn ended(&self, workspace: &Workspace, within: Duration) -> Result<Option<Exit>, Error> {
         let words = format!("/.bellglass/guest wait {}", within.as_millis());
-        let Ran { code, said } = workspace.run(&self.shared.account, &words, within).await?;
+        let CommandResult { code, said } = workspace.run(&self.shared.account, &words, within).await?;
         match (code, serde_json::from_str(&said)) {
             (NOT_YET, _) => Ok(None),
             (0, Ok(Outcome::Exited { code })) => Ok(Some(Exit::Exited(code))),
@@ -252,7 +252,7 @@ impl Daytona {
     async fn ask<T: serde::de::DeserializeOwned>(&self, id: &SandboxId, words: &str) -> Result<T, Error> {
         let workspace = self.find(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
         let words = format!("/.bellglass/guest {words}");
-        let Ran { said, .. } = workspace.run(&self.shared.account, &words, Duration::ZERO).await?;
+        let CommandResult { said, .. } = workspace.run(&self.shared.account, &words, Duration::ZERO).await?;
         serde_json::from_str(&said).map_err(|error| Error::Impostor {
             id: id.clone(),
             why: format!("`{words}` returned invalid output: {error}"),
@@ -312,7 +312,7 @@ impl Runtime for Daytona {
         }
         let ended = self.await_end(id);
         let dialled = async {
-            let mut pause = Pause::default();
+            let mut pause = Backoff::default();
             loop {
                 match self.dial(id, deadline).await {
                     Ok(stream) => return stream,
@@ -348,7 +348,7 @@ impl Runtime for Daytona {
 
     async fn list(&self) -> Result<Vec<Listed>, Error> {
         let (account, written) = (&self.shared.account, &self.shared.written);
-        written.check_place(account.address(), ("Daytona", account::ADDRESS))?;
+        written.check_place(account.address(), "Daytona", account::ADDRESS)?;
         let found = Workspace::all(account, &self.shared.owner, None, usize::MAX).await?;
         let mut alive = BTreeSet::new();
         let mut known: BTreeSet<SandboxId> = written.all()?.into_iter().collect();

@@ -48,10 +48,10 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 pub use facts::Facts;
-pub use image::EMPTY;
-pub use place::{Kind, Place};
+pub use image::{EMPTY, ImageBuild};
+pub use place::{EngineEndpoint, EngineKind};
 
-use crate::written::{self, Written, owner};
+use crate::written::{self, BackendRecords, owner};
 use crate::{
     Error, Exit, Inspect, Listed, Pausing, Profile, Properties, Runtime, Spec, Tier, Usage, files,
     memory_disks, seccomp,
@@ -76,13 +76,13 @@ const CONFLICT: u16 = 409;
 /// Runtime for one engine and one data directory. Cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
 }
 
-struct Shared {
-    place: Place,
+struct EngineState {
+    place: EngineEndpoint,
     /// Records of its sandboxes.
-    written: Written,
+    written: BackendRecords,
     /// Name that distinguishes our sandboxes from others on the same engine.
     owner: String,
     /// Client and capabilities, requested at the first use.
@@ -95,20 +95,20 @@ impl Engine {
     ///
     /// # Errors
     /// The directory cannot be created.
-    pub fn new(place: Place, data: &std::path::Path) -> Result<Self, Error> {
+    pub fn new(place: EngineEndpoint, data: &std::path::Path) -> Result<Self, Error> {
         let home = data.join("engine");
         std::fs::create_dir_all(&home).map_err(|source| files::failed("create directory", &home, source))?;
         // One engine may serve both sockets, so the owner includes the kind to keep their containers apart.
         let owner = format!("{}-{}", owner(&home)?, place.kind.name());
-        let written = Written::open(home.join(place.kind.name()))?;
-        Ok(Self { shared: Arc::new(Shared { place, written, owner, reached: OnceCell::new() }) })
+        let written = BackendRecords::open(home.join(place.kind.name()))?;
+        Ok(Self { shared: Arc::new(EngineState { place, written, owner, reached: OnceCell::new() }) })
     }
 
     /// Returns the runtime for the engine at which this data directory has recorded sandboxes, regardless of
     /// the current configuration; `None` if there are none.
-    pub fn of_before(kind: Kind, data: &std::path::Path) -> Option<Self> {
+    pub fn of_before(kind: EngineKind, data: &std::path::Path) -> Option<Self> {
         let address = written::address_in(&data.join("engine").join(kind.name()))?;
-        Self::new(Place { kind, address }, data).ok()
+        Self::new(EngineEndpoint { kind, address }, data).ok()
     }
 
     /// Returns the properties and capabilities that the engine reports.
@@ -120,7 +120,7 @@ impl Engine {
     }
 
     /// Returns its address and kind.
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &EngineEndpoint {
         &self.shared.place
     }
 
@@ -365,7 +365,7 @@ impl Runtime for Engine {
 
     async fn list(&self) -> Result<Vec<Listed>, Error> {
         let place = &self.shared.place;
-        self.shared.written.check_place(&place.address, (self.name(), place.kind.variable()))?;
+        self.shared.written.check_place(&place.address, self.name(), place.kind.variable())?;
         // Listed explicitly, because Podman has additional states, of containers that have ended.
         let states = ["created", "running", "paused", "exited"].map(str::to_owned).to_vec();
         let filters =

@@ -35,7 +35,7 @@ pub struct Fixture {
 }
 
 /// A law's name and, if it is violated, the observed behavior.
-pub type Verdict = (&'static str, Result<(), String>);
+pub type LawVerdict = (&'static str, Result<(), String>);
 
 impl Fixture {
     fn id(&self) -> Result<SandboxId, String> {
@@ -59,7 +59,7 @@ impl Fixture {
 }
 
 /// Runs every law.
-pub async fn all(fixture: &Fixture) -> Vec<Verdict> {
+pub async fn all(fixture: &Fixture) -> Vec<LawVerdict> {
     let mut verdicts = lifecycle(fixture).await;
     verdicts.extend(channel(fixture).await);
     verdicts.extend(walls(fixture).await);
@@ -67,7 +67,7 @@ pub async fn all(fixture: &Fixture) -> Vec<Verdict> {
 }
 
 /// Runs the laws of starting, listing, waiting and stopping.
-pub async fn lifecycle(fixture: &Fixture) -> Vec<Verdict> {
+pub async fn lifecycle(fixture: &Fixture) -> Vec<LawVerdict> {
     vec![
         ("start_then_listed", start_then_listed(fixture).await),
         ("second_start_is_exists_and_harms_nothing", second_start_is_exists_and_harms_nothing(fixture).await),
@@ -82,7 +82,7 @@ pub async fn lifecycle(fixture: &Fixture) -> Vec<Verdict> {
 }
 
 /// Runs the laws of the channel.
-pub async fn channel(fixture: &Fixture) -> Vec<Verdict> {
+pub async fn channel(fixture: &Fixture) -> Vec<LawVerdict> {
     vec![
         ("connect_gives_a_greeted_channel", connect_gives_a_greeted_channel(fixture).await),
         ("connect_again_after_a_break", connect_again_after_a_break(fixture).await),
@@ -93,7 +93,7 @@ pub async fn channel(fixture: &Fixture) -> Vec<Verdict> {
 }
 
 /// Runs the laws of limits and posture.
-pub async fn walls(fixture: &Fixture) -> Vec<Verdict> {
+pub async fn walls(fixture: &Fixture) -> Vec<LawVerdict> {
     vec![
         ("usage_counts", usage_counts(fixture).await),
         ("posture_has_no_differences", posture_has_no_differences(fixture).await),

@@ -56,9 +56,9 @@ pub use record::Dirs;
 use crate::hand::Lock;
 use crate::{Error, Exit, Inspect, Listed, Pausing, Properties, Runtime, Spec, Tier, Usage};
 use cgroup::Cgroups;
-use channel::Unmet;
-use process::Process;
-use record::Record;
+use channel::{ExpectedPeer, Unmet};
+use process::ProcessHandle;
+use record::OciRecord;
 
 /// Runtime for one OCI runtime and one data directory.
 #[derive(Clone)]
@@ -77,7 +77,7 @@ pub struct Oci {
 struct Hand {
     /// The ownership lock, held while this process owns the sandbox.
     lock: Mutex<Option<Lock>>,
-    process: Mutex<Option<Arc<Process>>>,
+    process: Mutex<Option<Arc<ProcessHandle>>>,
     /// Bound socket that is not registered with the async runtime yet.
     bound: Mutex<Option<StdListener>>,
     listener: tokio::sync::Mutex<Option<UnixListener>>,
@@ -115,13 +115,13 @@ impl Oci {
     }
 
     /// Loads the record of a sandbox of this runtime; returns `None` for sandboxes of other runtimes.
-    fn record(&self, id: &SandboxId) -> Result<Option<Record>, Error> {
+    fn record(&self, id: &SandboxId) -> Result<Option<OciRecord>, Error> {
         Ok(self.dirs.load(id)?.filter(|record| record.runtime == self.flavor.name))
     }
 
     /// Returns this process's handles of a sandbox and its record. Opens a handle of process 1 if it exists
     /// and there is none yet.
-    fn hand(&self, id: &SandboxId) -> Result<(Arc<Hand>, Record), Error> {
+    fn hand(&self, id: &SandboxId) -> Result<(Arc<Hand>, OciRecord), Error> {
         let Some(record) = self.record(id)? else {
             self.hands().remove(id);
             return Err(Error::NotFound(id.clone()));
@@ -130,14 +130,20 @@ impl Oci {
         let mut process = locked(&hand.process);
         let same_boot = record.boot == process::boot_id()?;
         if let Some(identity) = record.process.filter(|_| process.is_none() && same_boot) {
-            *process = Process::reopen(identity)?.map(Arc::new);
+            *process = ProcessHandle::reopen(identity)?.map(Arc::new);
         }
         drop(process);
         Ok((hand, record))
     }
 
     /// Acquires the ownership of a sandbox and listens for its guest, unless this process already owns it.
-    fn take(&self, id: &SandboxId, hand: &Hand, process: &Process, record: &Record) -> Result<(), Error> {
+    fn take(
+        &self,
+        id: &SandboxId,
+        hand: &Hand,
+        process: &ProcessHandle,
+        record: &OciRecord,
+    ) -> Result<(), Error> {
         let mut lock = locked(&hand.lock);
         if lock.is_none() {
             *lock = Some(self.dirs.take(id)?.ok_or_else(|| Error::System {
@@ -151,7 +157,12 @@ impl Oci {
 
     /// Listens for the guest of a sandbox that another process started. A container started by an earlier
     /// version has its channel on the host, like a user-space kernel.
-    fn listen_again(&self, id: &SandboxId, process: &Process, record: &Record) -> Result<StdListener, Error> {
+    fn listen_again(
+        &self,
+        id: &SandboxId,
+        process: &ProcessHandle,
+        record: &OciRecord,
+    ) -> Result<StdListener, Error> {
         let on_host = self.dirs.channel(id);
         match self.flavor.tier {
             Tier::Container if !on_host.exists() => channel::listen_inside(process, record.base()),
@@ -163,8 +174,8 @@ impl Oci {
     /// the last rejected peer in `refused`.
     async fn accept(
         &self,
-        (id, record): (&SandboxId, &Record),
-        process: &Process,
+        id: &SandboxId,
+        expected: ExpectedPeer,
         listener: &UnixListener,
         refused: &mut Option<String>,
     ) -> Result<UnixStream, Error> {
@@ -178,7 +189,6 @@ impl Oci {
                 source,
             })?;
             let in_cgroup = Cgroups::holds(id, peer.pid().unwrap_or(0))?;
-            let expected = (process.identity.pid, record.base());
             *refused = channel::objection(peer, self.flavor.tier, expected, in_cgroup);
             if refused.is_some() {
                 continue;
@@ -230,9 +240,10 @@ impl Runtime for Oci {
             *listener = Some(channel::watch(bound)?);
         }
         let listener = listener.as_ref().ok_or_else(|| Error::Ended(id.clone()))?;
+        let expected = ExpectedPeer { pid: process.identity.pid, user: record.base() };
         let mut refused = None;
         tokio::select! {
-            stream = self.accept((id, &record), &process, listener, &mut refused) => return stream,
+            stream = self.accept(id, expected, listener, &mut refused) => return stream,
             ended = process.ended() => return ended.and(Err(Error::Ended(id.clone()))),
             () = tokio::time::sleep_until(deadline) => {}
         }

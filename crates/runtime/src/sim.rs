@@ -44,13 +44,13 @@ pub use faults::Faults;
 
 use crate::{Error, Exit, Inspect, Listed, Properties, Runtime, Spec, Tier, Usage};
 use guest::Guest;
-use world::{Process, World};
+use world::{SimProcess, World};
 
 /// Handle of one process on a simulated machine. Clones are the same process.
 #[derive(Clone)]
 pub struct Sim {
     world: Arc<World>,
-    process: Arc<Process>,
+    process: Arc<SimProcess>,
 }
 
 impl Default for Sim {

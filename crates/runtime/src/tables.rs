@@ -31,14 +31,14 @@ const FILES_SHARE: u64 = 8;
 
 /// Size and usage of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Table {
+pub struct TableUsage {
     /// Number of used entries.
     pub used: u64,
     /// Maximum number of entries.
     pub total: u64,
 }
 
-impl Table {
+impl TableUsage {
     /// Returns the number of free entries.
     pub fn free(self) -> u64 {
         self.total.saturating_sub(self.used)
@@ -46,19 +46,19 @@ impl Table {
 }
 
 /// Returns the table of processes and threads of the whole machine.
-pub fn tasks() -> Table {
+pub fn tasks() -> TableUsage {
     let [pids, threads] = ["kernel/pid_max", "kernel/threads-max"].map(setting);
     // The fourth word of `/proc/loadavg` is `running/all`, in tasks.
     let load = read(Path::new("/proc/loadavg"));
     let used = load.split_whitespace().nth(3).and_then(|word| word.split_once('/')?.1.parse().ok());
-    Table { used: used.unwrap_or(0), total: pids.unwrap_or(u64::MAX).min(threads.unwrap_or(u64::MAX)) }
+    TableUsage { used: used.unwrap_or(0), total: pids.unwrap_or(u64::MAX).min(threads.unwrap_or(u64::MAX)) }
 }
 
 /// Returns the table of open files of the whole machine.
-pub fn files() -> Table {
+pub fn files() -> TableUsage {
     let text = read(Path::new("/proc/sys/fs/file-nr"));
     let used = text.split_whitespace().next().and_then(|word| word.parse().ok());
-    Table { used: used.unwrap_or(0), total: setting("fs/file-max").unwrap_or(u64::MAX) }
+    TableUsage { used: used.unwrap_or(0), total: setting("fs/file-max").unwrap_or(u64::MAX) }
 }
 
 /// Returns the number of file locks of the whole machine, if this kernel exposes it. There is no maximum:

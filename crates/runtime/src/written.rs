@@ -18,12 +18,12 @@ const MADE: &str = "made";
 
 /// Records of the sandboxes of one backend and one data directory, with the locks that this process
 /// holds.
-pub(crate) struct Written {
+pub(crate) struct BackendRecords {
     home: PathBuf,
     locks: Mutex<HashMap<SandboxId, Lock>>,
 }
 
-impl Written {
+impl BackendRecords {
     /// Opens the records in this directory, and creates the directory if needed.
     pub fn open(home: PathBuf) -> Result<Self, Error> {
         files::directory(&home, 0o700)?;
@@ -66,8 +66,8 @@ impl Written {
     }
 
     /// Fails if any sandbox was created at an address other than `here`. Without this check, such a sandbox
-    /// would be reported as gone.
-    pub fn check_place(&self, here: &str, (name, variable): (&str, &str)) -> Result<(), Error> {
+    /// would be reported as gone. The error contains the backend's name, and the variable with its address.
+    pub fn check_place(&self, here: &str, name: &str, variable: &str) -> Result<(), Error> {
         for id in self.all()? {
             let made = files::read_if_there(&self.directory(&id).join(MADE))?.unwrap_or_default();
             if !made.is_empty() && made != here {

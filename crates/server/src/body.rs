@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | [`message`], [`Sent`] | JSON | a length; [`BODY_WITHIN`]; the budgets of project and address, until the response is sent |
 //! | [`bytes()`] | standard input | the same |
-//! | [`counted`] | JSON that is used after the response has begun | the same, for as long as [`Room`] is held |
+//! | [`counted`] | JSON that is used after the response has begun | the same, for as long as [`BodyReservation`] is held |
 //! | [`Coming`] | files, which are streamed | [`IDLE_MAX`] between two chunks; the handler takes one of the project's streams |
 //!
 //! A refused body is never kept: [`discard`] drops what arrives of it.
@@ -47,7 +47,7 @@ pub struct Sent<T>(pub T);
 
 /// Memory reserved for a body, which is returned when dropped.
 #[derive(Default)]
-pub struct Room {
+pub struct BodyReservation {
     account: Option<Arc<Account>>,
     origin: Option<Origin>,
     held: Vec<OwnedSemaphorePermit>,
@@ -56,7 +56,7 @@ pub struct Room {
 /// Reservations for the bodies of one request. The connection holds them until the response is sent, because
 /// a handler may use a body until then.
 #[derive(Clone, Default)]
-pub struct Kept(Arc<Mutex<Vec<Room>>>);
+pub struct BodyReservations(Arc<Mutex<Vec<BodyReservation>>>);
 
 /// Body of a request, which is read chunk by chunk.
 pub struct Coming(Body);
@@ -131,7 +131,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Sent<T> {
     }
 }
 
-impl Room {
+impl BodyReservation {
     /// Reserves this many bytes in the budget of the request's project, and in that of its address.
     fn take(&mut self, bytes: usize) -> Answer<()> {
         if let Some(account) = &self.account {
@@ -156,8 +156,8 @@ impl Room {
     }
 }
 
-impl Kept {
-    fn hold(&self, room: Room) {
+impl BodyReservations {
+    fn hold(&self, room: BodyReservation) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(room);
     }
 }
@@ -230,7 +230,7 @@ pub async fn bytes(request: Request, most: usize) -> Answer<Bytes> {
 ///
 /// # Errors
 /// As [`message`].
-pub async fn counted(parts: &Parts, body: Body, most: usize) -> Answer<(Bytes, Room)> {
+pub async fn counted(parts: &Parts, body: Body, most: usize) -> Answer<(Bytes, BodyReservation)> {
     let (bytes, mut room) = received(parts, body, most).await?;
     room.take(elements(&bytes).saturating_mul(ELEMENT_BYTES))?;
     Ok((bytes, room))
@@ -253,13 +253,13 @@ pub async fn discard(mut body: Body, origin: Option<&Origin>) {
 }
 
 /// Hands the reservation to the connection, which holds it until the response is sent.
-fn keep(parts: &Parts, room: Room) {
-    if let Some(kept) = parts.extensions.get::<Kept>().filter(|_| !api::defence::is_off("H-35")) {
+fn keep(parts: &Parts, room: BodyReservation) {
+    if let Some(kept) = parts.extensions.get::<BodyReservations>().filter(|_| !api::defence::is_off("H-35")) {
         kept.hold(room);
     }
 }
 
-async fn received(parts: &Parts, body: Body, most: usize) -> Answer<(Bytes, Room)> {
+async fn received(parts: &Parts, body: Body, most: usize) -> Answer<(Bytes, BodyReservation)> {
     let headers = &parts.headers;
     if headers.contains_key(header::CONTENT_ENCODING) {
         return Err(Error::invalid(
@@ -275,7 +275,7 @@ async fn received(parts: &Parts, body: Body, most: usize) -> Answer<(Bytes, Room
     // A body without a length is charged with the maximum. Every route authenticates its caller before it
     // reads a body.
     let length = length.and_then(|length| usize::try_from(length).ok());
-    let mut room = Room::of(&parts.extensions);
+    let mut room = BodyReservation::of(&parts.extensions);
     room.take(length.unwrap_or(most))?;
     let late = |_| Error {
         retry: Retry::Safe,

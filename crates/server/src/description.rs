@@ -69,7 +69,8 @@ pub(crate) fn simplify(mut description: OpenApi) -> OpenApi {
                 union.items.iter_mut().for_each(|variant| flatten(variant, &known));
             }
         }
-        let variants: Schemas = components.schemas.iter_mut().flat_map(name_variants).collect();
+        let named = components.schemas.iter_mut().flat_map(|(name, schema)| name_variants(name, schema));
+        let variants: Schemas = named.collect();
         components.schemas.extend(variants);
     }
     description
@@ -125,14 +126,14 @@ fn merged(one: &Object, other: &Object) -> Object {
 }
 
 /// Replaces the variants of a tagged union by references, and returns the variants under their names.
-fn name_variants((name, schema): (&String, &mut RefOr<Schema>)) -> Vec<(String, RefOr<Schema>)> {
+fn name_variants(name: &str, schema: &mut RefOr<Schema>) -> Vec<(String, RefOr<Schema>)> {
     let RefOr::T(Schema::OneOf(union)) = schema else { return Vec::new() };
     let mut named = Vec::new();
     for variant in &mut union.items {
         if let RefOr::T(Schema::Object(object)) = &*variant
             && let Some(tag) = tag(object)
         {
-            let name = name.clone() + &tag.split('_').map(capitalized).collect::<String>();
+            let name = name.to_owned() + &tag.split('_').map(capitalized).collect::<String>();
             let reference = RefOr::Ref(Ref::from_schema_name(name.as_str()));
             named.push((name, std::mem::replace(variant, reference)));
         }

@@ -3,7 +3,7 @@
 
 use api::server::{IDEMPOTENCY_BYTES_MAX, IDEMPOTENCY_HEADER};
 use api::{ContextId, Error, ExecId};
-use axum::extract::{FromRequestParts, Path, Query};
+use axum::extract::{FromRequestParts, Path as AxumPath, Query as AxumQuery};
 use axum::http::request::Parts;
 use node::machine::random;
 use serde::de::DeserializeOwned;
@@ -14,11 +14,11 @@ use crate::rejection::{Answer, Rejection};
 /// Idempotency key of a request, if it has one.
 pub struct Idempotency(pub Option<String>);
 
-/// Parameters in the path.
-pub struct At<T>(pub T);
+/// Parameters in the path. Like axum's extractor, but rejects with an error of the API.
+pub struct Path<T>(pub T);
 
-/// Parameters in the query.
-pub struct Asked<T>(pub T);
+/// Parameters in the query. Like axum's extractor, but rejects with an error of the API.
+pub struct Query<T>(pub T);
 
 impl<S: Sync> FromRequestParts<S> for Idempotency {
     type Rejection = Rejection;
@@ -47,23 +47,23 @@ impl<S: Sync> FromRequestParts<S> for Idempotency {
     }
 }
 
-impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for At<T> {
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T> {
     type Rejection = Rejection;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
-        match Path::from_request_parts(parts, state).await {
-            Ok(Path(value)) => Ok(Self(value)),
+        match AxumPath::from_request_parts(parts, state).await {
+            Ok(AxumPath(value)) => Ok(Self(value)),
             Err(error) => Err(Error::invalid(error.body_text(), "Correct the path.").into()),
         }
     }
 }
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
     type Rejection = Rejection;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
-        match Query::from_request_parts(parts, state).await {
-            Ok(Query(value)) => Ok(Self(value)),
+        match AxumQuery::from_request_parts(parts, state).await {
+            Ok(AxumQuery(value)) => Ok(Self(value)),
             Err(error) => Err(Error::invalid(error.body_text(), "Correct the query.").into()),
         }
     }

@@ -41,11 +41,11 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 pub use guests::Origin;
-pub use idle::Known;
+pub use idle::AuthenticationHandle;
 
-use crate::body::Kept;
+use crate::body::BodyReservations;
 use answer::{Answered, Streams};
-use guests::{Guests, Place};
+use guests::{ConnectionSlot, Guests};
 use idle::{Idle, UnderWay};
 
 /// Maximum idle time of an unauthenticated connection, including the wait for the head of its first request.
@@ -282,13 +282,13 @@ async fn answer_to(
         return Ok(visit.refuse());
     }
     let is_http2 = request.version() == Version::HTTP_2;
-    let (known, kept) = (Known::new(&visit.idle, &visit.place), Kept::default());
+    let (known, kept) = (AuthenticationHandle::new(&visit.idle, &visit.place), BodyReservations::default());
     request.extensions_mut().insert(known.clone());
     request.extensions_mut().insert(kept.clone());
     request.extensions_mut().insert(visit.place.origin());
     request.extensions_mut().insert(ConnectInfo(visit.peer));
     request.extensions_mut().insert(visit.encrypted);
-    request.extensions_mut().insert(Held { _place: Arc::clone(&visit.place) });
+    request.extensions_mut().insert(ConnectionGuard { _place: Arc::clone(&visit.place) });
     let response = tower::Service::call(&mut router, request).await?;
     drop(kept);
     let size = if response.extensions().get::<Passed>().is_some() {
@@ -313,7 +313,7 @@ struct Visit {
     peer: SocketAddr,
     encrypted: Encrypted,
     idle: Idle,
-    place: Arc<Place>,
+    place: Arc<ConnectionSlot>,
     /// Number of requests beyond the limit that were refused.
     refused: AtomicUsize,
 }
@@ -343,6 +343,6 @@ impl Visit {
 /// Guard of a connection's slot. An upgraded connection, such as a WebSocket, continues after HTTP ends on
 /// it; its handler then holds this guard.
 #[derive(Clone)]
-pub struct Held {
-    _place: Arc<Place>,
+pub struct ConnectionGuard {
+    _place: Arc<ConnectionSlot>,
 }

@@ -15,17 +15,20 @@ use http_body_util::BodyExt as _;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::sync::{OnceCell, mpsc};
-use tools::mcp::{ARTIFACT_BYTES_MAX, Answer, Artifact, Content, Host, Progress, Service, Settings, Tool};
+use tools::mcp::{
+    ARTIFACT_BYTES_MAX, Artifact, CallProgress, Content, Host, Service, Settings, Tool, ToolAnswer,
+};
 use tools::publish::Facts;
 
 use crate::authority::{Caller, Write};
-use crate::body::{self, Room};
-use crate::extract::Asked;
+use crate::body::{self, BodyReservation};
+use crate::extract::Query;
 use crate::rejection::Rejection;
 use control::account::{Account, Rate};
 use control::fault::Fault;
 use control::platform::Platform;
 use control::session::Live;
+use control::session::ToolRequest;
 use control::session::flight::EndsWith;
 use control::session::whole;
 
@@ -75,7 +78,7 @@ pub async fn serve(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     State(service): State<Arc<Service>>,
-    Asked(offer): Asked<Offer>,
+    Query(offer): Query<Offer>,
     request: Request,
 ) -> Result<Response, Rejection> {
     caller.pace(Rate::Exec)?;
@@ -94,9 +97,9 @@ pub async fn serve(
 }
 
 /// Reads the message of a request, which counts against the memory budget of its project.
-async fn counted(request: Request) -> Result<(Request, Room), Rejection> {
+async fn counted(request: Request) -> Result<(Request, BodyReservation), Rejection> {
     if request.method() != Method::POST || api::defence::is_off("H-34") {
-        return Ok((request, Room::default()));
+        return Ok((request, BodyReservation::default()));
     }
     let (parts, body) = request.into_parts();
     let (bytes, room) = body::counted(&parts, body, limits::BODY_BYTES_MAX).await?;
@@ -129,15 +132,15 @@ impl Host for Talk {
         &self,
         tool: &str,
         arguments: Map<String, Value>,
-        progress: mpsc::Sender<Progress>,
-    ) -> Result<Answer, Error> {
+        progress: mpsc::Sender<CallProgress>,
+    ) -> Result<ToolAnswer, Error> {
         let _place = self.account.share.stream().map_err(|fault| fault.error().clone())?;
         let live = self.live().await?;
         let mut events = live.events();
         let random = node::machine::random().map_err(discreet)?;
         let id = ExecId::from_random(random);
-        let call = (tool, Value::Object(arguments));
-        let flight = live.call(&self.platform, &self.account, call, (id.clone(), false)).await;
+        let request = ToolRequest { tool, body: Value::Object(arguments), id: id.clone(), keyed: false };
+        let flight = live.call(&self.platform, &self.account, request).await;
         let flight = flight.map_err(|fault| fault.error().clone())?;
         let ends = EndsWith::this(&flight);
         let landing = flight.landing();
@@ -149,7 +152,8 @@ impl Host for Talk {
                     // Missed events are not lost: the response contains their output.
                     if let Ok(SessionEvent::Output { run, stream, text: Some(text), .. }) = event && run == id {
                         // A slow client misses some progress; the response contains it.
-                        let _ = progress.try_send(Progress::Output { stderr: stream == Stream::Stderr, text });
+                        let stderr = stream == Stream::Stderr;
+                        let _ = progress.try_send(CallProgress::Output { stderr, text });
                     }
                 }
             }
@@ -160,7 +164,7 @@ impl Host for Talk {
             mime: one.mime.clone(),
             size_bytes: one.size,
         });
-        Ok(Answer { artifacts: artifacts.collect(), ..Answer::of(&told.text, told.failed) })
+        Ok(ToolAnswer { artifacts: artifacts.collect(), ..ToolAnswer::of(&told.text, told.failed) })
     }
 
     async fn artifacts(&self) -> Result<Vec<Artifact>, Error> {

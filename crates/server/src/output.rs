@@ -63,7 +63,7 @@ impl IntoResponse for Output {
         let status = if self.started.is_some() { StatusCode::CREATED } else { StatusCode::OK };
         self.platform.metrics.streams.inc();
         let (carried, span) = (Carried::default(), Span::current());
-        let reader = Reader { carried, reached: self.from, ended: false, span, output: self };
+        let reader = OutputReader { carried, reached: self.from, ended: false, span, output: self };
         let body = stream::unfold(Some(reader), |reader| async move {
             let mut reader = reader?;
             let span = reader.span.clone();
@@ -76,7 +76,7 @@ impl IntoResponse for Output {
 }
 
 /// State of a stream.
-struct Reader {
+struct OutputReader {
     output: Output,
     carried: Carried,
     reached: PerStream<u64>,
@@ -85,7 +85,7 @@ struct Reader {
     span: Span,
 }
 
-impl Reader {
+impl OutputReader {
     /// Returns the next line or lines.
     async fn step(&mut self) -> Bytes {
         if let Some(exec) = self.output.started.take() {
@@ -143,7 +143,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for OutputReader {
     fn drop(&mut self) {
         self.output.platform.metrics.streams.dec();
         if self.output.cancels && !self.ended {

@@ -39,7 +39,7 @@ use tower::ServiceExt as _;
 use crate::app::App;
 use crate::authority::cut::Ends;
 use crate::authority::{Caller, Write};
-use crate::listen::{Encrypted, Known};
+use crate::listen::{AuthenticationHandle, Encrypted};
 use crate::rejection::{Answer, Rejection};
 use control::account::busy;
 use control::credential::{ApiKey, KEY_PREFIX};
@@ -64,13 +64,13 @@ pub struct Ports {
     public: Mutex<HashMap<(SandboxId, u16), CancellationToken>>,
 }
 
-/// The sandbox in the host name of a request that [`Inside`] handles.
+/// The sandbox in the host name of a request that [`ServedPorts`] handles.
 #[derive(Clone, Debug)]
 pub struct InHost(pub SandboxId);
 
 /// Ports of every sandbox that the server itself serves: no request to them reaches the sandbox.
 #[derive(Clone)]
-pub struct Inside {
+pub struct ServedPorts {
     /// The ports.
     pub ports: &'static [u16],
     /// The routes, which get the sandbox as [`InHost`].
@@ -83,7 +83,7 @@ struct Front {
     platform: Arc<Platform>,
     ports: Arc<Ports>,
     api: Router,
-    inside: Inside,
+    inside: ServedPorts,
 }
 
 impl Ports {
@@ -127,7 +127,7 @@ impl Ports {
 }
 
 /// Returns the public API with the ports of sandboxes in front of it.
-pub fn before(api: Router, inside: Inside, app: &App) -> Router {
+pub fn before(api: Router, inside: ServedPorts, app: &App) -> Router {
     let (platform, ports) = (Arc::clone(&app.platform), Arc::clone(&app.ports));
     Router::new().fallback(route).with_state(Front { platform, ports, api, inside })
 }
@@ -193,7 +193,7 @@ async fn destined(parts: &mut Parts, front: &Front) -> Answer<Option<Going>> {
             if api::defence::is_off("H-43") {
                 drop(platform.node.call(&sandbox).await);
             }
-            by_name(parts, front, outside, (port, sandbox)).map(Some)
+            by_name(parts, front, outside, port, sandbox).map(Some)
         }
         Named::Nothing => Err(Error {
             fix: "Use the address that `bellglass forward --url` shows, such as 8000-SANDBOX.DOMAIN.".into(),
@@ -210,7 +210,8 @@ fn by_name(
     parts: &mut Parts,
     front: &Front,
     outside: Outside,
-    (port, sandbox): (u16, SandboxId),
+    port: u16,
+    sandbox: SandboxId,
 ) -> Answer<Going> {
     let platform = &front.platform;
     // A sandbox that does not exist is treated like one with another token.
@@ -220,7 +221,7 @@ fn by_name(
         Admitted::Redirect(response) => return Ok(Going::Back(response)),
     };
     check_no_key(&parts.headers, |word| word.starts_with(KEY_PREFIX))?;
-    if let Some(known) = parts.extensions.get::<Known>() {
+    if let Some(known) = parts.extensions.get::<AuthenticationHandle>() {
         known.visits();
     }
     let address = if gate.is_public(port) { Address::Public } else { Address::Private };

@@ -47,7 +47,7 @@ use utoipa::OpenApi;
 use crate::app::App;
 use crate::authority::cut::Slot;
 use crate::authority::table::{On, Row, Table};
-use crate::ports::Inside;
+use crate::ports::ServedPorts;
 use crate::rejection::Rejection;
 use control::Platform;
 use control::trace::PARENT_HEADER;
@@ -228,7 +228,7 @@ pub fn router(app: &App, vendor: &VendorApi) -> Router {
             .layer(middleware::from_fn_with_state(Arc::clone(&app.platform), attend))
             .with_state(app.clone())
     };
-    let inside = Inside { ports: vendor.inside_ports, routes: complete(vendor.inside.clone()) };
+    let inside = ServedPorts { ports: vendor.inside_ports, routes: complete(vendor.inside.clone()) };
     let table = own().and(vendor.routes.clone()).and(vendor.inside.clone());
     crate::ports::before(complete(table), inside, app)
 }

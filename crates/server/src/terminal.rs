@@ -25,7 +25,7 @@ use node::{Call, Event, Exec};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::listen::Held;
+use crate::listen::ConnectionGuard;
 use control::platform::Platform;
 
 /// Maximum payload of one binary message, below the limit of 1 MiB that clients have by default.
@@ -51,7 +51,7 @@ const LINGER: Duration = Duration::from_secs(1);
 pub const MESSAGE_BYTES_MAX: usize = INPUT_BYTES_MAX + api::terminal::OFFSET_BYTES;
 
 /// Connection of one client to one terminal.
-pub struct Session {
+pub struct TerminalSession {
     /// Platform that serves the connection.
     pub platform: Arc<Platform>,
     /// Call during which the sandbox is not idle.
@@ -63,11 +63,11 @@ pub struct Session {
     /// Slot among the streams of the project.
     pub place: OwnedSemaphorePermit,
     /// Slot among the connections of the server.
-    pub held: Option<Held>,
+    pub held: Option<ConnectionGuard>,
 }
 
 /// Queues of the client's requests to the guest, and of the replies to the client.
-struct Asked {
+struct TerminalQueues {
     inputs: mpsc::Sender<(u64, Bytes)>,
     sizes: watch::Sender<Option<TerminalSize>>,
     signals: mpsc::Sender<i32>,
@@ -75,12 +75,12 @@ struct Asked {
 }
 
 /// Guard that counts a connection in the metrics.
-struct Counted(Arc<Platform>);
+struct StreamCountGuard(Arc<Platform>);
 
-impl Session {
+impl TerminalSession {
     /// Serves the client until it disconnects, the exec ends, or one of them is silent for too long.
     pub async fn serve(self, socket: WebSocket) {
-        let _counted = Counted::new(&self.platform);
+        let _counted = StreamCountGuard::new(&self.platform);
         let (sink, stream) = socket.split();
         let (inputs, inputs_to_do) = mpsc::channel(INPUTS_WAITING);
         let (signals, signals_to_do) = mpsc::channel(SIGNALS_WAITING);
@@ -91,21 +91,21 @@ impl Session {
         let id = &self.info.id;
         tokio::select! {
             () = outward(sink, &self.info, reader, replies_to_send) => {}
-            () = inward(stream, Asked { inputs, sizes, signals, replies: replies.clone() }) => {}
+            () = inward(stream, TerminalQueues { inputs, sizes, signals, replies: replies.clone() }) => {}
             () = feeder(&self.call, id, inputs_to_do, &replies) => {}
-            () = asker(&self.call, id, (sizes_to_do, signals_to_do), &replies) => {}
+            () = asker(&self.call, id, sizes_to_do, signals_to_do, &replies) => {}
         }
     }
 }
 
-impl Counted {
+impl StreamCountGuard {
     fn new(platform: &Arc<Platform>) -> Self {
         platform.metrics.streams.inc();
         Self(Arc::clone(platform))
     }
 }
 
-impl Drop for Counted {
+impl Drop for StreamCountGuard {
     fn drop(&mut self) {
         self.0.metrics.streams.dec();
     }
@@ -163,7 +163,7 @@ async fn outward(
 }
 
 /// Handles the client's messages until it disconnects.
-async fn inward(mut stream: SplitStream<WebSocket>, asked: Asked) {
+async fn inward(mut stream: SplitStream<WebSocket>, asked: TerminalQueues) {
     while let Ok(Some(Ok(message))) = timeout(SILENCE_MAX, stream.next()).await {
         let taken = match message {
             Message::Binary(bytes) => asked.input(&bytes).await,
@@ -179,7 +179,7 @@ async fn inward(mut stream: SplitStream<WebSocket>, asked: Asked) {
     }
 }
 
-impl Asked {
+impl TerminalQueues {
     async fn input(&self, message: &Bytes) -> Result<(), Error> {
         let Some((offset, bytes)) = parts(message) else {
             return Err(Error::invalid(
@@ -242,7 +242,8 @@ async fn feeder(
 async fn asker(
     call: &Call,
     id: &ExecId,
-    (mut sizes, mut signals): (watch::Receiver<Option<TerminalSize>>, mpsc::Receiver<i32>),
+    mut sizes: watch::Receiver<Option<TerminalSize>>,
+    mut signals: mpsc::Receiver<i32>,
     replies: &mpsc::Sender<TerminalEvent>,
 ) {
     loop {

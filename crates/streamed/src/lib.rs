@@ -17,20 +17,20 @@ use http_body::{Body, Frame};
 use tokio::sync::mpsc::{self, OwnedPermit};
 
 /// A chunk, or the error that ends the body early.
-type Piece = io::Result<Frame<Bytes>>;
+type ChunkResult = io::Result<Frame<Bytes>>;
 
 /// The reading end of a body.
 #[derive(Debug)]
 pub struct Streamed {
-    pieces: mpsc::Receiver<Piece>,
+    pieces: mpsc::Receiver<ChunkResult>,
 }
 
 /// The writing end of a body. Dropping it ends the body normally; [`Feed::abort`] ends it with an error.
 #[derive(Debug)]
 pub struct Feed {
-    pieces: mpsc::Sender<Piece>,
+    pieces: mpsc::Sender<ChunkResult>,
     /// Reserved queue slot for the final frame or error, available even if the queue is full.
-    last: Option<OwnedPermit<Piece>>,
+    last: Option<OwnedPermit<ChunkResult>>,
 }
 
 /// Error: the reader of the body has disconnected.
@@ -65,7 +65,7 @@ impl Feed {
         self.say(Err(why));
     }
 
-    fn say(mut self, word: Piece) {
+    fn say(mut self, word: ChunkResult) {
         if let Some(last) = self.last.take() {
             last.send(word);
         }
@@ -76,7 +76,7 @@ impl Body for Streamed {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Piece>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<ChunkResult>> {
         self.pieces.poll_recv(context)
     }
 }

@@ -27,7 +27,7 @@ use host::error::Error;
 use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc;
 
-use crate::unpack::{Piece, Source, pass_on};
+use crate::unpack::{Source, SourceMessage, pass_on};
 use crate::{failed, layers, unsound};
 
 /// Timeout for the build. With a fast mirror it takes half a minute.
@@ -134,8 +134,9 @@ impl Base {
             let read =
                 stdout.map_or_else(|| Err(io::ErrorKind::BrokenPipe.into()), |out| pass_on(out, &sender));
             let last = match (last(read, &child, tail, &argv), late.load(Ordering::Relaxed)) {
-                (Piece::Failed(_), true) => {
-                    Piece::Failed(Error::Deadline { what: "building with mmdebstrap", after: BUILD_WITHIN })
+                (SourceMessage::Failed(_), true) => {
+                    let what = "building with mmdebstrap";
+                    SourceMessage::Failed(Error::Deadline { what, after: BUILD_WITHIN })
                 }
                 (last, _) => last,
             };
@@ -247,8 +248,13 @@ fn end(child: &Mutex<Child>) {
     }
 }
 
-/// Returns the last piece: the archive's digest if the program succeeded, an error otherwise.
-fn last(read: io::Result<String>, child: &Mutex<Child>, tail: JoinHandle<Vec<u8>>, argv: &str) -> Piece {
+/// Returns the last message: the archive's digest if the program succeeded, an error otherwise.
+fn last(
+    read: io::Result<String>,
+    child: &Mutex<Child>,
+    tail: JoinHandle<Vec<u8>>,
+    argv: &str,
+) -> SourceMessage {
     let status = loop {
         let status = child.lock().unwrap_or_else(PoisonError::into_inner).try_wait();
         match status {
@@ -260,20 +266,21 @@ fn last(read: io::Result<String>, child: &Mutex<Child>, tail: JoinHandle<Vec<u8>
     let tail = tail.join().unwrap_or_default();
     let failed = |status: String| {
         let stderr = String::from_utf8_lossy(&tail).trim().to_owned();
-        Piece::Failed(Error::Runtime(runtime::Error::Command { argv: argv.to_owned(), status, stderr }))
+        let argv = argv.to_owned();
+        SourceMessage::Failed(Error::Runtime(runtime::Error::Command { argv, status, stderr }))
     };
     match (status, read) {
-        (Ok(status), Ok(digest)) if status.success() => Piece::End(digest),
+        (Ok(status), Ok(digest)) if status.success() => SourceMessage::End(digest),
         (Ok(status), _) if !status.success() => failed(say(status)),
         (Ok(_), Err(source)) | (Err(source), _) => {
-            Piece::Failed(Error::System { act: "read the archive from mmdebstrap".into(), source })
+            SourceMessage::Failed(Error::System { act: "read the archive from mmdebstrap".into(), source })
         }
         (Ok(status), Ok(_)) => failed(say(status)),
     }
 }
 
 /// Forwards standard error line by line, and returns the end of it.
-fn listen(stderr: impl Read, says: &mpsc::Sender<Piece>) -> Vec<u8> {
+fn listen(stderr: impl Read, says: &mpsc::Sender<SourceMessage>) -> Vec<u8> {
     let mut reader = BufReader::new(stderr);
     let mut tail = Vec::new();
     loop {
@@ -284,7 +291,7 @@ fn listen(stderr: impl Read, says: &mpsc::Sender<Piece>) -> Vec<u8> {
         }
         tail.extend(&line);
         tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
-        let _ = says.blocking_send(Piece::Says(String::from_utf8_lossy(&line).trim_end().to_owned()));
+        let _ = says.blocking_send(SourceMessage::Says(String::from_utf8_lossy(&line).trim_end().to_owned()));
     }
 }
 
@@ -376,6 +383,6 @@ mod tests {
         let tail = listen(text.as_bytes(), &sender);
         assert_eq!(tail.len(), TAIL_BYTES);
         assert!(tail.ends_with(b"line 4999\n"));
-        assert!(matches!(pieces.try_recv(), Ok(Piece::Says(line)) if line == "line 0"));
+        assert!(matches!(pieces.try_recv(), Ok(SourceMessage::Says(line)) if line == "line 0"));
     }
 }

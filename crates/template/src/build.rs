@@ -12,15 +12,15 @@ use crate::cache::{self, Log, StepKey};
 use crate::layers::{self, Layers};
 use crate::recipe::{Copy, Debian, Ground, Recipe, Step};
 use crate::sent::Archives;
-use crate::step::{Ears, Setting, Work, check_imported};
+use crate::step::{Ears, Setting, StepWork, check_imported};
 use crate::unpack::Source;
-use crate::{Builder, Progress, Store, Template, Watch, copy, failed, store};
+use crate::{Builder, LayerPosition, ProgressSink, Store, Template, TemplateProgress, copy, failed, store};
 
 /// Maximum number of characters of the Python version that are logged. The version comes from the sandbox.
 const VERSION_CHARS_MAX: usize = 64;
 
 /// A request to build a template.
-pub struct Order<'a> {
+pub struct BuildOrder<'a> {
     /// The name of the template.
     pub name: &'a str,
     /// The recipe of the template.
@@ -38,7 +38,7 @@ pub struct Order<'a> {
     pub registry: Option<&'a str>,
 }
 
-impl<'a> Order<'a> {
+impl<'a> BuildOrder<'a> {
     /// Creates a build of this recipe under this name, whose `copy` steps read from `home`.
     pub fn new(name: &'a str, recipe: &'a Recipe, home: &'a Path) -> Self {
         Self { name, recipe, home, unwritten: 0, reach: None, fresh: false, registry: None }
@@ -48,9 +48,18 @@ impl<'a> Order<'a> {
 /// The callback for the start of a step; the flag is true if the step is cached.
 type Begins<'a> = &'a (dyn Fn(&Rising, bool) + Sync);
 
+/// Receivers of the progress of one step.
+#[derive(Clone, Copy)]
+struct StepObserver<'a> {
+    watch: ProgressSink<'a>,
+    begins: Begins<'a>,
+}
+
 /// A template that is being built.
 struct Rising {
     layers: Layers,
+    /// The egress policy of `run` steps.
+    reach: api::policy::Policy,
     /// Keys of the layers so far, the lowest first, and the digests of their archives.
     keys: Vec<String>,
     digests: Vec<String>,
@@ -64,14 +73,14 @@ impl Builder {
     /// # Errors
     /// A step failed, which the error names, or the base of the recipe is not available. Existing templates
     /// and their layers stay unchanged.
-    pub async fn build(&self, order: &Order<'_>, watch: Watch<'_>) -> Result<Template, Error> {
+    pub async fn build(&self, order: &BuildOrder<'_>, watch: ProgressSink<'_>) -> Result<Template, Error> {
         store::check_name(order.name)?;
         let policy = order.recipe.policy()?;
         let log = Arc::new(Mutex::new(Log::begin(&self.data, order.name)?));
         let layers = Layers::open(&self.data).await?;
+        let reach = order.reach.unwrap_or(&policy).clone();
         let mut rising =
-            Rising { layers, keys: Vec::new(), digests: Vec::new(), setting: Setting::default(), log };
-        let reach = order.reach.unwrap_or(&policy);
+            Rising { layers, reach, keys: Vec::new(), digests: Vec::new(), setting: Setting::default(), log };
         let count = order.recipe.steps.len().saturating_sub(order.unwritten);
         self.ground(order, &mut rising, watch).await?;
         for (index, step) in order.recipe.steps.iter().enumerate() {
@@ -80,9 +89,9 @@ impl Builder {
             let begins = |rising: &Rising, kept: bool| {
                 let note = if kept { ", cached" } else { "" };
                 rising.say(&format!("# step {number} of {count}: {what}{note}\n"));
-                watch(Progress::Step { number, count, what: &what, kept });
+                watch(TemplateProgress::Step { number, count, what: &what, kept });
             };
-            let made = self.step(order, (step, reach), &mut rising, (watch, &begins)).await;
+            let made = self.step(order, step, &mut rising, StepObserver { watch, begins: &begins }).await;
             made.map_err(|error| {
                 let place = if number == 0 {
                     "before the first step".to_owned()
@@ -112,17 +121,22 @@ impl Builder {
     }
 
     /// Prepares the base of the recipe.
-    async fn ground(&self, order: &Order<'_>, rising: &mut Rising, watch: Watch<'_>) -> Result<(), Error> {
+    async fn ground(
+        &self,
+        order: &BuildOrder<'_>,
+        rising: &mut Rising,
+        watch: ProgressSink<'_>,
+    ) -> Result<(), Error> {
         match &order.recipe.from {
             Ground::Debian(Debian { debian }) => {
                 rising.say(&format!("# from Debian {debian}\n"));
                 let base = Base { suite: debian.clone(), ..Base::default() };
                 let key = StepKey::of("", &json!({ "debian": debian, "with": base.contents() }))?;
                 if !rising.find(&self.data, order.fresh, &key)? {
-                    watch(Progress::Layer { number: 1, count: 1, bytes: None });
+                    watch(TemplateProgress::Layer { number: 1, count: 1, bytes: None });
                     let source = base.start(rising.layers.scratch())?;
-                    let (making, unpacked) =
-                        self.unpack(&rising.layers, source, (Vec::new(), true), watch).await?;
+                    let position = LayerPosition { done: Vec::new(), top: true };
+                    let (making, unpacked) = self.unpack(&rising.layers, source, position, watch).await?;
                     rising.add(&self.data, &key, making, &unpacked)?;
                 }
             }
@@ -146,19 +160,20 @@ impl Builder {
     /// Runs a step, unless its result is cached.
     async fn step(
         &self,
-        order: &Order<'_>,
-        (step, policy): (&Step, &api::policy::Policy),
+        order: &BuildOrder<'_>,
+        step: &Step,
         rising: &mut Rising,
-        (watch, begins): (Watch<'_>, Begins<'_>),
+        observer: StepObserver<'_>,
     ) -> Result<(), Error> {
+        let StepObserver { watch, begins } = observer;
         match step {
             Step::Env(variables) => rising.setting.env.extend(variables.clone()),
             Step::User(name) => rising.setting.as_user = name != "root",
             Step::Workdir(path) => rising.setting.cwd = Some(path.clone()),
-            Step::Copy(copy) => return self.copy(order, copy, rising, (watch, begins)).await,
+            Step::Copy(copy) => return self.copy(order, copy, rising, observer).await,
             Step::Apt(_) | Step::Pip(_) | Step::Npm(_) | Step::Run(_) | Step::RunAs(..) | Step::Sent(_) => {}
         }
-        let Some(mut work) = Work::of(step, &rising.setting, policy) else {
+        let Some(mut work) = StepWork::of(step, &rising.setting, &rising.reach) else {
             begins(rising, false);
             return Ok(());
         };
@@ -186,11 +201,12 @@ impl Builder {
 
     async fn copy(
         &self,
-        order: &Order<'_>,
+        order: &BuildOrder<'_>,
         what: &Copy,
         rising: &mut Rising,
-        (watch, begins): (Watch<'_>, Begins<'_>),
+        observer: StepObserver<'_>,
     ) -> Result<(), Error> {
+        let StepObserver { watch, begins } = observer;
         // The files are read twice: once to compute the digest, once to send them.
         let (home, asked) = (order.home.to_owned(), what.clone());
         let digest = tokio::task::spawn_blocking(move || {
@@ -206,8 +222,8 @@ impl Builder {
             rising.check_room()?;
             let (home, asked) = (order.home.to_owned(), what.clone());
             let source = Source::made(move |writer| copy::pack(&home, &asked, writer));
-            let (making, unpacked) =
-                self.unpack(&rising.layers, source, (rising.trees(), true), watch).await?;
+            let position = LayerPosition { done: rising.trees(), top: true };
+            let (making, unpacked) = self.unpack(&rising.layers, source, position, watch).await?;
             if unpacked.digest != digest {
                 making.discard()?;
                 return Err(crate::unsound("files changed while they were being copied", "Build again."));
@@ -219,7 +235,12 @@ impl Builder {
 
     /// Checks that the modules can be imported in advance, with the interpreter of a sandbox of the finished
     /// template.
-    async fn check_imports(&self, order: &Order<'_>, rising: &Rising, watch: Watch<'_>) -> Result<(), Error> {
+    async fn check_imports(
+        &self,
+        order: &BuildOrder<'_>,
+        rising: &Rising,
+        watch: ProgressSink<'_>,
+    ) -> Result<(), Error> {
         rising.say("# imports\n");
         let imports = &order.recipe.imports;
         let done = json!({ "imports": imports, "env": rising.setting.env, "by": "the interpreter" });
@@ -235,7 +256,7 @@ impl Builder {
             seen.python.chars().filter(|c| !c.is_control()).take(VERSION_CHARS_MAX).collect();
         let said = format!("Python {python} imported the modules in {} ms", seen.import_ms);
         rising.say(&format!("{said}\n"));
-        watch(Progress::Says(&said));
+        watch(TemplateProgress::Says(&said));
         check_imported(&seen).map_err(|error| at_step(error, "imports", order.name))?;
         cache::keep(&self.data, &key, top, digest)
     }

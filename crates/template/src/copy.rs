@@ -22,7 +22,7 @@ const BYTES_MAX: u64 = 4 << 30;
 const DEPTH_MAX: usize = 128;
 const BELOW: ResolveFlags = ResolveFlags::BENEATH;
 
-struct Packer<'a, W: Write> {
+struct CopyPacker<'a, W: Write> {
     builder: &'a mut Builder<W>,
     entries: usize,
     bytes: u64,
@@ -49,7 +49,7 @@ pub(super) fn add(directory: &Path, copy: &Copy, builder: &mut Builder<impl Writ
             "Use a file or directory below the recipe's directory.",
         ));
     }
-    let mut packer = Packer { builder, entries: 0, bytes: 0 };
+    let mut packer = CopyPacker { builder, entries: 0, bytes: 0 };
     let inside = PathBuf::from(copy.to.trim_start_matches('/'));
     let packed = packer.one(&home, Path::new(&copy.from), &inside, 0);
     packed.map_err(|error| match error.raw_os_error() {
@@ -58,7 +58,7 @@ pub(super) fn add(directory: &Path, copy: &Copy, builder: &mut Builder<impl Writ
     })
 }
 
-impl<W: Write> Packer<'_, W> {
+impl<W: Write> CopyPacker<'_, W> {
     fn one(&mut self, parent: &OwnedFd, name: &Path, inside: &Path, depth: usize) -> io::Result<()> {
         self.entries += 1;
         if self.entries > ENTRIES_MAX || depth > DEPTH_MAX {
@@ -93,7 +93,7 @@ impl<W: Write> Packer<'_, W> {
                     )));
                 }
                 header.set_size(size);
-                self.builder.append_data(&mut header, inside, Exactly { file, left: size })
+                self.builder.append_data(&mut header, inside, SizedFile { file, left: size })
             }
             FileType::Symlink => {
                 header.set_entry_type(EntryType::Symlink);
@@ -131,12 +131,12 @@ impl<W: Write> Packer<'_, W> {
 }
 
 /// A reader that returns exactly the announced number of bytes, or an error.
-struct Exactly {
+struct SizedFile {
     file: File,
     left: u64,
 }
 
-impl Read for Exactly {
+impl Read for SizedFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
         let count = self.file.read(buffer.get_mut(..most).unwrap_or_default())?;

@@ -8,14 +8,14 @@ use std::io;
 use std::path::Path;
 
 use host::error::Error;
-use runtime::engine::{EMPTY, Engine, Kind, Place};
+use runtime::engine::{EMPTY, Engine, EngineEndpoint, EngineKind, ImageBuild};
 
-use crate::build::Order;
+use crate::build::BuildOrder;
 use crate::containerfile::named;
 use crate::image::Image;
 use crate::package::Package;
 use crate::recipe::{Copy, Recipe, Step};
-use crate::{Progress, Store, Template, Watch, copy, failed, loadable, store, unsound};
+use crate::{ProgressSink, Store, Template, TemplateProgress, copy, failed, loadable, store, unsound};
 
 /// Imports a template from an image file into the engine.
 ///
@@ -42,8 +42,8 @@ pub async fn import(data: &Path, engine: &Engine, name: &str, file: &Path) -> Re
 pub async fn build(
     data: &Path,
     engine: &Engine,
-    order: &Order<'_>,
-    watch: Watch<'_>,
+    order: &BuildOrder<'_>,
+    watch: ProgressSink<'_>,
 ) -> Result<Template, Error> {
     store::check_name(order.name)?;
     if order.registry.is_some() {
@@ -58,12 +58,14 @@ pub async fn build(
     let text = text?;
     // The name is unique, so that no file that the recipe copies has the same name.
     let file = format!("Containerfile-{}", host::machine::fresh_id()?);
-    let archive = context(data, order, (&file, &text))?;
+    let archive = context(data, order, &file, &text)?;
     // Other users of the engine can move tags. This tag cannot be guessed, so it refers to the image that was
     // built.
     let tag = passing()?;
-    let says = |line: &str| watch(Progress::Says(line));
-    let built = engine.build(archive, (&file, &tag), (order.recipe.reaches_out(), order.fresh), &says).await;
+    let says = |line: &str| watch(TemplateProgress::Says(line));
+    let image =
+        ImageBuild { file: &file, name: &tag, reaches_out: order.recipe.reaches_out(), fresh: order.fresh };
+    let built = engine.build(archive, &image, &says).await;
     if let Some(ground) = ground {
         engine.untag(&ground.id, &ground.tag).await?;
     }
@@ -82,9 +84,9 @@ pub async fn build(
 pub async fn tidy(data: &Path) -> Result<(), Error> {
     let mut keep: Vec<String> = Store::new(data).list()?.iter().map(Template::image).collect();
     keep.push(EMPTY.to_owned());
-    for kind in Kind::ALL {
+    for kind in EngineKind::ALL {
         if data.join("engine").join(format!("{}-images", kind.name())).is_dir() {
-            Engine::new(Place::find(kind)?, data)?.forget_all_but(&keep).await?;
+            Engine::new(EngineEndpoint::find(kind)?, data)?.forget_all_but(&keep).await?;
         }
     }
     Ok(())
@@ -158,7 +160,7 @@ async fn keep(data: &Path, engine: &Engine, template: Template, loaded: &str) ->
 
 /// Writes the build context: the Containerfile and the files that it copies. The file is unlinked at once, so
 /// that it cannot be left behind.
-fn context(data: &Path, order: &Order<'_>, (name, text): (&str, &str)) -> Result<File, Error> {
+fn context(data: &Path, order: &BuildOrder<'_>, name: &str, text: &str) -> Result<File, Error> {
     let directory = data.join("engine");
     let path = directory.join(format!("context-{}", host::machine::fresh_id()?));
     let mut options = File::options();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use guest_client::link::Ask;
+use guest_client::link::GuestRequest;
 use guest_client::sandbox::Sandbox;
 use host::error::Error;
 use hyper::Method;
@@ -20,8 +20,8 @@ use sha2::{Digest, Sha256};
 
 use crate::layers::{Layers, hexadecimal};
 use crate::note::{LABEL, Note};
-use crate::unpack::{LIMITS, Piece, Source};
-use crate::{Builder, Progress, Store, Template, Watch, failed, unsound};
+use crate::unpack::{LIMITS, Source, SourceMessage};
+use crate::{Builder, ProgressSink, Store, Template, TemplateProgress, failed, unsound};
 
 /// Number of bytes written between two checks of the free disk space.
 const ROOM_EVERY_BYTES: u64 = 64 << 20;
@@ -31,9 +31,15 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
 /// A blob with its digest and size.
-struct Part {
+struct PackedBlob {
     digest: String,
     size: u64,
+}
+
+/// A file to write, with its path for error messages.
+struct OutputFile<'a> {
+    file: File,
+    path: &'a Path,
 }
 
 impl Builder {
@@ -42,7 +48,7 @@ impl Builder {
     ///
     /// # Errors
     /// The template does not exist, the file exists already, or there is too little free disk space.
-    pub async fn export(&self, name: &str, file: &Path, watch: Watch<'_>) -> Result<(), Error> {
+    pub async fn export(&self, name: &str, file: &Path, watch: ProgressSink<'_>) -> Result<(), Error> {
         let layers = Layers::open(&self.data).await?;
         let template = Store::new(&self.data).load(name)?;
         if file.exists() {
@@ -53,7 +59,8 @@ impl Builder {
         }
         let part = PathBuf::from(format!("{}.part", file.display()));
         let made = File::create(&part).map_err(failed("create", &part))?;
-        let written = self.write_image(&template, &layers, (made, &part), watch).await;
+        let output = OutputFile { file: made, path: &part };
+        let written = self.write_image(&template, &layers, output, watch).await;
         if written.is_err() {
             // An error of this removal is ignored: the original error is more useful.
             let _ = std::fs::remove_file(&part);
@@ -65,7 +72,12 @@ impl Builder {
     ///
     /// # Errors
     /// The template does not exist, there is too little free disk space, or the engine rejects the image.
-    pub async fn load(&self, name: &str, engine: &Engine, watch: Watch<'_>) -> Result<Template, Error> {
+    pub async fn load(
+        &self,
+        name: &str,
+        engine: &Engine,
+        watch: ProgressSink<'_>,
+    ) -> Result<Template, Error> {
         let layers = Layers::open(&self.data).await?;
         let template = Store::new(&self.data).load(name)?;
         if engine.has_image(&template.image()).await? {
@@ -80,7 +92,7 @@ impl Builder {
         let mut archive = made.try_clone().map_err(failed("create", &path))?;
         // The archive contains no image name: the engine would move that name from the image that has it now.
         let nameless = Template { name: String::new(), ..template.clone() };
-        self.write_image(&nameless, &layers, (made, &path), watch).await?;
+        self.write_image(&nameless, &layers, OutputFile { file: made, path: &path }, watch).await?;
         io::Seek::rewind(&mut archive).map_err(failed("read", &path))?;
         let loaded = engine.load(archive).await?;
         engine.adopt(&loaded, &template.image(), &[crate::containerfile::named(name)]).await?;
@@ -91,14 +103,15 @@ impl Builder {
         &self,
         template: &Template,
         layers: &Layers,
-        (made, path): (File, &Path),
-        watch: Watch<'_>,
+        output: OutputFile<'_>,
+        watch: ProgressSink<'_>,
     ) -> Result<(), Error> {
-        let mut archive = tar::Builder::new(made);
+        let OutputFile { file, path } = output;
+        let mut archive = tar::Builder::new(file);
         let count = template.layers.len();
         let mut parts = Vec::new();
         for (index, key) in template.layers.iter().enumerate() {
-            watch(Progress::Layer { number: index + 1, count, bytes: None });
+            watch(TemplateProgress::Layer { number: index + 1, count, bytes: None });
             let (packed, digest) = self.pack(layers, key, watch).await?;
             parts.push(add(&mut archive, packed, digest).map_err(failed("write", path))?);
         }
@@ -137,7 +150,12 @@ impl Builder {
     }
 
     /// Writes a layer as an archive to an unlinked file, and returns the file with its digest.
-    async fn pack(&self, layers: &Layers, key: &str, watch: Watch<'_>) -> Result<(File, String), Error> {
+    async fn pack(
+        &self,
+        layers: &Layers,
+        key: &str,
+        watch: ProgressSink<'_>,
+    ) -> Result<(File, String), Error> {
         let id = self.fresh_id()?;
         let making = layers.making(&id)?;
         let spec = Spec {
@@ -149,7 +167,7 @@ impl Builder {
         };
         let sandbox = Sandbox::start(Arc::clone(&self.runtime), id, &spec).await?;
         let packed = async {
-            let ask = Ask { method: Method::GET, path: "/layer?of=0".into(), body: Bytes::new() };
+            let ask = GuestRequest { method: Method::GET, path: "/layer?of=0".into(), body: Bytes::new() };
             let body = sandbox.link().ask_once(&ask, None, PACK_WITHIN).await?.into_body();
             // No limit is needed: the size of a stored layer was limited when it was made.
             collect(Source::of_guest(body, u64::MAX), &making.path().join("layer.tar"), watch).await
@@ -162,37 +180,37 @@ impl Builder {
     }
 }
 
-impl Part {
+impl PackedBlob {
     fn described(&self, kind: &str) -> serde_json::Value {
         json!({ "mediaType": kind, "digest": self.digest, "size": self.size })
     }
 }
 
-async fn collect(mut source: Source, path: &Path, watch: Watch<'_>) -> Result<(File, String), Error> {
+async fn collect(mut source: Source, path: &Path, watch: ProgressSink<'_>) -> Result<(File, String), Error> {
     let mut options = File::options();
     let mut file =
         options.read(true).write(true).create_new(true).open(path).map_err(failed("write", path))?;
     let mut written = 0;
     loop {
         match source.pieces.recv().await {
-            Some(Piece::Bytes(bytes)) => {
+            Some(SourceMessage::Bytes(bytes)) => {
                 let next = written + bytes.len() as u64;
                 if written / ROOM_EVERY_BYTES != next / ROOM_EVERY_BYTES {
                     crate::check_room(path, ROOM_EVERY_BYTES)?;
                 }
                 file.write_all(&bytes).map_err(failed("write", path))?;
                 written = next;
-                watch(Progress::Bytes(written));
+                watch(TemplateProgress::Bytes(written));
             }
-            Some(Piece::Says(_)) => {}
-            Some(Piece::End(digest)) => return Ok((file, digest)),
-            Some(Piece::Failed(error)) => return Err(error),
+            Some(SourceMessage::Says(_)) => {}
+            Some(SourceMessage::End(digest)) => return Ok((file, digest)),
+            Some(SourceMessage::Failed(error)) => return Err(error),
             None => return Err(Error::Protocol("a layer ended early while it was being packed".into())),
         }
     }
 }
 
-fn configuration(template: &Template, parts: &[Part]) -> serde_json::Value {
+fn configuration(template: &Template, parts: &[PackedBlob]) -> serde_json::Value {
     let env: Vec<String> = template.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let note = serde_json::to_string(&Note::of(template)).unwrap_or_default();
     let digests: Vec<&str> = parts.iter().map(|part| part.digest.as_str()).collect();
@@ -209,18 +227,18 @@ fn configuration(template: &Template, parts: &[Part]) -> serde_json::Value {
     })
 }
 
-fn add(archive: &mut tar::Builder<File>, mut packed: File, digest: String) -> io::Result<Part> {
+fn add(archive: &mut tar::Builder<File>, mut packed: File, digest: String) -> io::Result<PackedBlob> {
     io::Seek::rewind(&mut packed)?;
     let size = packed.metadata()?.len();
     let mut header = header(size);
     archive.append_data(&mut header, blob(&digest), packed.take(size))?;
-    Ok(Part { digest, size })
+    Ok(PackedBlob { digest, size })
 }
 
-fn document(archive: &mut tar::Builder<File>, text: &[u8]) -> io::Result<Part> {
+fn document(archive: &mut tar::Builder<File>, text: &[u8]) -> io::Result<PackedBlob> {
     let digest = format!("sha256:{}", hexadecimal(&Sha256::digest(text)));
     named(archive, &blob(&digest), text)?;
-    Ok(Part { digest, size: text.len() as u64 })
+    Ok(PackedBlob { digest, size: text.len() as u64 })
 }
 
 fn named(archive: &mut tar::Builder<File>, name: &str, text: &[u8]) -> io::Result<()> {

@@ -174,7 +174,7 @@ impl Image {
             }
             blobs.push((name, Some(layer.digest.clone())));
         }
-        Self::new(("the configuration", config), blobs)
+        Self::new("the configuration", config, blobs)
     }
 
     /// Reads the one image of a `docker save` archive.
@@ -184,10 +184,10 @@ impl Image {
         let [image] = images.as_slice() else { return Err(no_choice(images.len(), &[])) };
         let config = package.document(&image.config, named(&image.config).as_deref())?;
         let blobs = image.layers.iter().map(|name| (name.clone(), named(name))).collect();
-        Self::new((&image.config, config), blobs)
+        Self::new(&image.config, config, blobs)
     }
 
-    fn new((name, text): (&str, Vec<u8>), blobs: Vec<(String, Option<String>)>) -> Result<Self, Error> {
+    fn new(name: &str, text: Vec<u8>, blobs: Vec<(String, Option<String>)>) -> Result<Self, Error> {
         let Configuration { architecture, os, config, rootfs } = strict(name, &text, &keys::CONFIGURATION)?;
         if !is_ours(&os, &architecture) {
             return Err(foreign(&format!("{}/{}", shown(&os), shown(&architecture))));

@@ -62,7 +62,7 @@ pub(super) struct Making {
 
 /// The stored metadata of a complete layer.
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct LayerRecord {
     digest: String,
     bytes: u64,
     entries: u64,
@@ -82,7 +82,7 @@ impl Layers {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(failed("read", &path)(error)),
             Ok(text) => {
-                Ok(serde_json::from_slice::<Record>(&text).is_ok_and(|record| record.digest == digest))
+                Ok(serde_json::from_slice::<LayerRecord>(&text).is_ok_and(|record| record.digest == digest))
             }
         }
     }
@@ -91,7 +91,7 @@ impl Layers {
     pub(super) fn digest(&self, key: &str) -> Result<String, Error> {
         let path = self.path().join(key).join("layer.json");
         let text = fs::read(&path).map_err(failed("read", &path))?;
-        let record: Record =
+        let record: LayerRecord =
             serde_json::from_slice(&text).map_err(io::Error::from).map_err(failed("read", &path))?;
         Ok(record.digest)
     }
@@ -167,7 +167,8 @@ impl Making {
     /// Marks the layer as complete and renames it to its key.
     pub(super) fn keep(self, key: &str, report: &LayerReport) -> Result<(), Error> {
         let path = self.path.join("layer.json");
-        let record = Record { digest: report.digest.clone(), bytes: report.bytes, entries: report.entries };
+        let digest = report.digest.clone();
+        let record = LayerRecord { digest, bytes: report.bytes, entries: report.entries };
         let text =
             serde_json::to_vec_pretty(&record).map_err(io::Error::from).map_err(failed("write", &path))?;
         write(&path, &text)?;

@@ -66,7 +66,7 @@ use host::error::Error;
 use host::machine::Machine;
 use runtime::{Runtime, Tier};
 
-pub use build::Order;
+pub use build::BuildOrder;
 pub use layers::{InUse, tidy, using};
 pub use store::{Posture, Store, Template, apply, root};
 
@@ -77,7 +77,7 @@ use unpack::{Source, Unpack};
 
 /// Progress of an import, a build or an export.
 #[derive(Clone, Copy, Debug)]
-pub enum Progress<'a> {
+pub enum TemplateProgress<'a> {
     /// A layer is being unpacked.
     Layer {
         /// Its number, counted from 1.
@@ -114,7 +114,7 @@ pub enum Progress<'a> {
 }
 
 /// The callback that receives the progress.
-pub type Watch<'a> = &'a (dyn Fn(Progress<'_>) + Sync);
+pub type ProgressSink<'a> = &'a (dyn Fn(TemplateProgress<'_>) + Sync);
 
 /// Builder of templates on one machine, with one runtime.
 pub struct Builder {
@@ -172,7 +172,7 @@ impl Builder {
     /// # Errors
     /// The image is invalid, is for another architecture, or exceeds a limit, or an operation on this machine
     /// failed. Existing templates and their layers stay unchanged.
-    pub async fn import(&self, name: &str, file: &Path, watch: Watch<'_>) -> Result<Template, Error> {
+    pub async fn import(&self, name: &str, file: &Path, watch: ProgressSink<'_>) -> Result<Template, Error> {
         store::check_name(name)?;
         let package = Package::open(file)?;
         let layers = Layers::open(&self.data).await?;
@@ -187,7 +187,7 @@ impl Builder {
         name: &str,
         package: &Package,
         layers: &Layers,
-        watch: Watch<'_>,
+        watch: ProgressSink<'_>,
     ) -> Result<Template, Error> {
         let image = Image::read(package)?;
         let count = image.layers.len();
@@ -197,15 +197,16 @@ impl Builder {
             let number = index + 1;
             let key = layers::key(diff_ids.get(..number).unwrap_or_default(), number == count);
             if layers.has(&key, &layer.diff_id)? {
-                watch(Progress::Kept { number, count });
+                watch(TemplateProgress::Kept { number, count });
                 keys.push(key);
                 continue;
             }
             let blob = package.blob(&layer.blob)?;
-            watch(Progress::Layer { number, count, bytes: Some(blob.size) });
+            watch(TemplateProgress::Layer { number, count, bytes: Some(blob.size) });
             let source = Source::blob(blob, layer.digest.clone())?;
             let done = keys.iter().map(|key| layers.tree(key)).collect();
-            let (making, unpacked) = self.unpack(layers, source, (done, number == count), watch).await?;
+            let position = LayerPosition { done, top: number == count };
+            let (making, unpacked) = self.unpack(layers, source, position, watch).await?;
             if unpacked.report.digest != layer.diff_id {
                 making.discard()?;
                 return Err(package::mismatch(&layer.blob, &layer.diff_id, &unpacked.report.digest));
@@ -222,8 +223,8 @@ impl Builder {
         &self,
         layers: &Layers,
         source: Source,
-        (done, top): (Vec<PathBuf>, bool),
-        watch: Watch<'_>,
+        position: LayerPosition,
+        watch: ProgressSink<'_>,
     ) -> Result<(layers::Making, Unpacked), Error> {
         let id = self.fresh_id()?;
         let making = layers.making(&id)?;
@@ -233,8 +234,8 @@ impl Builder {
             empty: layers.empty()?,
             guest: self.guest.clone(),
             target: making.tree(),
-            done,
-            top,
+            done: position.done,
+            top: position.top,
         };
         match unpack.run(source, watch).await {
             Ok(unpacked) => Ok((making, unpacked)),
@@ -256,6 +257,14 @@ impl Builder {
 /// The data directory cannot be written.
 pub async fn empty(data: &Path) -> Result<PathBuf, Error> {
     Layers::open(data).await?.empty()
+}
+
+/// The position of a layer in its image.
+struct LayerPosition {
+    /// The layers below, the lowest first.
+    done: Vec<PathBuf>,
+    /// True if it is the topmost layer of its image.
+    top: bool,
 }
 
 /// Result of unpacking a layer.

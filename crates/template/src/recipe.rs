@@ -27,7 +27,7 @@ use api::policy::Policy;
 use host::error::Error;
 use serde::{Deserialize, Serialize};
 
-use crate::sent::Sent;
+use crate::sent::SentFiles;
 use crate::store::Posture;
 use crate::{store, unsound};
 
@@ -116,7 +116,7 @@ pub enum Step {
     RunAs(String, Command),
     /// Copies files from an archive that a client uploaded. Cannot be written in a recipe file.
     #[serde(skip)]
-    Sent(Sent),
+    Sent(SentFiles),
 }
 
 /// The source and the target of a copy.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use api::layer::LAYERS_MAX;
 use api::policy::Policy;
-use egress::{Broker, Decision, Party, Told};
+use egress::{Broker, BrokerReport, Decision, Party};
 use futures_util::StreamExt as _;
 use host::error::Error;
 use oci_client::client::{Client, ClientConfig, ClientProtocol};
@@ -27,7 +27,7 @@ use tokio::sync::watch;
 
 use crate::layers::{self, Layers, hexadecimal};
 use crate::package::Package;
-use crate::{Builder, Progress, Template, Watch, failed, unsound};
+use crate::{Builder, ProgressSink, Template, TemplateProgress, failed, unsound};
 
 /// Maximum number of bytes to transfer before the layers: indexes, the manifest, the configuration and
 /// authentication.
@@ -42,7 +42,7 @@ const READ_WITHIN: Duration = Duration::from_secs(60);
 const PULL_WITHIN: Duration = Duration::from_secs(40 * 60);
 
 /// A connection to a registry.
-struct Way {
+struct RegistryConnection {
     client: Client,
     reference: Reference,
     policy: watch::Sender<Policy>,
@@ -51,7 +51,14 @@ struct Way {
     door: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Way {
+/// The number of a blob, counted from 1, and the total number of blobs.
+#[derive(Clone, Copy)]
+struct BlobPosition {
+    number: usize,
+    count: usize,
+}
+
+impl Drop for RegistryConnection {
     fn drop(&mut self) {
         self.door.abort();
     }
@@ -63,10 +70,10 @@ impl Builder {
         &self,
         text: &str,
         own: Option<&str>,
-        watch: Watch<'_>,
+        watch: ProgressSink<'_>,
     ) -> Result<Template, Error> {
         let layers = Layers::open(&self.data).await?;
-        let way = Way::open(text, own, &self.broker).await?;
+        let way = RegistryConnection::open(text, own, &self.broker).await?;
         // The directory is named like an incomplete layer, so it is removed even if this process dies.
         let id = host::machine::fresh_id()?;
         let making = layers.making(&id)?;
@@ -82,7 +89,7 @@ impl Builder {
     }
 }
 
-impl Way {
+impl RegistryConnection {
     async fn open(text: &str, own: Option<&str>, broker: &Arc<Broker>) -> Result<Self, Error> {
         let reference: Reference = text.parse().map_err(|error| {
             unsound(
@@ -98,8 +105,8 @@ impl Way {
             bytes_max: WORDS_BYTES_MAX,
             ..Policy::default()
         });
-        let tell = move |told: Told| {
-            if let Told::Decided(Decision { verdict: Err(why), .. }) = told {
+        let tell = move |told: BrokerReport| {
+            if let BrokerReport::Decided(Decision { verdict: Err(why), .. }) = told {
                 *heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
             }
         };
@@ -129,8 +136,8 @@ impl Way {
     }
 
     /// Downloads the image into a directory. Layers that already exist on this machine are not downloaded.
-    async fn fetch(&self, layers: &Layers, directory: &Path, watch: Watch<'_>) -> Result<(), Error> {
-        watch(Progress::Says(&format!("contacting {}", self.reference.resolve_registry())));
+    async fn fetch(&self, layers: &Layers, directory: &Path, watch: ProgressSink<'_>) -> Result<(), Error> {
+        watch(TemplateProgress::Says(&format!("contacting {}", self.reference.resolve_registry())));
         let auth = RegistryAuth::Anonymous;
         self.client
             .auth(&self.reference, &auth, RegistryOperation::Pull)
@@ -144,7 +151,7 @@ impl Way {
         let bytes = check(&manifest)?;
         let blobs = directory.join("blobs/sha256");
         std::fs::create_dir_all(&blobs).map_err(failed("create directory", &blobs))?;
-        self.blob(&manifest.config, &blobs, (1, 1), watch).await?;
+        self.blob(&manifest.config, &blobs, BlobPosition { number: 1, count: 1 }, watch).await?;
         self.policy
             .send_modify(|policy| policy.bytes_max = bytes.saturating_add(bytes / 16 + 2 * WORDS_BYTES_MAX));
         let known = known(layers, &blobs, &manifest)?;
@@ -156,7 +163,7 @@ impl Way {
                 let file = std::fs::File::create(&path).map_err(failed("write", &path))?;
                 file.set_len(size(layer)).map_err(failed("write", &path))?;
             } else {
-                self.blob(layer, &blobs, (index + 1, count), watch).await?;
+                self.blob(layer, &blobs, BlobPosition { number: index + 1, count }, watch).await?;
             }
         }
         lay_out(directory, &manifest)
@@ -167,12 +174,13 @@ impl Way {
         &self,
         blob: &OciDescriptor,
         blobs: &Path,
-        (number, count): (usize, usize),
-        watch: Watch<'_>,
+        position: BlobPosition,
+        watch: ProgressSink<'_>,
     ) -> Result<(), Error> {
+        let BlobPosition { number, count } = position;
         let path = blobs.join(hash(blob)?);
         crate::check_room(blobs, size(blob))?;
-        watch(Progress::Layer { number, count, bytes: Some(size(blob)) });
+        watch(TemplateProgress::Layer { number, count, bytes: Some(size(blob)) });
         let mut stream =
             self.client.pull_blob_stream(&self.reference, blob).await.map_err(|error| self.failed(&error))?;
         let mut file = std::fs::File::create(&path).map_err(failed("write", &path))?;
@@ -184,7 +192,7 @@ impl Way {
                 return Err(crate::package::mismatch(&blob.digest, &format!("{} bytes", size(blob)), "more"));
             }
             file.write_all(&bytes).map_err(failed("write", &path))?;
-            watch(Progress::Bytes(taken));
+            watch(TemplateProgress::Bytes(taken));
         }
         Ok(())
     }

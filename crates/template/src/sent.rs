@@ -87,7 +87,7 @@ pub struct Receiving<'a> {
 
 /// Files of an uploaded archive, and their target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sent {
+pub struct SentFiles {
     /// The name of the archive.
     pub archive: String,
     /// The source: a path in the archive, or a pattern.
@@ -172,7 +172,8 @@ impl Archives {
     /// reads.
     pub(super) async fn unpack(
         &self,
-        (name, digest): (&str, &str),
+        name: &str,
+        digest: &str,
         sandbox: &Sandbox,
         disk_bytes: u64,
     ) -> Result<(), Error> {
@@ -231,7 +232,7 @@ impl Receiving<'_> {
     }
 }
 
-impl Sent {
+impl SentFiles {
     /// Returns the command to run after the archive is unpacked.
     pub(super) fn program(&self) -> Vec<String> {
         let owner = if self.by_user { "1000:1000" } else { "0:0" };

@@ -20,8 +20,8 @@ use api::output::Event;
 use api::policy::{Policy, Preset};
 use api::{ErrorCode, ExecId, Layer, Ran, Retry};
 use bytes::Bytes;
-use egress::{Broker, Decision, Party, Told};
-use guest_client::link::Ask;
+use egress::{Broker, BrokerReport, Decision, Party};
+use guest_client::link::GuestRequest;
 use guest_client::sandbox::Sandbox;
 use host::error::Error;
 use hyper::Method;
@@ -31,7 +31,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::cache::Log;
 use crate::recipe::Step;
 use crate::unpack::Source;
-use crate::{Builder, Progress, Watch, layers};
+use crate::{Builder, LayerPosition, ProgressSink, TemplateProgress, layers};
 
 /// Timeout for one command of a step.
 const STEP_WITHIN: Duration = Duration::from_secs(60 * 60);
@@ -79,7 +79,7 @@ pub(super) const ROOT_VARIABLES: [(&str, &str); 10] = [
 const OWN: &str = r#"[ -d "$1" ] || { mkdir -p -- "$1" && chown 1000:1000 -- "$1"; }"#;
 
 /// The commands to run in one sandbox, and its egress policy.
-pub(super) struct Work {
+pub(super) struct StepWork {
     pub(super) commands: Vec<ExecSpec>,
     pub(super) policy: Policy,
     /// The name of the archive to unpack first, if any, and its digest, which is filled in later.
@@ -89,7 +89,7 @@ pub(super) struct Work {
 /// Receivers of a step's output and messages.
 pub(super) struct Ears<'a> {
     pub(super) log: &'a Arc<Mutex<Log>>,
-    pub(super) watch: Watch<'a>,
+    pub(super) watch: ProgressSink<'a>,
 }
 
 /// Returns the programs that a step runs, and the preset that lets them download packages, if they do.
@@ -126,7 +126,7 @@ pub(super) fn programs(step: &Step) -> Option<(Vec<Vec<String>>, Option<Preset>)
     })
 }
 
-impl Work {
+impl StepWork {
     /// Returns the work of a step, or `None` if the step runs nothing.
     pub(super) fn of(step: &Step, setting: &Setting, policy: &Policy) -> Option<Self> {
         let (mut programs, packages) = programs(step)?;
@@ -174,7 +174,7 @@ impl Builder {
     /// Runs the work on top of these layers and unpacks its changes into a new layer above them.
     pub(super) async fn work(
         &self,
-        work: Work,
+        work: StepWork,
         below: Vec<PathBuf>,
         layers: &layers::Layers,
         ears: Ears<'_>,
@@ -196,13 +196,13 @@ impl Builder {
         let worked = async {
             if let Some((name, digest)) = &work.archive {
                 let archives = crate::sent::Archives::open(&self.data)?;
-                archives.unpack((name, digest), &sandbox, spec.limits.disk_bytes).await?;
+                archives.unpack(name, digest, &sandbox, spec.limits.disk_bytes).await?;
             }
             for (index, spec) in work.commands.iter().enumerate() {
                 run(&sandbox, index, spec, &ears).await?;
             }
             let source = changes(&sandbox, spec.limits.disk_bytes).await?;
-            self.unpack(layers, source, (below, true), ears.watch).await
+            self.unpack(layers, source, LayerPosition { done: below, top: true }, ears.watch).await
         }
         .await;
         drop(attendant);
@@ -280,7 +280,7 @@ async fn run(sandbox: &Sandbox, index: usize, spec: &ExecSpec, ears: &Ears<'_>) 
                 ears.log.lock().unwrap_or_else(PoisonError::into_inner).print(&bytes);
                 tail.extend_from_slice(&bytes);
                 tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
-                (ears.watch)(Progress::Output(&bytes));
+                (ears.watch)(TemplateProgress::Output(&bytes));
             }
             Some(Event::Gap { from, to, .. }) => {
                 let line = format!("# {} bytes of output were dropped\n", to - from);
@@ -299,7 +299,7 @@ async fn run(sandbox: &Sandbox, index: usize, spec: &ExecSpec, ears: &Ears<'_>) 
 /// The limit is needed because a sparse file takes almost no disk space, but its archive contains its full
 /// size.
 async fn changes(sandbox: &Sandbox, disk_bytes: u64) -> Result<Source, Error> {
-    let ask = Ask { method: Method::GET, path: "/layer?of=upper".into(), body: Bytes::new() };
+    let ask = GuestRequest { method: Method::GET, path: "/layer?of=upper".into(), body: Bytes::new() };
     let body = sandbox.link().ask_once(&ask, None, PACK_WITHIN).await?.into_body();
     Ok(Source::of_guest(body, disk_bytes))
 }
@@ -307,11 +307,11 @@ async fn changes(sandbox: &Sandbox, disk_bytes: u64) -> Result<Source, Error> {
 /// Serves the egress of a step under its policy. Refused connections and installed packages are recorded in
 /// the log.
 async fn let_out(sandbox: Arc<Sandbox>, broker: Arc<Broker>, policy: Policy, log: Arc<Mutex<Log>>) {
-    let tell = move |told: Told| {
+    let tell = move |told: BrokerReport| {
         let line = match told {
-            Told::Decided(Decision { verdict: Ok(_), .. }) => return,
-            Told::Decided(Decision { verdict: Err(why), .. }) => format!("# refused: {why}\n"),
-            Told::Installed(installed) => {
+            BrokerReport::Decided(Decision { verdict: Ok(_), .. }) => return,
+            BrokerReport::Decided(Decision { verdict: Err(why), .. }) => format!("# refused: {why}\n"),
+            BrokerReport::Installed(installed) => {
                 let kept = if installed.cached { ", from cache" } else { "" };
                 format!("# installed {} {}{kept}\n", installed.file, installed.hash)
             }

@@ -18,7 +18,7 @@ use api::SandboxId;
 use api::layer::{Compression, LayerReport};
 use api::limits::Limits;
 use bytes::Bytes;
-use guest_client::link::Ask;
+use guest_client::link::GuestRequest;
 use guest_client::sandbox::Sandbox;
 use host::error::Error;
 use http_body_util::BodyExt as _;
@@ -29,7 +29,7 @@ use streamed::Feed;
 use tokio::sync::mpsc;
 
 use crate::package::{self, Blob};
-use crate::{Progress, Unpacked, Watch, failed, layers};
+use crate::{ProgressSink, TemplateProgress, Unpacked, failed, layers};
 
 /// Maximum number of pieces waiting to be sent, and maximum size of a piece in bytes.
 const PIECES_WAITING: usize = 4;
@@ -61,7 +61,7 @@ pub(super) struct Unpack {
 }
 
 /// The cause of a failed unpacking. `stopped` is true if the sandbox is gone.
-pub(super) struct Failure {
+pub(super) struct UnpackFailure {
     pub(super) cause: Error,
     pub(super) stopped: bool,
 }
@@ -69,13 +69,13 @@ pub(super) struct Failure {
 /// The source of a layer's bytes.
 pub(super) struct Source {
     pub(super) compression: Compression,
-    pub(super) pieces: mpsc::Receiver<Piece>,
+    pub(super) pieces: mpsc::Receiver<SourceMessage>,
     /// The program that produces the bytes. Dropping it stops the program.
     pub(super) _program: Option<Box<dyn Send>>,
 }
 
 /// Message of the thread that reads a source.
-pub(super) enum Piece {
+pub(super) enum SourceMessage {
     /// Some bytes.
     Bytes(Bytes),
     /// A message for people.
@@ -93,12 +93,12 @@ impl Source {
         let (sender, pieces) = mpsc::channel(PIECES_WAITING);
         tokio::task::spawn_blocking(move || {
             let last = match pass_on(blob, &sender) {
-                Err(error) => Piece::Failed(failed("read", "the image".as_ref())(error)),
+                Err(error) => SourceMessage::Failed(failed("read", "the image".as_ref())(error)),
                 Ok(found) => match digest {
                     Some(digest) if digest != found => {
-                        Piece::Failed(package::mismatch("layer", &digest, &found))
+                        SourceMessage::Failed(package::mismatch("layer", &digest, &found))
                     }
-                    _ => Piece::End(found),
+                    _ => SourceMessage::End(found),
                 },
             };
             let _ = sender.blocking_send(last);
@@ -118,18 +118,20 @@ impl Source {
             let (mut hasher, mut left) = (layers::Hashing::default(), bytes_max);
             let last = loop {
                 match body.frame().await {
-                    None => break Piece::End(hasher.finish()),
+                    None => break SourceMessage::End(hasher.finish()),
                     Some(Err(error)) => {
-                        break Piece::Failed(Error::Protocol(format!("a layer ended early: {error}")));
+                        break SourceMessage::Failed(Error::Protocol(format!(
+                            "a layer ended early: {error}"
+                        )));
                     }
                     Some(Ok(frame)) => {
                         let Ok(bytes) = frame.into_data() else { continue };
                         match left.checked_sub(bytes.len() as u64) {
                             Some(less) => left = less,
-                            None => break Piece::Failed(too_large(bytes_max)),
+                            None => break SourceMessage::Failed(too_large(bytes_max)),
                         }
                         hasher.take(&bytes);
-                        if sender.send(Piece::Bytes(bytes)).await.is_err() {
+                        if sender.send(SourceMessage::Bytes(bytes)).await.is_err() {
                             return;
                         }
                     }
@@ -144,12 +146,12 @@ impl Source {
     pub(super) fn made(make: impl FnOnce(&mut dyn io::Write) -> Result<(), Error> + Send + 'static) -> Self {
         let (sender, pieces) = mpsc::channel(PIECES_WAITING);
         tokio::task::spawn_blocking(move || {
-            let mut outlet = Outlet { sender, now: Vec::new(), hasher: layers::Hashing::default() };
+            let mut outlet = SourceWriter { sender, now: Vec::new(), hasher: layers::Hashing::default() };
             let made = make(&mut outlet);
             let last = match made.and_then(|()| outlet.flush().map_err(failed("pack", "an archive".as_ref())))
             {
-                Ok(()) => Piece::End(outlet.hasher.finish()),
-                Err(error) => Piece::Failed(error),
+                Ok(()) => SourceMessage::End(outlet.hasher.finish()),
+                Err(error) => SourceMessage::Failed(error),
             };
             let _ = outlet.sender.blocking_send(last);
         });
@@ -158,13 +160,13 @@ impl Source {
 }
 
 /// Writer that hashes the written bytes and forwards them as pieces.
-struct Outlet {
-    sender: mpsc::Sender<Piece>,
+struct SourceWriter {
+    sender: mpsc::Sender<SourceMessage>,
     now: Vec<u8>,
     hasher: layers::Hashing,
 }
 
-impl io::Write for Outlet {
+impl io::Write for SourceWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.now.extend_from_slice(bytes);
         if self.now.len() >= PIECE_BYTES {
@@ -175,14 +177,18 @@ impl io::Write for Outlet {
 
     fn flush(&mut self) -> io::Result<()> {
         self.hasher.take(&self.now);
-        let piece = Piece::Bytes(std::mem::take(&mut self.now).into());
+        let piece = SourceMessage::Bytes(std::mem::take(&mut self.now).into());
         self.sender.blocking_send(piece).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 
 impl Unpack {
     /// Unpacks the layer, and stops the sandbox in every case.
-    pub(super) async fn run(self, source: Source, watch: Watch<'_>) -> Result<Unpacked, Failure> {
+    pub(super) async fn run(
+        self,
+        source: Source,
+        watch: ProgressSink<'_>,
+    ) -> Result<Unpacked, UnpackFailure> {
         let spec = Spec {
             layers: vec![self.empty.clone()],
             image: String::new(),
@@ -202,19 +208,24 @@ impl Unpack {
             Err(cause) => {
                 let left = self.runtime.list().await;
                 let stopped = left.is_ok_and(|left| left.iter().all(|listed| listed.id != self.id));
-                Err(Failure { cause, stopped })
+                Err(UnpackFailure { cause, stopped })
             }
         }
     }
 
-    async fn stream(&self, sandbox: &Sandbox, source: Source, watch: Watch<'_>) -> Result<Unpacked, Error> {
+    async fn stream(
+        &self,
+        sandbox: &Sandbox,
+        source: Source,
+        watch: ProgressSink<'_>,
+    ) -> Result<Unpacked, Error> {
         let path = format!(
             "/layer?compression={}&top={}&done={}",
             source.compression.name(),
             u8::from(self.top),
             self.done.len()
         );
-        let ask = Ask { method: Method::PUT, path, body: Bytes::new() };
+        let ask = GuestRequest { method: Method::PUT, path, body: Bytes::new() };
         let (sender, body) = streamed::body(FRAMES_WAITING);
         let asking = sandbox.link().stream::<LayerReport>(&ask, body, LAYER_WITHIN);
         let feeding = feed(source.pieces, sender, watch);
@@ -251,7 +262,7 @@ fn too_large(bytes_max: u64) -> Error {
 }
 
 /// Reads to the end, and hashes and forwards the bytes. Fails if the receiver is gone.
-pub(super) fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<Piece>) -> io::Result<String> {
+pub(super) fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<SourceMessage>) -> io::Result<String> {
     let mut hasher = layers::Hashing::default();
     loop {
         let mut bytes = Vec::with_capacity(PIECE_BYTES);
@@ -260,7 +271,7 @@ pub(super) fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<Piece>) -> io
             return Ok(hasher.finish());
         }
         hasher.take(&bytes);
-        if sender.blocking_send(Piece::Bytes(bytes.into())).is_err() {
+        if sender.blocking_send(SourceMessage::Bytes(bytes.into())).is_err() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
     }
@@ -269,23 +280,23 @@ pub(super) fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<Piece>) -> io
 /// Forwards pieces to the connection. Returns the digest of all bytes, or `None` if the guest stopped
 /// reading.
 async fn feed(
-    mut pieces: mpsc::Receiver<Piece>,
+    mut pieces: mpsc::Receiver<SourceMessage>,
     sender: Feed,
-    watch: Watch<'_>,
+    watch: ProgressSink<'_>,
 ) -> Result<Option<String>, Error> {
     let mut sent = 0;
     loop {
         match pieces.recv().await {
-            Some(Piece::Bytes(bytes)) => {
+            Some(SourceMessage::Bytes(bytes)) => {
                 sent += bytes.len() as u64;
                 if sender.send(bytes).await.is_err() {
                     return Ok(None);
                 }
-                watch(Progress::Bytes(sent));
+                watch(TemplateProgress::Bytes(sent));
             }
-            Some(Piece::Says(text)) => watch(Progress::Says(&text)),
-            Some(Piece::End(digest)) => return Ok(Some(digest)),
-            Some(Piece::Failed(error)) => {
+            Some(SourceMessage::Says(text)) => watch(TemplateProgress::Says(&text)),
+            Some(SourceMessage::End(digest)) => return Ok(Some(digest)),
+            Some(SourceMessage::Failed(error)) => {
                 sender.abort(io::ErrorKind::InvalidData.into());
                 return Err(error);
             }
@@ -310,12 +321,12 @@ mod tests {
             let mut ended = false;
             while let Some(piece) = source.pieces.recv().await {
                 match piece {
-                    Piece::End(_) => ended = true,
-                    Piece::Failed(error) => {
+                    SourceMessage::End(_) => ended = true,
+                    SourceMessage::Failed(error) => {
                         let error = error.to_api();
                         assert_eq!(error.code, api::ErrorCode::LimitExceeded, "{error:?}");
                     }
-                    Piece::Bytes(_) | Piece::Says(_) => {}
+                    SourceMessage::Bytes(_) | SourceMessage::Says(_) => {}
                 }
             }
             assert_eq!(ended, fits, "{bytes}");

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::call::{Call, missing, wrong};
 use crate::publish::{Category, Definition};
-use crate::ran::Ran;
+use crate::ran::EndedExec;
 
 /// Directory in which code saves its output files.
 pub const OUTPUT: &str = "/tmp/output";
@@ -24,9 +24,9 @@ pub const PROMPT: &str = include_str!("analysis.md");
 
 /// A validated call of one of the tools.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Asked {
+pub enum AnalysisCall {
     /// `sandbox_exec`.
-    Exec(Exec),
+    Exec(ExecCall),
     /// `sandbox_write_file`.
     Write {
         /// File to write.
@@ -56,7 +56,7 @@ pub struct File {
 
 /// A command to run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Exec {
+pub struct ExecCall {
     /// The program and its arguments.
     pub command: Vec<String>,
     /// Timeout in seconds, if the call states one.
@@ -65,7 +65,7 @@ pub struct Exec {
 
 /// Refusal of a file tool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Refused {
+pub struct FileToolRefusal {
     success: bool,
     error: String,
     file_path: String,
@@ -74,7 +74,7 @@ pub struct Refused {
 
 /// Answer of `sandbox_exec` (requirements A6.04, A6.15).
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Executed {
+pub struct ExecAnswer {
     exit_code: i32,
     stdout: String,
     stderr: String,
@@ -88,7 +88,7 @@ pub struct Executed {
 
 /// Answer of `sandbox_write_file` (requirement A6.09).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Written {
+pub struct WriteAnswer {
     success: bool,
     file_path: String,
     bytes_written: u64,
@@ -97,7 +97,7 @@ pub struct Written {
 
 /// Answer of `sandbox_edit_file` (requirement A6.12).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Edited {
+pub struct EditAnswer {
     success: bool,
     file_path: String,
     hint: &'static str,
@@ -174,7 +174,7 @@ pub fn definitions() -> Vec<Definition> {
 ///
 /// # Errors
 /// The tool does not exist, or an argument is missing or invalid; the error names it.
-pub fn asked(tool: &str, call: &Call) -> Result<Result<Asked, Refused>, Error> {
+pub fn asked(tool: &str, call: &Call) -> Result<Result<AnalysisCall, FileToolRefusal>, Error> {
     match tool {
         "sandbox_exec" => {
             let command = call.texts("command")?.ok_or_else(|| missing("command"))?;
@@ -191,34 +191,34 @@ pub fn asked(tool: &str, call: &Call) -> Result<Result<Asked, Refused>, Error> {
                 ));
             }
             let timeout = call.seconds("timeout", TIMEOUT_SECONDS_MAX)?;
-            Ok(Ok(Asked::Exec(Exec { command, timeout })))
+            Ok(Ok(AnalysisCall::Exec(ExecCall { command, timeout })))
         }
         "sandbox_write_file" => {
             let (file_path, content) = (call.text("file_path")?, call.text("content")?);
             call.only(&["file_path", "content"])?;
-            let Some(place) = placed(file_path) else { return Ok(Err(Refused::path(file_path))) };
+            let Some(place) = placed(file_path) else { return Ok(Err(FileToolRefusal::path(file_path))) };
             if content.len() >= CONTENT_BYTES_MAX {
-                return Ok(Err(Refused::too_large(file_path, content.len())));
+                return Ok(Err(FileToolRefusal::too_large(file_path, content.len())));
             }
             let file = File { given: file_path.to_owned(), place };
-            Ok(Ok(Asked::Write { file, content: content.to_owned() }))
+            Ok(Ok(AnalysisCall::Write { file, content: content.to_owned() }))
         }
         "sandbox_edit_file" => {
             let file_path = call.text("file_path")?;
             let (old, new) = (call.text("old_string")?, call.text("new_string")?);
             call.only(&["file_path", "old_string", "new_string"])?;
-            let Some(place) = placed(file_path) else { return Ok(Err(Refused::path(file_path))) };
+            let Some(place) = placed(file_path) else { return Ok(Err(FileToolRefusal::path(file_path))) };
             if old.is_empty() {
-                return Ok(Err(Refused::empty(file_path)));
+                return Ok(Err(FileToolRefusal::empty(file_path)));
             }
             let file = File { given: file_path.to_owned(), place };
-            Ok(Ok(Asked::Edit { file, old_string: old.into(), new_string: new.into() }))
+            Ok(Ok(AnalysisCall::Edit { file, old_string: old.into(), new_string: new.into() }))
         }
         other => Err(crate::publish::no_tool(ToolSet::Analysis, other)),
     }
 }
 
-impl Refused {
+impl FileToolRefusal {
     /// Refuses a path outside the permitted directories (requirement A6.10).
     pub fn path(file_path: &str) -> Self {
         Self::new(INVALID_PATH.into(), file_path, "Invalid path. Use /tmp/ or /workspace/ only.")
@@ -275,9 +275,9 @@ impl Refused {
     }
 }
 
-impl Executed {
+impl ExecAnswer {
     /// Creates the answer for a command. `files` are all names below the output directory, in order.
-    pub fn new(ran: &Ran, files: &[String]) -> Self {
+    pub fn new(ran: &EndedExec, files: &[String]) -> Self {
         let said = ran.said();
         let total = files.len() as u64;
         let hint = match (said.exit_code, total) {
@@ -305,7 +305,7 @@ impl Executed {
     }
 }
 
-impl Written {
+impl WriteAnswer {
     /// Creates the answer for a file that was written.
     pub fn new(file_path: &str, bytes_written: u64) -> Self {
         let hint = "File written successfully. Use sandbox_exec to run it.";
@@ -313,7 +313,7 @@ impl Written {
     }
 }
 
-impl Edited {
+impl EditAnswer {
     /// Creates the answer for a file that was edited.
     pub fn new(file_path: &str) -> Self {
         let hint = "File edited successfully. Re-run with sandbox_exec.";

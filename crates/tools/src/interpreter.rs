@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::call::Call;
 use crate::publish::{Category, Definition, Facts};
 use crate::python::checked_code;
-use crate::ran::{Ran, megabytes};
+use crate::ran::{EndedExec, megabytes};
 
 /// Directory in which code runs and saves its files.
 pub const WORKSPACE: &str = "/workspace";
@@ -32,7 +32,7 @@ pub const PROMPT: &str = include_str!("interpreter.md");
 
 /// Answer of `execute_python_code` (requirement A8.03).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Executed {
+pub struct InterpreterAnswer {
     success: bool,
     stdout: String,
     stderr: String,
@@ -132,9 +132,9 @@ impl File {
     }
 }
 
-impl Executed {
+impl InterpreterAnswer {
     /// Creates the answer for code that ran, with the files that it created or changed.
-    pub fn new(session: &SessionId, runtime: &str, ran: &Ran, files: Vec<File>) -> Self {
+    pub fn new(session: &SessionId, runtime: &str, ran: &EndedExec, files: Vec<File>) -> Self {
         let said = ran.said();
         Self {
             success: said.exit_code == 0,
@@ -230,9 +230,9 @@ mod tests {
             mime: "image/png".into(),
             size: 3,
         };
-        let ran = Ran { outcome: Outcome::Exited { code: 0 }, ..Ran::not_started("", 60.0, 1) };
+        let ran = EndedExec { outcome: Outcome::Exited { code: 0 }, ..EndedExec::not_started("", 60.0, 1) };
         let files = vec![File::new(&artifact, Some("AAAA".into()))];
-        let value = serde_json::to_value(Executed::new(&session, "podman", &ran, files)).unwrap();
+        let value = serde_json::to_value(InterpreterAnswer::new(&session, "podman", &ran, files)).unwrap();
         let mut keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
         keys.sort_unstable();
         assert_eq!(
@@ -264,7 +264,7 @@ mod tests {
             code: ErrorCode::TierUnavailable,
             ..Error::invalid("No backend available", "Install one.")
         };
-        let failed = serde_json::to_value(Executed::failed(&session, &error)).unwrap();
+        let failed = serde_json::to_value(InterpreterAnswer::failed(&session, &error)).unwrap();
         assert_eq!((failed["success"].clone(), failed["files"].clone()), (json!(false), json!([])));
         assert_eq!(failed["stderr"], "No container runtime available: No backend available. Install one.");
     }

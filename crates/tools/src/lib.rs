@@ -30,4 +30,4 @@ pub mod ran;
 pub use call::Call;
 pub use capture::Capture;
 pub use publish::{Definition, Format, definitions, prompt, published};
-pub use ran::Ran;
+pub use ran::EndedExec;

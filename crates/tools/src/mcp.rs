@@ -46,7 +46,7 @@ pub use self::service::{Service, Settings};
 use api::session::ToolSet;
 
 use self::server::Server;
-use self::session::Session;
+use self::session::McpSession;
 use crate::publish::{self, Facts};
 
 /// Maximum size of an artifact that is read as a resource. Encoded in base64, it is below the message limit
@@ -74,13 +74,13 @@ pub trait Host: Send + Sync + 'static {
     /// after it.
     ///
     /// # Errors
-    /// Any error that the model should see. A run that failed is an [`Answer`].
+    /// Any error that the model should see. A run that failed is a [`ToolAnswer`].
     async fn call(
         &self,
         tool: &str,
         arguments: Map<String, Value>,
-        progress: mpsc::Sender<Progress>,
-    ) -> Result<Answer, api::Error>;
+        progress: mpsc::Sender<CallProgress>,
+    ) -> Result<ToolAnswer, api::Error>;
 
     /// Lists the artifacts of the session: none before the first call.
     ///
@@ -112,7 +112,7 @@ pub struct Tool {
 
 /// Progress of a running call.
 #[derive(Clone, Debug)]
-pub enum Progress {
+pub enum CallProgress {
     /// Output of the call.
     Output {
         /// True for standard error, false for standard output.
@@ -124,20 +124,20 @@ pub enum Progress {
 
 /// Answer to a call.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub struct ToolAnswer {
     /// The result, for a program and for a model.
     pub result: Map<String, Value>,
     /// True if the run failed.
     pub failed: bool,
     /// Images that the run displayed.
-    pub images: Vec<Image>,
+    pub images: Vec<AnswerImage>,
     /// Artifacts that the run created or changed.
     pub artifacts: Vec<Artifact>,
 }
 
 /// An image.
 #[derive(Clone, Debug)]
-pub struct Image {
+pub struct AnswerImage {
     /// Its type, such as `image/png`.
     pub mime: String,
     /// Its bytes in base64.
@@ -178,7 +178,7 @@ pub fn of_set(set: ToolSet, facts: &Facts) -> Vec<Tool> {
     publish::definitions(set, facts).into_iter().map(tool).collect()
 }
 
-impl Answer {
+impl ToolAnswer {
     /// Creates the answer of a tool. Images are removed from its text, in which a model could not read them,
     /// and added as images. Those beyond the size limit are available as resources only.
     pub fn of(text: &str, failed: bool) -> Self {
@@ -191,7 +191,7 @@ impl Answer {
                 && base64.len() <= left
             {
                 left -= base64.len();
-                images.push(Image { mime: mime.clone(), base64 });
+                images.push(AnswerImage { mime: mime.clone(), base64 });
             }
         }
         Self { result, failed, images, artifacts: Vec::new() }
@@ -229,7 +229,7 @@ where
     T: IntoTransport<RoleServer, E, A>,
     E: std::error::Error + Send + Sync + 'static,
 {
-    let session = Session::new(host, &stop);
+    let session = McpSession::new(host, &stop);
     let served = match Server::of(Arc::clone(&session)).serve_with_ct(transport, stop).await {
         Ok(running) => running.waiting().await.map(drop).map_err(StdioError::Task),
         Err(ServerInitializeError::ConnectionClosed(_) | ServerInitializeError::Cancelled) => Ok(()),

@@ -1,14 +1,14 @@
 //! The tool set `python`: scripts with their requirements, in a workspace that persists between calls (A7).
 
 use api::session::ToolSet;
-use api::{Error, ErrorCode, Ran as DidRun, limits};
+use api::{Error, ErrorCode, Ran, limits};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::call::{Call, wrong};
 use crate::capture::TEXT_BYTES_MAX;
 use crate::publish::{Category, Definition};
-use crate::ran::Ran;
+use crate::ran::EndedExec;
 
 /// Path to which a script is written before it is run (requirement A7.04).
 pub const SCRIPT: &str = "/workspace/task.py";
@@ -27,7 +27,7 @@ pub const PROMPT: &str = include_str!("python.md");
 
 /// A validated call of one of the tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum PythonCall {
     /// `execute_python`.
     Execute {
         /// The script.
@@ -42,7 +42,7 @@ pub enum Asked {
 /// Answer of `execute_python`: always these three fields, and a flag for each truncated stream (requirements
 /// A7.03, A3.02).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Executed {
+pub struct PythonAnswer {
     exit_code: i32,
     stdout: String,
     stderr: String,
@@ -97,18 +97,18 @@ pub fn definitions() -> Vec<Definition> {
 ///
 /// # Errors
 /// The tool does not exist, or an argument is missing or invalid.
-pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
+pub fn asked(tool: &str, call: &Call) -> Result<PythonCall, Error> {
     match tool {
         "execute_python" => {
             let script = checked_code(call.text("script")?, "script")?;
             call.only(&["script", "requirements"])?;
             let requirements = call.texts("requirements")?.unwrap_or_default();
             check_requirements(&requirements)?;
-            Ok(Asked::Execute { script, requirements })
+            Ok(PythonCall::Execute { script, requirements })
         }
         "cleanup_sandbox" => {
             call.only(&[])?;
-            Ok(Asked::Cleanup)
+            Ok(PythonCall::Cleanup)
         }
         other => Err(crate::publish::no_tool(ToolSet::Python, other)),
     }
@@ -146,9 +146,9 @@ fn check_requirements(requirements: &[String]) -> Result<(), Error> {
     }
 }
 
-impl Executed {
+impl PythonAnswer {
     /// Creates the answer for a script that ran.
-    pub fn new(ran: &Ran) -> Self {
+    pub fn new(ran: &EndedExec) -> Self {
         let said = ran.said();
         Self {
             exit_code: said.exit_code,
@@ -161,7 +161,7 @@ impl Executed {
 
     /// Creates the answer for a failed installation: the script did not run (requirement A4.05). The answer
     /// always has the prefix; of a long error message, it has the end.
-    pub fn not_installed(ran: &Ran) -> Self {
+    pub fn not_installed(ran: &EndedExec) -> Self {
         let Self { stderr, stderr_truncated, .. } = Self::new(ran);
         let complaint = stderr.strip_prefix(NOT_INSTALLED).unwrap_or(&stderr);
         let over = (NOT_INSTALLED.len() + complaint.len()).saturating_sub(TEXT_BYTES_MAX);
@@ -182,7 +182,7 @@ impl Executed {
         if error.code == ErrorCode::TierUnavailable {
             return Self::said(NO_BACKEND.into());
         }
-        let not_run = error.ran == DidRun::No;
+        let not_run = error.ran == Ran::No;
         let what = if WRONG.contains(&error.code) {
             "Invalid arguments"
         } else if not_run && error.code == ErrorCode::Conflict {
@@ -213,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    fn ask(tool: &str, arguments: Value) -> Result<Asked, Error> {
+    fn ask(tool: &str, arguments: Value) -> Result<PythonCall, Error> {
         asked(tool, &Call::read(tool, arguments).unwrap())
     }
 
@@ -223,8 +223,8 @@ mod tests {
         let names: Vec<_> = definitions().iter().map(|tool| tool.name).collect();
         assert_eq!(names, ["execute_python", "cleanup_sandbox"]);
         let asked = ask("execute_python", json!({"script": "1"})).unwrap();
-        assert_eq!(asked, Asked::Execute { script: "1".into(), requirements: Vec::new() });
-        assert_eq!(ask("cleanup_sandbox", json!({})).unwrap(), Asked::Cleanup);
+        assert_eq!(asked, PythonCall::Execute { script: "1".into(), requirements: Vec::new() });
+        assert_eq!(ask("cleanup_sandbox", json!({})).unwrap(), PythonCall::Cleanup);
         for (tool, arguments) in [
             ("execute_python", json!({"script": "1", "timeout": 3})),
             ("execute_python", json!({"script": ""})),
@@ -243,12 +243,13 @@ mod tests {
     #[test]
     fn an_answer_has_three_keys_and_flags_only_where_something_was_cut() {
         // Requirements A7.03, A3.02.
-        let mut ran = Ran { outcome: Outcome::Exited { code: 0 }, ..Ran::not_started("", 60.0, 1) };
+        let mut ran =
+            EndedExec { outcome: Outcome::Exited { code: 0 }, ..EndedExec::not_started("", 60.0, 1) };
         ran.stdout.push(b"42\n");
-        let text = serde_json::to_string(&Executed::new(&ran)).unwrap();
+        let text = serde_json::to_string(&PythonAnswer::new(&ran)).unwrap();
         assert_eq!(text, r#"{"exit_code":0,"stdout":"42\n","stderr":""}"#);
         ran.stdout.push(&[b'x'; 20_000]);
-        let value = serde_json::to_value(Executed::new(&ran)).unwrap();
+        let value = serde_json::to_value(PythonAnswer::new(&ran)).unwrap();
         assert_eq!((value["stdout_truncated"].clone(), value.get("stderr_truncated")), (json!(true), None));
     }
 
@@ -257,7 +258,7 @@ mod tests {
         // Requirement A7.05.
         let none = Error { code: ErrorCode::TierUnavailable, ..wrong("No backend available", "x") };
         assert_eq!(
-            serde_json::to_string(&Executed::failed(&none)).unwrap(),
+            serde_json::to_string(&PythonAnswer::failed(&none)).unwrap(),
             "{\"exit_code\":1,\"stdout\":\"\",\"stderr\":\"Failed to initialize sandbox engine: \
              Failed to initialize any sandbox backend (Daytona or Docker)\"}"
         );
@@ -266,30 +267,27 @@ mod tests {
             ..wrong("the call was cancelled while it was queued", "Call again.")
         };
         assert_eq!(
-            Executed::failed(&called_off).stderr,
+            PythonAnswer::failed(&called_off).stderr,
             "Not executed: the call was cancelled while it was queued. Call again."
         );
-        let lost = Error {
-            code: ErrorCode::SandboxLost,
-            ran: DidRun::Unknown,
-            ..wrong("it is gone", "Call again.")
-        };
-        assert_eq!(Executed::failed(&lost).stderr, "Execution failed: it is gone. Call again.");
+        let lost =
+            Error { code: ErrorCode::SandboxLost, ran: Ran::Unknown, ..wrong("it is gone", "Call again.") };
+        assert_eq!(PythonAnswer::failed(&lost).stderr, "Execution failed: it is gone. Call again.");
         // Requirement A4.05.
-        let mut ran = Ran {
+        let mut ran = EndedExec {
             outcome: Outcome::Exited { code: 1 },
-            ..Ran::not_started("Failed to install requirements: no", 60.0, 1)
+            ..EndedExec::not_started("Failed to install requirements: no", 60.0, 1)
         };
         ran.stdout.push(b"noise");
-        let told = Executed::not_installed(&ran);
+        let told = PythonAnswer::not_installed(&ran);
         assert_eq!((told.exit_code, told.stdout.as_str()), (1, ""));
         assert_eq!(told.stderr, "Failed to install requirements: no");
         ran.stderr.push(&[b'x'; 20_000]);
-        let told = Executed::not_installed(&ran);
+        let told = PythonAnswer::not_installed(&ran);
         assert!(told.stderr.starts_with("Failed to install requirements: xx") && told.stderr.len() <= 10_240);
-        let memory = Ran { outcome: Outcome::Oom, ..Ran::not_started("", 60.0, 512 << 20) };
+        let memory = EndedExec { outcome: Outcome::Oom, ..EndedExec::not_started("", 60.0, 512 << 20) };
         assert_eq!(
-            Executed::not_installed(&memory).stderr,
+            PythonAnswer::not_installed(&memory).stderr,
             "Failed to install requirements: Memory limit of 512MB exceeded\n"
         );
     }

@@ -11,7 +11,7 @@ pub const NOT_STARTED: i32 = 127;
 
 /// An exec that has ended.
 #[derive(Clone, Debug)]
-pub struct Ran {
+pub struct EndedExec {
     /// Outcome of the exec.
     pub outcome: Outcome,
     /// Its standard output.
@@ -28,7 +28,7 @@ pub struct Ran {
 
 /// The parts of an ended exec that an answer contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct ExecSummary {
     /// Exit code as a shell would report it.
     pub exit_code: i32,
     /// The beginning of standard output.
@@ -41,7 +41,7 @@ pub struct Said {
     pub stderr_truncated: bool,
 }
 
-impl Ran {
+impl EndedExec {
     /// Creates the record of an exec that could not be started, with the reason as its standard error.
     pub fn not_started(why: &str, timeout_seconds: f64, memory_bytes: u64) -> Self {
         let mut stderr = Capture::default();
@@ -58,7 +58,7 @@ impl Ran {
 
     /// Returns the parts that an answer contains. If the program did not end on its own, the reason is the
     /// last line of standard error.
-    pub fn said(&self) -> Said {
+    pub fn said(&self) -> ExecSummary {
         let (stdout, stdout_truncated) = self.stdout.beginning();
         let (stderr, stderr_truncated) = self.stderr.ending(self.line().as_deref());
         let exit_code = match self.outcome {
@@ -73,7 +73,7 @@ impl Ran {
             | Outcome::SandboxLost { .. }
             | Outcome::Unknown => self.outcome.shell_code(),
         };
-        Said { exit_code, stdout, stdout_truncated, stderr, stderr_truncated }
+        ExecSummary { exit_code, stdout, stdout_truncated, stderr, stderr_truncated }
     }
 
     /// Returns the reason if the exec was terminated.
@@ -108,8 +108,8 @@ pub fn megabytes(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    fn ran(outcome: Outcome) -> Ran {
-        let mut ran = Ran { outcome, ..Ran::not_started("", 60.0, 512 << 20) };
+    fn ran(outcome: Outcome) -> EndedExec {
+        let mut ran = EndedExec { outcome, ..EndedExec::not_started("", 60.0, 512 << 20) };
         ran.stdout.push(b"out");
         ran.stderr.push(b"err");
         ran
@@ -121,7 +121,7 @@ mod tests {
         let said = ran(Outcome::Timeout).said();
         assert_eq!((said.exit_code, said.stdout.as_str()), (124, "out"));
         assert_eq!(said.stderr, "err\nExecution timed out after 60 seconds\n");
-        let short = Ran { timeout_seconds: 0.5, ..ran(Outcome::Timeout) };
+        let short = EndedExec { timeout_seconds: 0.5, ..ran(Outcome::Timeout) };
         assert!(short.said().stderr.ends_with("Execution timed out after 0.5 seconds\n"));
     }
 

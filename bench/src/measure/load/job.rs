@@ -7,11 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::super::code::CELL;
-use super::super::{Shared, timed};
+use super::super::{SharedTarget, timed};
 use crate::random::Sequence;
-use crate::samples::Tally;
+use crate::samples::AttemptTally;
 use crate::scenario::Mix;
-use crate::target::{Failure, Image};
+use crate::target::{Image, TargetFailure};
 
 pub(super) const CREATE: &str = "create";
 pub(super) const NOT_SENT: &str = "jobs that were not sent";
@@ -28,17 +28,17 @@ const FILE_BYTES: usize = 1024;
 const FILES: u64 = 512;
 
 /// A step and its result.
-pub(super) type Done = (&'static str, Result<Duration, (Failure, Duration)>);
+pub(super) type StepResult = (&'static str, Result<Duration, (TargetFailure, Duration)>);
 
 /// Shared state of the jobs.
 pub(super) struct Jobs {
-    pub target: Shared,
+    pub target: SharedTarget,
     /// Long-lived sandboxes.
     pub standing: Vec<String>,
     mix: Mix,
     files: AtomicU64,
     /// Number of starts of each kind.
-    starts: Mutex<Tally>,
+    starts: Mutex<AttemptTally>,
 }
 
 /// A job of a load.
@@ -55,7 +55,7 @@ pub(super) enum Job {
 
 impl Jobs {
     /// Removes the kinds of work that the target does not support from the mix.
-    pub(super) fn new(target: Shared, standing: Vec<String>, mix: Mix) -> Self {
+    pub(super) fn new(target: SharedTarget, standing: Vec<String>, mix: Mix) -> Self {
         let stays = u32::from(!standing.is_empty());
         let mix = Mix {
             life: mix.life,
@@ -94,12 +94,12 @@ impl Jobs {
     }
 
     /// Returns how sandboxes were started since the last call.
-    pub(super) fn take_starts(&self) -> Tally {
+    pub(super) fn take_starts(&self) -> AttemptTally {
         self.starts.lock().map(|mut starts| std::mem::take(&mut *starts)).unwrap_or_default()
     }
 
     /// Runs a job. A failed step ends the job.
-    pub(super) async fn run(&self, job: Job) -> Vec<Done> {
+    pub(super) async fn run(&self, job: Job) -> Vec<StepResult> {
         match job {
             Job::Life => self.live().await,
             Job::Exec(handle) => match self.target.execs() {
@@ -114,7 +114,7 @@ impl Jobs {
         }
     }
 
-    async fn live(&self) -> Vec<Done> {
+    async fn live(&self) -> Vec<StepResult> {
         let made = match timed(self.target.create(Image::Plain)).await {
             Ok(made) => made,
             Err(failed) => return vec![(CREATE, Err(failed))],
@@ -132,7 +132,7 @@ impl Jobs {
         steps
     }
 
-    async fn carry(&self, handle: &str, name: &str) -> Vec<Done> {
+    async fn carry(&self, handle: &str, name: &str) -> Vec<StepResult> {
         let Some(files) = self.target.files() else { return Vec::new() };
         let bytes = Bytes::from_static(&[0x5a; FILE_BYTES]);
         let up = timed(files.upload(handle, name, bytes)).await;
@@ -146,6 +146,8 @@ impl Jobs {
     }
 }
 
-fn plain(step: Result<((), Duration), (Failure, Duration)>) -> Result<Duration, (Failure, Duration)> {
+fn plain(
+    step: Result<((), Duration), (TargetFailure, Duration)>,
+) -> Result<Duration, (TargetFailure, Duration)> {
     step.map(|((), took)| took)
 }

@@ -10,10 +10,10 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Child;
 
-use super::Place;
+use super::TargetResources;
 use crate::process;
 use crate::rootfs::cannot;
-use crate::target::Failure;
+use crate::target::TargetFailure;
 
 /// Timeout for the start of the server, on a machine under load.
 const STARTS_WITHIN: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub async fn start(place: &Place<'_>) -> Result<Self, Failure> {
+    pub async fn start(place: &TargetResources<'_>) -> Result<Self, TargetFailure> {
         let binary = binary();
         let version = process::print(process::command(&binary).arg("--version"), STARTS_WITHIN).await?;
         let made = tempfile::Builder::new().prefix("bellglass-bench-data").tempdir();
@@ -68,10 +68,10 @@ impl Server {
         serve.arg("--data").arg(data.path()).args(["serve", "--config"]).arg(&config);
         serve.arg("--first-key").arg(&key).env_remove("BELLGLASS_SERVER").stdout(Stdio::piped()).stderr(log);
         let started = serve.spawn();
-        let mut child = started.map_err(|error| Failure::new("not_started", error.to_string()))?;
+        let mut child = started.map_err(|error| TargetFailure::new("not_started", error.to_string()))?;
         let url = match address(&mut child).await {
             Some(url) => url,
-            None => return Err(Failure::new("not_started", last_words(data.path()))),
+            None => return Err(TargetFailure::new("not_started", last_words(data.path()))),
         };
         let key = std::fs::read_to_string(&key).map_err(|error| cannot("read", &key, &error))?;
         let server = Self { url, key: key.trim().to_owned(), version, child, data };
@@ -93,7 +93,7 @@ impl Server {
         let _ = self.data.close();
     }
 
-    async fn open_up(&self) -> Result<(), Failure> {
+    async fn open_up(&self) -> Result<(), TargetFailure> {
         let opened = async {
             let client = Client::new(&self.url, &self.key)?;
             client.put_project("default", &PutProject { quota: PLENTY }).await

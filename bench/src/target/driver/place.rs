@@ -12,7 +12,7 @@ use super::Driver;
 use crate::process;
 use crate::rootfs::{KEPT, cannot};
 use crate::target::runc::{Bundles, Shape, bind};
-use crate::target::{Failure, Image, MEMORY_BYTES, MEMORY_BYTES_DATA, PIDS, Place, docker};
+use crate::target::{Image, MEMORY_BYTES, MEMORY_BYTES_DATA, PIDS, TargetFailure, TargetResources, docker};
 
 const JUPYTER: &str = include_str!("../../../drivers/jupyter.py");
 const LLM_SANDBOX: &str = include_str!("../../../drivers/llm_sandbox.py");
@@ -27,7 +27,7 @@ const INSTALLED_WITHIN: Duration = Duration::from_secs(300);
 const INSIDE: &str = "/opt/bench";
 
 /// Starts the driver of Jupyter kernels, in one container.
-pub async fn jupyter(place: &Place<'_>) -> Result<Driver, Failure> {
+pub async fn jupyter(place: &TargetResources<'_>) -> Result<Driver, TargetFailure> {
     let bundles = Bundles::new(place).await?;
     let packages = Path::new(KEPT).join("jupyter");
     if !packages.join("jupyter_client").exists() {
@@ -54,7 +54,7 @@ pub async fn jupyter(place: &Place<'_>) -> Result<Driver, Failure> {
 }
 
 /// Starts the driver of llm-sandbox, on Docker.
-pub async fn llm_sandbox(place: &Place<'_>) -> Result<Driver, Failure> {
+pub async fn llm_sandbox(place: &TargetResources<'_>) -> Result<Driver, TargetFailure> {
     let rootfs = place.rootfs()?;
     let plain = docker::import(rootfs.of(Image::Plain)).await?;
     let data = docker::import(rootfs.of(Image::Data)).await?;
@@ -69,7 +69,7 @@ pub async fn llm_sandbox(place: &Place<'_>) -> Result<Driver, Failure> {
 }
 
 /// Returns the Python of a virtual environment with these packages, which is created once.
-async fn environment(name: &str, packages: &[&str]) -> Result<PathBuf, Failure> {
+async fn environment(name: &str, packages: &[&str]) -> Result<PathBuf, TargetFailure> {
     let home = Path::new(KEPT).join(format!("venv-{name}"));
     let (python, done) = (home.join("bin/python"), home.join("installed"));
     if !done.exists() {
@@ -82,7 +82,7 @@ async fn environment(name: &str, packages: &[&str]) -> Result<PathBuf, Failure> 
     Ok(python)
 }
 
-fn written(home: &Path, text: &str) -> Result<PathBuf, Failure> {
+fn written(home: &Path, text: &str) -> Result<PathBuf, TargetFailure> {
     let path = home.join("driver.py");
     std::fs::create_dir_all(home).map_err(|error| cannot("create", home, &error))?;
     std::fs::write(&path, text).map_err(|error| cannot("write", &path, &error))?;

@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 
-use crate::target::Failure;
+use crate::target::TargetFailure;
 
 /// Content type of a stream.
 pub(super) const KIND: &str = "application/connect+json";
@@ -22,23 +22,23 @@ pub(super) fn envelope(message: &Value) -> Vec<u8> {
 }
 
 /// Returns the exit code of the process that the stream is about. This JSON encoding omits fields that are 0.
-pub(super) fn exit_code(stream: &[u8]) -> Result<i64, Failure> {
+pub(super) fn exit_code(stream: &[u8]) -> Result<i64, TargetFailure> {
     let mut rest = stream;
     let mut code = None;
     while let Some((flags, payload, after)) = next(rest) {
         rest = after;
         let message: Value = serde_json::from_slice(payload)
-            .map_err(|error| Failure::new("protocol", format!("an envelope without JSON: {error}")))?;
+            .map_err(|error| TargetFailure::new("protocol", format!("an envelope without JSON: {error}")))?;
         if let Some(error) = message.get("error").filter(|_| flags == END) {
             let name = error.get("code").and_then(Value::as_str).unwrap_or("unknown");
-            let failure = Failure::new(name, error.to_string());
-            return Err(Failure { refused: name == "resource_exhausted", ..failure });
+            let failure = TargetFailure::new(name, error.to_string());
+            return Err(TargetFailure { refused: name == "resource_exhausted", ..failure });
         }
         if let Some(end) = message.pointer("/event/end") {
             code = Some(end.get("exitCode").and_then(Value::as_i64).unwrap_or(0));
         }
     }
-    code.ok_or_else(|| Failure::new("cut", "the stream has no end event of the process"))
+    code.ok_or_else(|| TargetFailure::new("cut", "the stream has no end event of the process"))
 }
 
 fn next(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {

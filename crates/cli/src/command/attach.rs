@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use api::{Error, ExecId, SandboxId, limits};
 
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
 use crate::show;
@@ -36,7 +36,7 @@ pub struct Arguments {
 }
 
 /// Follows the command. The exit code is that of the command.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let (sandbox, id) = (&arguments.sandbox, &arguments.exec);
     let mut exec = client.reader(sandbox, id).taking(limits::OUTPUT_BYTES);

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use api::{Error, SandboxId};
 
 use crate::command::{cp, ls};
-use crate::connect::Connection;
+use crate::connect::ServerConnection;
 use crate::show::Heard;
 
 /// Arguments of `bellglass cat`.
@@ -24,7 +24,7 @@ pub struct Arguments {
 }
 
 /// Writes the files to standard output, one after the other.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let files = connection.client()?.files(&arguments.sandbox);
     for path in &arguments.paths {
         if cp::pour(&files, &ls::path(path)?).await? == Heard::No {

@@ -7,7 +7,7 @@ use api::code::{ContextInfo, ContextSpec, ContextState, Loss, Variable};
 use api::{ContextId, Error, SandboxId};
 
 use crate::command::python::LanguageName;
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::{quantity, show};
 
 /// Arguments of `bellglass context`.
@@ -19,11 +19,11 @@ use crate::{quantity, show};
 )]
 pub struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: ContextCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum ContextCommand {
     /// Create a context and print its id.
     Create {
         /// Sandbox, by id or name.
@@ -73,26 +73,26 @@ struct One {
 }
 
 /// Runs `bellglass context`.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     match arguments.command {
-        Command::Create { sandbox, language, cwd, json } => {
+        ContextCommand::Create { sandbox, language, cwd, json } => {
             let spec = ContextSpec { language: language.of_server(), cwd, ..ContextSpec::default() };
             let info = answer(&client, client.create_context(&sandbox, &spec)).await?;
             if json { show::json(&info)? } else { show::line(info.id.as_str())? }
         }
-        Command::List { sandbox, json } => {
+        ContextCommand::List { sandbox, json } => {
             show_contexts(&answer(&client, client.contexts(&sandbox)).await?, json)?;
         }
-        Command::Restart(one) => {
+        ContextCommand::Restart(one) => {
             let info = answer(&client, client.restart_context(&one.sandbox, &one.context)).await?;
             tell(&info, one.json)?;
         }
-        Command::Interrupt(one) => {
+        ContextCommand::Interrupt(one) => {
             let info = answer(&client, client.interrupt_context(&one.sandbox, &one.context)).await?;
             tell(&info, one.json)?;
         }
-        Command::Remove(one) => {
+        ContextCommand::Remove(one) => {
             answer(&client, client.remove_context(&one.sandbox, &one.context)).await?;
             if one.json {
                 show::json(&one.context)?;
@@ -100,7 +100,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
                 show::note(&format!("removed {}", one.context));
             }
         }
-        Command::Variables(one) => {
+        ContextCommand::Variables(one) => {
             show_variables(&answer(&client, client.variables(&one.sandbox, &one.context)).await?, one.json)?;
         }
     }

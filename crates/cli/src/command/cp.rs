@@ -34,10 +34,10 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::connect::{Connection, explain};
+use crate::connect::{ServerConnection, explain};
 use crate::show::{self, Heard};
 use down::Down;
-use place::Place;
+use place::CopyLocation;
 use up::Up;
 
 /// Timeout for removing incomplete files, on this machine and in the sandbox, after an interrupt.
@@ -82,27 +82,27 @@ enum Target {
 }
 
 /// State shared by all copies of one command.
-struct Work {
+struct CopyState {
     bar: ProgressBar,
     /// Held by each thread that accesses local files until the thread ends.
     alive: mpsc::Sender<()>,
 }
 
 /// Copies all sources to the target, or returns the first error.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let mut places =
-        arguments.places.iter().map(|place| Place::parse(place)).collect::<Result<Vec<_>, _>>()?;
+        arguments.places.iter().map(|place| CopyLocation::parse(place)).collect::<Result<Vec<_>, _>>()?;
     let target = places.pop().ok_or_else(nothing)?;
     can_be_copied(&places, &target)?;
     let target = match target {
-        Place::There { sandbox, path } => Target::There(client.files(&sandbox), path),
-        Place::Here(path) => Target::Here(path),
-        Place::Pipe => Target::Pipe,
+        CopyLocation::There { sandbox, path } => Target::There(client.files(&sandbox), path),
+        CopyLocation::Here(path) => Target::Here(path),
+        CopyLocation::Pipe => Target::Pipe,
     };
     let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
     let (alive, mut threads) = mpsc::channel(1);
-    let work = Work { bar: bar(arguments.quiet), alive };
+    let work = CopyState { bar: bar(arguments.quiet), alive };
     let code = tokio::select! {
         copied = copy(&client, places, &target, &work) => {
             work.bar.finish_and_clear();
@@ -128,7 +128,12 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     Ok(ExitCode::from(code))
 }
 
-async fn copy(client: &Client, places: Vec<Place>, target: &Target, work: &Work) -> Result<Copied, Error> {
+async fn copy(
+    client: &Client,
+    places: Vec<CopyLocation>,
+    target: &Target,
+    work: &CopyState,
+) -> Result<Copied, Error> {
     let sources = expand(client, places).await?;
     let mut copied = Copied::Whole;
     match target {
@@ -159,41 +164,45 @@ async fn copy(client: &Client, places: Vec<Place>, target: &Target, work: &Work)
 }
 
 /// Returns all sources, with wildcards expanded.
-async fn expand(client: &Client, places: Vec<Place>) -> Result<Vec<Place>, Error> {
+async fn expand(client: &Client, places: Vec<CopyLocation>) -> Result<Vec<CopyLocation>, Error> {
     let mut sources = Vec::new();
     for place in places {
         match place {
-            Place::There { sandbox, path } => {
+            CopyLocation::There { sandbox, path } => {
                 let found = glob::expand(&client.files(&sandbox), &path).await?;
-                let there = |path| Place::There { sandbox: sandbox.clone(), path };
+                let there = |path| CopyLocation::There { sandbox: sandbox.clone(), path };
                 sources.extend(found.into_iter().map(there));
             }
-            Place::Here(_) | Place::Pipe => sources.push(place),
+            CopyLocation::Here(_) | CopyLocation::Pipe => sources.push(place),
         }
     }
     Ok(sources)
 }
 
 /// Returns the sources that are in sandboxes.
-fn of_sandboxes(client: &Client, sources: Vec<Place>) -> impl Iterator<Item = (Files, FilePath)> {
+fn of_sandboxes(client: &Client, sources: Vec<CopyLocation>) -> impl Iterator<Item = (Files, FilePath)> {
     sources.into_iter().filter_map(|source| match source {
-        Place::There { sandbox, path } => Some((client.files(&sandbox), path)),
-        Place::Here(_) | Place::Pipe => None,
+        CopyLocation::There { sandbox, path } => Some((client.files(&sandbox), path)),
+        CopyLocation::Here(_) | CopyLocation::Pipe => None,
     })
 }
 
 /// Checks that either the sources or the target are in a sandbox, and that no two sandboxes are involved.
-fn can_be_copied(places: &[Place], target: &Place) -> Result<(), Error> {
+fn can_be_copied(places: &[CopyLocation], target: &CopyLocation) -> Result<(), Error> {
     for place in places {
         match (place, target) {
-            (Place::There { sandbox: from, .. }, Place::There { sandbox: to, .. }) if from != to => {
+            (CopyLocation::There { sandbox: from, .. }, CopyLocation::There { sandbox: to, .. })
+                if from != to =>
+            {
                 return Err(Error::invalid(
                     "cannot copy directly from one sandbox to another",
                     "Copy the files to this machine first, then to the other sandbox.",
                 ));
             }
-            (Place::There { .. }, _) | (_, Place::There { .. }) => {}
-            (Place::Here(_) | Place::Pipe, Place::Here(_) | Place::Pipe) => return Err(nowhere()),
+            (CopyLocation::There { .. }, _) | (_, CopyLocation::There { .. }) => {}
+            (CopyLocation::Here(_) | CopyLocation::Pipe, CopyLocation::Here(_) | CopyLocation::Pipe) => {
+                return Err(nowhere());
+            }
         }
     }
     Ok(())
@@ -201,7 +210,7 @@ fn can_be_copied(places: &[Place], target: &Place) -> Result<(), Error> {
 
 /// Rejects sources that would be copied to the same name. Otherwise the later one would silently overwrite
 /// the earlier one.
-fn apart(sources: &[Place]) -> Result<(), Error> {
+fn apart(sources: &[CopyLocation]) -> Result<(), Error> {
     let mut names = HashMap::new();
     for source in sources {
         let Some(name) = source.name() else { continue };
@@ -291,8 +300,8 @@ fn nowhere() -> Error {
 mod tests {
     use super::*;
 
-    fn places(texts: &[&str]) -> Vec<Place> {
-        texts.iter().map(|text| Place::parse(text.as_ref()).unwrap()).collect()
+    fn places(texts: &[&str]) -> Vec<CopyLocation> {
+        texts.iter().map(|text| CopyLocation::parse(text.as_ref()).unwrap()).collect()
     }
 
     #[test]

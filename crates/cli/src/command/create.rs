@@ -7,7 +7,7 @@ use std::time::Duration;
 use api::sandbox::CreateSandbox;
 use api::{Error, SandboxId, limits};
 
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::quantity::{self, Limit};
 use crate::request::OnTimeoutName;
 use crate::{request, show};
@@ -21,7 +21,7 @@ use crate::{request, show};
 )]
 pub struct Arguments {
     #[command(flatten)]
-    sandbox: request::Sandbox,
+    sandbox: request::SandboxOptions,
     /// Name that can be used instead of the id: up to 40 lower-case letters and digits, starting with a letter.
     #[arg(long)]
     name: Option<SandboxId>,
@@ -47,7 +47,7 @@ pub struct Arguments {
 }
 
 /// Creates the sandbox and prints its id.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let request = CreateSandbox {
         name: arguments.name,

@@ -12,7 +12,7 @@ use api::Error;
 use api::limits::Limits;
 use node::{Machine, Sandbox, machine};
 use runtime::daytona::Account;
-use runtime::engine::Kind;
+use runtime::engine::EngineKind;
 use runtime::oci::Flavor;
 use runtime::{Inspect as _, Profile, Spec, Tier, tables};
 
@@ -34,19 +34,19 @@ pub struct Arguments {
 struct Finding {
     part: String,
     version: String,
-    verdict: Verdict,
+    verdict: FindingStatus,
     detail: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum FindingStatus {
     Ok,
     Degraded,
     Refused,
     Absent,
 }
 
-impl Verdict {
+impl FindingStatus {
     fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -68,20 +68,20 @@ pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
     run::tidy(&machine).await?;
     let mut host = vec![kernel(), memory_controllers(), processes(), open_files(), file_locks()];
     host.extend([
-        tool("mke2fs", "e2fsprogs", "the sandbox's disk", Verdict::Refused),
-        tool("mmdebstrap", "mmdebstrap", "`bellglass template build base`", Verdict::Absent),
+        tool("mke2fs", "e2fsprogs", "the sandbox's disk", FindingStatus::Refused),
+        tool("mmdebstrap", "mmdebstrap", "`bellglass template build base`", FindingStatus::Absent),
     ]);
     let mut tiers = Vec::new();
     for flavor in Machine::flavors() {
         tiers.push(tier(&machine, flavor).await);
     }
-    for kind in Kind::ALL {
+    for kind in EngineKind::ALL {
         tiers.push(engine(&machine, kind).await);
     }
     if Account::is_meant() {
         tiers.push(daytona(&machine).await);
     }
-    let works = tiers.iter().any(|tier| matches!(tier.verdict, Verdict::Ok | Verdict::Degraded));
+    let works = tiers.iter().any(|tier| matches!(tier.verdict, FindingStatus::Ok | FindingStatus::Degraded));
     if arguments.json {
         let list = |findings: &[Finding]| findings.iter().map(Finding::json).collect::<Vec<_>>();
         let report = serde_json::json!({
@@ -112,13 +112,13 @@ async fn tier(machine: &Machine, flavor: Flavor) -> Finding {
         detail,
     };
     let Ok(flavor) = flavor.clone().find() else {
-        return finding("-", Verdict::Absent, format!("to enable this tier: {}", install(flavor.name)));
+        return finding("-", FindingStatus::Absent, format!("to enable this tier: {}", install(flavor.name)));
     };
     let version = version_of(&flavor);
     if !rustix::process::geteuid().is_root() {
         return finding(
             &version,
-            Verdict::Refused,
+            FindingStatus::Refused,
             "this tier requires root: run `bellglass doctor` again with sudo".into(),
         );
     }
@@ -132,14 +132,14 @@ async fn tier(machine: &Machine, flavor: Flavor) -> Finding {
                     names.join(", ")
                 ),
             };
-            finding(&version, Verdict::working(&lacking), detail)
+            finding(&version, FindingStatus::working(&lacking), detail)
         }
-        Err(error) => finding(&version, Verdict::Refused, format!("{}. {}", error.message, error.fix)),
+        Err(error) => finding(&version, FindingStatus::Refused, format!("{}. {}", error.message, error.fix)),
     }
 }
 
 /// Checks a container engine. Like `tier`, but queries the capabilities of the engine first.
-async fn engine(machine: &Machine, kind: Kind) -> Finding {
+async fn engine(machine: &Machine, kind: EngineKind) -> Finding {
     let part = format!("container ({})", kind.name());
     let finding = |version: &str, verdict, detail: String| Finding {
         part: part.clone(),
@@ -150,29 +150,29 @@ async fn engine(machine: &Machine, kind: Kind) -> Finding {
     let said = |error: &Error| format!("{}. {}", error.message, error.fix);
     let found = match machine.engine(kind) {
         Ok(found) => found,
-        Err(error) => return finding("-", Verdict::Absent, said(&error.to_api())),
+        Err(error) => return finding("-", FindingStatus::Absent, said(&error.to_api())),
     };
     let facts = match found.facts().await {
         Ok(facts) => facts,
-        Err(error) => return finding("-", Verdict::Refused, said(&node::Error::from(error).to_api())),
+        Err(error) => return finding("-", FindingStatus::Refused, said(&node::Error::from(error).to_api())),
     };
     let lacks = match found.lacks().await {
         Ok(lacks) => lacks,
         Err(error) => {
-            return finding(&facts.version, Verdict::Refused, said(&node::Error::from(error).to_api()));
+            return finding(&facts.version, FindingStatus::Refused, said(&node::Error::from(error).to_api()));
         }
     };
     let names: Vec<&str> = lacks.iter().filter_map(|lack| lack.split(':').next()).collect();
     match try_out(machine, kind.name()).await {
         Ok(took) => finding(
             &facts.version,
-            Verdict::working(&names),
+            FindingStatus::working(&names),
             format!(
                 "a sandbox started in {took:.0?}. Missing protections: {}. For details, run `bellglass status`",
                 names.join(", ")
             ),
         ),
-        Err(error) => finding(&facts.version, Verdict::Refused, said(&error)),
+        Err(error) => finding(&facts.version, FindingStatus::Refused, said(&error)),
     }
 }
 
@@ -190,11 +190,11 @@ async fn daytona(machine: &Machine) -> Finding {
                 "the account accepts the key. Missing protections: {}. To start a test sandbox there, run `bellglass sandbox-test`",
                 names.join(", ")
             );
-            (Verdict::Degraded, detail)
+            (FindingStatus::Degraded, detail)
         }
         Err(error) => {
             let error = error.to_api();
-            (Verdict::Refused, format!("{}. {}", error.message, error.fix))
+            (FindingStatus::Refused, format!("{}. {}", error.message, error.fix))
         }
     };
     Finding { part: "container (daytona)".into(), version: "-".into(), verdict, detail }
@@ -229,7 +229,7 @@ fn kernel() -> Finding {
         [] => "according to its version, the kernel has all known fixes".to_owned(),
         names => format!("upstream fixed {} after this version: update the kernel", names.join(", ")),
     };
-    Finding { part: "linux".into(), version, verdict: Verdict::working(&lacking), detail }
+    Finding { part: "linux".into(), version, verdict: FindingStatus::working(&lacking), detail }
 }
 
 fn memory_controllers() -> Finding {
@@ -237,14 +237,14 @@ fn memory_controllers() -> Finding {
     let version = if unified { "2" } else { "1" };
     let counts_sockets = Path::new("/sys/fs/cgroup/memory/memory.kmem.tcp.limit_in_bytes").exists();
     let (verdict, detail) = if unified || counts_sockets {
-        (Verdict::Ok, "cgroups can limit memory, socket buffers, processes and CPU time")
+        (FindingStatus::Ok, "cgroups can limit memory, socket buffers, processes and CPU time")
     } else if Path::new("/sys/fs/cgroup/memory").exists() {
         (
-            Verdict::Refused,
+            FindingStatus::Refused,
             "cgroup version 1 without memory.kmem.tcp cannot limit socket buffers; boot with cgroup version 2",
         )
     } else {
-        (Verdict::Refused, "no memory controller: mount cgroups at /sys/fs/cgroup")
+        (FindingStatus::Refused, "no memory controller: mount cgroups at /sys/fs/cgroup")
     };
     Finding { part: "cgroups".into(), version: version.into(), verdict, detail: detail.into() }
 }
@@ -258,9 +258,12 @@ fn processes() -> Finding {
         total / each
     );
     let (verdict, detail) = if total / each >= CROWD {
-        (Verdict::Ok, enough)
+        (FindingStatus::Ok, enough)
     } else {
-        (Verdict::Degraded, format!("{enough}; to raise this number: `sysctl -w kernel.pid_max=4194304`"))
+        (
+            FindingStatus::Degraded,
+            format!("{enough}; to raise this number: `sysctl -w kernel.pid_max=4194304`"),
+        )
     };
     Finding { part: "processes".into(), version: tables::tasks().total.to_string(), verdict, detail }
 }
@@ -270,12 +273,12 @@ fn processes() -> Finding {
 fn open_files() -> Finding {
     let (each, most) = (tables::open_files(&Limits::default()), tables::open_files(&Limits::MIN));
     let (verdict, detail) = if each == most {
-        (Verdict::Ok, format!("a process in a sandbox may open {each} files"))
+        (FindingStatus::Ok, format!("a process in a sandbox may open {each} files"))
     } else {
         let detail = format!(
             "a process in a sandbox may open only {each} files, so that one sandbox cannot use up all open files of the machine; to raise this limit: `sysctl -w fs.file-max=9223372036854775807`"
         );
-        (Verdict::Degraded, detail)
+        (FindingStatus::Degraded, detail)
     };
     Finding { part: "open files".into(), version: tables::files().total.to_string(), verdict, detail }
 }
@@ -284,23 +287,23 @@ fn open_files() -> Finding {
 fn file_locks() -> Finding {
     let (verdict, detail) = match tables::locks() {
         Some(_) => (
-            Verdict::Ok,
+            FindingStatus::Ok,
             "Linux does not limit file locks, so the server stops a container that holds tens of thousands of them (kernel_resource); tier user-kernel keeps file locks in its own kernel",
         ),
         None => (
-            Verdict::Degraded,
+            FindingStatus::Degraded,
             "Linux does not limit file locks, and this kernel does not count them (/proc/slabinfo); run untrusted code in tier user-kernel",
         ),
     };
     Finding { part: "file locks".into(), version: "-".into(), verdict, detail: detail.into() }
 }
 
-fn tool(name: &str, package: &str, purpose: &str, without: Verdict) -> Finding {
+fn tool(name: &str, package: &str, purpose: &str, without: FindingStatus) -> Finding {
     let directories = std::env::var_os("PATH").unwrap_or_default();
     let mut places: Vec<_> = std::env::split_paths(&directories).collect();
     places.extend(["/usr/sbin", "/sbin"].map(Into::into));
     let (verdict, detail) = if places.iter().any(|place| place.join(name).is_file()) {
-        (Verdict::Ok, format!("installed; needed for {purpose}"))
+        (FindingStatus::Ok, format!("installed; needed for {purpose}"))
     } else {
         (without, format!("not installed, but needed for {purpose}: apt-get install {package}"))
     };

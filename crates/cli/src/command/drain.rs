@@ -7,7 +7,7 @@ use api::server::NodeStatus;
 use api::{Error, limits};
 use tokio::time::Instant;
 
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::{quantity, show};
 
 /// Polling interval. Sandboxes end over minutes, so more frequent polling has no benefit.
@@ -35,7 +35,7 @@ pub struct Arguments {
 }
 
 /// Drains the machine or undoes it, and prints the status of the machine.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let mut status = answer(&client, client.drain(!arguments.undo)).await?;
     let (began, mut said) = (Instant::now(), None);

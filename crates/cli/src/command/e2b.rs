@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use api::Error;
 
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::show;
 
 /// Prefix of keys that E2B's SDKs require. It must be followed by hexadecimal digits.
@@ -19,11 +19,11 @@ const OWN_PREFIX: &str = "bgk_";
 )]
 pub struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: E2bCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum E2bCommand {
     /// Print shell commands that set environment variables, so that E2B's SDKs use the server.
     Env {
         /// Print JSON instead of shell commands.
@@ -33,8 +33,8 @@ enum Command {
 }
 
 /// Runs `bellglass e2b`.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
-    let Command::Env { json } = arguments.command;
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let E2bCommand::Env { json } = arguments.command;
     let client = connection.client()?;
     // Print the variables only if the server responds and accepts the key.
     answer(&client, client.sandboxes(false)).await?;

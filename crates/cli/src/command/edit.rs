@@ -11,7 +11,7 @@ use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId};
 use client::{Client, Files};
 
 use crate::command::ls;
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::show;
 
 /// Arguments of `bellglass edit`.
@@ -45,7 +45,7 @@ struct Copy {
 }
 
 /// Edits the file.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let (files, path) = (client.files(&arguments.sandbox), ls::path(&arguments.path)?);
     let (Some(old), Some(new)) = (arguments.old, arguments.new) else {

@@ -6,7 +6,7 @@ use api::Error;
 use api::sandbox::SandboxEvent;
 
 use crate::command::list;
-use crate::connect::{Connection, explain};
+use crate::connect::{ServerConnection, explain};
 use crate::show::Heard;
 use crate::{quantity, show};
 
@@ -20,7 +20,7 @@ pub struct Arguments {
 }
 
 /// Prints events until the command is interrupted or standard output has no reader.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let mut events = connection.client()?.events();
     loop {
         let event = events.next().await.map_err(|error| explain(&error))?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use api::artifact::{Artifacts, Keep};
 use api::{Error, SandboxId};
 
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
 use crate::{request, show};
@@ -32,11 +32,11 @@ pub struct Arguments {
     #[arg(long = "artifacts", value_name = "DIRECTORY")]
     artifacts: Vec<String>,
     #[command(flatten)]
-    exec: request::Exec,
+    exec: request::ExecOptions,
 }
 
 /// Runs the command.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let mut spec = arguments.exec.spec(!arguments.detach)?;
     if !arguments.artifacts.is_empty() {

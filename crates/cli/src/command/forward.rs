@@ -11,7 +11,7 @@ use tokio::io::copy_bidirectional_with_sizes;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use crate::connect::{Connection, answer, explain};
+use crate::connect::{ServerConnection, answer, explain};
 use crate::{platform, show};
 
 /// Size of the buffer for each direction of a connection.
@@ -64,7 +64,7 @@ impl FromStr for Pair {
 }
 
 /// Forwards connections until the command is interrupted.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let Arguments { sandbox, ports, url } = arguments;
     if url {

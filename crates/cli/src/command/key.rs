@@ -6,7 +6,7 @@ use api::Error;
 use api::account::{CreateKey, Key, NewKey, Role, RotateKey};
 
 use crate::command::list;
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::quantity::{self, Limit};
 use crate::{request, show};
 
@@ -18,11 +18,11 @@ use crate::{request, show};
 )]
 pub struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: KeyCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum KeyCommand {
     /// Create a key and print its secret, which is never shown again.
     Create {
         /// Project that the key acts for.
@@ -82,20 +82,20 @@ enum RoleName {
 }
 
 /// Runs `bellglass key`.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     match arguments.command {
-        Command::Create { project, role, label, valid, json } => {
+        KeyCommand::Create { project, role, label, valid, json } => {
             let valid_ms = valid.0.map(request::millis);
             let request = CreateKey { project, role: role.role(), label, valid_ms };
             show_new(&answer(&client, client.create_key(&request)).await?, json)?;
         }
-        Command::Rotate { id, overlap, json } => {
+        KeyCommand::Rotate { id, overlap, json } => {
             let request = RotateKey { overlap_ms: overlap.0.map_or(0, request::millis) };
             show_new(&answer(&client, client.rotate_key(&id, request)).await?, json)?;
         }
-        Command::List { json } => show_keys(&answer(&client, client.keys()).await?, json)?,
-        Command::Revoke { ids, json } => {
+        KeyCommand::List { json } => show_keys(&answer(&client, client.keys()).await?, json)?,
+        KeyCommand::Revoke { ids, json } => {
             for id in &ids {
                 answer(&client, client.revoke_key(id)).await?;
             }

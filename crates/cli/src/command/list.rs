@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use api::Error;
 use api::sandbox::{Sandbox, Tier};
 
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::{quantity, show};
 
 /// Arguments of `bellglass list`.
@@ -27,7 +27,7 @@ pub struct Arguments {
 }
 
 /// Lists the sandboxes.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let sandboxes = answer(&client, client.sandboxes(arguments.all)).await?;
     if arguments.json {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use api::exec::ExecInfo;
 use api::{Error, ExecId, SandboxId};
 
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::{self, Output};
 use crate::{quantity, show};
@@ -29,7 +29,7 @@ pub struct Arguments {
 }
 
 /// Prints the output of an exec, or lists the execs.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let sandbox = &arguments.sandbox;
     let Some(id) = &arguments.exec else {

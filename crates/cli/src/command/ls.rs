@@ -8,7 +8,7 @@ use api::files::{FileInfo, FileKind, FilePath};
 use api::{Error, SandboxId};
 
 use crate::command::list;
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::{quantity, show};
 
 /// Arguments of `bellglass ls`.
@@ -34,7 +34,7 @@ pub struct Arguments {
 }
 
 /// Lists the files.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let files = client.files(&arguments.sandbox);
     let path = path(&arguments.path)?;

@@ -12,10 +12,10 @@ use client::{Called, Calling, Client};
 use serde_json::{Map, Value};
 use tokio::sync::{OnceCell, mpsc};
 use tokio_util::sync::CancellationToken;
-use tools::mcp::{self, ARTIFACT_BYTES_MAX, Answer, Artifact, Content, Host, Progress, Tool};
+use tools::mcp::{self, ARTIFACT_BYTES_MAX, Artifact, CallProgress, Content, Host, Tool, ToolAnswer};
 use tools::publish::Facts;
 
-use crate::connect::Connection;
+use crate::connect::ServerConnection;
 use crate::platform;
 
 /// Arguments of `bellglass mcp`.
@@ -39,7 +39,7 @@ struct Talk {
 }
 
 /// Serves one client until it disconnects.
-pub async fn run(connection: &Connection, arguments: &Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: &Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let host = Arc::new(Talk { client, set: arguments.set, session: OnceCell::new() });
     let stop = CancellationToken::new();
@@ -79,8 +79,8 @@ impl Host for Talk {
         &self,
         tool: &str,
         arguments: Map<String, Value>,
-        progress: mpsc::Sender<Progress>,
-    ) -> Result<Answer, Error> {
+        progress: mpsc::Sender<CallProgress>,
+    ) -> Result<ToolAnswer, Error> {
         let session = self.session().await?;
         let mut events = self.client.session_events(session);
         let arguments = Value::Object(arguments);
@@ -91,7 +91,8 @@ impl Host for Talk {
                 called = &mut call => break called.map_err(|error| error.to_api())?,
                 Ok(event) = events.next() => {
                     if let SessionEvent::Output { stream, text: Some(text), .. } = event {
-                        let _ = progress.try_send(Progress::Output { stderr: stream == Stream::Stderr, text });
+                        let stderr = stream == Stream::Stderr;
+                        let _ = progress.try_send(CallProgress::Output { stderr, text });
                     }
                 }
             }
@@ -105,7 +106,7 @@ impl Host for Talk {
             .unwrap_or_default()
             .into_iter()
             .filter(|artifact| names(&result, &artifact.name));
-        Ok(Answer { artifacts: artifacts.collect(), ..Answer::of(&result.to_string(), failed) })
+        Ok(ToolAnswer { artifacts: artifacts.collect(), ..ToolAnswer::of(&result.to_string(), failed) })
     }
 
     async fn artifacts(&self) -> Result<Vec<Artifact>, Error> {

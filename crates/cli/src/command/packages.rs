@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use api::{Error, SandboxId};
 
 use crate::command::list;
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::show;
 
 /// Arguments of `bellglass packages`.
@@ -22,7 +22,7 @@ pub struct Arguments {
 }
 
 /// Prints the lock record.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let installed = answer(&client, client.packages(&arguments.sandbox)).await?;
     if arguments.json {

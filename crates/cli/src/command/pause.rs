@@ -6,7 +6,7 @@ use api::{Error, SandboxId};
 use client::Client;
 
 use crate::command::stop;
-use crate::connect::Connection;
+use crate::connect::ServerConnection;
 
 /// Arguments of `bellglass pause`.
 #[derive(clap::Args)]
@@ -14,7 +14,7 @@ use crate::connect::Connection;
     after_help = "A paused sandbox keeps its processes and their memory. Any command that uses it resumes it.\n\n\
     Examples:\n  bellglass pause build\n  bellglass create --on-timeout pause --idle 5m"
 )]
-pub struct Pause {
+pub struct PauseArguments {
     #[command(flatten)]
     sandboxes: Sandboxes,
 }
@@ -24,7 +24,7 @@ pub struct Pause {
 #[command(
     after_help = "The idle timeout and the time to live restart with their full lengths.\n\nExample:\n  bellglass resume build"
 )]
-pub struct Resume {
+pub struct ResumeArguments {
     #[command(flatten)]
     sandboxes: Sandboxes,
 }
@@ -40,15 +40,15 @@ struct Sandboxes {
 }
 
 /// Pauses all sandboxes, and continues if one of them cannot be paused.
-pub async fn pause(connection: &Connection, arguments: Pause) -> Result<ExitCode, Error> {
+pub async fn pause(connection: &ServerConnection, arguments: PauseArguments) -> Result<ExitCode, Error> {
     let Sandboxes { sandboxes, json } = arguments.sandboxes;
-    stop::each(connection, (&sandboxes, json), |client: Client, id| async move { client.pause(&id).await })
+    stop::each(connection, &sandboxes, json, |client: Client, id| async move { client.pause(&id).await })
         .await
 }
 
 /// Resumes all sandboxes, and continues if one of them cannot be resumed.
-pub async fn resume(connection: &Connection, arguments: Resume) -> Result<ExitCode, Error> {
+pub async fn resume(connection: &ServerConnection, arguments: ResumeArguments) -> Result<ExitCode, Error> {
     let Sandboxes { sandboxes, json } = arguments.sandboxes;
-    stop::each(connection, (&sandboxes, json), |client: Client, id| async move { client.resume(&id).await })
+    stop::each(connection, &sandboxes, json, |client: Client, id| async move { client.resume(&id).await })
         .await
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use api::policy::Policy;
 use api::{Error, SandboxId};
 
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::quantity::{self, Limit};
 use crate::{request, show};
 
@@ -52,7 +52,7 @@ pub struct Arguments {
 }
 
 /// Prints the policy, after changing it if the arguments request that.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let sandbox = if arguments.deny || !arguments.allow.is_empty() {
         let mut asked = Policy::of_words(&arguments.allow)?;

@@ -6,7 +6,7 @@ use api::Error;
 use api::account::{Project, PutProject, Quota};
 
 use crate::command::list;
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::{quantity, show};
 
 /// Arguments of `bellglass project`.
@@ -17,13 +17,13 @@ use crate::{quantity, show};
 )]
 pub struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: ProjectCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum ProjectCommand {
     /// Create a project or change its quota. Quota values that are not given remain unchanged.
-    Set(Wanted),
+    Set(ProjectSetArguments),
     /// List the projects.
     List {
         /// Print JSON instead of a table.
@@ -34,7 +34,7 @@ enum Command {
 
 /// Arguments of `bellglass project set`.
 #[derive(clap::Args)]
-struct Wanted {
+struct ProjectSetArguments {
     /// Name of the project: up to 40 lower-case letters and digits, starting with a letter.
     name: String,
     /// Maximum number of live sandboxes of the project.
@@ -65,17 +65,17 @@ struct Wanted {
 }
 
 /// Runs `bellglass project`.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     match arguments.command {
-        Command::Set(wanted) => {
+        ProjectCommand::Set(wanted) => {
             let projects = answer(&client, client.projects()).await?;
             let known = projects.into_iter().find(|project| project.name == wanted.name);
             let quota = wanted.quota(known.map(|project| project.quota).unwrap_or_default());
             let project = answer(&client, client.put_project(&wanted.name, &PutProject { quota })).await?;
             if wanted.json { show::json(&project)? } else { table(&[project])? }
         }
-        Command::List { json } => {
+        ProjectCommand::List { json } => {
             let projects = answer(&client, client.projects()).await?;
             if json { show::json(&projects)? } else { table(&projects)? }
         }
@@ -83,7 +83,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-impl Wanted {
+impl ProjectSetArguments {
     fn quota(&self, now: Quota) -> Quota {
         Quota {
             sandboxes: self.sandboxes.unwrap_or(now.sandboxes),

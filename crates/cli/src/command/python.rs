@@ -11,7 +11,7 @@ use api::{ContextId, Error, SandboxId, limits};
 use client::Client;
 
 use crate::command::repl;
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
 use crate::quantity::{self, Limit};
@@ -99,7 +99,7 @@ pub struct Runner<'a> {
 }
 
 /// Runs the code, or opens the prompt.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let source = source(&arguments)?;
     let code = Code {

@@ -17,17 +17,17 @@ use api::{Error, ExecId, SandboxId};
 use client::Client;
 use node::admission::Bounds;
 use node::backend::Choice;
-use node::egress::{Broker, Decision, Gate, Party, Told, Upstreams};
+use node::egress::{Broker, BrokerReport, Decision, Gate, Party, Upstreams};
 use node::ready::Readiness;
 use node::{Event, Exec, Machine, Sandbox, machine};
 use runtime::{Runtime, Spec, Tier};
 use tokio::io::AsyncReadExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
-use crate::{Place, request, show};
+use crate::{LocalOptions, request, show};
 
 /// Time that the sandbox outlives the limit of the exec, so that the outcome can still be reported.
 const AFTERWARDS: Duration = Duration::from_secs(60);
@@ -42,17 +42,21 @@ const STDIN_CHUNK_BYTES: usize = 64 * 1024;
     echo hello | bellglass run --stdin -- tr a-z A-Z\n  bellglass run --allow python-packages -- pip install cowsay\n  bellglass run --tier user-kernel --json -- uname -r")]
 pub struct Arguments {
     #[command(flatten)]
-    sandbox: request::Sandbox,
+    sandbox: request::SandboxOptions,
     /// Runtime of this machine to use (runc, runsc, youki, podman, docker or daytona). Default: the first available runtime of
     /// the tier.
     #[arg(long)]
     runtime: Option<String>,
     #[command(flatten)]
-    exec: request::Exec,
+    exec: request::ExecOptions,
 }
 
 /// Runs the command, on the server if one is configured. The exit code is that of the command.
-pub async fn run(place: &Place, connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(
+    place: &LocalOptions,
+    connection: &ServerConnection,
+    arguments: Arguments,
+) -> Result<ExitCode, Error> {
     let life = arguments.exec.timeout.0.map_or(Duration::MAX, |time| time.saturating_add(AFTERWARDS));
     let limits = arguments.sandbox.limits(life);
     let spec = arguments.exec.spec(true)?;
@@ -116,7 +120,7 @@ async fn on_server(
 }
 
 async fn on_this_machine(
-    place: &Place,
+    place: &LocalOptions,
     limits: WantedLimits,
     spec: ExecSpec,
     arguments: &Arguments,
@@ -169,7 +173,7 @@ async fn on_this_machine(
             "Set BELLGLASS_SERVER and BELLGLASS_API_KEY, or leave the secret out.",
         ));
     }
-    let sandbox = Arc::new(start(&choice, runtime, (id, &spec)).await?);
+    let sandbox = Arc::new(start(&choice, runtime, id, &spec).await?);
     let gate = Gate::new(
         &node::egress::packages(data),
         Upstreams::of_this_machine(),
@@ -183,7 +187,7 @@ async fn on_this_machine(
         ended = crate::wait_for_end(), if !readiness.is_empty() => ended.and_then(|()| Err(crate::given_up())),
     };
     let ended = match ready {
-        Ok(()) => live(&sandbox, &exec_spec, (limits.memory_bytes, arguments.exec.json)).await,
+        Ok(()) => live(&sandbox, &exec_spec, limits.memory_bytes, arguments.exec.json).await,
         Err(error) => Err(error),
     };
     attendant.abort();
@@ -197,7 +201,8 @@ async fn on_this_machine(
 async fn start(
     choice: &Choice,
     mut runtime: Arc<dyn Runtime>,
-    (id, spec): (SandboxId, &Spec),
+    id: SandboxId,
+    spec: &Spec,
 ) -> Result<Sandbox, Error> {
     let mut tried = Vec::new();
     loop {
@@ -236,8 +241,8 @@ async fn weaker(runtime: &dyn Runtime) {
 /// Serves the sandbox's egress according to the policy, and reports each blocked host once.
 async fn let_out(sandbox: Arc<Sandbox>, policy: Policy, broker: Broker) {
     let told = Mutex::new(BTreeSet::new());
-    let tell = move |told_of: Told| {
-        let Told::Decided(Decision { target, verdict, .. }) = told_of else { return };
+    let tell = move |told_of: BrokerReport| {
+        let BrokerReport::Decided(Decision { target, verdict, .. }) = told_of else { return };
         let fresh = || told.lock().is_ok_and(|mut told| told.len() < TOLD_MAX && told.insert(target.clone()));
         if let Err(why) = verdict
             && fresh()
@@ -249,11 +254,7 @@ async fn let_out(sandbox: Arc<Sandbox>, policy: Policy, broker: Broker) {
     node::egress::attend(&sandbox, &Arc::new(broker), &party).await;
 }
 
-async fn live(
-    sandbox: &Sandbox,
-    spec: &ExecSpec,
-    (memory_bytes, json): (u64, bool),
-) -> Result<ExitCode, Error> {
+async fn live(sandbox: &Sandbox, spec: &ExecSpec, memory_bytes: u64, json: bool) -> Result<ExitCode, Error> {
     let exec = sandbox.exec(ExecId::from_random([1; 16]), spec).await.map_err(|error| error.to_api())?;
     let mut output = Output::new(json);
     let end = follow(sandbox, exec, spec.stdin, &mut output).await?;

@@ -14,7 +14,7 @@ use node::{Machine, Sandbox, machine};
 use runtime::{Runtime, Spec, Tier};
 
 use crate::command::{run, template};
-use crate::{Place, show};
+use crate::{LocalOptions, show};
 
 /// Default template.
 const USUAL: &str = "interpreter";
@@ -98,7 +98,7 @@ const CHECKS: [Check; 6] = [
 ];
 
 /// Prepares a template on the backend in use, and tests it.
-pub async fn build(place: &Place, arguments: Build) -> Result<ExitCode, Error> {
+pub async fn build(place: &LocalOptions, arguments: Build) -> Result<ExitCode, Error> {
     let machine = Machine::open(&place.data).map_err(|error| error.to_api())?;
     let choice = machine.choose(&place.backends).await;
     let runtime = choice.maker().map_err(|error| error.to_api())?;
@@ -108,7 +108,7 @@ pub async fn build(place: &Place, arguments: Build) -> Result<ExitCode, Error> {
 }
 
 /// Prints the backend in use and the templates that are ready on it. Exits with 1 if no template is ready.
-pub async fn status(place: &Place, arguments: Status) -> Result<ExitCode, Error> {
+pub async fn status(place: &LocalOptions, arguments: Status) -> Result<ExitCode, Error> {
     let machine = Machine::open(&place.data).map_err(|error| error.to_api())?;
     let choice = machine.choose(&place.backends).await;
     let mut templates = Vec::new();
@@ -131,7 +131,7 @@ pub async fn status(place: &Place, arguments: Status) -> Result<ExitCode, Error>
 }
 
 /// Tests a sandbox of a template.
-pub async fn test(place: &Place, arguments: Test) -> Result<ExitCode, Error> {
+pub async fn test(place: &LocalOptions, arguments: Test) -> Result<ExitCode, Error> {
     let machine = Machine::open(&place.data).map_err(|error| error.to_api())?;
     run::tidy(&machine).await?;
     let choice = machine.choose(&place.backends).await;

@@ -8,7 +8,7 @@ use api::secret::{PutSecret, Secret, VALUE_BYTES, check_name};
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
 
 use crate::command::list;
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::{platform, show};
 
 /// Control characters of the usual terminal keys.
@@ -27,11 +27,11 @@ const DELETE: u8 = 127;
 )]
 pub struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: SecretCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum SecretCommand {
     /// Store a secret, read from standard input or a prompt. The stored value cannot be read back.
     Set {
         /// Name of the secret and of its environment variable in the sandbox. Allowed characters: A to Z, 0 to 9
@@ -59,10 +59,10 @@ enum Command {
 }
 
 /// Runs `bellglass secret`.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     match arguments.command {
-        Command::Set { name, json } => {
+        SecretCommand::Set { name, json } => {
             check_name(&name)?;
             let secret = PutSecret { value: value(&name)? };
             secret.check()?;
@@ -80,8 +80,8 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
                 ));
             }
         }
-        Command::List { json } => show_secrets(&answer(&client, client.secrets()).await?, json)?,
-        Command::Remove { names, json } => {
+        SecretCommand::List { json } => show_secrets(&answer(&client, client.secrets()).await?, json)?,
+        SecretCommand::Remove { names, json } => {
             for name in &names {
                 answer(&client, client.remove_secret(name)).await?;
             }

@@ -27,7 +27,7 @@ use server::{App, listen, routes};
 
 use crate::configuration::Configuration;
 use crate::telemetry::Telemetry;
-use crate::{Place, platform, show};
+use crate::{LocalOptions, platform, show};
 
 /// Project of the first key.
 const FIRST_PROJECT: &str = "default";
@@ -61,7 +61,7 @@ pub struct Arguments {
 }
 
 /// Serves until a signal arrives.
-pub async fn run(place: &Place, arguments: &Arguments) -> Result<ExitCode, Error> {
+pub async fn run(place: &LocalOptions, arguments: &Arguments) -> Result<ExitCode, Error> {
     let mut configuration = Configuration::read(arguments.config.as_deref())?;
     if let Some(listen) = arguments.listen {
         configuration.listen = listen;

@@ -9,7 +9,7 @@ use client::Calling;
 use serde_json::Value;
 
 use crate::command::{list, tools};
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::{platform, show};
 
 /// Arguments of `bellglass session`.
@@ -19,11 +19,11 @@ use crate::{platform, show};
     bellglass session files SESSION\n  bellglass session end SESSION")]
 pub struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: SessionCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum SessionCommand {
     /// Create a session and print its id. The first tool call creates the sandbox of the session.
     Create {
         /// Tool set: analysis, python or interpreter.
@@ -82,10 +82,10 @@ enum Command {
 }
 
 /// Runs `bellglass session`.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     match arguments.command {
-        Command::Create { set, template, persistence, dataset, json } => {
+        SessionCommand::Create { set, template, persistence, dataset, json } => {
             let request = CreateSession { template, persistence, ..CreateSession::of(set) };
             let session = answer(&client, client.create_session(&request)).await?;
             for (name, path) in dataset {
@@ -98,8 +98,8 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
                 false => show::line(session.id.as_str())?,
             }
         }
-        Command::List { json } => show_sessions(&answer(&client, client.sessions()).await?, json)?,
-        Command::Call { session, tool, arguments } => {
+        SessionCommand::List { json } => show_sessions(&answer(&client, client.sessions()).await?, json)?,
+        SessionCommand::Call { session, tool, arguments } => {
             let arguments: Value = serde_json::from_str(&arguments).map_err(|error| {
                 Error::invalid(
                     format!("the arguments are not JSON: {error}"),
@@ -109,10 +109,10 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
             let call = client.call_tool(&session, &tool, &arguments, Calling::default());
             show::json(&answer(&client, call).await?.result)?;
         }
-        Command::Files { session, name: Some(name), .. } => {
+        SessionCommand::Files { session, name: Some(name), .. } => {
             show::bytes(&answer(&client, client.session_artifact(&session, &name)).await?)?;
         }
-        Command::Files { session, name: None, json } => {
+        SessionCommand::Files { session, name: None, json } => {
             let files = answer(&client, client.session_artifacts(&session)).await?;
             if json {
                 show::json(&files)?;
@@ -123,8 +123,8 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
                 show::table(&["name", "type", "bytes"], &files.iter().map(row).collect::<Vec<_>>())?;
             }
         }
-        Command::Clear { session } => answer(&client, client.clear_session(&session)).await?,
-        Command::End { sessions } => {
+        SessionCommand::Clear { session } => answer(&client, client.clear_session(&session)).await?,
+        SessionCommand::End { sessions } => {
             for session in &sessions {
                 answer(&client, client.end_session(session)).await?;
             }

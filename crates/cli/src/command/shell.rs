@@ -12,12 +12,12 @@ use std::time::Duration;
 use api::exec::{ExecEnd, ExecSpec};
 use api::terminal::{SIDE_MAX, TerminalSize};
 use api::{Error, ExecId, SandboxId};
-use client::{Client, Seen, Terminal};
+use client::{Client, Terminal, TerminalUpdate};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::connect::{Connection, answer, explain};
+use crate::connect::{ServerConnection, answer, explain};
 use crate::output::Output;
 use crate::quantity::{self, Limit};
 use crate::{request, show};
@@ -81,11 +81,11 @@ struct Raw {
 
 /// Detects the escape sequence in the typed keys.
 struct Escape {
-    state: State,
+    state: EscapeState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum EscapeState {
     /// At the start of a line.
     Begin,
     /// After a `~` at the start of a line. The `~` is held back.
@@ -101,7 +101,7 @@ struct Signals {
 }
 
 /// Opens a terminal and stays attached to it.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         return Err(Error::invalid(
@@ -210,17 +210,17 @@ async fn leave(terminal: &mut Terminal) -> Result<Left, Error> {
 }
 
 /// Shows an event of the terminal. Returns the end of the exec if the event is the end.
-fn show_seen(seen: Seen) -> Option<ExecEnd> {
+fn show_seen(seen: TerminalUpdate) -> Option<ExecEnd> {
     match seen {
-        Seen::Output { bytes, .. } => {
+        TerminalUpdate::Output { bytes, .. } => {
             let mut to = std::io::stdout().lock();
             let _ = to.write_all(&bytes).and_then(|()| to.flush());
         }
-        Seen::Gap { from, to } => say(&format!("{} bytes of output were dropped", to - from)),
-        Seen::Reconnecting => say("reconnecting…"),
-        Seen::Connected => {}
-        Seen::Refused(error) => say(&error.message),
-        Seen::End(end) => return Some(end),
+        TerminalUpdate::Gap { from, to } => say(&format!("{} bytes of output were dropped", to - from)),
+        TerminalUpdate::Reconnecting => say("reconnecting…"),
+        TerminalUpdate::Connected => {}
+        TerminalUpdate::Refused(error) => say(&error.message),
+        TerminalUpdate::End(end) => return Some(end),
     }
     None
 }
@@ -297,7 +297,7 @@ impl Signals {
 
 impl Escape {
     fn new() -> Self {
-        Self { state: State::Begin }
+        Self { state: EscapeState::Begin }
     }
 
     /// Returns the keys to send to the program, and true if the user detaches after them.
@@ -305,17 +305,17 @@ impl Escape {
         let mut inside = Vec::with_capacity(keys.len() + 1);
         for key in keys {
             match (self.state, key) {
-                (State::Begin, b'~') => {
-                    self.state = State::Tilde;
+                (EscapeState::Begin, b'~') => {
+                    self.state = EscapeState::Tilde;
                     continue;
                 }
-                (State::Tilde, b'.') => return (inside, true),
-                (State::Tilde, b'~') => {}
-                (State::Tilde, _) => inside.push(b'~'),
-                (State::Begin | State::Within, _) => {}
+                (EscapeState::Tilde, b'.') => return (inside, true),
+                (EscapeState::Tilde, b'~') => {}
+                (EscapeState::Tilde, _) => inside.push(b'~'),
+                (EscapeState::Begin | EscapeState::Within, _) => {}
             }
             inside.push(*key);
-            self.state = if matches!(key, b'\r' | b'\n') { State::Begin } else { State::Within };
+            self.state = if matches!(key, b'\r' | b'\n') { EscapeState::Begin } else { EscapeState::Within };
         }
         (inside, false)
     }

@@ -7,7 +7,7 @@ use api::{Error, SandboxId};
 use client::Client;
 
 use crate::command::list;
-use crate::connect::{Connection, answer, explain};
+use crate::connect::{ServerConnection, answer, explain};
 use crate::{fleet, show};
 
 /// Arguments of `bellglass stop`.
@@ -25,15 +25,16 @@ pub struct Arguments {
 }
 
 /// Stops all sandboxes, and continues if one of them cannot be stopped.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let Arguments { sandboxes, json } = arguments;
-    each(connection, (&sandboxes, json), |client: Client, id| async move { client.stop(&id).await }).await
+    each(connection, &sandboxes, json, |client: Client, id| async move { client.stop(&id).await }).await
 }
 
 /// Sends a request for each sandbox, and prints the sandboxes and the errors.
 pub async fn each<F>(
-    connection: &Connection,
-    (sandboxes, json): (&[SandboxId], bool),
+    connection: &ServerConnection,
+    sandboxes: &[SandboxId],
+    json: bool,
     request: impl Fn(Client, SandboxId) -> F,
 ) -> Result<ExitCode, Error>
 where

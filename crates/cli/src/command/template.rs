@@ -8,22 +8,22 @@ use api::Error;
 use indicatif::{ProgressBar, ProgressStyle};
 use node::Machine;
 use node::template::recipe::{Ground, Recipe};
-use node::template::{Builder, Order, Progress, Store, Template, shipped};
+use node::template::{BuildOrder, Builder, Store, Template, TemplateProgress, shipped};
 use runtime::engine::Engine;
 use runtime::{Runtime, Tier};
 
 use crate::command::run;
-use crate::{Place, show};
+use crate::{LocalOptions, show};
 
 /// Arguments of `bellglass template`.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: TemplateCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum TemplateCommand {
     /// Build a template from a recipe.
     ///
     /// Each step runs in a sandbox. Results of earlier builds are kept, so only changed steps are built again.
@@ -99,25 +99,35 @@ enum Command {
 }
 
 /// Recipe to build, with the name of its template and the directory from which it copies files.
-struct Wanted {
+struct NamedRecipe {
     recipe: Recipe,
     name: String,
     home: PathBuf,
 }
 
+/// How to build a recipe.
+#[derive(Clone, Copy, Default)]
+struct BuildOptions<'a> {
+    /// Name of the template, if it is not that of the recipe.
+    name: Option<&'a str>,
+    /// True to build all steps again, also those with a result from an earlier build.
+    fresh: bool,
+    registry: Option<&'a str>,
+}
+
 /// Runs `bellglass template`.
-pub async fn run(place: &Place, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(place: &LocalOptions, arguments: Arguments) -> Result<ExitCode, Error> {
     let data = &place.data;
     let store = Store::new(data);
     match arguments.command {
-        Command::List { json } => list(&store, json)?,
-        Command::Log { name } => {
+        TemplateCommand::List { json } => list(&store, json)?,
+        TemplateCommand::Log { name } => {
             let said = store.build_log(&name).map_err(|error| error.to_api())?;
             for line in String::from_utf8_lossy(&said).lines() {
                 show::line(&show::escape(line))?;
             }
         }
-        Command::Remove { name } => {
+        TemplateCommand::Remove { name } => {
             store.remove(&name).map_err(|error| error.to_api())?;
             show::note(&format!("removed {name}"));
             if let Err(error) = node::template::engine::tidy(data).await {
@@ -127,14 +137,14 @@ pub async fn run(place: &Place, arguments: Arguments) -> Result<ExitCode, Error>
                 ));
             }
         }
-        Command::Build { recipe, name, fresh, registry } => {
+        TemplateCommand::Build { recipe, name, fresh, registry } => {
             let wanted = find(data, &recipe)?;
             let machine = Machine::open(data).map_err(|error| error.to_api())?;
             let engine = only_engine(&machine, place).await?;
-            build((&machine, engine.as_ref()), &wanted, (name.as_deref(), fresh, registry.as_deref()))
-                .await?;
+            let options = BuildOptions { name: name.as_deref(), fresh, registry: registry.as_deref() };
+            build(&machine, engine.as_ref(), &wanted, options).await?;
         }
-        Command::Import { file, name } => {
+        TemplateCommand::Import { file, name } => {
             let name = name.unwrap_or_else(|| stem(&file));
             let machine = Machine::open(data).map_err(|error| error.to_api())?;
             match only_engine(&machine, place).await? {
@@ -148,13 +158,13 @@ pub async fn run(place: &Place, arguments: Arguments) -> Result<ExitCode, Error>
                 }
             }
         }
-        Command::Containerfile { recipe } => {
+        TemplateCommand::Containerfile { recipe } => {
             let wanted = find(data, &recipe)?;
             let template = node::template::engine::described(&wanted.name, &wanted.recipe);
             let text = template.and_then(|template| wanted.recipe.containerfile(&template, None));
             show::line(text.map_err(|error| error.to_api())?.trim_end())?;
         }
-        Command::Export { name, file } => {
+        TemplateCommand::Export { name, file } => {
             let machine = Machine::open(data).map_err(|error| error.to_api())?;
             with_bar(&machine, async |builder, watch| builder.export(&name, &file, watch).await).await?;
             show::note(&format!(
@@ -167,10 +177,10 @@ pub async fn run(place: &Place, arguments: Arguments) -> Result<ExitCode, Error>
 }
 
 /// Returns the recipe with this name or in this file.
-fn find(data: &Path, text: &str) -> Result<Wanted, Error> {
+fn find(data: &Path, text: &str) -> Result<NamedRecipe, Error> {
     if let Some(recipe) = shipped::find(text).map_err(|error| error.to_api())? {
         let home = shipped::lay_out(data).map_err(|error| error.to_api())?;
-        return Ok(Wanted { recipe, name: text.to_owned(), home });
+        return Ok(NamedRecipe { recipe, name: text.to_owned(), home });
     }
     let path = Path::new(text);
     let names = shipped::names().join(", ");
@@ -182,12 +192,12 @@ fn find(data: &Path, text: &str) -> Result<Wanted, Error> {
     })?;
     let recipe = Recipe::parse(&recipe).map_err(|error| error.to_api())?;
     let home = path.parent().filter(|home| !home.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok(Wanted { recipe, name: stem(path), home: home.to_owned() })
+    Ok(NamedRecipe { recipe, name: stem(path), home: home.to_owned() })
 }
 
 /// Returns the container engine that builds templates if this process cannot build layers itself, which
 /// requires root and an OCI runtime.
-async fn only_engine(machine: &Machine, place: &Place) -> Result<Option<Engine>, Error> {
+async fn only_engine(machine: &Machine, place: &LocalOptions) -> Result<Option<Engine>, Error> {
     if rustix::process::geteuid().is_root() && machine.at_least(Tier::Container).is_ok() {
         return Ok(None);
     }
@@ -199,26 +209,29 @@ async fn only_engine(machine: &Machine, place: &Place) -> Result<Option<Engine>,
 /// Builds a recipe. If its base is a recipe that comes with Bellglass and is not built yet, builds the base
 /// first.
 async fn build(
-    (machine, engine): (&Machine, Option<&Engine>),
-    wanted: &Wanted,
-    (name, fresh, registry): (Option<&str>, bool, Option<&str>),
+    machine: &Machine,
+    engine: Option<&Engine>,
+    wanted: &NamedRecipe,
+    options: BuildOptions<'_>,
 ) -> Result<(), Error> {
     if let Ground::Named(ground) = &wanted.recipe.from
         && shipped::names().contains(&ground.as_str())
         && !Store::new(machine.data()).has(ground)
     {
         show::note(&format!("template {} is based on template {ground}, which is built first", wanted.name));
-        Box::pin(build((machine, engine), &find(machine.data(), ground)?, (None, fresh, None))).await?;
+        let base = BuildOptions { fresh: options.fresh, ..BuildOptions::default() };
+        Box::pin(build(machine, engine, &find(machine.data(), ground)?, base)).await?;
     }
+    let BuildOptions { name, fresh, registry } = options;
     let name = name.unwrap_or(&wanted.name);
-    let order = Order { fresh, registry, ..Order::new(name, &wanted.recipe, &wanted.home) };
+    let order = BuildOrder { fresh, registry, ..BuildOrder::new(name, &wanted.recipe, &wanted.home) };
     let Some(engine) = engine else {
         return make(machine, async |builder, watch| builder.build(&order, watch).await).await;
     };
     let begun = Instant::now();
     let bar = bar()?;
-    let watch = |progress: Progress<'_>| {
-        if let Progress::Says(line) = progress {
+    let watch = |progress: TemplateProgress<'_>| {
+        if let TemplateProgress::Says(line) = progress {
             bar.set_message(show::escape(line));
         }
     };
@@ -239,17 +252,18 @@ pub async fn make_ready(machine: &Machine, runtime: &dyn Runtime, recipe: &str) 
         return Ok(recipe.to_owned());
     }
     let wanted = find(machine.data(), recipe)?;
+    let options = BuildOptions::default();
     if !runtime.properties().takes_images {
-        build((machine, None), &wanted, (None, false, None)).await?;
+        build(machine, None, &wanted, options).await?;
         return Ok(wanted.name);
     }
     let engine = machine.engine_named(runtime.name()).map_err(|error| error.to_api())?;
     if !native {
-        build((machine, Some(&engine)), &wanted, (None, false, None)).await?;
+        build(machine, Some(&engine), &wanted, options).await?;
         return Ok(wanted.name);
     }
     // Layers are built as usual, with each step under its policy, and are then loaded into the engine.
-    build((machine, None), &wanted, (None, false, None)).await?;
+    build(machine, None, &wanted, options).await?;
     with_bar(machine, async |builder, watch| builder.load(&wanted.name, &engine, watch).await).await?;
     show::note(&format!("{} has template {}", runtime.name(), wanted.name));
     Ok(wanted.name)
@@ -258,7 +272,7 @@ pub async fn make_ready(machine: &Machine, runtime: &dyn Runtime, recipe: &str) 
 /// Creates a template with a progress bar, and prints its name.
 async fn make(
     machine: &Machine,
-    act: impl AsyncFnOnce(&Builder, node::template::Watch<'_>) -> Result<Template, node::Error>,
+    act: impl AsyncFnOnce(&Builder, node::template::ProgressSink<'_>) -> Result<Template, node::Error>,
 ) -> Result<(), Error> {
     let begun = Instant::now();
     let template = with_bar(machine, act).await?;
@@ -284,21 +298,21 @@ fn told(template: &Template, begun: Instant) {
 /// Runs a long operation with a progress bar.
 async fn with_bar<T>(
     machine: &Machine,
-    act: impl AsyncFnOnce(&Builder, node::template::Watch<'_>) -> Result<T, node::Error>,
+    act: impl AsyncFnOnce(&Builder, node::template::ProgressSink<'_>) -> Result<T, node::Error>,
 ) -> Result<T, Error> {
     run::tidy(machine).await?;
     let runtime = machine.at_least(Tier::Container).map_err(|error| error.to_api())?;
     let builder = Builder::new(machine, runtime);
     let bar = bar()?;
-    let watch = |progress: Progress<'_>| match progress {
-        Progress::Layer { number, count, .. } => {
+    let watch = |progress: TemplateProgress<'_>| match progress {
+        TemplateProgress::Layer { number, count, .. } => {
             bar.set_position(0);
             bar.set_message(format!("layer {number} of {count}"));
         }
-        Progress::Kept { number, count } => {
+        TemplateProgress::Kept { number, count } => {
             bar.set_message(format!("layer {number} of {count} is already present"));
         }
-        Progress::Step { number, count, what, kept } => {
+        TemplateProgress::Step { number, count, what, kept } => {
             bar.set_position(0);
             bar.set_message("");
             // Printed above the bar. Without a terminal there is no bar, and these lines are the only
@@ -306,9 +320,9 @@ async fn with_bar<T>(
             let note = if kept { " (cached)" } else { "" };
             bar.suspend(|| show::note(&format!("step {number} of {count}: {}{note}", show::escape(what))));
         }
-        Progress::Bytes(bytes) => bar.set_position(bytes),
-        Progress::Says(line) => bar.set_message(show::escape(line)),
-        Progress::Output(bytes) => {
+        TemplateProgress::Bytes(bytes) => bar.set_position(bytes),
+        TemplateProgress::Says(line) => bar.set_message(show::escape(line)),
+        TemplateProgress::Output(bytes) => {
             if let Some(line) = String::from_utf8_lossy(bytes).lines().rfind(|line| !line.trim().is_empty()) {
                 bar.set_message(show::escape(line));
             }

@@ -10,7 +10,7 @@ use api::{Error, ErrorCode, SandboxId};
 use client::Client;
 use tokio::time::Instant;
 
-use crate::connect::{Connection, answer, explain};
+use crate::connect::{ServerConnection, answer, explain};
 use crate::{fleet, quantity, show};
 
 /// Interval between two measurements, over which processor usage is averaged.
@@ -35,19 +35,19 @@ pub struct Arguments {
 }
 
 /// Usage of one sandbox at one time.
-struct Row {
+struct UsageRow {
     sandbox: Sandbox,
     usage: Usage,
     cpu_percent: f64,
 }
 
 /// Last measurement of each sandbox: its time, and the processor time used until then.
-type Seen = HashMap<SandboxId, (Instant, u64)>;
+type LastMeasurements = HashMap<SandboxId, (Instant, u64)>;
 
 /// Shows the usage, once or until the command is interrupted.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
-    let mut seen = Seen::new();
+    let mut seen = LastMeasurements::new();
     // Processor usage is the difference of two measurements, so the first one only sets the start values.
     look(&client, &mut seen).await?;
     let live = !arguments.once && !arguments.json && std::io::stdout().is_terminal();
@@ -55,7 +55,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         tokio::time::sleep(LOOK_EVERY).await;
         let rows = look(&client, &mut seen).await?;
         if arguments.json {
-            let all: Vec<_> = rows.iter().map(Row::json).collect();
+            let all: Vec<_> = rows.iter().map(UsageRow::json).collect();
             show::json(&all)?;
         } else if live {
             let text = format!("{HOME}{}", text(&rows, ROWS_LIVE));
@@ -70,7 +70,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
 }
 
 /// Measures the usage of every running sandbox. The busiest come first.
-async fn look(client: &Client, seen: &mut Seen) -> Result<Vec<Row>, Error> {
+async fn look(client: &Client, seen: &mut LastMeasurements) -> Result<Vec<UsageRow>, Error> {
     let running: Vec<_> = answer(client, client.sandboxes(false))
         .await?
         .into_iter()
@@ -94,7 +94,7 @@ async fn look(client: &Client, seen: &mut Seen) -> Result<Vec<Row>, Error> {
             100.0 * used.as_secs_f64() / now.duration_since(*then).as_secs_f64().max(f64::EPSILON)
         });
         seen.insert(sandbox.id.clone(), (now, usage.cpu_us));
-        rows.push(Row { sandbox, usage, cpu_percent });
+        rows.push(UsageRow { sandbox, usage, cpu_percent });
     }
     rows.sort_by(|one, other| {
         let memory = other.usage.memory_bytes.cmp(&one.usage.memory_bytes);
@@ -103,8 +103,8 @@ async fn look(client: &Client, seen: &mut Seen) -> Result<Vec<Row>, Error> {
     Ok(rows)
 }
 
-fn text(rows: &[Row], most: usize) -> String {
-    let cells: Vec<_> = rows.iter().take(most).map(Row::cells).collect();
+fn text(rows: &[UsageRow], most: usize) -> String {
+    let cells: Vec<_> = rows.iter().take(most).map(UsageRow::cells).collect();
     let mut text = show::table_text(&["id", "name", "cpu %", "memory", "of", "processes", "execs"], &cells);
     if let Some(more) = rows.len().checked_sub(most).filter(|more| *more > 0) {
         text.push_str(&format!("and {more} more\n"));
@@ -112,7 +112,7 @@ fn text(rows: &[Row], most: usize) -> String {
     text
 }
 
-impl Row {
+impl UsageRow {
     fn cells(&self) -> Vec<String> {
         vec![
             self.sandbox.id.to_string(),

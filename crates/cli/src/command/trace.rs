@@ -7,7 +7,7 @@ use api::trace::{Step, Trace};
 use api::{Error, ExecId, SandboxId};
 
 use crate::command::list;
-use crate::connect::{Connection, answer};
+use crate::connect::{ServerConnection, answer};
 use crate::show;
 
 /// Default width without a terminal, and maximum width used on a terminal.
@@ -40,7 +40,7 @@ pub struct Arguments {
 }
 
 /// Prints the traces.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let traces = answer(&client, client.trace(&arguments.sandbox, arguments.exec.as_ref())).await?;
     if arguments.json {

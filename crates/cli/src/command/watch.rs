@@ -7,7 +7,7 @@ use api::files::{Change, FileEvent};
 use api::{Error, SandboxId};
 
 use crate::command::ls;
-use crate::connect::{Connection, explain};
+use crate::connect::{ServerConnection, explain};
 use crate::show;
 use crate::show::Heard;
 
@@ -32,7 +32,7 @@ pub struct Arguments {
 }
 
 /// Prints events until the command is interrupted or standard output has no reader.
-pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let files = connection.client()?.files(&arguments.sandbox);
     let mut watch = files.watch(&ls::path(&arguments.path)?, arguments.deep);
     watch.begin().await.map_err(|error| explain(&error))?;

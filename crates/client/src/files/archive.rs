@@ -12,7 +12,7 @@ use tokio::io::AsyncRead;
 use super::Files;
 use super::sending::Sending;
 use crate::error::Error;
-use crate::link::Ask;
+use crate::link::ApiRequest;
 
 /// An archive that is being downloaded.
 pub struct Archive {
@@ -29,7 +29,8 @@ impl Files {
     pub async fn pack(&self, path: &FilePath, compression: Compression) -> Result<Archive, Error> {
         let link = &self.client.link;
         let route = self.route("/archive", &[("path", path)]);
-        let ask = Ask::get(format!("{route}&compression={}", compression.name())).header(TE, "trailers");
+        let ask =
+            ApiRequest::get(format!("{route}&compression={}", compression.name())).header(TE, "trailers");
         let mut attempts = link.attempts();
         let response = loop {
             match link.open(&ask).await {
@@ -53,7 +54,7 @@ impl Files {
         from: &mut (impl AsyncRead + Unpin),
     ) -> Result<ArchiveReport, Error> {
         let route = self.route("/archive", &[("path", path)]);
-        let ask = Ask::new(Method::PUT, format!("{route}&compression={}", compression.name()));
+        let ask = ApiRequest::new(Method::PUT, format!("{route}&compression={}", compression.name()));
         let sending = Sending { link: &self.client.link, ask: &ask, before: 0, seen: &|_| {} };
         sending.send(from, &mut |_| {}).await.map_err(|failure| failure.error)
     }

@@ -16,18 +16,18 @@ use reqwest::header::{HeaderMap, IF_MATCH, RANGE, TE};
 
 use super::{BLAKE3, Files, finished};
 use crate::error::Error;
-use crate::link::{Ask, Failure};
+use crate::link::{ApiRequest, FailedAttempt};
 use crate::patience::Attempts;
 
 /// A reader of one version of one file.
-pub struct Reader {
+pub struct FileReader {
     files: Files,
     path: FilePath,
     info: FileInfo,
     position: u64,
     /// Hash state over all bytes so far.
     whole: blake3::Hasher,
-    answer: Option<Answer>,
+    answer: Option<ContentResponse>,
     attempts: Attempts,
     /// True if more than one response was needed, or if a response had no digest. The whole file is then
     /// compared at the end.
@@ -38,7 +38,7 @@ pub struct Reader {
 }
 
 /// A response that is being read.
-struct Answer {
+struct ContentResponse {
     body: reqwest::Body,
     /// Offset of its first byte. The digest is checked only if this is 0; otherwise the whole file is
     /// compared at the end.
@@ -50,13 +50,13 @@ impl Files {
     ///
     /// # Errors
     /// The path is not a regular file (`not_regular`), or it does not exist.
-    pub async fn reader(&self, path: &FilePath) -> Result<Reader, Error> {
+    pub async fn reader(&self, path: &FilePath) -> Result<FileReader, Error> {
         let info = self.stat(path).await?;
         if info.kind != FileKind::File {
             return Err(Error::Refused(not_regular(&info.path, info.kind)));
         }
         let attempts = self.client.link.attempts();
-        Ok(Reader {
+        Ok(FileReader {
             files: self.clone(),
             path: path.clone(),
             info,
@@ -71,7 +71,7 @@ impl Files {
     }
 }
 
-impl Reader {
+impl FileReader {
     /// Returns the metadata of the file when the read began.
     pub fn info(&self) -> &FileInfo {
         &self.info
@@ -107,7 +107,7 @@ impl Reader {
         Ok(None)
     }
 
-    async fn step(&mut self) -> Result<Option<Bytes>, Failure> {
+    async fn step(&mut self) -> Result<Option<Bytes>, FailedAttempt> {
         let Some(answer) = &mut self.answer else {
             // Disconnected after the last byte: only the hash remains to be checked.
             if self.pieced && self.position == self.info.size_bytes {
@@ -150,10 +150,10 @@ impl Reader {
     }
 
     /// Requests everything that was not read yet.
-    async fn open(&mut self) -> Result<Answer, Failure> {
+    async fn open(&mut self) -> Result<ContentResponse, FailedAttempt> {
         let link = &self.files.client.link;
         let route = self.files.route("/content", &[("path", &self.path)]) + BLAKE3;
-        let mut ask = Ask::get(route).header(TE, "trailers");
+        let mut ask = ApiRequest::get(route).header(TE, "trailers");
         ask = ask.header(IF_MATCH, &format!("\"{}\"", self.info.version));
         if self.position > 0 {
             ask = ask.header(RANGE, &format!("bytes={}-", self.position));
@@ -174,11 +174,11 @@ impl Reader {
             );
             return Err(fatal(link.protocol(what)));
         }
-        Ok(Answer { body: response.into(), from: self.position })
+        Ok(ContentResponse { body: response.into(), from: self.position })
     }
 
     /// Verifies a response that is complete.
-    async fn finish(&mut self, trailers: &HeaderMap) -> Result<(), Failure> {
+    async fn finish(&mut self, trailers: &HeaderMap) -> Result<(), FailedAttempt> {
         let text = |name: &str| trailers.get(name).and_then(|value| value.to_str().ok());
         let Some(answer) = self.answer.take() else { return Ok(()) };
         match text(BLAKE3_TRAILER) {
@@ -203,7 +203,7 @@ impl Reader {
     }
 
     /// Compares all bytes that were read with the file in the sandbox.
-    async fn compare(&mut self) -> Result<(), Failure> {
+    async fn compare(&mut self) -> Result<(), FailedAttempt> {
         let there = self.files.blake3(&self.path).await.map_err(fatal)?;
         if there.file.version != self.info.version || there.hash != finished(&self.whole) {
             self.spoiled = true;
@@ -213,14 +213,14 @@ impl Reader {
     }
 
     #[allow(clippy::unnecessary_wraps, reason = "both ways to the end are one expression")]
-    fn end(&mut self) -> Result<(), Failure> {
+    fn end(&mut self) -> Result<(), FailedAttempt> {
         self.ended = true;
         Ok(())
     }
 }
 
-fn fatal(error: Error) -> Failure {
-    Failure { error, trouble: None, pause: None }
+fn fatal(error: Error) -> FailedAttempt {
+    FailedAttempt { error, trouble: None, pause: None }
 }
 
 /// Returns the error for a file that could not be read consistently.

@@ -10,7 +10,7 @@ use streamed::Feed;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::error::Error;
-use crate::link::{Ask, Failure, Link};
+use crate::link::{ApiRequest, FailedAttempt, ServerLink};
 
 /// Size of a chunk that is read and sent at once.
 const PIECE_BYTES: usize = 256 << 10;
@@ -28,8 +28,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A request with a streamed body.
 pub struct Sending<'a> {
-    pub link: &'a Link,
-    pub ask: &'a Ask,
+    pub link: &'a ServerLink,
+    pub ask: &'a ApiRequest,
     /// Number of bytes that the server has already. They add to the time that the response may take.
     pub before: u64,
     /// Callback for progress. Receives the number of bytes sent, including `before`.
@@ -50,7 +50,7 @@ impl Sending<'_> {
         &self,
         from: &mut (impl AsyncRead + Unpin),
         passed: &mut impl FnMut(&[u8]),
-    ) -> Result<T, Failure> {
+    ) -> Result<T, FailedAttempt> {
         let (sender, body) = streamed::body(PIECES_WAITING);
         let moved = AtomicU64::new(0);
         let asking = self.link.open_with(self.ask, reqwest::Body::wrap(body));
@@ -64,7 +64,7 @@ impl Sending<'_> {
                     fed = true;
                     since = Instant::now();
                     if let Err(error) = result {
-                        return Err(Failure { error, trouble: None, pause: None });
+                        return Err(FailedAttempt { error, trouble: None, pause: None });
                     }
                 }
                 () = tokio::time::sleep(LOOK_EVERY) => {
@@ -82,7 +82,7 @@ impl Sending<'_> {
         let body = self.link.body(self.ask, response, limits::BODY_BYTES_MAX).await?;
         serde_json::from_slice(&body).map_err(|error| {
             let error = self.link.protocol(format!("malformed response: {error}"));
-            Failure { error, trouble: None, pause: None }
+            FailedAttempt { error, trouble: None, pause: None }
         })
     }
 

@@ -22,7 +22,7 @@ use super::reader::changed;
 use super::sending::Sending;
 use super::{BLAKE3, Files, finished};
 use crate::error::Error;
-use crate::link::Ask;
+use crate::link::ApiRequest;
 
 /// Maximum size of a file that is sent in one request, which is repeated as a whole.
 const SMALL_BYTES_MAX: u64 = 8 << 20;
@@ -38,10 +38,10 @@ const NAME_KEPT_BYTES: usize = 200;
 const OWNER: u32 = 0o600;
 
 /// Callback for progress. Receives the number of bytes transferred so far.
-pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
+pub type ProgressCallback<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
 /// A local file that is not complete yet. Dropping it removes the file.
-struct Part {
+struct PartialFile {
     path: PathBuf,
     named: bool,
 }
@@ -71,7 +71,7 @@ impl Files {
         &self,
         local: &Path,
         path: &FilePath,
-        seen: Progress<'_>,
+        seen: ProgressCallback<'_>,
     ) -> Result<HashedFile, Error> {
         let mut file = File::open(local).await.map_err(|error| failed("open", local, &error))?;
         let known = file.metadata().await.map_err(|error| failed("inspect", local, &error))?;
@@ -132,13 +132,13 @@ impl Files {
         &self,
         path: &FilePath,
         local: &Path,
-        seen: Progress<'_>,
+        seen: ProgressCallback<'_>,
     ) -> Result<FileInfo, Error> {
         replaceable(local).await?;
         let mut begun = 0;
         loop {
             let mut reader = self.reader(path).await?;
-            let mut part = Part::beside(local)?;
+            let mut part = PartialFile::beside(local)?;
             let mut file = part.open(reader.info().mode).await?;
             let mut count = 0;
             let read = loop {
@@ -177,7 +177,7 @@ impl Files {
         file: &mut File,
         local: &Path,
         part: &FilePath,
-        seen: Progress<'_>,
+        seen: ProgressCallback<'_>,
     ) -> Result<Hash, Error> {
         let link = &self.client.link;
         let mut hashed = Hashed { hasher: blake3::Hasher::new(), upto: 0 };
@@ -186,7 +186,7 @@ impl Files {
             file.seek(std::io::SeekFrom::Start(offset))
                 .await
                 .map_err(|error| failed("read", local, &error))?;
-            let ask = Ask::new(Method::PUT, self.content(part, Some(offset), None) + BLAKE3);
+            let ask = ApiRequest::new(Method::PUT, self.content(part, Some(offset), None) + BLAKE3);
             let sending = Sending { link, ask: &ask, before: offset, seen };
             let mut at = offset;
             match sending.send::<HashedFile>(file, &mut |bytes| hashed.pass(&mut at, bytes)).await {
@@ -239,7 +239,7 @@ impl Hashed {
     }
 }
 
-impl Part {
+impl PartialFile {
     fn beside(local: &Path) -> Result<Self, Error> {
         use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
         let path = beside(local.as_os_str().as_bytes())?;
@@ -260,7 +260,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for PartialFile {
     fn drop(&mut self) {
         if !self.named {
             let _ = std::fs::remove_file(&self.path);

@@ -5,13 +5,13 @@ use api::files::{Change, FileEvent, FilePath, WatchLine};
 use super::Files;
 use crate::error::Error;
 use crate::execs::last_words;
-use crate::lines::{Broken, Lines};
-use crate::link::Ask;
+use crate::lines::{LineError, Lines};
+use crate::link::ApiRequest;
 use crate::patience::Attempts;
 
 /// A reader of file events. Events that occur while it is disconnected are lost, and the reader reports the
 /// loss.
-pub struct Watch {
+pub struct FileWatch {
     files: Files,
     path: FilePath,
     deep: bool,
@@ -22,15 +22,16 @@ pub struct Watch {
 }
 
 impl Files {
-    /// Watches a file or a directory; with `deep`, also all of its subdirectories. [`Watch::begin`] connects.
-    pub fn watch(&self, path: &FilePath, deep: bool) -> Watch {
+    /// Watches a file or a directory; with `deep`, also all of its subdirectories. [`FileWatch::begin`]
+    /// connects.
+    pub fn watch(&self, path: &FilePath, deep: bool) -> FileWatch {
         let attempts = self.client.link.attempts();
         let (files, path) = (self.clone(), path.clone());
-        Watch { files, path, deep, lines: None, attempts, connected: false }
+        FileWatch { files, path, deep, lines: None, attempts, connected: false }
     }
 }
 
-impl Watch {
+impl FileWatch {
     /// Waits until the watch is connected. All later events are reported.
     ///
     /// # Errors
@@ -62,8 +63,9 @@ impl Watch {
         let silence = link.options.silence_max;
         let Some(lines) = &mut self.lines else {
             let route = self.files.route("/watch", &[("path", &self.path)]);
-            let ask =
-                Ask::get(format!("{route}&deep={}", self.deep)).accept(api::output::NDJSON).within(silence);
+            let ask = ApiRequest::get(format!("{route}&deep={}", self.deep))
+                .accept(api::output::NDJSON)
+                .within(silence);
             match link.open(&ask).await {
                 Ok(response) => self.lines = Some(Lines::new(response)),
                 Err(failure) => link.pause(&mut self.attempts, failure).await?,
@@ -86,8 +88,8 @@ impl Watch {
                 return Ok(Some(event));
             }
             Ok(WatchLine::Error { error }) => last_words(error),
-            Err(Broken::Cut(why)) => link.cut(why),
-            Err(Broken::Nonsense(what)) => {
+            Err(LineError::Cut(why)) => link.cut(why),
+            Err(LineError::Nonsense(what)) => {
                 self.lines = None;
                 return Err(link.protocol(what));
             }

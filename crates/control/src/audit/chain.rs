@@ -34,7 +34,7 @@ pub struct Verified {
 
 /// End of a chain: the data that the next line needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct ChainEnd {
     /// The number of the next line.
     pub seq: u64,
     /// Hash of the last line.
@@ -43,7 +43,7 @@ pub(super) struct Link {
 
 /// A line as it is written.
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct AuditLine {
     seq: u64,
     at_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,7 +86,7 @@ fn verify_once(path: &Path, archived: bool, wanted: Option<&str>) -> Result<Veri
     let listed = files::full(path)
         .map_err(|error| damaged(path, 0, format!("the directory of the log cannot be listed: {error}")))?;
     let wanted = wanted.map(str::to_ascii_lowercase);
-    let mut reading = Reading { head, wanted, ..Reading::default() };
+    let mut reading = ChainReader { head, wanted, ..ChainReader::default() };
     let full = listed.len();
     for (place, file) in listed.into_iter().map(|(_, file)| file).chain([path.to_owned()]).enumerate() {
         // A server that was killed between two files has not created the next one yet.
@@ -94,8 +94,8 @@ fn verify_once(path: &Path, archived: bool, wanted: Option<&str>) -> Result<Veri
             reading.file(&file, place < full)?;
         }
     }
-    let Reading { link, begins, pruned, cuts, torn, head, wanted } = reading;
-    let link = link.unwrap_or(Link::first());
+    let ChainReader { link, begins, pruned, cuts, torn, head, wanted } = reading;
+    let link = link.unwrap_or(ChainEnd::first());
     let verified = Verified {
         entries: link.seq.saturating_sub(begins.seq),
         begins: begins.seq,
@@ -128,11 +128,11 @@ fn verify_once(path: &Path, archived: bool, wanted: Option<&str>) -> Result<Veri
 
 /// State of reading a log.
 #[derive(Default)]
-struct Reading {
+struct ChainReader {
     /// End of the chain so far; `None` before the first line.
-    link: Option<Link>,
+    link: Option<ChainEnd>,
     /// Start of the chain.
-    begins: Link,
+    begins: ChainEnd,
     /// Permitted starts of the chain, where older files were removed because of the size limit.
     pruned: Vec<(u64, String)>,
     cuts: Vec<u64>,
@@ -143,7 +143,7 @@ struct Reading {
     wanted: Option<String>,
 }
 
-impl Reading {
+impl ChainReader {
     /// Reads one file. Only the last line of the last file may be incomplete.
     fn file(&mut self, path: &Path, is_full: bool) -> Result<(), Damaged> {
         let unreadable =
@@ -175,13 +175,13 @@ impl Reading {
     }
 
     fn line(&mut self, line: &[u8]) -> Result<(), String> {
-        let Line { seq, act, detail, prev, .. } = read(line)?;
+        let AuditLine { seq, act, detail, prev, .. } = read(line)?;
         let link = match self.link {
             Some(link) => link,
             None => {
                 // `verify_once` checks, after reading all files, that the log may begin here.
                 let before = unhex(&prev).ok_or("the line has no valid hash of the previous line")?;
-                let link = if seq == 0 { Link::first() } else { Link { seq, head: before } };
+                let link = if seq == 0 { ChainEnd::first() } else { ChainEnd { seq, head: before } };
                 self.begins = link;
                 link
             }
@@ -206,7 +206,7 @@ impl Reading {
 }
 
 /// Returns the detail of the entry about a removed file: the position at which the rest begins.
-pub(super) fn prune_detail(link: &Link) -> String {
+pub(super) fn prune_detail(link: &ChainEnd) -> String {
     format!("begins at {} sha256:{}", link.seq, hex(&link.head))
 }
 
@@ -219,7 +219,7 @@ pub(super) fn damaged(path: &Path, line: u64, what: String) -> Damaged {
     Damaged { file: path.file_name().unwrap_or_default().to_string_lossy().into_owned(), line, what }
 }
 
-impl Link {
+impl ChainEnd {
     /// Returns the link before the first line.
     pub fn first() -> Self {
         Self { seq: 0, head: NOTHING }
@@ -236,7 +236,7 @@ impl Link {
     pub fn write(&mut self, entry: Entry, text: &mut Vec<u8>) -> Result<(), serde_json::Error> {
         let Entry { at_ms, act, key, project, sandbox, exec, detail } = entry;
         let prev = hex(&self.head);
-        let line = Line { seq: self.seq, at_ms, key, project, act, sandbox, exec, detail, prev };
+        let line = AuditLine { seq: self.seq, at_ms, key, project, act, sandbox, exec, detail, prev };
         let line = serde_json::to_vec(&line)?;
         *self = Self { seq: self.seq + 1, head: Sha256::digest(&line).into() };
         text.extend_from_slice(&line);
@@ -275,6 +275,6 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
     bytes.try_into().ok().filter(|_| text.len() == 64)
 }
 
-fn read(line: &[u8]) -> Result<Line, String> {
+fn read(line: &[u8]) -> Result<AuditLine, String> {
     serde_json::from_slice(line).map_err(|error| format!("the line is not a valid entry: {error}"))
 }

@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use super::chain::{Link, hex};
+use super::chain::{ChainEnd, hex};
 
 /// Number of files of a log, so that rotation removes a sixteenth of the log at a time.
 const FILES: u64 = 16;
@@ -83,7 +83,7 @@ pub(super) fn read_head(path: &Path) -> Option<(u64, String)> {
 }
 
 /// Writes the end of the chain to the head file.
-pub(super) fn write_head(path: &Path, link: &Link) -> io::Result<()> {
+pub(super) fn write_head(path: &Path, link: &ChainEnd) -> io::Result<()> {
     let mut text = format!("{} {}", link.seq, hex(&link.head)).into_bytes();
     text.resize(HEAD_BYTES - 1, b' ');
     text.push(b'\n');

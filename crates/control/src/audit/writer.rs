@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use super::chain::{LINE_BYTES_MAX, Link, damaged, prune_detail};
+use super::chain::{ChainEnd, LINE_BYTES_MAX, damaged, prune_detail};
 use super::files::{self, Bounds};
 use super::{Act, Damaged, Entry, Error, SYNC_EVERY};
 
@@ -34,7 +34,7 @@ pub(super) struct Writer {
     file: File,
     /// End of the last complete line. After a failed write, the file may be longer.
     length: u64,
-    link: Link,
+    link: ChainEnd,
     missed: Arc<AtomicU64>,
     /// Time of the newest entry, for entries that the writer itself adds.
     at_ms: u64,
@@ -56,7 +56,7 @@ impl Writer {
         // A new file continues the chain of the previous one.
         let link = match link {
             Some(link) => link,
-            None => last(path).map_err(failed("read"))??.unwrap_or(Link::first()),
+            None => last(path).map_err(failed("read"))??.unwrap_or(ChainEnd::first()),
         };
         let mut entries = Vec::new();
         if length < whole {
@@ -228,7 +228,7 @@ fn locked(path: &Path) -> Result<File, Error> {
 }
 
 /// Returns the end of the chain of the newest full file, if any.
-fn last(path: &Path) -> io::Result<Result<Option<Link>, Damaged>> {
+fn last(path: &Path) -> io::Result<Result<Option<ChainEnd>, Damaged>> {
     let Some((_, newest)) = files::full(path)?.pop() else { return Ok(Ok(None)) };
     let file = File::open(&newest)?;
     let whole = file.metadata()?.len();
@@ -237,7 +237,7 @@ fn last(path: &Path) -> io::Result<Result<Option<Link>, Damaged>> {
 
 /// Returns the offset after the last complete line, and the chain after that line; `None` if the file has no
 /// complete line.
-fn end(file: &File, whole: u64, path: &Path) -> io::Result<Result<(u64, Option<Link>), Damaged>> {
+fn end(file: &File, whole: u64, path: &Path) -> io::Result<Result<(u64, Option<ChainEnd>), Damaged>> {
     // Large enough for the last complete line, its newline, the newline before it and an incomplete line.
     let from = whole.saturating_sub(2 * LINE_BYTES_MAX as u64 + 2);
     let mut tail = vec![0; usize::try_from(whole - from).unwrap_or(0)];
@@ -254,7 +254,7 @@ fn end(file: &File, whole: u64, path: &Path) -> io::Result<Result<(u64, Option<L
         Some(before) => lines.get(before + 1..).unwrap_or_default(),
         None => lines,
     };
-    match Link::after(line) {
+    match ChainEnd::after(line) {
         Ok(link) => Ok(Ok((from + newline as u64 + 1, Some(link)))),
         Err(what) => damaged(&format!("the last line of the file is invalid: {what}")),
     }

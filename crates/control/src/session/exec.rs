@@ -12,7 +12,7 @@ use bytes::Bytes;
 use node::{Call, Event, Folder, Incoming};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use tools::{Capture, Ran};
+use tools::{Capture, EndedExec};
 
 use super::Live;
 use super::flight::asked_to_end;
@@ -22,7 +22,7 @@ use crate::output::Carried;
 const SMALL_BYTES: usize = tools::capture::TEXT_BYTES_MAX;
 
 /// An exec to run, and the use of its output.
-pub(super) struct Order<'a> {
+pub(super) struct RunExec<'a> {
     /// The session.
     pub live: &'a Live,
     /// The sandbox.
@@ -60,23 +60,23 @@ struct Spool<'a> {
 }
 
 /// Result of an exec, and its stored output.
-pub(super) struct Done {
-    pub ran: Ran,
+pub(super) struct FinishedExec {
+    pub ran: EndedExec,
     pub kept: [KeptOutput; 2],
     pub gaps: [Option<(u64, u64)>; 2],
 }
 
-impl Order<'_> {
+impl RunExec<'_> {
     /// Returns the result of a program that could not be started. Other errors are passed on.
-    fn not_started(&self, error: node::Error) -> Result<Done, node::Error> {
+    fn not_started(&self, error: node::Error) -> Result<FinishedExec, node::Error> {
         let told = error.to_api();
         if told.code != ErrorCode::SpawnFailed {
             return Err(error);
         }
         let said = format!("{}\n", told.message);
         let kept = [KeptOutput::default(), KeptOutput::Small(STANDARD.encode(&said))];
-        let ran = Ran::not_started(&said, self.timeout_seconds, self.memory_bytes);
-        Ok(Done { ran, kept, gaps: [None; 2] })
+        let ran = EndedExec::not_started(&said, self.timeout_seconds, self.memory_bytes);
+        Ok(FinishedExec { ran, kept, gaps: [None; 2] })
     }
 
     /// Runs the exec to its end. A program that cannot be started counts as ended with code 127, with the
@@ -89,7 +89,7 @@ impl Order<'_> {
         id: &ExecId,
         spec: ExecSpec,
         cancelled: &mut watch::Receiver<bool>,
-    ) -> Result<Done, node::Error> {
+    ) -> Result<FinishedExec, node::Error> {
         let mut exec = match self.call.start_exec_and_read(id, spec).await {
             Ok((_, exec)) => exec,
             Err(error) => return self.not_started(error),
@@ -145,7 +145,7 @@ impl Order<'_> {
         let [stdout_spool, stderr_spool] = spools;
         let kept = [stdout_spool.finish().await, stderr_spool.finish().await];
         let duration = Duration::from_micros(end.duration_us);
-        let ran = Ran {
+        let ran = EndedExec {
             outcome: end.outcome,
             stdout,
             stderr,
@@ -153,7 +153,7 @@ impl Order<'_> {
             timeout_seconds: self.timeout_seconds,
             memory_bytes: self.memory_bytes,
         };
-        Ok(Done { ran, kept, gaps })
+        Ok(FinishedExec { ran, kept, gaps })
     }
 
     /// Publishes output to the session's listeners.

@@ -10,12 +10,12 @@ use api::{ErrorCode, ExecId};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use node::folder::Kept;
+use node::folder::StoredFile;
 use node::{Call, Folder, Manifest, Outgoing};
 use serde_json::Value;
 use tools::{analysis, interpreter};
 
-use super::{Live, Turn};
+use super::{Live, TurnState};
 use crate::fault::Answer;
 
 /// Maximum number of symlinks followed on the way to a file, as in Linux.
@@ -66,7 +66,7 @@ impl Live {
     /// The sandbox does not respond, or an error of the file system.
     pub(super) async fn keep_outputs(
         &self,
-        turn: &mut Turn,
+        turn: &mut TurnState,
         session: &Session,
         run: &ExecId,
         call: &Call,
@@ -103,7 +103,8 @@ impl Live {
     /// The sandbox does not respond, or an error of the file system.
     pub(super) async fn keep_workspace(
         &self,
-        (session, run): (&Session, &ExecId),
+        session: &Session,
+        run: &ExecId,
         call: &Call,
         before: &Versions,
         stdout: Option<Bytes>,
@@ -227,7 +228,7 @@ pub(super) async fn read(call: &Call, path: &str) -> Result<Option<Vec<u8>>, nod
         return Ok(None);
     }
     let mut bytes = Vec::new();
-    while let node::Piece::Data(piece) = reading.next().await? {
+    while let node::ReadChunk::Data(piece) = reading.next().await? {
         bytes.extend_from_slice(&piece);
     }
     Ok(Some(bytes))
@@ -277,7 +278,7 @@ pub(super) async fn stays_inside(call: &Call, path: &str) -> Result<bool, node::
 }
 
 /// Converts a stored file into its public form.
-fn artifact(session: &Session, name: &str, kept: &Kept) -> SessionArtifact {
+fn artifact(session: &Session, name: &str, kept: &StoredFile) -> SessionArtifact {
     let folder = match session.set {
         ToolSet::Analysis => format!("output/session_{}", session.id),
         ToolSet::Python | ToolSet::Interpreter => interpreter::output_dir(&session.id),

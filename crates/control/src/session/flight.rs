@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 /// Response of a tool.
 #[derive(Clone, Debug)]
-pub struct Told {
+pub struct ToolReply {
     /// The response, as JSON.
     pub text: String,
     /// True if the response reports a failure.
@@ -18,7 +18,7 @@ pub struct Told {
 }
 
 /// Result of a call.
-pub type Landing = Result<Told, Error>;
+pub type Landing = Result<ToolReply, Error>;
 
 /// A call in progress.
 pub struct Flight {

@@ -18,15 +18,15 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::time::{Instant, timeout};
-use tools::Ran;
+use tools::EndedExec;
 use tracing::Instrument as _;
 
-use super::exec::{Done, KeptOutput, Order};
+use super::exec::{FinishedExec, KeptOutput, RunExec};
 use super::files::whole;
-use super::flight::{Flight, Landing, Told, another_call, asked_to_end};
+use super::flight::{Flight, Landing, ToolReply, another_call, asked_to_end};
 use super::sandbox::Used;
-use super::tool::{Work, checked, shaped};
-use super::{Live, RUNS_MAX, Turn, Waiting, check_open, locked};
+use super::tool::{ValidatedCall, checked, shaped};
+use super::{Live, QueuePermit, RUNS_MAX, ToolRequest, TurnState, check_open, locked};
 use crate::account::Account;
 use crate::audit::Act;
 use crate::fault::Answer;
@@ -38,7 +38,7 @@ pub(super) const FILES_WITHIN: Duration = Duration::from_secs(120);
 
 /// A run as it is stored.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Written {
+struct StoredRun {
     run: Run,
     /// Hash of the call. The same id with a different call is a conflict.
     call: String,
@@ -62,7 +62,8 @@ pub(super) struct Runner {
 }
 
 /// A position in the queue, taken when the call arrived.
-type Line = (Option<OwnedMutexGuard<Turn>>, Pin<Box<dyn Future<Output = OwnedMutexGuard<Turn>> + Send>>);
+type QueuePosition =
+    (Option<OwnedMutexGuard<TurnState>>, Pin<Box<dyn Future<Output = OwnedMutexGuard<TurnState>> + Send>>);
 
 /// Guard that ends a flight when its task ends without a result.
 struct Aloft {
@@ -80,12 +81,10 @@ impl Live {
         self: &Arc<Self>,
         platform: &Arc<Platform>,
         account: &Arc<Account>,
-        (tool, body): (&str, Value),
-        (id, keyed): (ExecId, bool),
+        request: ToolRequest<'_>,
     ) -> Answer<Arc<Flight>> {
         let session = self.shown().await;
-        let hash = crate::audit::hex(&Sha256::digest(format!("{tool} {body}")));
-        let begun = self.begin((platform, account), &session, (tool, body), (id, keyed, hash)).await;
+        let begun = self.begin(platform, account, &session, request).await;
         match begun {
             Ok(flight) => Ok(flight),
             // An unknown tool and a conflicting key are errors of the request, not responses of a tool.
@@ -98,18 +97,20 @@ impl Live {
 
     async fn begin(
         self: &Arc<Self>,
-        (platform, account): (&Arc<Platform>, &Arc<Account>),
+        platform: &Arc<Platform>,
+        account: &Arc<Account>,
         session: &Session,
-        (tool, body): (&str, Value),
-        (id, keyed, hash): (ExecId, bool, String),
+        request: ToolRequest<'_>,
     ) -> Result<Arc<Flight>, Error> {
         check_open(session)?;
+        let ToolRequest { tool, body, id, keyed } = request;
+        let hash = crate::audit::hex(&Sha256::digest(format!("{tool} {body}")));
         let call = tools::Call::read(tool, body)?;
         let work = match checked(session, tool, &call)? {
             Ok(work) => work,
             Err(told) => return Ok(Flight::landed(Ok(told))),
         };
-        if let Some(known) = self.known(session, (&id, keyed), &hash).await? {
+        if let Some(known) = self.known(session, &id, keyed, &hash).await? {
             return Ok(known);
         }
         let waiting = self.wait()?;
@@ -157,7 +158,7 @@ impl Live {
 
     /// Joins the queue. Calls run in order of arrival, regardless of the order in which their tasks run
     /// (requirement A3.04).
-    async fn line(&self) -> Line {
+    async fn line(&self) -> QueuePosition {
         let mut turn: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(Arc::clone(&self.turn).lock_owned());
         match poll_fn(|context| Poll::Ready(turn.as_mut().poll(context))).await {
             Poll::Ready(guard) => (Some(guard), turn),
@@ -197,7 +198,7 @@ impl Live {
         stderr: bool,
         offset: u64,
     ) -> Result<Option<Vec<u8>>, node::Error> {
-        let Some(Written { run, kept: [stdout, errors], .. }) = self.written(id).await? else {
+        let Some(StoredRun { run, kept: [stdout, errors], .. }) = self.written(id).await? else {
             return Ok(None);
         };
         let (kept, name, gap) =
@@ -225,7 +226,7 @@ impl Live {
         })
     }
 
-    async fn written(&self, id: &ExecId) -> Result<Option<Written>, node::Error> {
+    async fn written(&self, id: &ExecId) -> Result<Option<StoredRun>, node::Error> {
         self.folder.json(&["runs", id.as_str(), "record"]).await
     }
 
@@ -233,7 +234,8 @@ impl Live {
     async fn known(
         &self,
         session: &Session,
-        (id, keyed): (&ExecId, bool),
+        id: &ExecId,
+        keyed: bool,
         hash: &str,
     ) -> Result<Option<Arc<Flight>>, Error> {
         if let Some(flight) = locked(&self.flights).get(id).map(Arc::clone) {
@@ -245,13 +247,13 @@ impl Live {
         }
         let written =
             self.written(id).await.map_err(|error| crate::fault::Fault::from(error).error().clone())?;
-        let Some(Written { run, call, failed, .. }) = written else { return Ok(None) };
+        let Some(StoredRun { run, call, failed, .. }) = written else { return Ok(None) };
         if call != hash {
             return Err(another_call());
         }
         if let (RunState::Ended, Some(mut result)) = (run.state, run.result) {
             self.put_pictures_back(&mut result).await;
-            let told = Told { text: result.to_string(), failed, artifacts: Vec::new() };
+            let told = ToolReply { text: result.to_string(), failed, artifacts: Vec::new() };
             return Ok(Some(Flight::landed(Ok(told))));
         }
         // The server was killed during the run. In the same sandbox, the exec can be found by its id;
@@ -287,7 +289,8 @@ impl Drop for Aloft {
 
 impl Runner {
     /// Waits in the queue, performs the call, and records the result.
-    async fn fly(mut self, work: Work, (first, line): Line, waiting: Waiting) -> Landing {
+    async fn fly(mut self, work: ValidatedCall, position: QueuePosition, waiting: QueuePermit) -> Landing {
+        let (first, line) = position;
         let live = Arc::clone(&self.live);
         let mut turn = match first {
             Some(turn) => turn,
@@ -328,7 +331,7 @@ impl Runner {
         let (run, call, kept) = (self.run.clone(), self.call.clone(), self.kept.clone());
         let folder = &self.live.folder;
         folder
-            .put_json(&["runs", self.run.id.as_str(), "record"], &Written { run, call, failed, kept })
+            .put_json(&["runs", self.run.id.as_str(), "record"], &StoredRun { run, call, failed, kept })
             .await?;
         let mut record = self.live.record.lock().await;
         if record.runs.contains(&self.run.id) {
@@ -353,7 +356,7 @@ impl Runner {
     }
 
     /// Returns the sandbox of the session. No earlier run is active in it.
-    pub(super) async fn sandbox(&mut self, turn: &mut Turn) -> Answer<Used> {
+    pub(super) async fn sandbox(&mut self, turn: &mut TurnState) -> Answer<Used> {
         let used = match self.live.sandbox(&self.platform, &self.account).await {
             // The sandbox of the previous run may still be stopping.
             Err(fault) if fault.error().code == ErrorCode::QuotaExceeded && turn.leaving.is_some() => {
@@ -401,7 +404,7 @@ impl Runner {
     }
 
     /// Releases a sandbox that was used only for this run, or that is unusable. Stops it in the background.
-    pub(super) async fn leave(&self, turn: &mut Turn, used: &Used) {
+    pub(super) async fn leave(&self, turn: &mut TurnState, used: &Used) {
         let mut record = self.live.record.lock().await;
         if record.session.sandbox.as_ref() != Some(&used.id) {
             return;
@@ -436,17 +439,18 @@ impl Runner {
     pub(super) async fn exec(
         &mut self,
         used: &Used,
-        (id, told): (&ExecId, bool),
+        id: &ExecId,
+        told: bool,
         spec: ExecSpec,
         timeout_seconds: f64,
-    ) -> Answer<Ran> {
+    ) -> Answer<EndedExec> {
         self.platform.note(&self.account, Act::Exec, |entry| entry.sandbox(&used.id).exec(id).command(&spec));
         let memory_bytes = self.session.memory_bytes();
         let (live, call, run) = (&self.live, &used.call, &self.run.id);
-        let order = Order { live, call, run, told, timeout_seconds, memory_bytes };
+        let order = RunExec { live, call, run, told, timeout_seconds, memory_bytes };
         let span = trace::exec();
         span.in_scope(|| trace::about_exec(&used.id, id));
-        let Done { ran, kept, gaps: [stdout_gap, stderr_gap] } =
+        let FinishedExec { ran, kept, gaps: [stdout_gap, stderr_gap] } =
             order.exec(id, spec, &mut self.cancelled).instrument(span).await?;
         if told || ran.outcome != (Outcome::Exited { code: 0 }) {
             self.kept = kept;

@@ -9,35 +9,35 @@ use api::{Error, ErrorCode, limits};
 use bytes::Bytes;
 use serde::Serialize;
 use tokio::time::timeout;
-use tools::{Ran, analysis, interpreter, python};
+use tools::{EndedExec, analysis, interpreter, python};
 
-use super::Turn;
+use super::TurnState;
 use super::files::{Versions, read, stays_inside, versions, write};
-use super::flight::{Landing, Told};
+use super::flight::{Landing, ToolReply};
 use super::run::{FILES_WITHIN, Runner, beside};
 use super::sandbox::Used;
 use crate::fault::Answer;
 
 /// A validated call.
-pub(super) enum Work {
+pub(super) enum ValidatedCall {
     /// Cleanup, which needs no sandbox.
     Cleanup,
-    Inside(Inside),
+    Inside(SandboxWork),
 }
 
 /// Work in a sandbox.
-pub(super) enum Inside {
-    Analysis(analysis::Asked),
+pub(super) enum SandboxWork {
+    Analysis(analysis::AnalysisCall),
     Python { script: String, requirements: Vec<String> },
     Interpreter(String),
 }
 
 impl Runner {
     /// Performs the call, in the sandbox of the session.
-    pub(super) async fn work(&mut self, work: Work, turn: &mut Turn) -> Answer<Told> {
+    pub(super) async fn work(&mut self, work: ValidatedCall, turn: &mut TurnState) -> Answer<ToolReply> {
         let inside = match work {
-            Work::Cleanup => return self.cleanup().await,
-            Work::Inside(inside) => inside,
+            ValidatedCall::Cleanup => return self.cleanup().await,
+            ValidatedCall::Inside(inside) => inside,
         };
         let used = self.sandbox(turn).await?;
         if let Err(fault) = self.prepare(&used).await {
@@ -46,17 +46,19 @@ impl Runner {
             return Err(fault);
         }
         let done = match inside {
-            Inside::Analysis(analysis::Asked::Exec(exec)) => self.sandbox_exec(turn, &used, exec).await,
-            Inside::Analysis(analysis::Asked::Write { file, content }) => {
+            SandboxWork::Analysis(analysis::AnalysisCall::Exec(exec)) => {
+                self.sandbox_exec(turn, &used, exec).await
+            }
+            SandboxWork::Analysis(analysis::AnalysisCall::Write { file, content }) => {
                 self.sandbox_write_file(&used, &file, content).await
             }
-            Inside::Analysis(analysis::Asked::Edit { file, old_string, new_string }) => {
+            SandboxWork::Analysis(analysis::AnalysisCall::Edit { file, old_string, new_string }) => {
                 self.sandbox_edit_file(&used, &file, old_string, new_string).await
             }
-            Inside::Python { script, requirements } => {
+            SandboxWork::Python { script, requirements } => {
                 self.execute_python(turn, &used, script, requirements).await
             }
-            Inside::Interpreter(code) => self.execute_python_code(&used, code).await,
+            SandboxWork::Interpreter(code) => self.execute_python_code(&used, code).await,
         };
         if self.session.persistence == Persistence::Run {
             self.leave(turn, &used).await;
@@ -79,17 +81,22 @@ impl Runner {
         self.live.prepared(&self.platform).await
     }
 
-    async fn sandbox_exec(&mut self, turn: &mut Turn, used: &Used, exec: analysis::Exec) -> Answer<Told> {
+    async fn sandbox_exec(
+        &mut self,
+        turn: &mut TurnState,
+        used: &Used,
+        exec: analysis::ExecCall,
+    ) -> Answer<ToolReply> {
         #[allow(clippy::cast_precision_loss, reason = "a few hundred")]
         let seconds = exec.timeout.unwrap_or(self.session.timeout_seconds as f64);
         let spec = ExecSpec { argv: exec.command, ..limited(seconds) };
-        let ran = self.exec(used, (&self.run.id.clone(), true), spec, seconds).await?;
+        let ran = self.exec(used, &self.run.id.clone(), true, spec, seconds).await?;
         let (session, run) = (&self.session, &self.run.id);
         let keeping = self.live.keep_outputs(turn, session, run, &used.call);
         // The response of the command is more important than its files, so errors here are only logged.
         let (names, artifacts) = kept(session, timeout(FILES_WITHIN, keeping).await);
-        let executed = analysis::Executed::new(&ran, &names);
-        Ok(Told { artifacts, ..told(&executed, ran.said().exit_code != 0) })
+        let executed = analysis::ExecAnswer::new(&ran, &names);
+        Ok(ToolReply { artifacts, ..told(&executed, ran.said().exit_code != 0) })
     }
 
     async fn sandbox_write_file(
@@ -97,20 +104,20 @@ impl Runner {
         used: &Used,
         file: &analysis::File,
         content: String,
-    ) -> Answer<Told> {
+    ) -> Answer<ToolReply> {
         let done = match stays_inside(&used.call, &file.place).await {
             Ok(true) => {
                 let bytes = content.len() as u64;
                 write(&used.call, &file.place, content).await.map(|()| Ok(bytes))
             }
-            Ok(false) => Ok(Err(analysis::Refused::path(&file.given))),
+            Ok(false) => Ok(Err(analysis::FileToolRefusal::path(&file.given))),
             Err(error) => Err(error),
         };
         match done {
-            Ok(Ok(bytes)) => Ok(told(&analysis::Written::new(&file.given, bytes), false)),
+            Ok(Ok(bytes)) => Ok(told(&analysis::WriteAnswer::new(&file.given, bytes), false)),
             Ok(Err(refused)) => Ok(told(&refused, true)),
             Err(node::Error::Guest(error) | node::Error::Request(error)) => {
-                Ok(told(&analysis::Refused::said(&file.given, &error), true))
+                Ok(told(&analysis::FileToolRefusal::said(&file.given, &error), true))
             }
             Err(error) => Err(error.into()),
         }
@@ -122,15 +129,15 @@ impl Runner {
         file: &analysis::File,
         old: String,
         new: String,
-    ) -> Answer<Told> {
+    ) -> Answer<ToolReply> {
         match self.edit(used, file, old, new).await {
-            Ok(None) => Ok(told(&analysis::Edited::new(&file.given), false)),
+            Ok(None) => Ok(told(&analysis::EditAnswer::new(&file.given), false)),
             Ok(Some(refused)) => Ok(told(&refused, true)),
             Err(node::Error::Guest(error)) if error.code == ErrorCode::NotFound => {
-                Ok(told(&analysis::Refused::no_file(&file.given), true))
+                Ok(told(&analysis::FileToolRefusal::no_file(&file.given), true))
             }
             Err(node::Error::Guest(error) | node::Error::Request(error)) => {
-                Ok(told(&analysis::Refused::said(&file.given, &error), true))
+                Ok(told(&analysis::FileToolRefusal::said(&file.given, &error), true))
             }
             Err(error) => Err(error.into()),
         }
@@ -143,9 +150,9 @@ impl Runner {
         file: &analysis::File,
         old: String,
         new: String,
-    ) -> Result<Option<analysis::Refused>, node::Error> {
+    ) -> Result<Option<analysis::FileToolRefusal>, node::Error> {
         if !stays_inside(&used.call, &file.place).await? {
-            return Ok(Some(analysis::Refused::path(&file.given)));
+            return Ok(Some(analysis::FileToolRefusal::path(&file.given)));
         }
         let Some(bytes) = read(&used.call, &file.place).await? else {
             let most = api::files::EDIT_BYTES_MAX;
@@ -156,11 +163,11 @@ impl Runner {
             )));
         };
         let Ok(text) = String::from_utf8(bytes) else {
-            return Ok(Some(analysis::Refused::not_text(&file.given)));
+            return Ok(Some(analysis::FileToolRefusal::not_text(&file.given)));
         };
         match text.matches(&old).count() {
             1 => {}
-            count => return Ok(Some(analysis::Refused::occurrences(&file.given, count))),
+            count => return Ok(Some(analysis::FileToolRefusal::occurrences(&file.given, count))),
         }
         let path = FilePath::new(file.place.as_bytes()).map_err(node::Error::Request)?;
         used.call.files().ask(&FileAsk::Edit { path, old, new, all: false }).await.map(|_| None)
@@ -168,15 +175,15 @@ impl Runner {
 
     async fn execute_python(
         &mut self,
-        turn: &mut Turn,
+        turn: &mut TurnState,
         used: &Used,
         script: String,
         requirements: Vec<String>,
-    ) -> Answer<Told> {
+    ) -> Answer<ToolReply> {
         if !requirements.is_empty() {
             let installed = self.install(turn, used, requirements).await?;
             if installed.said().exit_code != 0 {
-                return Ok(told(&python::Executed::not_installed(&installed), true));
+                return Ok(told(&python::PythonAnswer::not_installed(&installed), true));
             }
         }
         write(&used.call, python::SCRIPT, script).await?;
@@ -186,26 +193,31 @@ impl Runner {
         };
         let seconds = self.seconds();
         let spec = ExecSpec { argv: vec!["python".into(), python::SCRIPT.into()], ..limited(seconds) };
-        let ran = self.exec(used, (&self.run.id.clone(), true), spec, seconds).await?;
+        let ran = self.exec(used, &self.run.id.clone(), true, spec, seconds).await?;
         if self.keeps_workspace() {
             let (session, run) = (&self.session, &self.run.id);
-            let keeping = self.live.keep_workspace((session, run), &used.call, &before, None);
+            let keeping = self.live.keep_workspace(session, run, &used.call, &before, None);
             kept(session, timeout(FILES_WITHIN, keeping).await);
         }
-        let executed = python::Executed::new(&ran);
+        let executed = python::PythonAnswer::new(&ran);
         Ok(told(&executed, !executed.is_well()))
     }
 
     /// Installs packages. During the installation, the package index is reachable in addition to the hosts of the
     /// session's policy (requirement A4.04).
-    async fn install(&mut self, turn: &mut Turn, used: &Used, requirements: Vec<String>) -> Answer<Ran> {
+    async fn install(
+        &mut self,
+        turn: &mut TurnState,
+        used: &Used,
+        requirements: Vec<String>,
+    ) -> Answer<EndedExec> {
         let closed = self.session.policy.clone();
         let mut opened = closed.clone();
         opened.presets.insert(Preset::PythonPackages);
         self.platform.node.set_policy(&used.id, opened).await?;
         let code = Code { source: "pass".into(), requirements, ..Code::default() };
         let spec = ExecSpec { code: Some(code), ..limited(self.seconds()) };
-        let ran = self.exec(used, (&beside(&self.run.id, "install"), false), spec, self.seconds()).await;
+        let ran = self.exec(used, &beside(&self.run.id, "install"), false, spec, self.seconds()).await;
         if let Err(error) = self.platform.node.set_policy(&used.id, closed).await {
             // No code may run while the index stays reachable. An error of the installation takes precedence.
             self.leave(turn, used).await;
@@ -215,7 +227,7 @@ impl Runner {
         ran
     }
 
-    async fn execute_python_code(&mut self, used: &Used, code: String) -> Answer<Told> {
+    async fn execute_python_code(&mut self, used: &Used, code: String) -> Answer<ToolReply> {
         let script = format!("{}/{}", interpreter::WORKSPACE, interpreter::SCRIPT);
         write(&used.call, &script, code).await?;
         let mut before = versions(&used.call).await?;
@@ -229,19 +241,19 @@ impl Runner {
             ..limited(seconds)
         };
         let runtime = self.platform.node.runtime_of(&used.id).unwrap_or_default();
-        let ran = self.exec(used, (&self.run.id.clone(), true), spec, seconds).await?;
+        let ran = self.exec(used, &self.run.id.clone(), true, spec, seconds).await?;
         let [kept_stdout, _] = &self.kept;
         let stdout = self.live.kept_output(&self.run.id, "stdout", kept_stdout).await?.map(Bytes::from);
         let (session, run) = (&self.session, &self.run.id);
-        let keeping = self.live.keep_workspace((session, run), &used.call, &before, stdout);
+        let keeping = self.live.keep_workspace(session, run, &used.call, &before, stdout);
         let (files, artifacts) = kept(session, timeout(FILES_WITHIN, keeping).await);
-        let executed = interpreter::Executed::new(&session.id, &runtime, &ran, files);
-        Ok(Told { artifacts, ..told(&executed, !executed.is_well()) })
+        let executed = interpreter::InterpreterAnswer::new(&session.id, &runtime, &ran, files);
+        Ok(ToolReply { artifacts, ..told(&executed, !executed.is_well()) })
     }
 
     /// Releases all resources of the session on the machine (requirement A7.08), and removes the files stored
     /// for the next sandbox.
-    async fn cleanup(&mut self) -> Answer<Told> {
+    async fn cleanup(&mut self) -> Answer<ToolReply> {
         let mut record = self.live.record.lock().await;
         let success = self.live.release(&self.platform, &self.account, &mut record).await;
         self.live.save(&self.platform, &record).await?;
@@ -265,34 +277,36 @@ pub(super) fn checked(
     session: &Session,
     tool: &str,
     call: &tools::Call,
-) -> Result<Result<Work, Told>, Error> {
+) -> Result<Result<ValidatedCall, ToolReply>, Error> {
     let inside = match session.set {
         ToolSet::Analysis => match analysis::asked(tool, call)? {
-            Ok(asked) => Inside::Analysis(asked),
+            Ok(asked) => SandboxWork::Analysis(asked),
             Err(refused) => return Ok(Err(told(&refused, true))),
         },
         ToolSet::Python => match python::asked(tool, call)? {
-            python::Asked::Cleanup => return Ok(Ok(Work::Cleanup)),
-            python::Asked::Execute { script, requirements } => Inside::Python { script, requirements },
+            python::PythonCall::Cleanup => return Ok(Ok(ValidatedCall::Cleanup)),
+            python::PythonCall::Execute { script, requirements } => {
+                SandboxWork::Python { script, requirements }
+            }
         },
-        ToolSet::Interpreter => Inside::Interpreter(interpreter::asked(tool, call)?),
+        ToolSet::Interpreter => SandboxWork::Interpreter(interpreter::asked(tool, call)?),
     };
-    Ok(Ok(Work::Inside(inside)))
+    Ok(Ok(ValidatedCall::Inside(inside)))
 }
 
 /// Converts an error into the format of its tool set, if it has one (requirements A7.03, A8.07).
 pub(super) fn shaped(session: &Session, error: Error) -> Landing {
     match session.set {
         ToolSet::Analysis => Err(error),
-        ToolSet::Python => Ok(told(&python::Executed::failed(&error), true)),
-        ToolSet::Interpreter => Ok(told(&interpreter::Executed::failed(&session.id, &error), true)),
+        ToolSet::Python => Ok(told(&python::PythonAnswer::failed(&error), true)),
+        ToolSet::Interpreter => Ok(told(&interpreter::InterpreterAnswer::failed(&session.id, &error), true)),
     }
 }
 
-fn told(answer: &impl Serialize, failed: bool) -> Told {
+fn told(answer: &impl Serialize, failed: bool) -> ToolReply {
     // Cannot fail for our types.
     let text = serde_json::to_string(answer).unwrap_or_default();
-    Told { text, failed, artifacts: Vec::<SessionArtifact>::new() }
+    ToolReply { text, failed, artifacts: Vec::<SessionArtifact>::new() }
 }
 
 /// Returns the options that all execs of tools share (requirements A2.08, A2.10, A3.05).

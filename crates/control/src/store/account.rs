@@ -88,7 +88,8 @@ impl Store {
         &self,
         old: &str,
         new: (&Key, &KeyHash),
-        (now_ms, overlap_ms): (u64, u64),
+        now_ms: u64,
+        overlap_ms: u64,
     ) -> Result<bool, Error> {
         const ACT: &str = "rotate a key";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;

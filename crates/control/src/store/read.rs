@@ -47,7 +47,7 @@ pub(super) struct Readers {
 }
 
 /// A connection for reading, in use. The fields are dropped in this order.
-pub(super) struct Reader {
+pub(super) struct ReadConnection {
     connection: OwnedMutexGuard<SqliteConnection>,
     _place: OwnedSemaphorePermit,
     _turn: Option<OwnedSemaphorePermit>,
@@ -69,7 +69,7 @@ impl Readers {
     }
 
     /// Waits until the party may read, and returns a connection.
-    pub(super) async fn next(&self, whom: For<'_>) -> Result<Reader, sqlx::Error> {
+    pub(super) async fn next(&self, whom: For<'_>) -> Result<ReadConnection, sqlx::Error> {
         let turn = match whom {
             For::Server => None,
             For::Project(_) | For::Stranger if api::defence::is_off("H-41") => None,
@@ -79,7 +79,7 @@ impl Readers {
         let place = within(WAIT, Arc::clone(&self.places)).await?;
         let mut free = self.connections.iter().filter_map(|one| Arc::clone(one).try_lock_owned().ok());
         let connection = free.next().ok_or(sqlx::Error::PoolTimedOut)?;
-        Ok(Reader { connection, _place: place, _turn: turn })
+        Ok(ReadConnection { connection, _place: place, _turn: turn })
     }
 
     /// Waits for running reads, and prevents further ones.
@@ -103,7 +103,7 @@ impl Readers {
     }
 }
 
-impl Deref for Reader {
+impl Deref for ReadConnection {
     type Target = SqliteConnection;
 
     fn deref(&self) -> &SqliteConnection {
@@ -111,7 +111,7 @@ impl Deref for Reader {
     }
 }
 
-impl DerefMut for Reader {
+impl DerefMut for ReadConnection {
     fn deref_mut(&mut self) -> &mut SqliteConnection {
         &mut self.connection
     }
@@ -119,7 +119,7 @@ impl DerefMut for Reader {
 
 impl Store {
     /// Waits until the party may read, and returns a connection.
-    pub(super) async fn reader(&self, whom: For<'_>, act: &'static str) -> Result<Reader, Error> {
+    pub(super) async fn reader(&self, whom: For<'_>, act: &'static str) -> Result<ReadConnection, Error> {
         self.readers.next(whom).await.map_err(failed(act))
     }
 }

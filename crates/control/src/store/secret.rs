@@ -139,7 +139,8 @@ impl Store {
     pub async fn put_authority(
         &self,
         project: &str,
-        (certificate, sealed): (&str, &[u8]),
+        certificate: &str,
+        sealed: &[u8],
         now_ms: u64,
     ) -> Result<(), Error> {
         const ACT: &str = "save a certificate authority";

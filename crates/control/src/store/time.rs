@@ -22,7 +22,7 @@ const BEHIND_MS: u64 = 60_000;
 /// The latest observed time.
 #[derive(Debug, Default)]
 pub(super) struct Latest {
-    seen: Mutex<Seen>,
+    seen: Mutex<ObservedTime>,
     /// The time in the store.
     written_ms: AtomicU64,
     due: Notify,
@@ -30,7 +30,7 @@ pub(super) struct Latest {
 
 /// A time, and the value of the boot clock at that time.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct ObservedTime {
     time_ms: u64,
     boot_ms: u64,
 }
@@ -40,7 +40,7 @@ impl Latest {
     fn now_ms(&self, wall_ms: u64, boot_ms: u64) -> u64 {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let passed_ms = boot_ms.saturating_sub(seen.boot_ms);
-        *seen = Seen { time_ms: wall_ms.max(seen.time_ms.saturating_add(passed_ms)), boot_ms };
+        *seen = ObservedTime { time_ms: wall_ms.max(seen.time_ms.saturating_add(passed_ms)), boot_ms };
         seen.time_ms
     }
 

@@ -30,11 +30,11 @@ const OF_SANDBOX_MAX: usize = 16;
 /// Recorder of the steps of the latest requests. All clones share one state.
 #[derive(Clone, Default)]
 pub struct Recorder {
-    kept: Arc<Mutex<Kept>>,
+    kept: Arc<Mutex<RetainedTraces>>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct RetainedTraces {
     /// Traces by number. Numbers only grow, so the first trace is the oldest.
     traces: BTreeMap<u64, Arc<Open>>,
     of_sandbox: HashMap<String, VecDeque<u64>>,
@@ -45,11 +45,11 @@ struct Kept {
 struct Open {
     at_ms: u64,
     begun: Instant,
-    state: Mutex<State>,
+    state: Mutex<TraceState>,
 }
 
 #[derive(Default)]
-struct State {
+struct TraceState {
     sandbox: Option<String>,
     exec: Option<String>,
     spans: Vec<Span>,
@@ -65,14 +65,14 @@ struct Span {
 }
 
 /// Position of a span: its trace, and its step there unless the step was omitted.
-struct Place {
+struct SpanPosition {
     trace: Arc<Open>,
     step: Option<u32>,
 }
 
 /// Values of a span's fields.
 #[derive(Default)]
-struct Said {
+struct SpanFields {
     sandbox: Option<String>,
     exec: Option<String>,
     what: Option<String>,
@@ -94,13 +94,13 @@ impl Recorder {
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        let said = Said::in_new(attributes);
+        let said = SpanFields::in_new(attributes);
         let place = if is_root(attributes.metadata()) {
-            Place::first(attributes.metadata(), said.what.clone())
+            SpanPosition::first(attributes.metadata(), said.what.clone())
         } else {
             let Some(parent) = span.parent() else { return };
             let extensions = parent.extensions();
-            let Some(above) = extensions.get::<Place>() else { return };
+            let Some(above) = extensions.get::<SpanPosition>() else { return };
             above.below(attributes.metadata(), said.what.clone())
         };
         self.name(&place.trace, said);
@@ -110,8 +110,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
         let extensions = span.extensions();
-        let Some(place) = extensions.get::<Place>() else { return };
-        let mut said = Said::default();
+        let Some(place) = extensions.get::<SpanPosition>() else { return };
+        let mut said = SpanFields::default();
         values.record(&mut said);
         self.name(&place.trace, said);
     }
@@ -119,7 +119,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
     fn on_close(&self, id: Id, context: Context<'_, S>) {
         let Some(span) = context.span(&id) else { return };
         let extensions = span.extensions();
-        let Some(Place { trace, step: Some(step) }) = extensions.get::<Place>() else { return };
+        let Some(SpanPosition { trace, step: Some(step) }) = extensions.get::<SpanPosition>() else { return };
         let now = trace.begun.elapsed();
         let mut state = locked(&trace.state);
         if let Some(span) = state.spans.get_mut(*step as usize) {
@@ -130,7 +130,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
 
 impl Recorder {
     /// Records the sandbox and the exec of a trace. The trace can be found once its sandbox is known.
-    fn name(&self, trace: &Arc<Open>, said: Said) {
+    fn name(&self, trace: &Arc<Open>, said: SpanFields) {
         if said.sandbox.is_none() && said.exec.is_none() {
             return;
         }
@@ -143,7 +143,7 @@ impl Recorder {
     }
 }
 
-impl Kept {
+impl RetainedTraces {
     fn keep(&mut self, sandbox: String, trace: Arc<Open>) {
         let number = self.next;
         self.next += 1;
@@ -177,11 +177,11 @@ impl Kept {
     }
 }
 
-impl Place {
+impl SpanPosition {
     /// Creates the first step of a new trace.
     fn first(metadata: &'static Metadata<'static>, what: Option<String>) -> Self {
         let first = Span { name: metadata.name(), what, parent: None, begun: Duration::ZERO, took: None };
-        let state = State { spans: vec![first], ..State::default() };
+        let state = TraceState { spans: vec![first], ..TraceState::default() };
         let open = Open { at_ms: clock::wall_ms(), begun: Instant::now(), state: Mutex::new(state) };
         Self { trace: Arc::new(open), step: Some(0) }
     }
@@ -220,7 +220,7 @@ impl Span {
     }
 }
 
-impl Said {
+impl SpanFields {
     /// Reads the fields of a new span. Most steps have no fields, which is cheap to check.
     fn in_new(attributes: &Attributes<'_>) -> Self {
         let mut said = Self::default();
@@ -240,7 +240,7 @@ impl Said {
     }
 }
 
-impl Visit for Said {
+impl Visit for SpanFields {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.hear(field, value.to_owned());
     }

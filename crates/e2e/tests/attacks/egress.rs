@@ -46,7 +46,7 @@ fn what_is_not_the_internet_stays_closed_when_all_of_it_is_open() {
                     if (id, what) == ("N-02", "named") {
                         continue;
                     }
-                    siege.withstand(id, &sandbox, (arguments, arguments), least).await;
+                    siege.withstand(id, &sandbox, arguments, arguments, least).await;
                     println!("attack {id} {} {what} held (control reached)", siege.runtime());
                 }
                 siege.recovers(&sandbox).await;
@@ -71,7 +71,7 @@ fn one_host_that_is_allowed_opens_no_other() {
                 ("N-11", &[], &[], 8),
                 ("N-15", &[], &[], 1),
             ] {
-                siege.withstand(id, &sandbox, (inside, outside), least).await;
+                siege.withstand(id, &sandbox, inside, outside, least).await;
                 println!("attack {id} {} held (control reached)", siege.runtime());
             }
             siege.recovers(&sandbox).await;
@@ -119,7 +119,7 @@ fn a_policy_that_is_empty_or_wrong_opens_nothing() {
         on_each_tier(world, async |siege| {
             for body in ["{}", r#"{"hosts":[]}"#, r#"{"hosts":[],"presets":[],"open":false}"#] {
                 let sandbox = siege.sandbox(serde_json::from_str(body).unwrap()).await;
-                siege.withstand("N-08", &sandbox, (&[], &[]), 4).await;
+                siege.withstand("N-08", &sandbox, &[], &[], 4).await;
             }
             for body in [
                 r#"{"hosts":[""]}"#,
@@ -164,7 +164,7 @@ fn a_policy_holds_for_what_is_under_way_and_after_a_restart() {
             assert!(said.contains("left ['good.example'] 2"), "{said}");
             siege.told(&sandbox, "disconnected: the policy has changed").await;
             siege.restart().await;
-            siege.withstand("N-08", &sandbox, (&[], &[]), 4).await;
+            siege.withstand("N-08", &sandbox, &[], &[], 4).await;
             siege.recovers(&sandbox).await;
             println!("attack N-19 {} held: cut after {cuts:?} s", siege.runtime());
         })

@@ -13,7 +13,7 @@ use e2e::Lab;
 use e2e::lab::{collect, exec, on, text};
 use e2e::service::{Service, lend_template, served};
 use node::template::recipe::Recipe;
-use node::template::{Builder, Order, Progress, Store, Template};
+use node::template::{BuildOrder, Builder, Store, Template, TemplateProgress};
 use node::{Error, Sandbox};
 use runtime::Spec;
 
@@ -21,13 +21,13 @@ use runtime::Spec;
 async fn build(lab: &Lab, name: &str, recipe: &str, home: &Path) -> Result<(Template, Vec<String>), Error> {
     let made = Mutex::new(Vec::new());
     let builder = Builder::new(&lab.machine, Arc::clone(&lab.runtime));
-    let watch = |progress: Progress<'_>| {
-        if let Progress::Step { what, kept: false, .. } = progress {
+    let watch = |progress: TemplateProgress<'_>| {
+        if let TemplateProgress::Step { what, kept: false, .. } = progress {
             made.lock().unwrap().push(what.to_owned());
         }
     };
     let recipe = Recipe::parse(recipe)?;
-    let order = Order::new(name, &recipe, home);
+    let order = BuildOrder::new(name, &recipe, home);
     let template = builder.build(&order, &watch).await?;
     let made = made.lock().unwrap().clone();
     Ok((template, made))
@@ -257,8 +257,8 @@ fn a_template_is_carried_to_another_machine_in_one_file() {
         assert!(here.starts_with("/opt/a\nb c\none\none\none\n33 2 86400\n"), "{here}");
         // A second import of the same file finds all its layers in place.
         let kept = Mutex::new(0);
-        let watch = |progress: Progress<'_>| {
-            if let Progress::Kept { .. } = progress {
+        let watch = |progress: TemplateProgress<'_>| {
+            if let TemplateProgress::Kept { .. } = progress {
                 *kept.lock().unwrap() += 1;
             }
         };
@@ -326,7 +326,7 @@ fn a_step_below_that_is_made_again_has_those_above_it_made_again() {
         let both = format!("from = \"base\"\nsteps = [{below}, {{ run = \"cp /srv/a /srv/b\" }}]");
         let (first, _) = build(lab, "both", &both, Path::new(".")).await.unwrap();
         let recipe = Recipe::parse(&format!("from = \"base\"\nsteps = [{below}]")).unwrap();
-        let order = Order { fresh: true, ..Order::new("one", &recipe, Path::new(".")) };
+        let order = BuildOrder { fresh: true, ..BuildOrder::new("one", &recipe, Path::new(".")) };
         Builder::new(&lab.machine, Arc::clone(&lab.runtime)).build(&order, &|_| {}).await.unwrap();
         let (second, made) = build(lab, "both", &both, Path::new(".")).await.unwrap();
         assert_eq!(made, ["run cp /srv/a /srv/b"]);

@@ -13,20 +13,20 @@ mod words;
 use std::process::{Command, Output};
 
 use e2e::lab::wanted;
-use runtime::engine::Kind;
+use runtime::engine::EngineKind;
 
 /// Returns the engines under test.
-fn engines() -> Vec<Kind> {
+fn engines() -> Vec<EngineKind> {
     if std::env::var_os("BELLGLASS_REAL").is_none() {
         eprintln!("skipped: needs root and engines; run it with `just engines`");
         return Vec::new();
     }
-    Kind::ALL.into_iter().filter(|kind| wanted(kind.name())).collect()
+    EngineKind::ALL.into_iter().filter(|kind| wanted(kind.name())).collect()
 }
 
 /// Returns true if Docker is under test.
 fn docker() -> bool {
-    engines().contains(&Kind::Docker)
+    engines().contains(&EngineKind::Docker)
 }
 
 /// Returns true if workspaces of the Daytona stand-in are under test.

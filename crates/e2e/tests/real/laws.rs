@@ -10,8 +10,8 @@ mod plain;
 
 use std::time::Duration;
 
-use runtime::engine::Kind;
-use runtime::laws::{self, Verdict};
+use runtime::engine::EngineKind;
+use runtime::laws::{self, LawVerdict};
 use runtime::oci::Flavor;
 use runtime::{Inspect as _, Profile, Runtime};
 
@@ -30,7 +30,7 @@ async fn runc_keeps_all_laws() {
 #[tokio::test]
 async fn docker_keeps_all_laws() {
     let Some(ground) = Ground::find("docker").filter(|_| wanted("docker")) else { return };
-    let broken = broken(laws::all(&ground.engine_fixture(Kind::Docker)).await);
+    let broken = broken(laws::all(&ground.engine_fixture(EngineKind::Docker)).await);
     assert!(broken.is_empty(), "{broken:#?}");
     ground.assert_clean();
 }
@@ -38,7 +38,7 @@ async fn docker_keeps_all_laws() {
 #[tokio::test]
 async fn podman_keeps_all_laws() {
     let Some(ground) = Ground::find("podman").filter(|_| wanted("podman")) else { return };
-    let broken = broken(laws::all(&ground.engine_fixture(Kind::Podman)).await);
+    let broken = broken(laws::all(&ground.engine_fixture(EngineKind::Podman)).await);
     assert!(broken.is_empty(), "{broken:#?}");
     ground.assert_clean();
 }
@@ -149,7 +149,7 @@ async fn sandboxes_start_and_stop_side_by_side() {
     ground.assert_clean();
 }
 
-fn broken(verdicts: Vec<Verdict>) -> Vec<(&'static str, String)> {
+fn broken(verdicts: Vec<LawVerdict>) -> Vec<(&'static str, String)> {
     assert!(verdicts.len() > 2, "the suite is empty");
     verdicts.into_iter().filter_map(|(name, verdict)| verdict.err().map(|seen| (name, seen))).collect()
 }

@@ -287,7 +287,8 @@ fn a_silent_exec_is_heard_of_every_few_seconds() {
         let sandbox = lab.sandbox().await;
         let exec = start(&sandbox, &exec(&["sleep", "600"])).await.unwrap();
         let path = format!("/execs/{}/output", exec.id());
-        let ask = guest_client::link::Ask { method: hyper::Method::GET, path, body: bytes::Bytes::new() };
+        let ask =
+            guest_client::link::GuestRequest { method: hyper::Method::GET, path, body: bytes::Bytes::new() };
         let mut body = sandbox.link().ask(&ask, Duration::from_secs(5)).await.unwrap().into_body();
         let frame = tokio::time::timeout(Duration::from_secs(10), http_body_util::BodyExt::frame(&mut body));
         let bytes = frame.await.expect("nothing for ten seconds").unwrap().unwrap().into_data().unwrap();

@@ -399,7 +399,7 @@ fn a_value_is_typed_unseen() {
         );
         let env = [("BELLGLASS_SERVER", service.url()), ("BELLGLASS_API_KEY", service.key.clone())];
         let env = env.each_ref().map(|(name, value)| (*name, value.as_str()));
-        let tmux = Tmux::run(&command, (100, 30), &env);
+        let tmux = Tmux::run(&command, 100, 30, &env);
         let shows = Duration::from_secs(10);
         let asks = |name: &'static str| {
             move |screen: &[String]| screen.iter().any(|row| row.trim_end() == format!("value of {name}:"))

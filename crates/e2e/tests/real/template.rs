@@ -11,7 +11,7 @@ use api::ErrorCode;
 use api::exec::Outcome;
 use e2e::Lab;
 use e2e::lab::{collect, exec, on, text};
-use node::template::{Builder, Progress, Store, Template};
+use node::template::{Builder, Store, Template, TemplateProgress};
 use node::{Error, Sandbox};
 use runtime::Spec;
 
@@ -24,8 +24,8 @@ type Change = fn(&mut Image);
 async fn import(lab: &Lab, name: &str, file: &Path) -> Result<(Template, usize), Error> {
     let kept = Mutex::new(0);
     let builder = Builder::new(&lab.machine, Arc::clone(&lab.runtime));
-    let watch = |progress: Progress<'_>| {
-        if let Progress::Kept { .. } = progress {
+    let watch = |progress: TemplateProgress<'_>| {
+        if let TemplateProgress::Kept { .. } = progress {
             *kept.lock().unwrap() += 1;
         }
     };
@@ -236,8 +236,8 @@ fn a_sandbox_that_unpacks_goes_with_the_command_that_was_killed() {
         // The import is dropped at its first byte, as if its process were killed there; its sandbox stays.
         let seen = tokio::sync::Notify::new();
         let builder = Builder::new(&lab.machine, Arc::clone(&lab.runtime));
-        let watch = |progress: Progress<'_>| {
-            if let Progress::Bytes(_) = progress {
+        let watch = |progress: TemplateProgress<'_>| {
+            if let TemplateProgress::Bytes(_) = progress {
                 seen.notify_one();
             }
         };

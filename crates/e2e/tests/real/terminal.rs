@@ -9,7 +9,7 @@ use api::SandboxId;
 use api::exec::ExecSpec;
 use api::sandbox::{CreateSandbox, Tier};
 use api::terminal::TerminalSize;
-use client::{Seen, Terminal};
+use client::{Terminal, TerminalUpdate};
 use e2e::lab::{script, wanted};
 use e2e::service::{Service, binary, served, small};
 use e2e::tmux::Tmux;
@@ -57,7 +57,7 @@ async fn sandbox_of(service: &Service, tier: Tier) -> SandboxId {
 fn at(service: &Service, sandbox: &SandboxId, options: &str) -> Tmux {
     let command = format!("'{}' shell {options} {sandbox}; echo code $?; exec sleep 600", binary().display());
     let (url, key) = (service.url(), service.key.clone());
-    Tmux::run(&command, (100, 30), &[("BELLGLASS_SERVER", &url), ("BELLGLASS_API_KEY", &key)])
+    Tmux::run(&command, 100, 30, &[("BELLGLASS_SERVER", &url), ("BELLGLASS_API_KEY", &key)])
 }
 
 /// A full-screen program, changes of size, an interrupt, and a reconnect after a kill of the server.
@@ -83,9 +83,9 @@ fn a_person_at_a_terminal_sees_the_screen_and_goes_on_after_the_server_was_kille
             tmux.row(SHOWS, "was 130").await;
             // A program draws at two sizes; when it ends, the earlier screen is restored.
             tmux.line("python3 /workspace/draw.py");
-            drawn(&tmux, (100, 30)).await;
+            drawn(&tmux, 100, 30).await;
             tmux.resize(72, 20);
-            drawn(&tmux, (72, 20)).await;
+            drawn(&tmux, 72, 20).await;
             tmux.keys(&["q"]);
             tmux.row(SHOWS, "was 130").await;
             tmux.line("stty size");
@@ -115,7 +115,7 @@ fn a_person_at_a_terminal_sees_the_screen_and_goes_on_after_the_server_was_kille
 }
 
 /// Waits until the screen shows the picture and nothing else.
-async fn drawn(tmux: &Tmux, (cols, rows): (usize, usize)) {
+async fn drawn(tmux: &Tmux, cols: usize, rows: usize) {
     let what = format!("the picture in {cols} by {rows}");
     tmux.until(SHOWS, &what, |screen| {
         let middle = format!("    {cols} by {rows} \u{2615}");
@@ -205,7 +205,7 @@ fn every_key_arrives_once_though_the_server_is_killed_while_they_are_typed() {
             see(&mut terminal, &mut screen, "over").await;
             let expected: String = (0..LINES).map(|number| format!("line {number}\r\n")).collect();
             assert_eq!(screen, expected + "over\r\n", "{runtime}");
-            assert!(matches!(terminal.next().await.unwrap(), Some(Seen::End(_))));
+            assert!(matches!(terminal.next().await.unwrap(), Some(TerminalUpdate::End(_))));
             client.stop(&sandbox).await.unwrap();
         }
     });
@@ -216,9 +216,10 @@ async fn see(terminal: &mut Terminal, screen: &mut String, wanted: &str) {
     let reading = async {
         while !screen.contains(wanted) {
             match terminal.next().await.unwrap().unwrap() {
-                Seen::Output { bytes, .. } => screen.push_str(&String::from_utf8_lossy(&bytes)),
-                Seen::Connected | Seen::Reconnecting => {}
-                other @ (Seen::Gap { .. } | Seen::Refused(_) | Seen::End(_)) => {
+                TerminalUpdate::Output { bytes, .. } => screen.push_str(&String::from_utf8_lossy(&bytes)),
+                TerminalUpdate::Connected | TerminalUpdate::Reconnecting => {}
+                other
+                @ (TerminalUpdate::Gap { .. } | TerminalUpdate::Refused(_) | TerminalUpdate::End(_)) => {
                     panic!("{other:?} instead of {wanted:?} after {screen:?}")
                 }
             }

@@ -15,8 +15,8 @@ use sha2::{Digest, Sha256, Sha512};
 use streamed::Feed;
 use tokio::io::AsyncReadExt as _;
 
-use super::store::Part;
-use super::{ANSWER_WITHIN, Entry, Gate, Hash, Recipient, Wanted, allow};
+use super::store::PartialPackage;
+use super::{ANSWER_WITHIN, Gate, Hash, IndexEntry, PackageRequest, Recipient, allow};
 use crate::Refusal;
 use crate::body::Body;
 use crate::flow::SPENT;
@@ -43,7 +43,7 @@ enum Cut {
 }
 
 /// The sending half of a transfer to a sandbox.
-struct Way {
+struct TransferSender {
     to: Feed,
     /// Dead once the program has stopped reading.
     heard: Weak<()>,
@@ -55,10 +55,14 @@ struct Way {
 
 impl Gate {
     /// Sends a file to a sandbox.
-    pub(super) async fn give(&self, entry: &Entry, to: Recipient<'_>) -> Result<Response<Body>, Refusal> {
+    pub(super) async fn give(
+        &self,
+        entry: &IndexEntry,
+        to: Recipient<'_>,
+    ) -> Result<Response<Body>, Refusal> {
         let key = to.key(entry);
         if let Some((file, size)) = self.store.open(&key).await {
-            let (way, response) = Way::open(to, Some(size));
+            let (way, response) = TransferSender::open(to, Some(size));
             let (store, entry) = (Arc::clone(&self.store), entry.clone());
             tokio::spawn(async move {
                 if !way.carry_kept(file, &entry).await {
@@ -76,7 +80,7 @@ impl Gate {
             return Err(Refusal::unreachable(format!("{} is too large", entry.name)));
         }
         let part = self.store.begin(&key).await;
-        let (way, response) = Way::open(to, answer.content_length());
+        let (way, response) = TransferSender::open(to, answer.content_length());
         let (store, entry) = (Arc::clone(&self.store), entry.clone());
         tokio::spawn(async move {
             if let Some(part) = way.carry_fetched(answer, part, &entry).await {
@@ -88,7 +92,7 @@ impl Gate {
 
     /// Forwards a response as it arrives.
     pub(super) fn pass(&self, answer: reqwest::Response, to: Recipient<'_>) -> Response<Body> {
-        let (mut way, response) = Way::open(to, answer.content_length());
+        let (mut way, response) = TransferSender::open(to, answer.content_length());
         let mut answer = answer;
         tokio::spawn(async move {
             loop {
@@ -107,7 +111,7 @@ impl Gate {
     }
 }
 
-impl Way {
+impl TransferSender {
     fn open(to: Recipient<'_>, length: Option<u64>) -> (Self, Response<Body>) {
         let (sender, body) = streamed::body(PIECES_WAITING);
         let reader = Arc::new(());
@@ -126,7 +130,7 @@ impl Way {
     }
 
     /// Sends a cached file. Returns false if the file is unreadable or no longer matches its hash.
-    async fn carry_kept(mut self, mut file: tokio::fs::File, entry: &Entry) -> bool {
+    async fn carry_kept(mut self, mut file: tokio::fs::File, entry: &IndexEntry) -> bool {
         let mut hasher = Hasher::of(&entry.hash);
         let mut last: Option<Bytes> = None;
         loop {
@@ -154,9 +158,9 @@ impl Way {
     async fn carry_fetched(
         mut self,
         mut answer: reqwest::Response,
-        mut part: Option<Part>,
-        entry: &Entry,
-    ) -> Option<Part> {
+        mut part: Option<PartialPackage>,
+        entry: &IndexEntry,
+    ) -> Option<PartialPackage> {
         let (mut hasher, mut bytes) = (Hasher::of(&entry.hash), 0);
         let expected = answer.content_length();
         let mut last: Option<Bytes> = None;
@@ -200,7 +204,7 @@ impl Way {
     }
 
     /// Checks the hash and sends the last chunk. Returns false if the hash does not match.
-    async fn end(mut self, hasher: Hasher, last: Option<Bytes>, entry: &Entry, cached: bool) -> bool {
+    async fn end(mut self, hasher: Hasher, last: Option<Bytes>, entry: &IndexEntry, cached: bool) -> bool {
         let Some(hash) = hasher.compared(&entry.hash) else {
             tracing::warn!(
                 file = entry.name,
@@ -229,7 +233,7 @@ impl Way {
         loop {
             let wait = {
                 let policy = self.policy.borrow_and_update();
-                let wanted = Wanted { kind: self.kind, package: self.package.clone(), rest: "" };
+                let wanted = PackageRequest { kind: self.kind, package: self.package.clone(), rest: "" };
                 allow(&policy, &wanted).map_err(|refusal| Cut::Refused(refusal.why))?;
                 self.party.wait(&policy).ok_or_else(|| Cut::Refused(SPENT.into()))?
             };
@@ -249,14 +253,14 @@ impl Way {
                 sent = &mut sending => return sent.map_err(|_| Cut::Gone),
                 // A policy change also ends the transfer to a program that does not read.
                 Ok(()) = changes.changed() => {
-                    let wanted = Wanted { kind: self.kind, package: self.package.clone(), rest: "" };
+                    let wanted = PackageRequest { kind: self.kind, package: self.package.clone(), rest: "" };
                     allow(&changes.borrow(), &wanted).map_err(|refusal| Cut::Refused(refusal.why))?;
                 }
             }
         }
     }
 
-    fn installed(&self, entry: &Entry, hash: String, cached: bool) {
+    fn installed(&self, entry: &IndexEntry, hash: String, cached: bool) {
         // A file without a package is an index.
         if !self.package.is_empty() {
             let (kind, package, file) = (self.kind, self.package.clone(), entry.name.clone());

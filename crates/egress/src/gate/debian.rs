@@ -9,7 +9,7 @@ use hyper::header::{ETAG, IF_MODIFIED_SINCE, IF_NONE_MATCH, LAST_MODIFIED};
 use hyper::{Request, Response, StatusCode};
 use tokio::sync::watch;
 
-use super::{Entry, Gate, Hash, Recipient, Wanted};
+use super::{Gate, Hash, IndexEntry, PackageRequest, Recipient};
 use crate::Refusal;
 use crate::body::{Body, full};
 use crate::party::Party;
@@ -67,7 +67,7 @@ fn is_index(path: &str, file: &str) -> bool {
 impl Gate {
     pub(super) async fn debian(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &PackageRequest<'_>,
         request: &Request<Incoming>,
         party: &Arc<Party>,
         policy: watch::Receiver<Policy>,
@@ -84,7 +84,7 @@ impl Gate {
         let (kind, package) = (wanted.kind, wanted.package.clone());
         let to = Recipient { party, policy, kind, package, upstream: base };
         if !wanted.package.is_empty() || hash != Hash::Unknown {
-            return self.give(&Entry { name, url, hash, is_young: false }, to).await;
+            return self.give(&IndexEntry { name, url, hash, is_young: false }, to).await;
         }
         let conditions = [IF_MODIFIED_SINCE, IF_NONE_MATCH].map(|name| {
             let value = request.headers().get(&name).and_then(|value| value.to_str().ok());

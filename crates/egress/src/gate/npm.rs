@@ -8,7 +8,10 @@ use hyper::Response;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
-use super::{Asking, Entry, Gate, HOST, Hash, Index, Recipient, Wanted, document, is_old_enough, is_plain};
+use super::{
+    Gate, HOST, Hash, Index, IndexEntry, IndexRequest, PackageRequest, Recipient, document, is_old_enough,
+    is_plain,
+};
 use crate::Refusal;
 use crate::body::Body;
 use crate::party::Party;
@@ -33,13 +36,13 @@ pub fn package(rest: &str) -> Option<String> {
 impl Gate {
     pub(super) async fn npm(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &PackageRequest<'_>,
         party: &Arc<Party>,
         policy: watch::Receiver<Policy>,
     ) -> Result<Response<Body>, Refusal> {
         let minimum_age_ms = policy.borrow().packages.minimum_age_ms;
         let package = wanted.package.clone();
-        let asking = Asking {
+        let asking = IndexRequest {
             kind: wanted.kind,
             url: format!("{}/{}", self.upstreams.node.trim_end_matches('/'), package.replace('/', "%2f")),
             package,
@@ -60,7 +63,7 @@ impl Gate {
 
 /// Parses the metadata of a package, and builds the page for sandboxes, which contains only the fields needed
 /// to install the package.
-fn parse(asking: &Asking, _: (&str, &str), body: &[u8]) -> Option<Index> {
+fn parse(asking: &IndexRequest, _: &str, _: &str, body: &[u8]) -> Option<Index> {
     let mut told: Value = serde_json::from_slice(body).ok()?;
     let Value::Object(versions) = told.get_mut("versions").map(Value::take)? else { return None };
     let published =
@@ -84,7 +87,7 @@ fn parse(asking: &Asking, _: (&str, &str), body: &[u8]) -> Option<Index> {
             }
             kept.insert(version, about);
         }
-        files.push(Entry { name, url, hash: Hash::Sha512(sha512), is_young });
+        files.push(IndexEntry { name, url, hash: Hash::Sha512(sha512), is_young });
     }
     let newest = newest.map(|(_, version)| version);
     let mut tags = told.get("dist-tags").cloned().unwrap_or_default();
@@ -126,7 +129,7 @@ mod tests {
             "2.0.0":{"dist":{"tarball":"https://r.example/demo/-/demo-2.0.0.tgz","integrity":"sha512-abe="}}}}"#;
         let told = |minimum_age_ms| {
             let (url, accept) = (String::new(), LONG);
-            let asking = Asking {
+            let asking = IndexRequest {
                 kind: Preset::NodePackages,
                 package: "demo".into(),
                 minimum_age_ms,
@@ -134,7 +137,7 @@ mod tests {
                 accept,
                 parse,
             };
-            let index = parse(&asking, ("", ""), body.as_bytes()).unwrap();
+            let index = parse(&asking, "", "", body.as_bytes()).unwrap();
             let young: Vec<String> =
                 index.files.iter().filter(|file| file.is_young).map(|file| file.name.clone()).collect();
             (serde_json::from_slice::<Value>(&index.page).unwrap(), young)

@@ -9,7 +9,9 @@ use reqwest::Url;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{Asking, Entry, Gate, Hash, Index, Recipient, Wanted, document, is_old_enough, is_plain};
+use super::{
+    Gate, Hash, Index, IndexEntry, IndexRequest, PackageRequest, Recipient, document, is_old_enough, is_plain,
+};
 use crate::Refusal;
 use crate::body::Body;
 use crate::party::Party;
@@ -45,11 +47,11 @@ pub fn normal(name: &str) -> String {
 impl Gate {
     pub(super) async fn python(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &PackageRequest<'_>,
         party: &Arc<Party>,
         policy: watch::Receiver<Policy>,
     ) -> Result<Response<Body>, Refusal> {
-        let asking = Asking {
+        let asking = IndexRequest {
             kind: wanted.kind,
             package: wanted.package.clone(),
             minimum_age_ms: policy.borrow().packages.minimum_age_ms,
@@ -69,7 +71,7 @@ impl Gate {
 
 /// One file as listed in an index.
 #[derive(Debug, PartialEq, Eq)]
-struct Listed {
+struct IndexedFile {
     name: String,
     url: String,
     sha256: String,
@@ -79,11 +81,11 @@ struct Listed {
 }
 
 /// Parses an index, and builds the page for sandboxes.
-fn parse(asking: &Asking, (kind, at): (&str, &str), body: &[u8]) -> Option<Index> {
+fn parse(asking: &IndexRequest, kind: &str, at: &str, body: &[u8]) -> Option<Index> {
     let listed = listed(kind, at, body)?;
-    let is_young = |file: &Listed| !is_old_enough(file.published.as_deref(), asking.minimum_age_ms);
+    let is_young = |file: &IndexedFile| !is_old_enough(file.published.as_deref(), asking.minimum_age_ms);
     let page = page(&asking.package, listed.iter().filter(|file| !is_young(file)));
-    let files = listed.into_iter().map(|file| Entry {
+    let files = listed.into_iter().map(|file| IndexEntry {
         is_young: is_young(&file),
         name: file.name,
         url: file.url,
@@ -92,7 +94,7 @@ fn parse(asking: &Asking, (kind, at): (&str, &str), body: &[u8]) -> Option<Index
     Some(Index { files: files.collect(), page: page.into() })
 }
 
-fn listed(kind: &str, at: &str, body: &[u8]) -> Option<Vec<Listed>> {
+fn listed(kind: &str, at: &str, body: &[u8]) -> Option<Vec<IndexedFile>> {
     let base = Url::parse(at).ok()?;
     if kind.contains("json") {
         from_json(&base, body)
@@ -101,20 +103,27 @@ fn listed(kind: &str, at: &str, body: &[u8]) -> Option<Vec<Listed>> {
     }
 }
 
-fn from_json(base: &Url, body: &[u8]) -> Option<Vec<Listed>> {
+fn from_json(base: &Url, body: &[u8]) -> Option<Vec<IndexedFile>> {
     let page: Value = serde_json::from_slice(body).ok()?;
     let entry = |file: &Value| {
         let text = |name: &str| file.get(name).and_then(Value::as_str).map(str::to_owned);
         let sha256 = file.get("hashes")?.get("sha256")?.as_str()?.to_owned();
         let yanked = file.get("yanked").is_some_and(|yanked| yanked.as_bool() != Some(false));
-        let told = (text("upload-time"), text("requires-python"), yanked);
-        entry(base, &text("url")?, text("filename")?, sha256, told)
+        let file = IndexedFile {
+            name: text("filename")?,
+            url: text("url")?,
+            sha256,
+            published: text("upload-time"),
+            requires: text("requires-python"),
+            yanked,
+        };
+        checked(base, file)
     };
     Some(page.get("files")?.as_array()?.iter().filter_map(entry).collect())
 }
 
 /// Returns the files of all anchors in a page. Other content is ignored.
-fn from_html(base: &Url, text: &str) -> Vec<Listed> {
+fn from_html(base: &Url, text: &str) -> Vec<IndexedFile> {
     let mut files = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find("<a ") {
@@ -128,40 +137,35 @@ fn from_html(base: &Url, text: &str) -> Vec<Listed> {
         let yanked = attributes.contains("data-yanked");
         let found = attribute("href").and_then(|href| {
             let (url, hash) = href.split_once("#sha256=")?;
-            let told = (attribute("data-upload-time"), attribute("data-requires-python"), yanked);
-            entry(base, url, unescaped(name.trim()), hash.to_owned(), told)
+            let file = IndexedFile {
+                name: unescaped(name.trim()),
+                url: url.to_owned(),
+                sha256: hash.to_owned(),
+                published: attribute("data-upload-time"),
+                requires: attribute("data-requires-python"),
+                yanked,
+            };
+            checked(base, file)
         });
         files.extend(found);
     }
     files
 }
 
-/// Returns a file that can be served: its name needs no escaping, and it has a hash to verify.
-fn entry(
-    base: &Url,
-    url: &str,
-    name: String,
-    sha256: String,
-    (published, requires, yanked): (Option<String>, Option<String>, bool),
-) -> Option<Listed> {
-    let url = base.join(url).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
-    let is_hash = sha256.len() == 64 && sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let sha256 = sha256.to_ascii_lowercase();
-    (is_plain(&name) && is_hash).then(|| Listed {
-        name,
-        url: url.into(),
-        sha256,
-        published,
-        requires,
-        yanked,
-    })
+/// Returns a file that can be served, with an absolute URL: its name needs no escaping, and it has a hash to
+/// verify.
+fn checked(base: &Url, file: IndexedFile) -> Option<IndexedFile> {
+    let url = base.join(&file.url).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
+    let is_hash = file.sha256.len() == 64 && file.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let sha256 = file.sha256.to_ascii_lowercase();
+    (is_plain(&file.name) && is_hash).then(|| IndexedFile { url: url.into(), sha256, ..file })
 }
 
-fn page<'a>(name: &str, files: impl Iterator<Item = &'a Listed>) -> String {
+fn page<'a>(name: &str, files: impl Iterator<Item = &'a IndexedFile>) -> String {
     let mut text = format!(
         "<!DOCTYPE html>\n<html><head><meta name=\"pypi:repository-version\" content=\"1.0\"><title>{name}</title></head><body>\n"
     );
-    for Listed { name: file, sha256, requires, yanked, .. } in files {
+    for IndexedFile { name: file, sha256, requires, yanked, .. } in files {
         let _ = write!(text, "<a href=\"../../files/{name}/{file}#sha256={sha256}\"");
         if let Some(requires) = requires {
             let _ = write!(text, " data-requires-python=\"{}\"", escaped(requires));

@@ -18,7 +18,7 @@ const BYTES_KEPT: u64 = 16 << 30;
 const PART_OLD: Duration = Duration::from_secs(24 * 3600);
 
 /// The cached files of one directory, which several processes may share.
-pub struct Store {
+pub struct PackageCache {
     directory: PathBuf,
     /// Number of bytes of the disk that must stay free.
     reserve_bytes: u64,
@@ -30,7 +30,7 @@ pub struct Store {
 }
 
 /// An incomplete file. Dropping it removes it.
-pub struct Part {
+pub struct PartialPackage {
     path: PathBuf,
     file: tokio::fs::File,
     place: PathBuf,
@@ -40,7 +40,7 @@ pub struct Part {
     room: u64,
 }
 
-impl Store {
+impl PackageCache {
     pub fn new(directory: &Path, reserve_bytes: u64) -> Self {
         let coming = Arc::<AtomicU64>::default();
         let (kept, count) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -69,7 +69,7 @@ impl Store {
     }
 
     /// Creates an incomplete file, or returns `None` if the cache or the disk is full.
-    pub async fn begin(&self, key: &str) -> Option<Part> {
+    pub async fn begin(&self, key: &str) -> Option<PartialPackage> {
         let taken = self.kept.load(Ordering::Relaxed) + self.coming.load(Ordering::Relaxed);
         let room = BYTES_MAX.checked_sub(taken).filter(|room| *room > 0)?;
         let parts = self.directory.join("parts");
@@ -82,11 +82,11 @@ impl Store {
         let path = parts.join(format!("{key}-{}-{number}", std::process::id()));
         let file = tokio::fs::File::create_new(&path).await.ok()?;
         let coming = Arc::clone(&self.coming);
-        Some(Part { path, file, place: self.place(key), is_kept: false, written: 0, coming, room })
+        Some(PartialPackage { path, file, place: self.place(key), is_kept: false, written: 0, coming, room })
     }
 
     /// Stores a complete file under its key.
-    pub async fn keep(&self, mut part: Part) {
+    pub async fn keep(&self, mut part: PartialPackage) {
         // Flushed before it is renamed: a power failure must not leave a partial file under the key.
         let whole = part.file.flush().await.is_ok() && part.file.sync_all().await.is_ok();
         if whole && tokio::fs::rename(&part.path, &part.place).await.is_ok() {
@@ -136,7 +136,7 @@ impl Store {
     }
 }
 
-impl Part {
+impl PartialPackage {
     /// Appends a chunk. Returns false if there is no space for it.
     pub async fn add(&mut self, piece: &[u8]) -> bool {
         self.written += piece.len() as u64;
@@ -145,7 +145,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for PartialPackage {
     fn drop(&mut self) {
         self.coming.fetch_sub(self.written, Ordering::Relaxed);
         if !self.is_kept {

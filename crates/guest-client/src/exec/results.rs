@@ -38,7 +38,7 @@ pub(super) struct Results {
 
 /// The position of a line relative to the output streams, whatever result it contains.
 #[derive(Deserialize)]
-struct Place {
+struct ResultPosition {
     stdout: u64,
     stderr: u64,
     #[serde(rename = "result")]
@@ -140,7 +140,7 @@ fn parsed(line: &[u8]) -> Result<ResultLine, Error> {
     }
     // Code can write anything to its result channel: unknown content must not affect the reading of other
     // results.
-    let Place { stdout, stderr, .. } = serde_json::from_slice(line).map_err(wrong)?;
+    let ResultPosition { stdout, stderr, .. } = serde_json::from_slice(line).map_err(wrong)?;
     let result = RunResult::Omitted { bytes: line.len() as u64, types: Vec::new() };
     Ok(ResultLine { stdout, stderr, result })
 }

@@ -12,8 +12,8 @@ use host::error::Error;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
-use super::parts::{Found, Parts};
-use crate::link::Link;
+use super::parts::{DecodedPart, Parts};
+use crate::link::GuestLink;
 
 /// Maximum size in bytes of a head or an end other than a page of a listing: a few paths and an error, with
 /// worst-case escaping.
@@ -30,10 +30,10 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 const DEATH_WITHIN: Duration = Duration::from_secs(1);
 
 /// A response that is being read.
-pub struct Answer {
+pub struct FileResponse {
     body: Incoming,
     parts: Parts,
-    link: Arc<Link>,
+    link: Arc<GuestLink>,
     only_looks: bool,
 }
 
@@ -50,8 +50,8 @@ pub enum Break {
     Wrong(Error),
 }
 
-impl Answer {
-    pub fn new(body: Incoming, ask: &FileAsk, link: Arc<Link>) -> Self {
+impl FileResponse {
+    pub fn new(body: Incoming, ask: &FileAsk, link: Arc<GuestLink>) -> Self {
         let most = match ask {
             FileAsk::List { .. } => limits::BODY_BYTES_MAX,
             FileAsk::Stat { .. }
@@ -75,14 +75,14 @@ impl Answer {
         // The timeout is for the whole head: a slow trickle of bytes must not extend it.
         let next = tokio::time::timeout(within, self.next(within));
         match next.await.unwrap_or(Err(Break::Silent(within)))? {
-            Found::Head(head) => Ok(head),
-            Found::Data(_) | Found::End(_) => Err(Break::Wrong(misplaced())),
+            DecodedPart::Head(head) => Ok(head),
+            DecodedPart::Data(_) | DecodedPart::End(_) => Err(Break::Wrong(misplaced())),
         }
     }
 
     /// Returns the next part, if something arrives in time. Cancel safe: nothing is lost if the future is
     /// dropped.
-    pub async fn next(&mut self, silence: Duration) -> Result<Found<FileAnswer>, Break> {
+    pub async fn next(&mut self, silence: Duration) -> Result<DecodedPart<FileAnswer>, Break> {
         loop {
             if let Some(found) = self.parts.next().map_err(Break::Wrong)? {
                 return Ok(found);
@@ -118,7 +118,7 @@ impl Answer {
 }
 
 /// Returns the error for a missing or incomplete response.
-pub async fn explain(link: &Link, only_looks: bool, broken: Break) -> Error {
+pub async fn explain(link: &GuestLink, only_looks: bool, broken: Break) -> Error {
     let message = match broken {
         Break::Wrong(error) => return error,
         Break::Silent(after) => return Error::Deadline { what: "the file operation", after },

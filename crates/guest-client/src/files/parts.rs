@@ -30,7 +30,7 @@ pub struct Parts {
 
 /// A decoded part.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Found<H> {
+pub enum DecodedPart<H> {
     /// The head.
     Head(H),
     /// Bytes of a data part, or of a fragment of it.
@@ -68,12 +68,12 @@ impl Parts {
     ///
     /// # Errors
     /// The input violates the protocol.
-    pub fn next<H: DeserializeOwned>(&mut self) -> Result<Option<Found<H>>, Error> {
+    pub fn next<H: DeserializeOwned>(&mut self) -> Result<Option<DecodedPart<H>>, Error> {
         loop {
             if self.left > 0 {
                 let bytes = self.piece.split_to(self.left.min(self.piece.len()));
                 self.left -= bytes.len();
-                return Ok(if bytes.is_empty() { None } else { Some(Found::Data(bytes)) });
+                return Ok(if bytes.is_empty() { None } else { Some(DecodedPart::Data(bytes)) });
             }
             let wanted = self.open.map_or(PART_HEADER_BYTES, |part| part.length as usize);
             let missing = wanted.saturating_sub(self.held.len()).min(self.piece.len());
@@ -90,11 +90,11 @@ impl Parts {
                 None => self.header(&held)?,
                 Some(part) if part.kind == PartKind::Head => {
                     self.stage = Stage::Data;
-                    return json(&held).map(|head| Some(Found::Head(head)));
+                    return json(&held).map(|head| Some(DecodedPart::Head(head)));
                 }
                 Some(_) => {
                     self.stage = Stage::Ended;
-                    return json(&held).map(|end| Some(Found::End(end)));
+                    return json(&held).map(|end| Some(DecodedPart::End(end)));
                 }
             }
         }
@@ -164,9 +164,9 @@ mod tests {
             parts.take(Bytes::copy_from_slice(piece));
             while let Some(found) = parts.next::<FileAnswer>()? {
                 match found {
-                    Found::Head(_) => seen.0 = true,
-                    Found::Data(bytes) => seen.1.extend_from_slice(&bytes),
-                    Found::End(_) => seen.2 = true,
+                    DecodedPart::Head(_) => seen.0 = true,
+                    DecodedPart::Data(bytes) => seen.1.extend_from_slice(&bytes),
+                    DecodedPart::End(_) => seen.2 = true,
                 }
             }
         }

@@ -9,14 +9,14 @@ use api::limits;
 use rustix::process::{Signal, kill_process_group};
 use tokio::time::Instant;
 
-use super::{Context, END_WITHIN, NO_GROUP, Process};
-use crate::code::{CellSpec, Job, Run, Running, Tell};
-use crate::exec::Exec;
+use super::{Context, ContextProcess, END_WITHIN, NO_GROUP};
+use crate::code::{CellSpec, Job, RunSpec, Running, Tell};
+use crate::exec::GuestExec;
 use crate::records::Records;
-use crate::said::{Done, Said, shown, understand};
+use crate::said::{CellEnd, CodeMessage, shown, understand};
 use crate::shell;
 use crate::sweep::{self, Whom};
-use crate::table::Table;
+use crate::table::ExecTable;
 
 /// Interval at which an interrupted cell is interrupted again.
 const INTERRUPT_EVERY: Duration = Duration::from_secs(1);
@@ -27,14 +27,14 @@ const KILL_AFTER: Duration = Duration::from_secs(3);
 const BEGIN_WITHIN: Duration = Duration::from_secs(60);
 
 /// End of a cell's turn.
-enum Turn {
+enum TurnEnd {
     Done(i32),
     Gone,
 }
 
 impl Context {
     /// Runs a cell when its turn comes.
-    pub async fn cell(self: Rc<Self>, table: Rc<Table>, exec: Rc<Exec>, job: Job) {
+    pub async fn cell(self: Rc<Self>, table: Rc<ExecTable>, exec: Rc<GuestExec>, job: Job) {
         self.waiting.set(self.waiting.get() + 1);
         let turn = tokio::select! {
             biased;
@@ -67,7 +67,13 @@ impl Context {
     }
 
     /// Runs a cell now.
-    async fn run(self: &Rc<Self>, table: &Table, exec: &Rc<Exec>, job: &Job, process: &Rc<Process>) {
+    async fn run(
+        self: &Rc<Self>,
+        table: &ExecTable,
+        exec: &Rc<GuestExec>,
+        job: &Job,
+        process: &Rc<ContextProcess>,
+    ) {
         let Some(running) = process.running.borrow().clone() else {
             return exec.over(Outcome::Unknown);
         };
@@ -77,8 +83,8 @@ impl Context {
         self.tell(exec);
         exec.prepare(BEGIN_WITHIN + Duration::from_millis(job.code.install_ms.unwrap_or(limits::INSTALL_MS)));
         let outcome = match self.follow(exec, process, &running, job).await {
-            Turn::Done(code) => Outcome::Exited { code },
-            Turn::Gone => {
+            TurnEnd::Done(code) => Outcome::Exited { code },
+            TurnEnd::Gone => {
                 let ended = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
                 let outcome = ended.unwrap_or(Outcome::Unknown);
                 sweep::kill(Whom::Group(process.group)).await;
@@ -99,7 +105,7 @@ impl Context {
     }
 
     /// Reports pending notices before a cell begins.
-    fn tell(&self, exec: &Exec) {
+    fn tell(&self, exec: &GuestExec) {
         if let Some(because) = self.untold.take() {
             exec.show(&RunResult::Restarted { because });
         }
@@ -117,7 +123,7 @@ impl Context {
         if self.spec.language == Language::Bash {
             return channel.send_bytes(&shell::cell(&code.source, &spec.env), &[]).await;
         }
-        let cell = CellSpec { number: self.cells.get(), env: &spec.env, run: Run::of(code) };
+        let cell = CellSpec { number: self.cells.get(), env: &spec.env, run: RunSpec::of(code) };
         channel.write(&Tell::Cell(cell)).await
     }
 
@@ -130,7 +136,7 @@ impl Context {
             channel.write(&Tell::Settle {}).await.ok()?;
             loop {
                 let record = channel.read().await?;
-                if let Some(Said::Settled(_)) = understand(&record.bytes) {
+                if let Some(CodeMessage::Settled(_)) = understand(&record.bytes) {
                     return Some(());
                 }
             }
@@ -140,11 +146,17 @@ impl Context {
 
     /// Follows a cell until it is done or its process is gone. A reason to end the cell leads to an
     /// interruption, which neither messages nor silence of the cell can delay.
-    async fn follow(&self, exec: &Rc<Exec>, process: &Process, running: &Running, job: &Job) -> Turn {
+    async fn follow(
+        &self,
+        exec: &Rc<GuestExec>,
+        process: &ContextProcess,
+        running: &Running,
+        job: &Job,
+    ) -> TurnEnd {
         let heard = async {
             match self.say(&running.channel, job).await {
                 Ok(()) => hear(exec, process, running).await,
-                Err(_gone) => Turn::Gone,
+                Err(_gone) => TurnEnd::Gone,
             }
         };
         tokio::pin!(heard);
@@ -172,7 +184,7 @@ impl Context {
             if oom || since.elapsed() >= KILL_AFTER {
                 self.ending.set(if oom { None } else { Some(Loss::Killed) });
                 sweep::kill(Whom::Group(process.group)).await;
-                return Turn::Gone;
+                return TurnEnd::Gone;
             }
             if let Some(pid) = process.pid.get() {
                 let _ = kill_process_group(pid, Signal::INT);
@@ -183,22 +195,22 @@ impl Context {
 }
 
 /// Handles the messages of a cell until it reports that it is done.
-async fn hear(exec: &Rc<Exec>, process: &Process, running: &Running) -> Turn {
+async fn hear(exec: &Rc<GuestExec>, process: &ContextProcess, running: &Running) -> TurnEnd {
     loop {
         let record = tokio::select! {
             biased;
             record = running.channel.read() => record,
             _ = process.until_ended() => None,
         };
-        let Some(record) = record else { return Turn::Gone };
+        let Some(record) = record else { return TurnEnd::Gone };
         match understand(&record.bytes) {
-            Some(Said::Begun(_)) => exec.clock(),
-            Some(Said::Result(result)) => {
-                shown(exec, &running.streams, (result, record.patience()), &running.channel).await;
+            Some(CodeMessage::Begun(_)) => exec.clock(),
+            Some(CodeMessage::Result(result)) => {
+                shown(exec, &running.streams, result, record.patience(), &running.channel).await;
             }
-            Some(Said::Done(Done { code })) => return Turn::Done(code),
+            Some(CodeMessage::Done(CellEnd { code })) => return TurnEnd::Done(code),
             // Other messages harm only the cell itself.
-            Some(Said::Refused(_) | Said::Variables(_) | Said::Settled(_)) | None => {}
+            Some(CodeMessage::Refused(_) | CodeMessage::Variables(_) | CodeMessage::Settled(_)) | None => {}
         }
     }
 }

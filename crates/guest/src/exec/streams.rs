@@ -9,8 +9,8 @@ use api::code::{ResultLine, RunResult};
 use api::exec::{Outcome, Stream};
 use api::limits;
 
-use super::Exec;
-use crate::spool::{Spool, Taken};
+use super::GuestExec;
+use crate::spool::{Spool, SpoolWrite};
 use crate::watched::Watched;
 
 /// Size of one read of a pipe. The buffer is shared by all execs, because a read and its spooling happen
@@ -25,7 +25,7 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH_BYTES]);
 }
 
-impl Exec {
+impl GuestExec {
     /// Accesses the spool of a stream.
     pub fn spool<T>(&self, stream: Stream, act: impl FnOnce(&mut Spool) -> T) -> T {
         let [stdout, stderr, results] = &mut *self.spools.borrow_mut();
@@ -162,7 +162,7 @@ impl Exec {
             let most = most.min(SCRATCH_BYTES);
             let count = rustix::io::read(pipe, scratch.get_mut(..most).unwrap_or_default())?;
             let bytes = scratch.get(..count).unwrap_or_default();
-            if self.spool(stream, |spool| spool.write(bytes)) == Taken::OverLimit {
+            if self.spool(stream, |spool| spool.write(bytes)) == SpoolWrite::OverLimit {
                 self.ask_to_end(Outcome::OutputLimit);
             }
             self.changed.notify_waiters();

@@ -21,22 +21,22 @@ use tar::{Archive, Builder, EntryType, Header};
 
 use super::content::take;
 use super::failure::{conflict, failed, failed_io, show};
-use super::parts::{self, Outlet, Sent};
-use super::place::{Place, enter, join, kind, version};
+use super::parts::{self, PartReader, PartWriter};
+use super::place::{FileLocation, enter, join, kind, version};
 use super::worker::{changed, unheard};
-use crate::layer::{Ahead, Entry, Fault, Kind, Source, broken};
+use crate::layer::{Ahead, ArchiveEntry, EntryKind, Fault, Source, broken};
 
 /// Maximum number of entries of one archive.
 const ENTRIES_MAX: u64 = 1_000_000;
 
 /// An archive that is being written.
-struct Packer<W: Write> {
+struct ArchivePacker<W: Write> {
     builder: Builder<W>,
     report: ArchiveReport,
 }
 
 /// Unpacks entries below a directory.
-struct Unpacker {
+struct ArchiveUnpacker {
     root: OwnedFd,
     path: Vec<u8>,
     /// Parent directory of the last entry. Cached, because archives list a directory's files together.
@@ -45,7 +45,7 @@ struct Unpacker {
 }
 
 /// Reader of exactly `size` bytes, even if the file changes meanwhile.
-struct Exactly<'a> {
+struct FixedSizeReader<'a> {
     file: &'a OwnedFd,
     at: u64,
     size: u64,
@@ -54,7 +54,7 @@ struct Exactly<'a> {
 
 /// Sends a directory or a file as an archive.
 pub fn pack(path: &FilePath, compression: Compression) -> Result<(), Error> {
-    let place = Place::find(path)?;
+    let place = FileLocation::find(path)?;
     let stat = place.stat().map_err(|errno| failed("inspect", &place.path, errno))?;
     let directory = match kind(&stat) {
         FileKind::Directory => {
@@ -72,19 +72,18 @@ pub fn pack(path: &FilePath, compression: Compression) -> Result<(), Error> {
     parts::head(&FileAnswer::Streams).map_err(unheard)?;
     let packed = match compression {
         Compression::Gzip => {
-            let encoder = GzEncoder::new(Outlet::default(), flate2::Compression::fast());
+            let encoder = GzEncoder::new(PartWriter::default(), flate2::Compression::fast());
             pack_into(encoder, &place, directory).and_then(|(encoder, report)| {
                 let mut outlet = encoder.finish().map_err(unheard)?;
                 outlet.flush().map_err(unheard)?;
                 Ok(report)
             })
         }
-        Compression::None | Compression::Zstd => {
-            pack_into(Outlet::default(), &place, directory).and_then(|(mut outlet, report)| {
+        Compression::None | Compression::Zstd => pack_into(PartWriter::default(), &place, directory)
+            .and_then(|(mut outlet, report)| {
                 outlet.flush().map_err(unheard)?;
                 Ok(report)
-            })
-        }
+            }),
     };
     let end = match packed {
         Ok(report) => FileEnd::Packed { report },
@@ -95,10 +94,10 @@ pub fn pack(path: &FilePath, compression: Compression) -> Result<(), Error> {
 
 fn pack_into<W: Write>(
     writer: W,
-    place: &Place,
+    place: &FileLocation,
     directory: Option<OwnedFd>,
 ) -> Result<(W, ArchiveReport), Error> {
-    let mut packer = Packer { builder: Builder::new(writer), report: ArchiveReport::default() };
+    let mut packer = ArchivePacker { builder: Builder::new(writer), report: ArchiveReport::default() };
     match directory {
         Some(directory) => packer.inside(&directory, b"", 0)?,
         None => packer.one(&place.parent, &place.name, &place.name, 0)?,
@@ -107,7 +106,7 @@ fn pack_into<W: Write>(
     Ok((writer, packer.report))
 }
 
-impl<W: Write> Packer<W> {
+impl<W: Write> ArchivePacker<W> {
     /// Adds the entries of a directory, whose path in the archive is `path`.
     fn inside(&mut self, directory: &OwnedFd, path: &[u8], depth: u32) -> Result<(), Error> {
         let fault = |errno| failed("list", path, errno);
@@ -142,7 +141,7 @@ impl<W: Write> Packer<W> {
                 };
                 let size = u64::try_from(stat.st_size).unwrap_or(0);
                 header.set_size(size);
-                let mut content = Exactly { file: &file, at: 0, size, short: false };
+                let mut content = FixedSizeReader { file: &file, at: 0, size, short: false };
                 self.builder.append_data(&mut header, shown, &mut content).map_err(unheard)?;
                 let now = rustix::fs::fstat(&file).ok();
                 let changed = content.short || now.is_none_or(|now| version(&now) != version(&stat));
@@ -179,7 +178,7 @@ impl<W: Write> Packer<W> {
     }
 }
 
-impl Read for Exactly<'_> {
+impl Read for FixedSizeReader<'_> {
     /// Fills up a file that became shorter with zeros, because the header already states its size. It is
     /// counted as changed.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -200,8 +199,8 @@ impl Read for Exactly<'_> {
 }
 
 /// Unpacks an archive below a directory.
-pub fn unpack(path: &FilePath, compression: Compression, sent: Sent) -> Result<ArchiveReport, Error> {
-    let place = Place::find_or_make(path)?;
+pub fn unpack(path: &FilePath, compression: Compression, sent: PartReader) -> Result<ArchiveReport, Error> {
+    let place = FileLocation::find_or_make(path)?;
     match rustix::fs::mkdirat(&place.parent, place.name.as_slice(), Mode::from_raw_mode(0o755)) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(errno) => return Err(failed("create", &place.path, errno)),
@@ -209,7 +208,8 @@ pub fn unpack(path: &FilePath, compression: Compression, sent: Sent) -> Result<A
     let root = enter(&place.parent, &place.name).map_err(|errno| failed("open", &place.path, errno))?;
     let fault = Fault::default();
     let mut archive = Archive::new(Source::new(sent, compression, fault.clone()));
-    let mut unpacker = Unpacker { root, path: place.path, last: None, report: ArchiveReport::default() };
+    let mut unpacker =
+        ArchiveUnpacker { root, path: place.path, last: None, report: ArchiveReport::default() };
     let unpacked = unpacker.all(&mut archive);
     let finished = unpacked.and_then(|()| archive.into_inner().finish());
     // Decoders and the archive reader hide why their source failed, so the source's own error takes
@@ -218,8 +218,8 @@ pub fn unpack(path: &FilePath, compression: Compression, sent: Sent) -> Result<A
     Ok(unpacker.report)
 }
 
-impl Unpacker {
-    fn all(&mut self, archive: &mut Archive<Source<Sent>>) -> Result<(), Error> {
+impl ArchiveUnpacker {
+    fn all(&mut self, archive: &mut Archive<Source<PartReader>>) -> Result<(), Error> {
         let mut ahead = Ahead::of_any_owner();
         for raw in archive.entries().map_err(broken)?.raw(true) {
             let mut raw = raw.map_err(broken)?;
@@ -230,7 +230,7 @@ impl Unpacker {
         ahead.end()
     }
 
-    fn one(&mut self, entry: &Entry, content: &mut impl Read) -> Result<(), Error> {
+    fn one(&mut self, entry: &ArchiveEntry, content: &mut impl Read) -> Result<(), Error> {
         if self.report.entries + self.report.skipped >= ENTRIES_MAX {
             return Err(api::limits::exceeded("the number of entries", ENTRIES_MAX + 1, ENTRIES_MAX));
         }
@@ -241,7 +241,7 @@ impl Unpacker {
         let fault = |errno| failed("unpack", &whole, errno);
         let parent = self.parent(parents, &path)?;
         match &entry.kind {
-            Kind::Directory => {
+            EntryKind::Directory => {
                 match rustix::fs::mkdirat(&parent, name.as_slice(), Mode::from_raw_mode(0o700)) {
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(errno) => return Err(fault(errno)),
@@ -251,7 +251,7 @@ impl Unpacker {
                 rustix::fs::fchmod(&directory, Mode::from_raw_mode(entry.meta.mode & 0o777 | 0o700))
                     .map_err(fault)?;
             }
-            Kind::File => {
+            EntryKind::File => {
                 clear(&parent, name, &whole)?;
                 let flags =
                     OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -267,18 +267,18 @@ impl Unpacker {
                 rustix::fs::futimens(&file, &times).map_err(fault)?;
                 self.report.bytes += count;
             }
-            Kind::Symlink(target) => {
+            EntryKind::Symlink(target) => {
                 clear(&parent, name, &whole)?;
                 rustix::fs::symlinkat(target.as_slice(), &parent, name.as_slice()).map_err(fault)?;
             }
-            Kind::Link(target) => {
+            EntryKind::Link(target) => {
                 let Some((above, last)) = target.split() else { return Err(fault(Errno::ISDIR)) };
                 let other = self.parent(above, &path)?;
                 clear(&parent, name, &whole)?;
                 rustix::fs::linkat(&other, last.as_slice(), &parent, name.as_slice(), AtFlags::empty())
                     .map_err(fault)?;
             }
-            Kind::Device | Kind::Fifo => {
+            EntryKind::Device | EntryKind::Fifo => {
                 self.report.skipped += 1;
                 return Ok(());
             }

@@ -15,8 +15,8 @@ use rustix::io::Errno;
 
 use super::digest::Digest;
 use super::failure::{conflict, failed, failed_io, show};
-use super::parts::{self, Outlet};
-use super::place::{Place, describe, version};
+use super::parts::{self, PartWriter};
+use super::place::{FileLocation, describe, version};
 use super::worker::{changed, unheard};
 
 /// Size of one read or write of a file.
@@ -29,7 +29,7 @@ const MODE: u32 = 0o644;
 
 /// A temporary file next to the file that it will replace. Dropping it removes it.
 pub struct Fresh<'a> {
-    place: &'a Place,
+    place: &'a FileLocation,
     name: Vec<u8>,
     /// The file itself.
     pub file: OwnedFd,
@@ -37,7 +37,7 @@ pub struct Fresh<'a> {
 }
 
 /// Hashes of a file that is written.
-pub struct Wanted {
+pub struct HashRequest {
     /// Expected SHA-256, if the request states one.
     pub sha256: Option<String>,
     /// Kind of hash to compute and return.
@@ -52,7 +52,7 @@ pub fn read(
     wanted: Option<&str>,
     digest: Digest,
 ) -> Result<(), Error> {
-    let place = Place::find(path)?;
+    let place = FileLocation::find(path)?;
     let (file, stat) = place.open(OFlags::RDONLY)?;
     let seen = version(&stat);
     if wanted.is_some_and(|wanted| wanted != seen) {
@@ -90,7 +90,7 @@ pub fn read(
 
 /// Sends the bytes. Returns `None` if the file has fewer.
 fn send(file: &OwnedFd, from: u64, to: u64, mut digest: Digest) -> io::Result<Option<Hash>> {
-    let (mut at, mut outlet) = (from, Outlet::default());
+    let (mut at, mut outlet) = (from, PartWriter::default());
     while at < to {
         let sent = outlet.fill(to - at, |buffer| Ok(rustix::io::pread(file, buffer, at)?))?;
         if sent.is_empty() {
@@ -106,10 +106,10 @@ fn send(file: &OwnedFd, from: u64, to: u64, mut digest: Digest) -> io::Result<Op
 pub fn replace(
     path: &FilePath,
     mode: Option<u32>,
-    wanted: &Wanted,
+    wanted: &HashRequest,
     sent: &mut impl Read,
 ) -> Result<FileAnswer, Error> {
-    let place = Place::find_or_make(path)?;
+    let place = FileLocation::find_or_make(path)?;
     let before = place.replaceable()?;
     let fresh = Fresh::new(&place, mode.or(before).unwrap_or(MODE))?;
     let mut digest = Digest::new(wanted.digest);
@@ -124,10 +124,10 @@ pub fn replace(
 pub fn write_on(
     path: &FilePath,
     offset: u64,
-    wanted: &Wanted,
+    wanted: &HashRequest,
     sent: &mut impl Read,
 ) -> Result<FileAnswer, Error> {
-    let place = Place::find_or_make(path)?;
+    let place = FileLocation::find_or_make(path)?;
     let fault = |act: &'static str| move |errno| (act, errno);
     let tell = |(act, errno): (&str, Errno)| failed(act, &place.path, errno);
     if offset == 0 && place.replaceable()?.is_none() {
@@ -164,7 +164,7 @@ pub fn write_on(
 
 /// Waits until no other request writes to the file: an interrupted request may still be writing the data that
 /// it received.
-fn alone(file: &OwnedFd, place: &Place) -> Result<(), Error> {
+fn alone(file: &OwnedFd, place: &FileLocation) -> Result<(), Error> {
     for _ in 0..ALONE_LOOKS {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),
@@ -183,7 +183,7 @@ fn alone(file: &OwnedFd, place: &Place) -> Result<(), Error> {
 
 /// Hashes a whole file.
 pub fn hash(path: &FilePath, digest: Hashing) -> Result<FileAnswer, Error> {
-    let place = Place::find(path)?;
+    let place = FileLocation::find(path)?;
     let (file, stat) = place.open(OFlags::RDONLY)?;
     if u64::try_from(stat.st_size).unwrap_or(0) > READ_BYTES_MAX {
         return Err(api::limits::exceeded(
@@ -198,7 +198,7 @@ pub fn hash(path: &FilePath, digest: Hashing) -> Result<FileAnswer, Error> {
 
 /// Replaces the only occurrence of a text in a file, or all occurrences.
 pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, Error> {
-    let place = Place::find(path)?;
+    let place = FileLocation::find(path)?;
     let (file, stat) = place.open(OFlags::RDONLY)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     if size > EDIT_BYTES_MAX {
@@ -238,7 +238,7 @@ pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, E
 
 impl<'a> Fresh<'a> {
     /// Creates an empty temporary file next to a place.
-    pub fn new(place: &'a Place, mode: u32) -> Result<Self, Error> {
+    pub fn new(place: &'a FileLocation, mode: u32) -> Result<Self, Error> {
         let name = place.beside()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&place.parent, name.as_slice(), flags, Mode::from_raw_mode(0o600))
@@ -302,7 +302,7 @@ pub fn take(
     }
 }
 
-fn verify(place: &Place, wanted: &Wanted, hash: &Hash) -> Result<(), Error> {
+fn verify(place: &FileLocation, wanted: &HashRequest, hash: &Hash) -> Result<(), Error> {
     let came = hash.digits();
     match &wanted.sha256 {
         Some(wanted) if !wanted.eq_ignore_ascii_case(came) => Err(conflict(

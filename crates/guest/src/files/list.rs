@@ -11,7 +11,7 @@ use api::files::{FileAnswer, FileInfo, FileKind, FilePath, PATH_BYTES_MAX};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 
 use super::failure::{conflict, failed, show};
-use super::place::{Place, describe, enter, join, kind, target, unseen};
+use super::place::{FileLocation, describe, enter, join, kind, target, unseen};
 
 /// Maximum total length of the paths of a page, whatever their number, so that the escaped page fits a body.
 const PAGE_BYTES_MAX: usize = 1 << 20;
@@ -19,7 +19,7 @@ const PAGE_BYTES_MAX: usize = 1 << 20;
 const NAME_BYTES_MAX: usize = 255;
 
 /// A page that is being filled.
-struct Page {
+struct ListingPage {
     items: Vec<FileInfo>,
     limit: usize,
     bytes: usize,
@@ -28,7 +28,7 @@ struct Page {
 
 /// Returns one page of a listing.
 pub fn page(path: &FilePath, depth: u32, after: Option<FilePath>, limit: u32) -> Result<FileAnswer, Error> {
-    let place = Place::find(path)?;
+    let place = FileLocation::find(path)?;
     let directory = open(&place)?;
     let after = match after {
         None => Vec::new(),
@@ -38,12 +38,12 @@ pub fn page(path: &FilePath, depth: u32, after: Option<FilePath>, limit: u32) ->
         return Err(too_long(&place.path));
     }
     let limit = usize::try_from(limit).unwrap_or(1);
-    let mut page = Page { items: Vec::new(), limit, bytes: 0, more: false };
+    let mut page = ListingPage { items: Vec::new(), limit, bytes: 0, more: false };
     page.fill(&directory, &place.path, depth, &after).map_err(|errno| failed("list", &place.path, errno))?;
     Ok(FileAnswer::Page { items: page.items, more: page.more })
 }
 
-fn open(place: &Place) -> Result<OwnedFd, Error> {
+fn open(place: &FileLocation) -> Result<OwnedFd, Error> {
     // Follows a symlink at the requested path itself, like `ls DIRECTORY/`.
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     rustix::fs::openat(&place.parent, place.name.as_slice(), flags, Mode::empty()).map_err(
@@ -83,7 +83,7 @@ fn below(directory: &[u8], path: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     }
 }
 
-impl Page {
+impl ListingPage {
     fn is_full(&self) -> bool {
         self.items.len() >= self.limit || self.bytes >= PAGE_BYTES_MAX
     }

@@ -14,13 +14,13 @@ const CHUNK_BYTES: usize = 256 * 1024 - PART_HEADER_BYTES;
 
 /// The body of a request: data, then an end marker.
 #[derive(Default)]
-pub struct Sent {
+pub struct PartReader {
     left: usize,
     ended: bool,
 }
 
 /// Writer for the data of an answer. Buffers until a part is full.
-pub struct Outlet {
+pub struct PartWriter {
     /// Space for a header, then the payload.
     buffer: Vec<u8>,
 }
@@ -54,12 +54,12 @@ pub fn end(end: &FileEnd) -> io::Result<()> {
 
 /// Sends one part of data.
 pub fn data(bytes: &[u8]) -> io::Result<()> {
-    let mut outlet = Outlet::default();
+    let mut outlet = PartWriter::default();
     outlet.write_all(bytes)?;
     outlet.flush()
 }
 
-impl Read for Sent {
+impl Read for PartReader {
     /// Reads data. Returns 0 after the end marker; input that ends without it is an error.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.left == 0 && !self.ended {
@@ -83,7 +83,7 @@ impl Read for Sent {
     }
 }
 
-impl Default for Outlet {
+impl Default for PartWriter {
     fn default() -> Self {
         let mut buffer = Vec::with_capacity(PART_HEADER_BYTES + CHUNK_BYTES);
         buffer.resize(PART_HEADER_BYTES, 0);
@@ -91,7 +91,7 @@ impl Default for Outlet {
     }
 }
 
-impl Outlet {
+impl PartWriter {
     /// Fills one part with a read, which may be short, without copying, and sends it. Returns an empty slice
     /// at the end.
     pub fn fill(
@@ -120,7 +120,7 @@ impl Outlet {
     }
 }
 
-impl Write for Outlet {
+impl Write for PartWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.buffer.len() >= PART_HEADER_BYTES + CHUNK_BYTES {
             self.flush()?;

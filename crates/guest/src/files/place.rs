@@ -22,7 +22,7 @@ pub const DIRECTORY: OFlags =
     OFlags::DIRECTORY.union(OFlags::PATH).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// A name in a directory.
-pub struct Place {
+pub struct FileLocation {
     /// The directory.
     pub parent: OwnedFd,
     /// The name; `.` for a directory without one, such as `/`.
@@ -31,7 +31,7 @@ pub struct Place {
     pub path: Vec<u8>,
 }
 
-impl Place {
+impl FileLocation {
     /// Opens the directory that contains a path's last name.
     pub fn find(path: &FilePath) -> Result<Self, Error> {
         let (whole, above, name) = split(path);
@@ -41,7 +41,7 @@ impl Place {
         Ok(Self { parent, name, path: whole })
     }
 
-    /// Like [`Place::find`], but creates missing parent directories first.
+    /// Like [`FileLocation::find`], but creates missing parent directories first.
     pub fn find_or_make(path: &FilePath) -> Result<Self, Error> {
         match Self::find(path) {
             Err(error) if error.code == api::ErrorCode::NotFound => {
@@ -58,7 +58,7 @@ impl Place {
         rustix::fs::statat(&self.parent, self.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Like [`Place::stat`], as a full description.
+    /// Like [`FileLocation::stat`], as a full description.
     pub fn info(&self) -> Result<FileInfo, Error> {
         let stat = self.stat().map_err(|errno| failed("inspect", &self.path, errno))?;
         Ok(self.describe(&stat))
@@ -114,7 +114,7 @@ impl Place {
     }
 }
 
-/// Returns true for the temporary names that [`Place::beside`] generates.
+/// Returns true for the temporary names that [`FileLocation::beside`] generates.
 pub fn is_temporary(name: &[u8]) -> bool {
     name.strip_prefix(TEMPORARY.as_bytes())
         .is_some_and(|rest| rest.len() == 16 && rest.iter().all(u8::is_ascii_hexdigit))

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::content::{Fresh, take};
 use super::failure::{conflict, failed, show};
-use super::place::{DIRECTORY, Place, enter, join, kind, too_deep};
+use super::place::{DIRECTORY, FileLocation, enter, join, kind, too_deep};
 use super::worker::{changed, undone};
 
 /// Number of names that are removed before a directory is read again, so that a million names are never held
@@ -35,7 +35,7 @@ pub fn make(path: &[u8]) -> Result<u64, Error> {
 
 /// Renames a file or directory, also across file systems.
 pub fn rename(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
-    let (source, target) = (Place::find(from)?, Place::find_or_make(to)?);
+    let (source, target) = (FileLocation::find(from)?, FileLocation::find_or_make(to)?);
     let renamed = place(&source.parent, &source.name, &target, replace);
     match renamed {
         Ok(()) => Ok(1),
@@ -53,7 +53,7 @@ pub fn rename(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Erro
 
 /// Copies a file or a directory tree, atomically.
 pub fn copy(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
-    let (source, target) = (Place::find(from)?, Place::find_or_make(to)?);
+    let (source, target) = (FileLocation::find(from)?, FileLocation::find_or_make(to)?);
     let stat = source.stat().map_err(|errno| failed("inspect", &source.path, errno))?;
     let there = target.stat().is_ok();
     if there && !replace {
@@ -93,7 +93,7 @@ pub fn copy(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error>
 
 /// Removes a file or directory. Returns how many entries were removed.
 pub fn remove(path: &FilePath, all: bool) -> Result<u64, Error> {
-    let place = match Place::find(path) {
+    let place = match FileLocation::find(path) {
         Err(error) if error.code == api::ErrorCode::NotFound => return Ok(0),
         found => found?,
     };
@@ -195,7 +195,7 @@ fn clone(parent: &OwnedFd, name: &[u8], to: &OwnedFd, new: &[u8], at: (&[u8], u3
 }
 
 /// Refuses to copy a directory into itself, which would never end.
-fn refuse_inside(source: &Place, target: &Place) -> Result<(), Error> {
+fn refuse_inside(source: &FileLocation, target: &FileLocation) -> Result<(), Error> {
     let fault = |errno| failed("copy to", &target.path, errno);
     let same = |one: &Stat, other: &Stat| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino);
     let source = source.stat().map_err(fault)?;
@@ -219,7 +219,7 @@ fn refuse_inside(source: &Place, target: &Place) -> Result<(), Error> {
 }
 
 /// Renames a file or directory to a place, which must be unused unless `replace` is set.
-fn place(parent: &OwnedFd, name: &[u8], target: &Place, replace: bool) -> Result<(), Errno> {
+fn place(parent: &OwnedFd, name: &[u8], target: &FileLocation, replace: bool) -> Result<(), Errno> {
     let rename =
         |flags| rustix::fs::renameat_with(parent, name, &target.parent, target.name.as_slice(), flags);
     if replace {
@@ -254,7 +254,7 @@ fn is_directory(path: &[u8]) -> bool {
     rustix::fs::statat(CWD, path, AtFlags::empty()).is_ok_and(|stat| kind(&stat) == FileKind::Directory)
 }
 
-fn taken(place: &Place) -> Error {
+fn taken(place: &FileLocation) -> Error {
     conflict(
         format!("{} already exists", show(&place.path)),
         "Set `replace` to replace the existing entry, or choose another name.",

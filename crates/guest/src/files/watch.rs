@@ -18,7 +18,7 @@ use rustix::stdio::stdout;
 
 use super::failure::failed;
 use super::parts;
-use super::place::{Place, is_temporary, join, kind};
+use super::place::{FileLocation, is_temporary, join, kind};
 use super::worker::unheard;
 
 /// Maximum number of events that are not sent yet.
@@ -52,7 +52,7 @@ struct Watcher {
 
 /// Reports changes from now on, until the reader is gone.
 pub fn tell(path: &FilePath, deep: bool) -> Result<(), Error> {
-    let place = Place::find(path)?;
+    let place = FileLocation::find(path)?;
     let stat = place.stat().map_err(|errno| failed("watch", &place.path, errno))?;
     let kernel = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)
         .map_err(|errno| failed("watch", &place.path, errno))?;

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use api::files::{FileAnswer, FileAsk};
 use api::{Error, Ran};
 
-use super::content::Wanted;
+use super::content::HashRequest;
 use super::digest::Digest;
-use super::parts::{self, Sent};
-use super::place::Place;
+use super::parts::{self, PartReader};
+use super::place::FileLocation;
 use super::{archive, content, list, tree, watch};
 
 /// True if a failing request would leave changes behind. A static suffices, because this process serves one
@@ -49,14 +49,14 @@ pub fn run() -> ExitCode {
 fn answer(ask: FileAsk) -> Result<Option<FileAnswer>, Error> {
     let done = |count: u64| Some(FileAnswer::Done { count });
     Ok(match ask {
-        FileAsk::Stat { path } => Some(FileAnswer::Info { info: Place::find(&path)?.info()? }),
+        FileAsk::Stat { path } => Some(FileAnswer::Info { info: FileLocation::find(&path)?.info()? }),
         FileAsk::List { path, depth, after, limit } => Some(list::page(&path, depth, after, limit)?),
         FileAsk::Read { path, from, to, version, digest } => {
             content::read(&path, from, to, version.as_deref(), Digest::new(digest))?;
             None
         }
         FileAsk::Write { path, offset, mode, sha256, digest } => {
-            let (wanted, sent) = (Wanted { sha256, digest }, &mut Sent::default());
+            let (wanted, sent) = (HashRequest { sha256, digest }, &mut PartReader::default());
             Some(match offset {
                 Some(offset) => content::write_on(&path, offset, &wanted, sent)?,
                 None => content::replace(&path, mode, &wanted, sent)?,
@@ -79,7 +79,7 @@ fn answer(ask: FileAsk) -> Result<Option<FileAnswer>, Error> {
             None
         }
         FileAsk::Unpack { path, compression } => {
-            Some(FileAnswer::Unpacked { report: archive::unpack(&path, compression, Sent::default())? })
+            Some(FileAnswer::Unpacked { report: archive::unpack(&path, compression, PartReader::default())? })
         }
     })
 }

@@ -16,12 +16,12 @@ use std::os::fd::OwnedFd;
 use api::Error;
 use api::layer::Skipped;
 
-use super::entry::{Ahead, Entry, Kind, Meta};
+use super::entry::{Ahead, ArchiveEntry, EntryKind, Meta};
 use super::merged::Canonical;
-use super::name::{self, Meaning, Name, Part};
+use super::name::{self, Meaning, Name, PathComponent};
 use super::refusal::{broken, failed, over, refused};
 use super::source::Source;
-use super::tree::{self, Place, Tree};
+use super::tree::{self, EntryLocation, Tree};
 
 /// Maximum number of entries of one layer: ten times that of a large development image in all its layers.
 const ENTRIES_MAX: u64 = 1_000_000;
@@ -31,17 +31,17 @@ const FILE_MODE: u32 = 0o777;
 const DIRECTORY_MODE: u32 = 0o1777;
 
 /// Unpacks entries, one after the other.
-pub struct Unpacker {
+pub struct LayerUnpacker {
     tree: Tree,
     entries: u64,
     skipped: Skipped,
     /// Directories above the current entry, whose times are set when the archive leaves them.
-    unfinished: Vec<(Vec<Part>, OwnedFd, u32)>,
+    unfinished: Vec<(Vec<PathComponent>, OwnedFd, u32)>,
     /// Place of the last file. Cached, because archives list a directory's files together.
-    last: Option<Place>,
+    last: Option<EntryLocation>,
 }
 
-impl Unpacker {
+impl LayerUnpacker {
     /// Creates an unpacker for this tree.
     pub fn new(tree: Tree) -> Self {
         Self { tree, entries: 0, skipped: Skipped::default(), unfinished: Vec::new(), last: None }
@@ -65,7 +65,7 @@ impl Unpacker {
         Ok((self.tree, self.entries, self.skipped))
     }
 
-    fn one(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), Error> {
+    fn one(&mut self, entry: &ArchiveEntry, content: &mut dyn Read) -> Result<(), Error> {
         self.entries += 1;
         if self.entries > ENTRIES_MAX {
             let message = format!("the layer has too many entries, starting at {:?}", show(&entry.name));
@@ -73,9 +73,9 @@ impl Unpacker {
         }
         self.skipped.attributes += entry.attributes;
         match entry.kind {
-            Kind::Device => self.skipped.devices += 1,
-            Kind::Fifo => self.skipped.fifos += 1,
-            Kind::Directory | Kind::File | Kind::Symlink(_) | Kind::Link(_) => {
+            EntryKind::Device => self.skipped.devices += 1,
+            EntryKind::Fifo => self.skipped.fifos += 1,
+            EntryKind::Directory | EntryKind::File | EntryKind::Symlink(_) | EntryKind::Link(_) => {
                 let Some((parents, last)) = entry.name.split() else { return self.root(entry) };
                 match name::meaning(last)? {
                     Meaning::Thing => return self.thing(entry, parents, last, content),
@@ -88,8 +88,8 @@ impl Unpacker {
         Ok(())
     }
 
-    fn root(&mut self, entry: &Entry) -> Result<(), Error> {
-        if entry.kind != Kind::Directory {
+    fn root(&mut self, entry: &ArchiveEntry) -> Result<(), Error> {
+        if entry.kind != EntryKind::Directory {
             return Err(refused(b"/", "is the root but not a directory"));
         }
         let meta = self.stripped(entry.meta, DIRECTORY_MODE);
@@ -98,46 +98,46 @@ impl Unpacker {
 
     fn thing(
         &mut self,
-        entry: &Entry,
-        parents: &[Part],
-        last: &Part,
+        entry: &ArchiveEntry,
+        parents: &[PathComponent],
+        last: &PathComponent,
         content: &mut dyn Read,
     ) -> Result<(), Error> {
         let Some(place) = self.place(parents, last)? else {
             self.skipped.reserved += 1;
             return Ok(());
         };
-        let is_directory = entry.kind == Kind::Directory;
+        let is_directory = entry.kind == EntryKind::Directory;
         if name::is_closed(&place.path) || (name::is_reserved(&place.path) && !is_directory) {
             self.skipped.reserved += 1;
             return Ok(());
         }
         self.leave(Some(&place.path))?;
         match &entry.kind {
-            Kind::Directory => {
+            EntryKind::Directory => {
                 let meta = self.stripped(entry.meta, DIRECTORY_MODE);
                 let made = self.tree.directory(&place, meta)?;
                 self.last = None;
                 self.unfinished.push((place.path, made, meta.mtime));
                 return Ok(());
             }
-            Kind::File => {
+            EntryKind::File => {
                 let meta = self.stripped(entry.meta, FILE_MODE);
                 self.tree.file(&place, meta, entry.size, content)?;
             }
-            Kind::Symlink(text) => self.tree.symlink(&place, entry.meta, text)?,
-            Kind::Link(source) => self.link(&place, source)?,
-            Kind::Device | Kind::Fifo => {}
+            EntryKind::Symlink(text) => self.tree.symlink(&place, entry.meta, text)?,
+            EntryKind::Link(source) => self.link(&place, source)?,
+            EntryKind::Device | EntryKind::Fifo => {}
         }
         // If the path contains no symlink, a new file cannot change how it resolves, so the directory can be
         // reused.
         let keeps =
-            entry.kind == Kind::File && place.path.split_last().is_some_and(|(_, path)| path == parents);
+            entry.kind == EntryKind::File && place.path.split_last().is_some_and(|(_, path)| path == parents);
         self.last = keeps.then_some(place);
         Ok(())
     }
 
-    fn link(&self, place: &Place, source: &Name) -> Result<(), Error> {
+    fn link(&self, place: &EntryLocation, source: &Name) -> Result<(), Error> {
         let lost = || refused(&place.path.join(&b'/'), "is a hard link to a missing file");
         let (parents, last) = source.split().ok_or_else(lost)?;
         match self.tree.merged().canonical(parents)? {
@@ -149,7 +149,7 @@ impl Unpacker {
         }
     }
 
-    fn hide(&mut self, parents: &[Part], hidden: &Part) -> Result<(), Error> {
+    fn hide(&mut self, parents: &[PathComponent], hidden: &PathComponent) -> Result<(), Error> {
         self.last = None;
         let lowest = self.tree.merged().is_lowest();
         let place = if lowest { None } else { self.place(parents, hidden)? };
@@ -162,7 +162,7 @@ impl Unpacker {
         Ok(())
     }
 
-    fn hide_all(&mut self, parents: &[Part]) -> Result<(), Error> {
+    fn hide_all(&mut self, parents: &[PathComponent]) -> Result<(), Error> {
         self.last = None;
         if let Canonical::Path(path) = self.tree.merged().canonical(parents)?
             && !self.tree.merged().is_lowest()
@@ -177,7 +177,11 @@ impl Unpacker {
     }
 
     /// Resolves a name to a place. Returns `None` if it is reserved for the sandbox.
-    fn place(&mut self, parents: &[Part], last: &Part) -> Result<Option<Place>, Error> {
+    fn place(
+        &mut self,
+        parents: &[PathComponent],
+        last: &PathComponent,
+    ) -> Result<Option<EntryLocation>, Error> {
         if let Some(mut place) = self.last.take()
             && place.path.split_last().is_some_and(|(_, path)| path == parents)
         {
@@ -192,13 +196,14 @@ impl Unpacker {
             return Ok(None);
         }
         let directory = self.tree.directory_at(path.get(..path.len() - 1).unwrap_or_default())?;
-        Ok(Some(Place { directory, path }))
+        Ok(Some(EntryLocation { directory, path }))
     }
 
     /// Sets the times of the directories that the archive has left.
-    fn leave(&mut self, path: Option<&[Part]>) -> Result<(), Error> {
-        let is_above =
-            |above: &[Part]| path.is_some_and(|path| path.len() > above.len() && path.starts_with(above));
+    fn leave(&mut self, path: Option<&[PathComponent]>) -> Result<(), Error> {
+        let is_above = |above: &[PathComponent]| {
+            path.is_some_and(|path| path.len() > above.len() && path.starts_with(above))
+        };
         while let Some((left, directory, mtime)) = self.unfinished.pop_if(|(above, ..)| !is_above(above)) {
             tree::touch(&directory, mtime).map_err(|errno| failed("own", &left.join(&b'/'), errno))?;
         }

@@ -38,7 +38,7 @@ const GNU_SPARSE: u8 = b'S';
 
 /// Type of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     /// A directory.
     Directory,
     /// A regular file; its content follows in the archive.
@@ -68,11 +68,11 @@ pub struct Meta {
 
 /// An entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct ArchiveEntry {
     /// Name.
     pub name: Name,
     /// Type.
-    pub kind: Kind,
+    pub kind: EntryKind,
     /// Owner, mode and time, as stated in the archive.
     pub meta: Meta,
     /// Size of the content.
@@ -86,14 +86,14 @@ pub struct Entry {
 pub struct Ahead {
     name: Option<Vec<u8>>,
     target: Option<Vec<u8>>,
-    records: Option<Records>,
+    records: Option<PaxRecords>,
     /// True if owners are ignored, because the unpacked files get another owner.
     any_owner: bool,
 }
 
 /// The supported PAX records.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Records {
+struct PaxRecords {
     path: Option<Vec<u8>>,
     linkpath: Option<Vec<u8>>,
     size: Option<u64>,
@@ -109,7 +109,7 @@ impl Ahead {
     }
 
     /// Reads one raw header. Returns the entry, or `None` if the header describes the next entry.
-    pub fn take<R: Read>(&mut self, raw: &mut tar::Entry<'_, R>) -> Result<Option<Entry>, Error> {
+    pub fn take<R: Read>(&mut self, raw: &mut tar::Entry<'_, R>) -> Result<Option<ArchiveEntry>, Error> {
         let header = raw.header().clone();
         let label = header.path_bytes().into_owned();
         check_header(&header, &label)?;
@@ -117,12 +117,12 @@ impl Ahead {
         match header.entry_type().as_byte() {
             GNU_LONG_NAME => once(&mut self.name, text(raw, size, &label)?, &label)?,
             GNU_LONG_LINK => once(&mut self.target, text(raw, size, &label)?, &label)?,
-            PAX => once(&mut self.records, Records::parse(&description(raw, size, &label)?)?, &label)?,
+            PAX => once(&mut self.records, PaxRecords::parse(&description(raw, size, &label)?)?, &label)?,
             PAX_GLOBAL => {
                 // Comments of the tool that created the archive are harmless. Settings for all later entries
                 // are refused.
-                let records = Records::parse(&description(raw, size, &label)?)?;
-                if records != Records::default() {
+                let records = PaxRecords::parse(&description(raw, size, &label)?)?;
+                if records != PaxRecords::default() {
                     return Err(refused(
                         &label,
                         "is a global header for all later entries, which is not supported",
@@ -143,7 +143,7 @@ impl Ahead {
     }
 
     /// Assembles an entry from its own header and the headers before it.
-    fn finish(&mut self, header: &Header, size: u64) -> Result<Entry, Error> {
+    fn finish(&mut self, header: &Header, size: u64) -> Result<ArchiveEntry, Error> {
         let any_owner = self.any_owner;
         let fresh = Self { any_owner, ..Self::default() };
         let Self { name, target, records, .. } = std::mem::replace(self, fresh);
@@ -157,7 +157,7 @@ impl Ahead {
         }
         let name = Name::parse(&spelled)?;
         let kind = kind(header, &spelled, target)?;
-        if size != 0 && kind != Kind::File {
+        if size != 0 && kind != EntryKind::File {
             return Err(refused(&spelled, "has content, which its type does not allow"));
         }
         let id = |record: Option<u64>, field: std::io::Result<u64>| match record.map_or(field, Ok) {
@@ -176,11 +176,11 @@ impl Ahead {
             // An unreadable time is no reason to refuse an image.
             mtime: u32::try_from(header.mtime().unwrap_or(0).min(MTIME_MAX)).unwrap_or(0),
         };
-        Ok(Entry { name, kind, meta, size, attributes: records.attributes })
+        Ok(ArchiveEntry { name, kind, meta, size, attributes: records.attributes })
     }
 }
 
-impl Records {
+impl PaxRecords {
     /// Parses records of the form `LENGTH KEY=VALUE\n`. The lengths delimit them, because a value may contain
     /// any byte.
     fn parse(mut bytes: &[u8]) -> Result<Self, Error> {
@@ -218,24 +218,24 @@ impl Records {
     }
 }
 
-fn kind(header: &Header, spelled: &[u8], target: Option<Vec<u8>>) -> Result<Kind, Error> {
+fn kind(header: &Header, spelled: &[u8], target: Option<Vec<u8>>) -> Result<EntryKind, Error> {
     let target =
         || target.filter(|target| !target.is_empty()).ok_or_else(|| refused(spelled, "links to nothing"));
     match header.entry_type().as_byte() {
-        DIRECTORY => Ok(Kind::Directory),
+        DIRECTORY => Ok(EntryKind::Directory),
         // Old archives have no type for directories, and mark them by a trailing slash.
-        REGULAR | CONTIGUOUS if spelled.ends_with(b"/") => Ok(Kind::Directory),
-        REGULAR | CONTIGUOUS => Ok(Kind::File),
+        REGULAR | CONTIGUOUS if spelled.ends_with(b"/") => Ok(EntryKind::Directory),
+        REGULAR | CONTIGUOUS => Ok(EntryKind::File),
         SYMLINK => {
             let target = target()?;
             if target.len() >= PATH_BYTES_MAX || target.contains(&0) {
                 return Err(refused(spelled, "links to an invalid path"));
             }
-            Ok(Kind::Symlink(target))
+            Ok(EntryKind::Symlink(target))
         }
-        LINK => Ok(Kind::Link(Name::parse(&target()?)?)),
-        CHARACTER_DEVICE | BLOCK_DEVICE => Ok(Kind::Device),
-        FIFO => Ok(Kind::Fifo),
+        LINK => Ok(EntryKind::Link(Name::parse(&target()?)?)),
+        CHARACTER_DEVICE | BLOCK_DEVICE => Ok(EntryKind::Device),
+        FIFO => Ok(EntryKind::Fifo),
         GNU_SPARSE => Err(refused(spelled, "is sparse, which is not supported")),
         _ => Err(refused(spelled, "has an unknown type")),
     }
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn records_are_read_by_their_lengths() {
-        let records = Records::parse(b"10 size=7\n29 SCHILY.xattr.user.a=\nb\n=c\n12 path=a/b\n").unwrap();
+        let records = PaxRecords::parse(b"10 size=7\n29 SCHILY.xattr.user.a=\nb\n=c\n12 path=a/b\n").unwrap();
         assert_eq!(records.size, Some(7));
         assert_eq!(records.path.as_deref(), Some(&b"a/b"[..]));
         assert_eq!(records.attributes, 1);
@@ -332,7 +332,7 @@ mod tests {
             b"22 GNU.sparse.major=1\n",
         ];
         for bytes in bad {
-            assert!(Records::parse(bytes).is_err(), "{:?}", String::from_utf8_lossy(bytes));
+            assert!(PaxRecords::parse(bytes).is_err(), "{:?}", String::from_utf8_lossy(bytes));
         }
     }
 }

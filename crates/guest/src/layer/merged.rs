@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::entry::Meta;
-use super::name::{self, DEPTH_MAX, Part};
+use super::name::{self, DEPTH_MAX, PathComponent};
 use super::refusal::{broken, failed, over, refused};
 
 /// Attribute that marks an opaque directory, for overlay mounts with `userxattr`.
@@ -41,13 +41,13 @@ pub enum Thing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Canonical {
     /// This path, which contains no symlink.
-    Path(Vec<Part>),
+    Path(Vec<PathComponent>),
     /// A path inside a directory that belongs to the sandbox.
     Closed,
 }
 
 /// Lookup of a path in one layer.
-enum Said {
+enum LayerLookup {
     Here(Thing),
     /// Nothing in this layer, but lower layers may have the path.
     Ask,
@@ -80,30 +80,30 @@ impl Merged {
     }
 
     /// Looks up a path without symlinks. Returns the file and its layer, counted from the highest.
-    pub fn look(&self, path: &[Part]) -> Result<Option<(usize, Thing)>, Error> {
+    pub fn look(&self, path: &[PathComponent]) -> Result<Option<(usize, Thing)>, Error> {
         self.look_from(0, path)
     }
 
     /// Looks up a path without symlinks in the layers below the new layer.
-    pub fn look_below(&self, path: &[Part]) -> Result<Option<Thing>, Error> {
+    pub fn look_below(&self, path: &[PathComponent]) -> Result<Option<Thing>, Error> {
         Ok(self.look_from(1, path)?.map(|(_, thing)| thing))
     }
 
-    fn look_from(&self, first: usize, path: &[Part]) -> Result<Option<(usize, Thing)>, Error> {
+    fn look_from(&self, first: usize, path: &[PathComponent]) -> Result<Option<(usize, Thing)>, Error> {
         for (level, root) in self.layers.iter().rev().enumerate().skip(first) {
             match say(root, path).map_err(|errno| failed("inspect", &path.join(&b'/'), errno))? {
-                Said::Here(thing) => return Ok(Some((level, thing))),
-                Said::Hidden => return Ok(None),
-                Said::Ask => {}
+                LayerLookup::Here(thing) => return Ok(Some((level, thing))),
+                LayerLookup::Hidden => return Ok(None),
+                LayerLookup::Ask => {}
             }
         }
         Ok(None)
     }
 
     /// Resolves a path: symlinks are followed within the image, and `..` stops at its root.
-    pub fn canonical(&self, parts: &[Part]) -> Result<Canonical, Error> {
-        let mut ahead: Vec<Part> = parts.iter().rev().cloned().collect();
-        let mut path: Vec<Part> = Vec::new();
+    pub fn canonical(&self, parts: &[PathComponent]) -> Result<Canonical, Error> {
+        let mut ahead: Vec<PathComponent> = parts.iter().rev().cloned().collect();
+        let mut path: Vec<PathComponent> = Vec::new();
         let mut links = 0;
         while let Some(part) = ahead.pop() {
             if part == b".." {
@@ -142,7 +142,7 @@ impl Merged {
     }
 
     /// Opens a regular file of one layer.
-    pub fn open(&self, level: usize, path: &[Part]) -> Result<OwnedFd, Error> {
+    pub fn open(&self, level: usize, path: &[PathComponent]) -> Result<OwnedFd, Error> {
         let shown = path.join(&b'/');
         let root = self.layers.iter().rev().nth(level).ok_or_else(|| broken("the layer does not exist"))?;
         let (last, parents) = path.split_last().ok_or_else(|| refused(&shown, "is not a file"))?;
@@ -170,13 +170,13 @@ pub fn is_whiteout(status: &Stat) -> bool {
 }
 
 /// Opens a directory without following symlinks.
-pub fn directory(parent: &OwnedFd, part: &Part) -> Result<OwnedFd, Errno> {
+pub fn directory(parent: &OwnedFd, part: &PathComponent) -> Result<OwnedFd, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(parent, part, flags, Mode::empty())
 }
 
 /// Opens the directory at a path below `root`. Returns `None` for `root` itself.
-pub fn descend(root: &OwnedFd, path: &[Part]) -> Result<Option<OwnedFd>, Errno> {
+pub fn descend(root: &OwnedFd, path: &[PathComponent]) -> Result<Option<OwnedFd>, Errno> {
     let mut here = None;
     for part in path {
         here = Some(directory(here.as_ref().unwrap_or(root), part)?);
@@ -184,23 +184,23 @@ pub fn descend(root: &OwnedFd, path: &[Part]) -> Result<Option<OwnedFd>, Errno> 
     Ok(here)
 }
 
-fn say(root: &OwnedFd, path: &[Part]) -> Result<Said, Errno> {
+fn say(root: &OwnedFd, path: &[PathComponent]) -> Result<LayerLookup, Errno> {
     let Some((last, parents)) = path.split_last() else {
-        return rustix::fs::fstat(root).map(|status| Said::Here(Thing::Directory(meta(&status))));
+        return rustix::fs::fstat(root).map(|status| LayerLookup::Here(Thing::Directory(meta(&status))));
     };
     let mut here: Option<OwnedFd> = None;
-    let mut below = Said::Ask;
+    let mut below = LayerLookup::Ask;
     for part in parents {
         match directory(here.as_ref().unwrap_or(root), part) {
             Ok(next) => {
                 if is_opaque(&next) {
-                    below = Said::Hidden;
+                    below = LayerLookup::Hidden;
                 }
                 here = Some(next);
             }
             Err(Errno::NOENT) => return Ok(below),
             // A file, a symlink or a whiteout is in the way.
-            Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Said::Hidden),
+            Err(Errno::NOTDIR | Errno::LOOP) => return Ok(LayerLookup::Hidden),
             Err(errno) => return Err(errno),
         }
     }
@@ -211,7 +211,7 @@ fn say(root: &OwnedFd, path: &[Part]) -> Result<Said, Errno> {
         Err(errno) => return Err(errno),
     };
     if is_whiteout(&status) {
-        return Ok(Said::Hidden);
+        return Ok(LayerLookup::Hidden);
     }
     let thing = match FileType::from_raw_mode(status.st_mode) {
         FileType::Directory => Thing::Directory(meta(&status)),
@@ -226,10 +226,10 @@ fn say(root: &OwnedFd, path: &[Part]) -> Result<Said, Errno> {
         | FileType::BlockDevice
         | FileType::Unknown => Thing::Other,
     };
-    Ok(Said::Here(thing))
+    Ok(LayerLookup::Here(thing))
 }
 
-fn show(parts: &[Part]) -> String {
+fn show(parts: &[PathComponent]) -> String {
     String::from_utf8_lossy(&parts.join(&b'/')).chars().take(64).collect()
 }
 

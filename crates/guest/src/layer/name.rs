@@ -25,13 +25,13 @@ pub const RESERVED: [&str; 8] =
 const CLOSED: [&str; 4] = ["proc", "sys", "dev", ".bellglass"];
 
 /// One component of a path.
-pub type Part = Vec<u8>;
+pub type PathComponent = Vec<u8>;
 
 /// A path inside the layer, of limited length, without `..` or empty components. The root has no components.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Name {
     /// Components of the path.
-    pub parts: Vec<Part>,
+    pub parts: Vec<PathComponent>,
 }
 
 /// Meaning of the last component of a name.
@@ -40,7 +40,7 @@ pub enum Meaning {
     /// The name of a file or directory.
     Thing,
     /// Hides the file with this name in the layers below.
-    Hides(Part),
+    Hides(PathComponent),
     /// Hides all entries of this directory in the layers below.
     HidesAll,
     /// An internal marker of an old union file system.
@@ -58,7 +58,7 @@ impl Name {
         if bytes.contains(&0) {
             return Err(refused(bytes, "has a NUL byte in its name"));
         }
-        let parts: Vec<Part> =
+        let parts: Vec<PathComponent> =
             bytes.split(|byte| *byte == b'/').filter(is_part).map(<[u8]>::to_vec).collect();
         if parts.iter().any(|part| part == b"..") {
             return Err(refused(bytes, "has `..` in its name"));
@@ -84,7 +84,7 @@ impl Name {
     }
 
     /// Splits off the last component. Returns `None` for the root.
-    pub fn split(&self) -> Option<(&[Part], &Part)> {
+    pub fn split(&self) -> Option<(&[PathComponent], &PathComponent)> {
         self.parts.split_last().map(|(last, parents)| (parents, last))
     }
 }
@@ -101,18 +101,18 @@ pub fn meaning(last: &[u8]) -> Result<Meaning, Error> {
 }
 
 /// Returns true if this path is inside a directory that belongs to the sandbox.
-pub fn is_closed(path: &[Part]) -> bool {
+pub fn is_closed(path: &[PathComponent]) -> bool {
     path.len() > 1 && path.first().is_some_and(|first| CLOSED.iter().any(|name| name.as_bytes() == first))
 }
 
 /// Returns true if only a directory is allowed at this path.
-pub fn is_reserved(path: &[Part]) -> bool {
+pub fn is_reserved(path: &[PathComponent]) -> bool {
     let joined = path.join(&b'/');
     RESERVED.iter().any(|name| name.as_bytes() == joined)
 }
 
 /// Returns true for an absolute symlink target, and the target's components.
-pub fn target(bytes: &[u8]) -> (bool, Vec<Part>) {
+pub fn target(bytes: &[u8]) -> (bool, Vec<PathComponent>) {
     let parts = bytes.split(|byte| *byte == b'/').filter(is_part).map(<[u8]>::to_vec);
     (bytes.starts_with(b"/"), parts.collect())
 }

@@ -36,12 +36,12 @@ pub enum Packed {
     End,
 }
 
-struct Outlet<'a> {
+struct ChunkWriter<'a> {
     pieces: &'a mpsc::Sender<Packed>,
     now: BytesMut,
 }
 
-struct Packer<W: Write> {
+struct LayerPacker<W: Write> {
     builder: Builder<W>,
     /// First name of each file with several hard links, by inode number.
     first: HashMap<u64, Vec<u8>>,
@@ -49,8 +49,8 @@ struct Packer<W: Write> {
 
 /// Packs the content of a directory. Sends the end marker only if the archive is complete.
 pub fn pack(root: &OwnedFd, pieces: &mpsc::Sender<Packed>) {
-    let outlet = Outlet { pieces, now: BytesMut::new() };
-    let mut packer = Packer { builder: Builder::new(outlet), first: HashMap::new() };
+    let outlet = ChunkWriter { pieces, now: BytesMut::new() };
+    let mut packer = LayerPacker { builder: Builder::new(outlet), first: HashMap::new() };
     let packed = packer.inside(root, &[]).and_then(|()| packer.builder.into_inner()?.flush());
     if packed.is_ok() {
         // The receiver may be gone.
@@ -58,7 +58,7 @@ pub fn pack(root: &OwnedFd, pieces: &mpsc::Sender<Packed>) {
     }
 }
 
-impl<W: Write> Packer<W> {
+impl<W: Write> LayerPacker<W> {
     fn inside(&mut self, directory: &OwnedFd, path: &[Vec<u8>]) -> io::Result<()> {
         if path.len() > DEPTH_MAX {
             return Err(io::Error::other("the directories of the layer are nested too deeply"));
@@ -103,7 +103,7 @@ impl<W: Write> Packer<W> {
                 let inner = rustix::fs::openat(parent, &*name, flags, Mode::empty())?;
                 return self.inside(&inner, &path);
             }
-            FileType::RegularFile => return self.file((parent, &name), &stat, joined, header),
+            FileType::RegularFile => return self.file(parent, &name, &stat, joined),
             FileType::Symlink => {
                 header.set_entry_type(EntryType::Symlink);
                 let target = rustix::fs::readlinkat(parent, &*name, Vec::new())?;
@@ -119,14 +119,9 @@ impl<W: Write> Packer<W> {
         Ok(())
     }
 
-    fn file(
-        &mut self,
-        (parent, name): (&OwnedFd, &[u8]),
-        stat: &Stat,
-        path: Vec<u8>,
-        mut header: Header,
-    ) -> io::Result<()> {
+    fn file(&mut self, parent: &OwnedFd, name: &[u8], stat: &Stat, path: Vec<u8>) -> io::Result<()> {
         let shown = Path::new(OsStr::from_bytes(&path));
+        let mut header = header(stat);
         if let Some(first) = self.first.get(&stat.st_ino) {
             header.set_entry_type(EntryType::Link);
             return self.builder.append_link(&mut header, shown, Path::new(OsStr::from_bytes(first)));
@@ -150,7 +145,7 @@ impl<W: Write> Packer<W> {
     }
 }
 
-impl Write for Outlet<'_> {
+impl Write for ChunkWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.now.extend_from_slice(bytes);
         if self.now.len() >= PIECE_BYTES {

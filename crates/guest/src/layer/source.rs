@@ -32,7 +32,7 @@ const REST_BYTES: usize = 64 * 1024;
 pub struct Fault(Rc<RefCell<Option<Error>>>);
 
 /// A chunk of a body.
-pub enum Piece {
+pub enum BodyChunk {
     /// Some bytes.
     Bytes(Bytes),
     /// End marker. Without it, the body is incomplete.
@@ -41,7 +41,7 @@ pub enum Piece {
 
 /// Reader of a body, for use in a thread.
 pub struct Arriving {
-    pieces: mpsc::Receiver<Piece>,
+    pieces: mpsc::Receiver<BodyChunk>,
     now: Bytes,
     ended: bool,
     fault: Fault,
@@ -49,7 +49,7 @@ pub struct Arriving {
 
 /// Reader of an archive's uncompressed bytes.
 pub struct Source<R: Read> {
-    decoder: Decoder<Counted<R>>,
+    decoder: Decoder<CountingReader<R>>,
     taken: Rc<Cell<u64>>,
     given: u64,
     hasher: Sha256,
@@ -57,7 +57,7 @@ pub struct Source<R: Read> {
 }
 
 /// Reader that counts the bytes read.
-struct Counted<R> {
+struct CountingReader<R> {
     reader: R,
     count: Rc<Cell<u64>>,
 }
@@ -96,7 +96,7 @@ impl Fault {
 
 impl Arriving {
     /// Creates a reader for a body whose chunks arrive through a channel.
-    pub fn new(pieces: mpsc::Receiver<Piece>, fault: Fault) -> Self {
+    pub fn new(pieces: mpsc::Receiver<BodyChunk>, fault: Fault) -> Self {
         Self { pieces, now: Bytes::new(), ended: false, fault }
     }
 }
@@ -105,8 +105,8 @@ impl Read for Arriving {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.now.is_empty() && !self.ended {
             match self.pieces.blocking_recv() {
-                Some(Piece::Bytes(bytes)) => self.now = bytes,
-                Some(Piece::End) => self.ended = true,
+                Some(BodyChunk::Bytes(bytes)) => self.now = bytes,
+                Some(BodyChunk::End) => self.ended = true,
                 None => return Err(self.fault.raise(broken("it ended early"))),
             }
         }
@@ -122,7 +122,7 @@ impl<R: Read> Source<R> {
     /// Creates a reader for the bytes of `reader`, which have this compression.
     pub fn new(reader: R, compression: Compression, fault: Fault) -> Self {
         let taken = Rc::new(Cell::new(0));
-        let counted = Counted { reader, count: Rc::clone(&taken) };
+        let counted = CountingReader { reader, count: Rc::clone(&taken) };
         let decoder = match compression {
             Compression::None => Decoder::None(counted),
             Compression::Gzip => Decoder::Gzip(Box::new(MultiGzDecoder::new(counted))),
@@ -182,7 +182,7 @@ impl<R: Read> Read for Source<R> {
     }
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.reader.read(buffer)?;
         self.count.set(self.count.get() + count as u64);

@@ -15,7 +15,7 @@ use api::{Error, ErrorCode};
 use tempfile::TempDir;
 
 use super::source::Fault;
-use super::{Order, unpack};
+use super::{UnpackRequest, unpack};
 use archive::Archive;
 
 /// A directory with layers, and files outside them that must not change.
@@ -57,7 +57,7 @@ impl Bench {
         fs::create_dir(&target).unwrap();
         let open = |path: &PathBuf| OwnedFd::from(fs::File::open(path).unwrap());
         let layers = self.done.iter().chain([&target]).map(open).collect();
-        let order = Order { compression, top, done: self.done.len() };
+        let order = UnpackRequest { compression, top, done: self.done.len() };
         let report = unpack(Cursor::new(bytes), Fault::default(), order, layers);
         assert_eq!(self.look_outside(), self.outside, "something outside changed");
         if report.is_ok() {

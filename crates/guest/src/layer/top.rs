@@ -8,9 +8,9 @@ use api::limits::{UID, USER};
 
 use super::entry::Meta;
 use super::merged::{Canonical, Thing};
-use super::name::{Name, Part, RESERVED};
+use super::name::{Name, PathComponent, RESERVED};
 use super::refusal::{platform, refused};
-use super::tree::{Place, Tree};
+use super::tree::{EntryLocation, Tree};
 
 /// Maximum size of a user or group list. The longest in use have a few hundred lines.
 const LIST_BYTES_MAX: u64 = 1 << 20;
@@ -89,7 +89,7 @@ fn write(tree: &Tree, path: &str, text: &str) -> Result<(), Error> {
 }
 
 /// Resolves a path of the image. Returns its place and the file there.
-fn find(tree: &Tree, path: &str) -> Result<(Place, Option<(usize, Thing)>), Error> {
+fn find(tree: &Tree, path: &str) -> Result<(EntryLocation, Option<(usize, Thing)>), Error> {
     let name = Name::parse(path.as_bytes())?;
     let lost = || refused(path.as_bytes(), "has no valid location");
     let (parents, last) = name.split().ok_or_else(lost)?;
@@ -97,14 +97,14 @@ fn find(tree: &Tree, path: &str) -> Result<(Place, Option<(usize, Thing)>), Erro
     let directory = tree.directory_at(&path)?;
     path.push(last.clone());
     let there = tree.merged().look(&path)?;
-    Ok((Place { directory, path }, there))
+    Ok((EntryLocation { directory, path }, there))
 }
 
 /// Returns a place that images cannot influence, so that its path contains no symlink.
-fn own_place(tree: &Tree, path: &str) -> Result<Place, Error> {
-    let path: Vec<Part> = path.split('/').map(|part| part.as_bytes().to_vec()).collect();
+fn own_place(tree: &Tree, path: &str) -> Result<EntryLocation, Error> {
+    let path: Vec<PathComponent> = path.split('/').map(|part| part.as_bytes().to_vec()).collect();
     let directory = tree.directory_at(path.get(..path.len().saturating_sub(1)).unwrap_or_default())?;
-    Ok(Place { directory, path })
+    Ok(EntryLocation { directory, path })
 }
 
 fn owned(mode: u32) -> Meta {

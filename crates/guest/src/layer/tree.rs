@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::entry::Meta;
 use super::merged::{self, Merged, OPAQUE, Thing};
-use super::name::Part;
+use super::name::PathComponent;
 use super::refusal::{broken, failed, no_marks, over, platform, refused};
 
 /// Size of one read and write.
@@ -44,11 +44,11 @@ pub struct Tree {
 }
 
 /// Location of a new file: a directory and a name in it.
-pub struct Place {
+pub struct EntryLocation {
     /// The directory.
     pub directory: OwnedFd,
     /// Full path, which contains no symlink.
-    pub path: Vec<Part>,
+    pub path: Vec<PathComponent>,
 }
 
 /// Type of an entry that was removed.
@@ -73,14 +73,14 @@ impl Tree {
 
     /// Opens the directory at a path without symlinks. Creates directories that are missing in this layer,
     /// with the metadata of those in lower layers.
-    pub fn directory_at(&self, path: &[Part]) -> Result<OwnedFd, Error> {
+    pub fn directory_at(&self, path: &[PathComponent]) -> Result<OwnedFd, Error> {
         let mut here = duplicate(self.merged.target()?)?;
         for (index, part) in path.iter().enumerate() {
             let so_far = path.get(..=index).unwrap_or(path);
             here = match merged::directory(&here, part) {
                 Ok(next) => next,
                 Err(Errno::NOENT | Errno::NOTDIR) => {
-                    let place = Place { directory: here, path: so_far.to_vec() };
+                    let place = EntryLocation { directory: here, path: so_far.to_vec() };
                     let meta = match self.merged.look_below(so_far)? {
                         Some(Thing::Directory(meta)) => meta,
                         Some(Thing::File(_) | Thing::Symlink(..) | Thing::Other) | None => IMPLIED,
@@ -94,7 +94,7 @@ impl Tree {
     }
 
     /// Creates a directory, or reuses an existing one with its entries.
-    pub fn directory(&self, place: &Place, meta: Meta) -> Result<OwnedFd, Error> {
+    pub fn directory(&self, place: &EntryLocation, meta: Meta) -> Result<OwnedFd, Error> {
         let base = place.base()?;
         let (opened, was) = match merged::directory(&place.directory, base) {
             Ok(there) => (there, Was::Directory),
@@ -120,7 +120,13 @@ impl Tree {
     }
 
     /// Creates a regular file from the next `size` bytes of `content`.
-    pub fn file(&self, place: &Place, meta: Meta, size: u64, content: &mut dyn Read) -> Result<(), Error> {
+    pub fn file(
+        &self,
+        place: &EntryLocation,
+        meta: Meta,
+        size: u64,
+        content: &mut dyn Read,
+    ) -> Result<(), Error> {
         self.clear(place)?;
         self.spend(ENTRY_BYTES)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -155,7 +161,7 @@ impl Tree {
     }
 
     /// Creates a symbolic link. Its target is not checked, because it is only followed inside the sandbox.
-    pub fn symlink(&self, place: &Place, meta: Meta, text: &[u8]) -> Result<(), Error> {
+    pub fn symlink(&self, place: &EntryLocation, meta: Meta, text: &[u8]) -> Result<(), Error> {
         self.clear(place)?;
         self.spend(ENTRY_BYTES)?;
         let base = place.base()?;
@@ -170,7 +176,7 @@ impl Tree {
     }
 
     /// Creates a hard link to the file at `source`. A file of a lower layer is copied instead.
-    pub fn link(&self, place: &Place, source: &[Part]) -> Result<(), Error> {
+    pub fn link(&self, place: &EntryLocation, source: &[PathComponent]) -> Result<(), Error> {
         let shown = place.path.join(&b'/');
         if source == place.path {
             return Ok(());
@@ -202,7 +208,7 @@ impl Tree {
     }
 
     /// Hides the file of lower layers at this place. Returns false if there is none.
-    pub fn hide(&self, place: &Place) -> Result<bool, Error> {
+    pub fn hide(&self, place: &EntryLocation) -> Result<bool, Error> {
         if self.merged.look_below(&place.path)?.is_none() {
             return Ok(false);
         }
@@ -230,7 +236,7 @@ impl Tree {
     }
 
     /// Hides all entries that lower layers have in a directory.
-    pub fn hide_all(&self, directory: &OwnedFd, path: &[Part]) -> Result<(), Error> {
+    pub fn hide_all(&self, directory: &OwnedFd, path: &[PathComponent]) -> Result<(), Error> {
         if !path.is_empty() {
             return set_opaque(directory).map_err(|errno| failed("mark", &path.join(&b'/'), errno));
         }
@@ -240,7 +246,7 @@ impl Tree {
             names.extend(list(root).map_err(|errno| failed("list", b"/", errno))?);
         }
         for name in names {
-            let place = Place { directory: duplicate(self.merged.target()?)?, path: vec![name] };
+            let place = EntryLocation { directory: duplicate(self.merged.target()?)?, path: vec![name] };
             if !super::name::is_reserved(&place.path) {
                 self.hide(&place)?;
             }
@@ -249,7 +255,7 @@ impl Tree {
     }
 
     /// Creates a directory that no entry described.
-    fn implied(&self, place: &Place, meta: Meta) -> Result<OwnedFd, Error> {
+    fn implied(&self, place: &EntryLocation, meta: Meta) -> Result<OwnedFd, Error> {
         let status = rustix::fs::statat(&place.directory, place.base()?, AtFlags::SYMLINK_NOFOLLOW);
         match status {
             Err(Errno::NOENT) => self.directory(place, meta),
@@ -259,7 +265,7 @@ impl Tree {
     }
 
     /// Removes the file or directory at a place.
-    fn clear(&self, place: &Place) -> Result<Was, Error> {
+    fn clear(&self, place: &EntryLocation) -> Result<Was, Error> {
         let base = place.base()?;
         let was = match rustix::fs::statat(&place.directory, base, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(Was::Nothing),
@@ -290,9 +296,9 @@ impl Tree {
     }
 }
 
-impl Place {
+impl EntryLocation {
     /// Returns the name in the directory.
-    pub fn base(&self) -> Result<&Part, Error> {
+    pub fn base(&self) -> Result<&PathComponent, Error> {
         self.path.last().ok_or_else(|| broken("the root of a layer can only be a directory"))
     }
 
@@ -332,7 +338,7 @@ fn duplicate(directory: &OwnedFd) -> Result<OwnedFd, Error> {
 }
 
 /// Removes a file or directory, recursively. The recursion is bounded, because the depth of names is.
-fn remove(parent: &OwnedFd, name: &Part) -> Result<(), Errno> {
+fn remove(parent: &OwnedFd, name: &PathComponent) -> Result<(), Errno> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Err(Errno::ISDIR) => {
             let directory = merged::directory(parent, name)?;
@@ -345,7 +351,7 @@ fn remove(parent: &OwnedFd, name: &Part) -> Result<(), Errno> {
     }
 }
 
-fn list(directory: &OwnedFd) -> Result<Vec<Part>, Errno> {
+fn list(directory: &OwnedFd) -> Result<Vec<PathComponent>, Errno> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;

@@ -19,16 +19,16 @@ fn drain(spool: &Spool, mut offset: u64, step: usize) -> (Vec<(u64, u8)>, u64) {
     let mut buffer = vec![0; step];
     loop {
         match spool.read(offset, &mut buffer) {
-            Read::Data(count) => {
+            SpoolRead::Data(count) => {
                 got.extend(buffer[..count].iter().enumerate().map(|(i, b)| (offset + i as u64, *b)));
                 offset += count as u64;
             }
-            Read::Gap { to } => {
+            SpoolRead::Gap { to } => {
                 assert!(to > offset);
                 gaps += to - offset;
                 offset = to;
             }
-            Read::Nothing => return (got, gaps),
+            SpoolRead::Nothing => return (got, gaps),
         }
     }
 }
@@ -47,7 +47,7 @@ proptest! {
         let mut total = 0;
         for count in writes {
             let bytes: Vec<u8> = (total..total + count as u64).map(byte).collect();
-            prop_assert_eq!(spool.write(&bytes), Taken::All);
+            prop_assert_eq!(spool.write(&bytes), SpoolWrite::All);
             total += count as u64;
         }
         let (got, gaps) = drain(&spool, 0, step);
@@ -67,11 +67,11 @@ proptest! {
         while seen < total {
             let bytes: Vec<u8> = (sent..total.min(sent + 40_000)).map(byte).collect();
             match spool.write(&bytes) {
-                Taken::All => sent += bytes.len() as u64,
-                Taken::Part(count) => sent += count as u64,
-                Taken::OverLimit => prop_assert!(false),
+                SpoolWrite::All => sent += bytes.len() as u64,
+                SpoolWrite::Part(count) => sent += count as u64,
+                SpoolWrite::OverLimit => prop_assert!(false),
             }
-            if let Read::Data(count) = spool.read(seen, &mut buffer) {
+            if let SpoolRead::Data(count) = spool.read(seen, &mut buffer) {
                 for (index, value) in buffer[..count].iter().enumerate() {
                     prop_assert_eq!(*value, byte(seen + index as u64));
                 }
@@ -88,7 +88,7 @@ proptest! {
         let mut spool = Spool::new(OutputMode::Keep, kept, full_disk);
         let bytes: Vec<u8> = (0..total as u64).map(byte).collect();
         for chunk in bytes.chunks(50_000) {
-            prop_assert_eq!(spool.write(chunk), Taken::All);
+            prop_assert_eq!(spool.write(chunk), SpoolWrite::All);
         }
         let (got, gaps) = drain(&spool, 0, 10_000);
         prop_assert_eq!(got.len() as u64 + gaps, total as u64);
@@ -109,12 +109,12 @@ proptest! {
         while seen < total {
             let bytes: Vec<u8> = (sent..total.min(sent + 40_000)).map(byte).collect();
             match spool.write(&bytes) {
-                Taken::All => sent += bytes.len() as u64,
-                Taken::Part(count) => sent += count as u64,
-                Taken::OverLimit => prop_assert!(false),
+                SpoolWrite::All => sent += bytes.len() as u64,
+                SpoolWrite::Part(count) => sent += count as u64,
+                SpoolWrite::OverLimit => prop_assert!(false),
             }
             stuck += 1;
-            if let Read::Data(count) = spool.read(seen, &mut buffer) {
+            if let SpoolRead::Data(count) = spool.read(seen, &mut buffer) {
                 for (index, value) in buffer[..count].iter().enumerate() {
                     prop_assert_eq!(*value, byte(seen + index as u64));
                 }
@@ -145,16 +145,16 @@ fn small_disk() -> io::Result<File> {
 #[test]
 fn kill_keeps_what_fits_and_then_says_no() {
     let mut spool = Spool::new(OutputMode::Kill, 5000, file);
-    assert_eq!(spool.write(&[1; 5000]), Taken::All);
-    assert_eq!(spool.write(&[2]), Taken::OverLimit);
+    assert_eq!(spool.write(&[1; 5000]), SpoolWrite::All);
+    assert_eq!(spool.write(&[2]), SpoolWrite::OverLimit);
     assert_eq!(drain(&spool, 0, 999).0.len(), 5000);
 }
 
 #[test]
 fn kill_ends_at_what_the_disk_takes() {
     let mut spool = Spool::new(OutputMode::Kill, 500_000, full_disk);
-    assert_eq!(spool.write(&[1; 60_000]), Taken::All);
-    assert_eq!(spool.write(&[2; 60_000]), Taken::OverLimit);
+    assert_eq!(spool.write(&[1; 60_000]), SpoolWrite::All);
+    assert_eq!(spool.write(&[2; 60_000]), SpoolWrite::OverLimit);
     assert_eq!((spool.written(), spool.dropped()), (120_000, 60_000));
 }
 

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, Span, info_span};
 
 use super::collect::{Collection, before};
-use super::shelf::{Of, Shelf, Wanted};
-use super::{Keeper, Launch, Progress};
+use super::shelf::{CollectionRequest, Of, Shelf};
+use super::{CollectionProgress, Keeper, Launch};
 use crate::call::Call;
 use crate::handle::Handle;
 
@@ -31,7 +31,7 @@ pub struct Attendant {
     pub keeper: Arc<Keeper>,
     pub handle: Arc<Handle>,
     pub of: Of,
-    pub progress: Arc<Progress>,
+    pub progress: Arc<CollectionProgress>,
 }
 
 /// Result of the wait for an exec.
@@ -46,7 +46,7 @@ enum Waited {
 
 impl Attendant {
     /// Runs the whole collection. Its steps up to the launch belong to the trace of `request`.
-    pub async fn begin(self, mut wanted: Wanted, spec: ExecSpec, request: Span) {
+    pub async fn begin(self, mut wanted: CollectionRequest, spec: ExecSpec, request: Span) {
         let look = request.in_scope(|| info_span!(target: STEP, "artifacts", what = "before"));
         if let Err(error) = self.prepare(&mut wanted).instrument(look).await {
             // The exec was not started.
@@ -80,7 +80,7 @@ impl Attendant {
     }
 
     /// Resumes a collection after the server that started it was killed.
-    pub async fn go_on(self, wanted: Wanted) {
+    pub async fn go_on(self, wanted: CollectionRequest) {
         // A partial collection is repeated from the beginning.
         if let Err(error) = self.shelf().clear(&wanted.of).await {
             tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot remove a partial artifact collection");
@@ -90,7 +90,7 @@ impl Attendant {
     }
 
     /// Lists the folders and records the request, unless an earlier server has recorded it.
-    async fn prepare(&self, wanted: &mut Wanted) -> Result<(), Error> {
+    async fn prepare(&self, wanted: &mut CollectionRequest) -> Result<(), Error> {
         let call = Call::begin(&self.handle)?;
         if let Some(found) = self.shelf().wanted(&self.of).await? {
             // The state of the folders before the first attempt counts, not their present state.
@@ -115,7 +115,7 @@ impl Attendant {
     }
 
     /// Waits for the end of the exec, collects its artifacts, and writes the manifest.
-    async fn attend(&self, wanted: &Wanted) {
+    async fn attend(&self, wanted: &CollectionRequest) {
         let (sandbox, exec) = (self.of.sandbox.clone(), self.of.exec.clone());
         let mut artifacts = Artifacts { pending: false, ..Artifacts::pending(sandbox, exec) };
         let waited = self.wait(wanted).await;
@@ -146,7 +146,7 @@ impl Attendant {
         }
     }
 
-    async fn wait(&self, wanted: &Wanted) -> Waited {
+    async fn wait(&self, wanted: &CollectionRequest) -> Waited {
         let (since, mut pause, mut seen) = (Instant::now(), ASK_FIRST, wanted.started);
         let mut closing = self.progress.closing.subscribe();
         loop {
@@ -178,7 +178,11 @@ impl Attendant {
 
     /// Collects the artifacts. Repeats this if the sandbox was paused meanwhile, because the collection is
     /// then incomplete.
-    async fn collect_between_pauses(&self, wanted: &Wanted, into: &mut Artifacts) -> Result<(), Error> {
+    async fn collect_between_pauses(
+        &self,
+        wanted: &CollectionRequest,
+        into: &mut Artifacts,
+    ) -> Result<(), Error> {
         loop {
             let (pauses, mut artifacts) = (self.handle.pauses(), into.clone());
             let collected = self.collect(wanted, &mut artifacts).await;
@@ -190,7 +194,7 @@ impl Attendant {
         }
     }
 
-    async fn collect(&self, wanted: &Wanted, into: &mut Artifacts) -> Result<(), Error> {
+    async fn collect(&self, wanted: &CollectionRequest, into: &mut Artifacts) -> Result<(), Error> {
         let own = self.keeper.turns_of(&self.of.project);
         let (_turns, call) = loop {
             // A paused sandbox must not occupy a slot that others wait for.

@@ -23,7 +23,7 @@ pub struct Choice<'a> {
     chosen: Vec<Chosen>,
     names_bytes: usize,
     bytes: u64,
-    tally: Tally,
+    tally: ChoiceTally,
 }
 
 /// A file to keep.
@@ -39,7 +39,7 @@ pub struct Chosen {
 
 /// Number of files found, and the files left out.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct ChoiceTally {
     /// Number of files found.
     pub found: u64,
     /// Files left out, up to the maximum that is listed.
@@ -61,7 +61,7 @@ impl Marks {
 
 impl<'a> Choice<'a> {
     pub fn new(keep: &'a Keep, before: &'a Marks) -> Self {
-        Self { keep, before, chosen: Vec::new(), names_bytes: 0, bytes: 0, tally: Tally::default() }
+        Self { keep, before, chosen: Vec::new(), names_bytes: 0, bytes: 0, tally: ChoiceTally::default() }
     }
 
     /// Decides on the next entry of a folder.
@@ -96,7 +96,7 @@ impl<'a> Choice<'a> {
     }
 
     /// Returns the chosen files, and the tally of the others.
-    pub fn end(self) -> (Vec<Chosen>, Tally) {
+    pub fn end(self) -> (Vec<Chosen>, ChoiceTally) {
         (self.chosen, self.tally)
     }
 }
@@ -116,7 +116,7 @@ impl Chosen {
     }
 }
 
-impl Tally {
+impl ChoiceTally {
     /// Records a file that was found and is not kept.
     pub fn leave(&mut self, info: &FileInfo, why: Why) {
         if self.left_out.len() >= LEFT_OUT_MAX {
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    fn choose(keep: &Keep, before: &Marks, files: Vec<FileInfo>) -> (Vec<Chosen>, Tally) {
+    fn choose(keep: &Keep, before: &Marks, files: Vec<FileInfo>) -> (Vec<Chosen>, ChoiceTally) {
         let mut choice = Choice::new(keep, before);
         for info in files {
             choice.see(&path("/o"), path(&info.path), info);

@@ -8,9 +8,9 @@ use api::files::{DEPTH_MAX, FileAnswer, FileAsk, FileInfo, FileKind, FilePath, H
 use api::{ErrorCode, Retry};
 use tokio::time::Instant;
 
-use super::choice::{Choice, Chosen, Marks, Tally};
-use super::shelf::{Shelf, Wanted};
-use guest_client::files::{Files, Piece};
+use super::choice::{Choice, ChoiceTally, Chosen, Marks};
+use super::shelf::{CollectionRequest, Shelf};
+use guest_client::files::{Files, ReadChunk};
 use host::error::{Error, chain};
 use host::ledger;
 
@@ -53,7 +53,7 @@ pub async fn before(files: &Files, keep: &Keep) -> Result<(Marks, bool), Error> 
 pub struct Collection<'a> {
     pub files: &'a Files,
     pub shelf: &'a Shelf,
-    pub wanted: &'a Wanted,
+    pub wanted: &'a CollectionRequest,
     pub deadline: Instant,
 }
 
@@ -87,7 +87,7 @@ impl Collection<'_> {
                 }
             }
         }
-        let Tally { found, left_out, more } = tally;
+        let ChoiceTally { found, left_out, more } = tally;
         (into.found, into.left_out, into.more_left_out) = (found, left_out, more);
         let look = looked?;
         into.unseen = look.unseen || self.wanted.unseen;
@@ -150,13 +150,13 @@ impl Fetch<'_> {
         };
         loop {
             match reading.next().await? {
-                Piece::Data(bytes) => {
+                ReadChunk::Data(bytes) => {
                     if let Err(error) = incoming.push(&bytes).await {
                         return Ok(self.no_room(&error));
                     }
                 }
-                Piece::Read { changed: true, .. } => return Ok(Fetched::Changed),
-                Piece::Read { hash, .. } => {
+                ReadChunk::Read { changed: true, .. } => return Ok(Fetched::Changed),
+                ReadChunk::Read { hash, .. } => {
                     let own = incoming.sha256();
                     if !hash.digits().eq_ignore_ascii_case(&own) {
                         return Err(Error::Protocol("the file does not match its hash".into()));
@@ -166,7 +166,7 @@ impl Fetch<'_> {
                         Err(error) => self.no_room(&error),
                     });
                 }
-                Piece::Packed(_) => return Ok(Fetched::Left(Why::Unreadable)),
+                ReadChunk::Packed(_) => return Ok(Fetched::Left(Why::Unreadable)),
             }
         }
     }

@@ -41,7 +41,7 @@ pub struct Of {
 
 /// Request to keep artifacts of an exec, recorded before the exec is started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Wanted {
+pub struct CollectionRequest {
     /// The exec.
     pub of: Of,
     /// Rules that select the files.
@@ -74,7 +74,7 @@ impl Shelf {
         self.objects.may_keep(&exec_key(of), bytes).await
     }
 
-    pub async fn want(&self, wanted: &Wanted) -> Result<(), Error> {
+    pub async fn want(&self, wanted: &CollectionRequest) -> Result<(), Error> {
         self.objects.put_json(&wanted_key(&wanted.of), wanted).await
     }
 
@@ -83,7 +83,7 @@ impl Shelf {
     }
 
     /// Returns the recorded request of an exec, including the files in its folders before it.
-    pub async fn wanted(&self, of: &Of) -> Result<Option<Wanted>, Error> {
+    pub async fn wanted(&self, of: &Of) -> Result<Option<CollectionRequest>, Error> {
         Ok(self.objects.json(&wanted_key(of)).await?.map(|(wanted, _)| wanted))
     }
 
@@ -92,12 +92,12 @@ impl Shelf {
     }
 
     /// Returns all recorded requests that can be read.
-    pub async fn all_wanted(&self) -> Result<Vec<Wanted>, Error> {
+    pub async fn all_wanted(&self) -> Result<Vec<CollectionRequest>, Error> {
         let mut all = Vec::new();
         let mut found = self.objects.below(&key([WANTED]));
         while let Some(meta) = found.next().await {
             let location = meta?.location;
-            match self.objects.json::<Wanted>(&location).await {
+            match self.objects.json::<CollectionRequest>(&location).await {
                 Ok(found) => all.extend(found.map(|(wanted, _)| wanted)),
                 Err(error) => {
                     tracing::error!(%location, error = chain(&error), "cannot read the record of an artifact collection");
@@ -238,7 +238,8 @@ mod tests {
     async fn what_is_wanted_is_found_again() {
         let (_data, shelf) = filled(Duration::from_secs(60)).await;
         let keep = Keep::folders(vec!["/workspace".into()]);
-        let wanted = Wanted { of: of("p"), keep, before: Marks::default(), unseen: false, started: true };
+        let (of_p, before) = (of("p"), Marks::default());
+        let wanted = CollectionRequest { of: of_p, keep, before, unseen: false, started: true };
         shelf.want(&wanted).await.unwrap();
         let all = shelf.all_wanted().await.unwrap();
         assert_eq!(all.iter().map(|one| one.of.clone()).collect::<Vec<_>>(), [of("p")]);

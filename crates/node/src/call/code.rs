@@ -11,7 +11,7 @@ use host::error::Error;
 use tracing::{Instrument as _, info_span};
 
 use super::Call;
-use crate::journal::Record;
+use crate::journal::SandboxRecord;
 
 /// Variable that sets pip's package index, and the index that pip uses without it.
 const INDEX: &str = "PIP_INDEX_URL";
@@ -82,7 +82,7 @@ impl Call {
     /// the context has the others.
     pub(crate) async fn coded(
         &self,
-        record: &Record,
+        record: &SandboxRecord,
         spec: ExecSpec,
         code: &Code,
     ) -> Result<ExecSpec, Error> {
@@ -95,14 +95,14 @@ impl Call {
     }
 
     /// Completes a spec with the variables from the policy, the template and the limits of the sandbox.
-    fn given(&self, record: &Record, spec: ExecSpec) -> ExecSpec {
+    fn given(&self, record: &SandboxRecord, spec: ExecSpec) -> ExecSpec {
         let mut spec = self.handle().dressed(record, spec);
         limit_thread_pools(&mut spec.env, record.sandbox.limits.cpu_millis);
         spec
     }
 
     /// Sends the configuration of the interpreter to the guest, unless this process has done so already.
-    async fn prepare(&self, record: &Record) -> Result<(), Error> {
+    async fn prepare(&self, record: &SandboxRecord) -> Result<(), Error> {
         let (handle, sandbox) = (self.handle(), self.sandbox());
         if !handle.is_prepared() {
             let cpu_millis = record.sandbox.limits.cpu_millis;
@@ -120,7 +120,7 @@ fn check_packages(policy: &Policy, code: &Code) -> Result<(), api::Error> {
     let usual = Host::parse(USUAL_INDEX)?;
     if !wanted
         || policy.presets.contains(&Preset::PythonPackages)
-        || egress::decide(policy, &usual, 443, &egress::Ask::Tunnel).is_ok()
+        || egress::decide(policy, &usual, 443, &egress::RequestKind::Tunnel).is_ok()
     {
         return Ok(());
     }

@@ -16,7 +16,7 @@ use crate::handle::Handle;
 use crate::plan::READY_MS;
 use crate::pool::{Making, Near, Ready, UNKNOWN_BYTES};
 use crate::ready::Preparation;
-use crate::shared::Shared;
+use crate::shared::NodeState;
 
 /// Timeout for the response of a claimed guest. A live guest responds in less than a millisecond.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
@@ -27,7 +27,7 @@ const RETIRE_BEFORE: Duration = Duration::from_secs(60);
 /// Creates a sandbox and keeps it on its shelf until it is claimed. If it is removed unclaimed, returns an
 /// error, like any start that fails.
 pub(super) async fn hold_ready(
-    shared: &Shared,
+    shared: &NodeState,
     handle: &Arc<Handle>,
     making: Making,
     mut unwanted: watch::Receiver<bool>,

@@ -3,35 +3,35 @@
 use std::sync::Arc;
 
 use egress::gate::HOST;
-use egress::{Decision, Keyring, Party, Told};
+use egress::{BrokerReport, Decision, Keyring, Party};
 use guest_client::Sandbox;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::egress::Decided;
 use crate::handle::Handle;
-use crate::shared::Shared;
+use crate::shared::NodeState;
 
 /// Task that serves the outgoing connections of a sandbox.
 pub(super) type Attendant = AbortOnDropHandle<()>;
 
 /// Starts the task that serves the outgoing connections of a sandbox.
-pub(super) fn attended(shared: &Arc<Shared>, handle: &Arc<Handle>, sandbox: &Arc<Sandbox>) -> Attendant {
+pub(super) fn attended(shared: &Arc<NodeState>, handle: &Arc<Handle>, sandbox: &Arc<Sandbox>) -> Attendant {
     let attending = attend(Arc::clone(shared), Arc::clone(handle), Arc::clone(sandbox));
     AbortOnDropHandle::new(tokio::spawn(attending))
 }
 
 /// Serves the outgoing connections of a sandbox until it ends.
-async fn attend(shared: Arc<Shared>, handle: Arc<Handle>, sandbox: Arc<Sandbox>) {
+async fn attend(shared: Arc<NodeState>, handle: Arc<Handle>, sandbox: Arc<Sandbox>) {
     let (id, project) = (handle.id().clone(), handle.shown().project);
     let tell = {
         let shared = Arc::clone(&shared);
         move |told| match told {
-            Told::Decided(decision) => {
+            BrokerReport::Decided(decision) => {
                 let (sandbox, project) = (id.clone(), project.clone());
                 // The send fails if there is no subscriber.
                 drop(shared.decisions.send(Decided { sandbox, project, decision }));
             }
-            Told::Installed(installed) => {
+            BrokerReport::Installed(installed) => {
                 let kept = if installed.cached { ", from cache" } else { "" };
                 let decision = Decision {
                     target: HOST.into(),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::sandbox::{EndReason, SandboxState};
-use guest_client::link::Pause;
+use guest_client::link::PauseState;
 use guest_client::sandbox::Sandbox;
 use host::clock;
 use host::error::{Error, chain};
@@ -22,7 +22,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Driver, LOOK_AGAIN, SLEEP_MAX};
 use crate::handle::{GUEST_MARGIN, LIFE_WITHIN, not_running};
 use crate::lifecycle::Event;
-use crate::message::{DriverMessage, Reply};
+use crate::message::{DriverMessage, PauseReply};
 use crate::plan::pausing;
 
 impl Driver {
@@ -34,10 +34,10 @@ impl Driver {
         let Some(sandbox) = self.handle.sandbox() else {
             return self.not_paused(not_running(&self.handle.shown()));
         };
-        sandbox.link().set_pause(Pause::Changing);
+        sandbox.link().set_pause(PauseState::Changing);
         match self.freeze(&sandbox).await {
             Ok(()) => {
-                sandbox.link().set_pause(Pause::Frozen);
+                sandbox.link().set_pause(PauseState::Frozen);
                 self.frozen = true;
                 // The first request paused the sandbox; the others count as finding it paused.
                 for (index, asked) in self.pause_replies.drain(..).enumerate() {
@@ -46,7 +46,7 @@ impl Driver {
                 Event::Paused
             }
             Err(error) => {
-                sandbox.link().set_pause(Pause::None);
+                sandbox.link().set_pause(PauseState::None);
                 self.tell_lifetime(&sandbox);
                 // The pause may have interrupted a check of the execs.
                 self.handle.look_at(Instant::now());
@@ -113,7 +113,7 @@ impl Driver {
                     if !self.frozen {
                         self.frozen = self.restore(true).await;
                         if self.frozen {
-                            sandbox.link().set_pause(Pause::Frozen);
+                            sandbox.link().set_pause(PauseState::Frozen);
                         }
                     }
                 }
@@ -129,7 +129,7 @@ impl Driver {
         match self.thaw(ttl).await {
             Ok(()) => {
                 if let Some(sandbox) = self.handle.sandbox() {
-                    sandbox.link().set_pause(Pause::None);
+                    sandbox.link().set_pause(PauseState::None);
                     self.tell_lifetime(&sandbox);
                 }
                 self.handle.resumed(Instant::now());
@@ -171,7 +171,7 @@ impl Driver {
         let restored = self.restore(paused).await;
         self.frozen = paused && restored;
         if self.frozen {
-            sandbox.link().set_pause(Pause::Frozen);
+            sandbox.link().set_pause(PauseState::Frozen);
         }
         if !paused {
             self.tell_lifetime(&sandbox);
@@ -229,7 +229,7 @@ fn undone(result: Result<(), runtime::Error>) {
 }
 
 /// Sends a reply, if one is expected. The requester may be gone.
-fn reply(to: Option<Reply>, result: Result<bool, Error>) {
+fn reply(to: Option<PauseReply>, result: Result<bool, Error>) {
     if let Some(to) = to {
         let _ = to.send(result);
     }

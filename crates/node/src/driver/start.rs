@@ -19,7 +19,7 @@ use crate::lifecycle::Event;
 use crate::message::DriverMessage;
 use crate::pool::Making;
 use crate::ready::{Preparation, Readiness};
-use crate::shared::Shared;
+use crate::shared::NodeState;
 
 /// Maximum time that a start waits for its turn.
 const TURN_WITHIN: Duration = Duration::from_secs(120);
@@ -33,7 +33,7 @@ pub(crate) enum StartFor {
 }
 
 /// A start in progress.
-pub(super) struct Start {
+pub(super) struct StartTask {
     task: JoinHandle<Result<Started, Error>>,
     /// Set when the result is no longer needed.
     unwanted: watch::Sender<bool>,
@@ -49,7 +49,7 @@ struct Started {
 
 impl Driver {
     /// Begins to create the sandbox.
-    pub(super) fn begin_start(&self, whom: StartFor) -> Start {
+    pub(super) fn begin_start(&self, whom: StartFor) -> StartTask {
         let (shared, handle) = (Arc::clone(&self.shared), Arc::clone(&self.handle));
         let (sender, unwanted) = watch::channel(false);
         let task = tokio::spawn(async move {
@@ -61,12 +61,11 @@ impl Driver {
                 StartFor::Pool(making) => hold_ready(&shared, &handle, making, unwanted.clone()).await?,
             };
             let request = preparation.request.clone();
-            let (sandbox, attendant) = furnish(&shared, &handle, sandbox, (preparation, unwanted))
-                .instrument(request.clone())
-                .await?;
+            let (sandbox, attendant) =
+                furnish(&shared, &handle, sandbox, preparation, unwanted).instrument(request.clone()).await?;
             Ok(Started { sandbox, attendant, request })
         });
-        Start { task, unwanted: sender }
+        StartTask { task, unwanted: sender }
     }
 
     pub(super) fn abandon_start(&self) {
@@ -115,7 +114,7 @@ impl Driver {
 }
 
 /// Creates a sandbox as soon as its turn has come.
-async fn in_turn(shared: &Shared, handle: &Handle) -> Result<Sandbox, Error> {
+async fn in_turn(shared: &NodeState, handle: &Handle) -> Result<Sandbox, Error> {
     let project = handle.shown().project;
     let turn = tokio::time::timeout(TURN_WITHIN, shared.turns.turn(&project));
     let turn = turn.instrument(info_span!(target: STEP, "turn")).await;
@@ -128,10 +127,11 @@ async fn in_turn(shared: &Shared, handle: &Handle) -> Result<Sandbox, Error> {
 
 /// Copies datasets into a new sandbox, and runs the commands of its template.
 async fn furnish(
-    shared: &Arc<Shared>,
+    shared: &Arc<NodeState>,
     handle: &Arc<Handle>,
     sandbox: Sandbox,
-    (preparation, unwanted): (Preparation, watch::Receiver<bool>),
+    preparation: Preparation,
+    unwanted: watch::Receiver<bool>,
 ) -> Result<(Arc<Sandbox>, Option<Attendant>), Error> {
     let disk = handle.shown().limits.disk_bytes;
     let putting = shared.datasets.put_in(sandbox, disk, &preparation.datasets, unwanted.clone());
@@ -145,7 +145,7 @@ async fn furnish(
 /// Runs the `start` and `ready` commands of the template, with egress enabled. If they fail, removes the
 /// sandbox. If the start is abandoned meanwhile, returns at once.
 async fn bring_about(
-    shared: &Arc<Shared>,
+    shared: &Arc<NodeState>,
     handle: &Arc<Handle>,
     sandbox: Sandbox,
     readiness: &Readiness,

@@ -10,7 +10,7 @@ use host::error::{Error, chain};
 use host::objects::Outgoing;
 
 use crate::Node;
-use crate::artifacts::{Attendant, Launch, Of, PAGE_BYTES_MAX, Wanted, gone};
+use crate::artifacts::{Attendant, CollectionRequest, Launch, Of, PAGE_BYTES_MAX, gone};
 
 impl Node {
     /// Returns the artifacts of an exec. Waits up to `wait` for a collection in progress. Also works after
@@ -108,7 +108,7 @@ impl Node {
         }
     }
 
-    async fn recover_wanted(&self, wanted: Wanted) -> Result<(), Error> {
+    async fn recover_wanted(&self, wanted: CollectionRequest) -> Result<(), Error> {
         let keeper = &self.shared.keeper;
         if keeper.shelf.kept(&wanted.of).await?.is_some() {
             // The earlier server was killed between writing the manifest and removing this record.

@@ -20,7 +20,7 @@ use crate::Node;
 use crate::datasets::Placed;
 use crate::driver::{Beginning, Driver, StartFor};
 use crate::handle::Handle;
-use crate::journal::{Ports, Record};
+use crate::journal::{Ports, SandboxRecord};
 use crate::message::DriverMessage;
 use crate::plan::{Order, Plan, pausing, policy};
 use crate::pool::{Claim, Making};
@@ -77,7 +77,7 @@ impl Node {
         // The disk is allocated already; most of the memory is not.
         let room = shared.room(&shared.handles());
         let disk = Limits { disk_bytes: 0, ..plan.limits };
-        admission::admit(&shared.bounds, &room, (&disk, plan.runtime.tier())).ok()?;
+        admission::admit(&shared.bounds, &room, &disk, plan.runtime.tier()).ok()?;
         shared.pool.claim(kind, plan)
     }
 
@@ -88,11 +88,11 @@ impl Node {
         order: &Order,
         plan: &Plan,
         policy: Policy,
-    ) -> Result<Record, Error> {
+    ) -> Result<SandboxRecord, Error> {
         let Template { layers, env, cwd, imports, limits, posture, .. } = plan.template.clone();
         let asked = Shown::asked(id.clone(), &order.project, &order.request, &limits, clock::wall_ms());
         let env = env.into_iter().chain(order.request.env.clone()).collect();
-        Ok(Record {
+        Ok(SandboxRecord {
             first_policy: policy.clone(),
             sandbox: Shown { policy, limits: plan.limits, ..asked },
             runtime: plan.runtime.name().to_owned(),
@@ -160,7 +160,7 @@ impl Node {
         self.shared.pool.asked(claim.kind(), &order.project, Start::Warm);
         let record = self.record(&id, order, plan, policy(order, plan)?)?;
         let sandbox = Shown { start: Start::Warm, ..record.sandbox };
-        let record = Record { sandbox, ..record };
+        let record = SandboxRecord { sandbox, ..record };
         let (datasets_again, request) = (datasets.clone(), Span::current());
         let preparation = Preparation { datasets, readiness: plan.readiness(), request };
         match claim.give(record, preparation).await {
@@ -193,8 +193,8 @@ impl Node {
         if shared.draining.load(Ordering::Acquire) {
             return Err(no_room("another sandbox", "this machine is draining".into()));
         }
-        let asked = (&record.sandbox.limits, wall(record.sandbox.tier));
-        admission::admit(&shared.bounds, &shared.room(&handles), asked)
+        let (limits, tier) = (&record.sandbox.limits, wall(record.sandbox.tier));
+        admission::admit(&shared.bounds, &shared.room(&handles), limits, tier)
             .map_err(|(what, why)| no_room(what, why))?;
         info_span!(target: STEP, "journal").in_scope(|| shared.journal.save(&record))?;
         if let Some(kind) = plan.kind(order).filter(|_| shared.bounds.pool_ready > 0) {
@@ -211,7 +211,7 @@ impl Node {
 
     /// Starts to create a pre-warmed sandbox, if there is capacity. A failure is only logged, because no
     /// client waits for it.
-    pub(crate) fn admit_ahead(&self, record: Record, making: Making) {
+    pub(crate) fn admit_ahead(&self, record: SandboxRecord, making: Making) {
         let shared = &self.shared;
         let mut handles = shared.handles();
         // `close_pool` sets this flag before it searches the handles, so it misses no sandbox.
@@ -220,8 +220,8 @@ impl Node {
         }
         // The maximum number of sandboxes applies to requested ones only.
         let room = Room { live: 0, ..shared.room(&handles) };
-        let asked = (&record.sandbox.limits, wall(record.sandbox.tier));
-        let admitted = admission::admit(&shared.bounds, &room, asked);
+        let (limits, tier) = (&record.sandbox.limits, wall(record.sandbox.tier));
+        let admitted = admission::admit(&shared.bounds, &room, limits, tier);
         let admitted = admitted.map_err(|(what, why)| no_room(what, why));
         match admitted.and_then(|()| shared.journal.save(&record)) {
             Ok(()) => drop(self.begin(record, Beginning::Start(StartFor::Pool(making)), &mut handles)),
@@ -229,14 +229,19 @@ impl Node {
         }
     }
 
-    pub(crate) fn begin(&self, record: Record, beginning: Beginning, handles: &mut Handles) -> Arc<Handle> {
+    pub(crate) fn begin(
+        &self,
+        record: SandboxRecord,
+        beginning: Beginning,
+        handles: &mut Handles,
+    ) -> Arc<Handle> {
         let (tell, inbox) = mpsc::channel(INBOX);
         let handle = Arc::new(self.handle_of(record, tell));
         self.drive(&handle, inbox, beginning, handles);
         handle
     }
 
-    pub(crate) fn handle_of(&self, record: Record, tell: mpsc::Sender<DriverMessage>) -> Handle {
+    pub(crate) fn handle_of(&self, record: SandboxRecord, tell: mpsc::Sender<DriverMessage>) -> Handle {
         let vault: Arc<LateVault> = Arc::clone(&self.shared.vault);
         Handle::new(record, tell, vault)
     }

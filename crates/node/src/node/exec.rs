@@ -11,8 +11,8 @@ use host::error::Error;
 use tokio::time::Instant;
 use tracing::{Instrument as _, info_span};
 
-use crate::artifacts::{Attendant, Launch, Marks, Of, Wanted};
-use crate::turns::{LAUNCH_WITHIN, Turn};
+use crate::artifacts::{Attendant, CollectionRequest, Launch, Marks, Of};
+use crate::turns::{LAUNCH_WITHIN, TurnPermit};
 use crate::{Call, Node};
 
 impl Node {
@@ -48,7 +48,7 @@ impl Node {
         let mut launch = progress.launch.subscribe();
         if is_new {
             let attendant = Attendant { keeper: Arc::clone(&self.shared.keeper), handle, of, progress };
-            let wanted = Wanted {
+            let wanted = CollectionRequest {
                 of: attendant.of.clone(),
                 keep,
                 before: Marks::default(),
@@ -96,7 +96,7 @@ impl Node {
         call: &Call,
         id: &ExecId,
         spec: &ExecSpec,
-    ) -> Result<Option<Turn>, Error> {
+    ) -> Result<Option<TurnPermit>, Error> {
         let launches = &self.shared.launches;
         if spec.code.is_some() {
             return Ok(None);

@@ -7,7 +7,7 @@ use api::sandbox::EndReason;
 use runtime::Runtime;
 
 use crate::Node;
-use crate::shared::Shared;
+use crate::shared::NodeState;
 
 /// Interval of the checks. File locks grow fastest: they take some 60 MiB of kernel memory in this time on a
 /// fast core.
@@ -17,7 +17,7 @@ const ACT_WITHIN: Duration = Duration::from_secs(20);
 
 impl Node {
     /// Checks all runtimes periodically until the node is gone.
-    pub(crate) async fn watch_kernel(shared: Weak<Shared>) {
+    pub(crate) async fn watch_kernel(shared: Weak<NodeState>) {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let Some(node) = shared.upgrade().map(|shared| Self { shared }) else { return };

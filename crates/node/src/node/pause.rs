@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::handle::{Handle, not_running};
 use crate::journal::AutoResume;
-use crate::message::{DriverMessage, Reply, ResumeRequest};
+use crate::message::{DriverMessage, PauseReply, ResumeRequest};
 use crate::{Call, Node};
 
 /// Timeout for a pause or resume. It covers the timeouts of guest and freezer, and an earlier request that is
@@ -88,7 +88,10 @@ impl Node {
 }
 
 /// Sends a request to the driver of a sandbox and waits for its reply.
-async fn request(handle: &Arc<Handle>, message: impl FnOnce(Reply) -> DriverMessage) -> Result<bool, Error> {
+async fn request(
+    handle: &Arc<Handle>,
+    message: impl FnOnce(PauseReply) -> DriverMessage,
+) -> Result<bool, Error> {
     let (reply, answer) = oneshot::channel();
     let asking = async {
         handle.insist(message(reply)).await;

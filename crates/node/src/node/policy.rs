@@ -140,7 +140,7 @@ impl Node {
     pub async fn vouch(&self, project: &str, policy: &Policy) -> Result<(), Error> {
         for binding in &policy.secrets {
             let host = Host::parse(&binding.host).map_err(Error::Request)?;
-            if egress::decide(policy, &host, binding.port, &egress::Ask::Tunnel).is_err() {
+            if egress::decide(policy, &host, binding.port, &egress::RequestKind::Tunnel).is_err() {
                 return Err(Error::Request(api::Error::invalid(
                     format!(
                         "secret {} is bound to {}, which the policy does not allow",

@@ -11,11 +11,11 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::handle::Handle;
-use crate::journal::Record;
-use crate::plan::{Kind, Order};
+use crate::journal::SandboxRecord;
+use crate::plan::{Order, PoolKind};
 use crate::pool::deal::{Want, deal};
 use crate::pool::{Making, Shelves};
-use crate::shared::Shared;
+use crate::shared::NodeState;
 use crate::{AutoResume, Node};
 
 /// Time after a claim in which nothing is pre-warmed, because a series of claims has priority.
@@ -83,7 +83,7 @@ impl Node {
     }
 
     /// Creates missing and removes surplus pre-warmed sandboxes until the node is gone.
-    pub(crate) async fn tend_pool(shared: Weak<Shared>, changed: Arc<Notify>) {
+    pub(crate) async fn tend_pool(shared: Weak<NodeState>, changed: Arc<Notify>) {
         loop {
             let Some(node) = shared.upgrade().map(|shared| Self { shared }) else { return };
             let pause = node.tend();
@@ -152,7 +152,7 @@ impl Node {
 
     /// Starts to pre-warm a sandbox.
     async fn make_ahead(self, making: Making) {
-        let Kind { tier, template, limits, rooted, .. } = making.kind.clone();
+        let PoolKind { tier, template, limits, rooted, .. } = making.kind.clone();
         let request = CreateSandbox { template, tier, limits: limits.into(), ..CreateSandbox::default() };
         let order = Order {
             project: String::new(),
@@ -168,7 +168,7 @@ impl Node {
         };
         let planned = self.plan(&order).and_then(|plan| {
             let record = self.record(&machine::fresh_id()?, &order, &plan, Policy::default())?;
-            Ok(Record { pooled: true, ..record })
+            Ok(SandboxRecord { pooled: true, ..record })
         });
         match planned {
             Ok(record) => self.admit_ahead(record, making),
@@ -186,7 +186,7 @@ struct PoolRoom {
     is_busy: bool,
 }
 
-impl Shared {
+impl NodeState {
     fn pool_room(&self) -> PoolRoom {
         let (mut disks, mut memory) = (0, 0);
         for (kind, shelf) in &self.pool.shelves().of {

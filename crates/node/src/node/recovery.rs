@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use api::SandboxId;
 use api::sandbox::{EndReason, SandboxState};
-use guest_client::link::Pause;
+use guest_client::link::PauseState;
 use guest_client::sandbox::Sandbox;
 use host::clock;
 use host::error::Error;
@@ -30,8 +30,8 @@ use tokio::time::Instant;
 use super::create::INBOX;
 use crate::Node;
 use crate::driver::Beginning;
-use crate::journal::Record;
-use crate::shared::{Handles, Shared};
+use crate::journal::SandboxRecord;
+use crate::shared::{Handles, NodeState};
 
 impl Node {
     /// Takes over running sandboxes, and removes incomplete, dead and orphaned ones.
@@ -104,13 +104,13 @@ impl Node {
 
     /// Takes over a sandbox from a process that is gone. The deadlines of its execs are read from the guest
     /// at once.
-    fn adopt(&self, record: Record, runtime: Arc<dyn Runtime>, handles: &mut Handles) {
+    fn adopt(&self, record: SandboxRecord, runtime: Arc<dyn Runtime>, handles: &mut Handles) {
         let (tell, inbox) = mpsc::channel(INBOX);
         let handle = Arc::new(self.handle_of(record, tell));
         let memory_bytes = handle.shown().limits.memory_bytes;
         let sandbox = Sandbox::attach(runtime, handle.id().clone(), memory_bytes);
         if handle.state() == SandboxState::Paused {
-            sandbox.link().set_pause(Pause::Changing);
+            sandbox.link().set_pause(PauseState::Changing);
         }
         handle.hold(Arc::new(sandbox));
         handle.look_at(Instant::now());
@@ -118,16 +118,16 @@ impl Node {
     }
 
     /// Keeps a sandbox that has ended until control has recorded its end.
-    fn remember(&self, record: Record, handles: &mut Handles) {
+    fn remember(&self, record: SandboxRecord, handles: &mut Handles) {
         let (tell, _) = mpsc::channel(INBOX);
         let handle = self.handle_of(record, tell);
         handles.insert(handle.id().clone(), Arc::new(handle));
     }
 }
 
-impl Shared {
+impl NodeState {
     /// Returns the reason for the end of a recorded sandbox that is not alive.
-    fn absent(&self, record: &Record) -> EndReason {
+    fn absent(&self, record: &SandboxRecord) -> EndReason {
         if record.boot != self.boot {
             EndReason::HostReboot
         } else if clock::boot_ms() >= record.expires_boot_ms {

@@ -12,15 +12,15 @@ use tracing::Span;
 
 use super::{Claimed, Near, Pool, Ready};
 use crate::handle::Handle;
-use crate::journal::Record;
-use crate::plan::{Kind, Plan};
+use crate::journal::SandboxRecord;
+use crate::plan::{Plan, PoolKind};
 use crate::ready::Preparation;
 
 /// Exclusive right to a pre-warmed sandbox. If it is dropped unused, the sandbox returns to its shelf
 /// unchanged.
 pub struct Claim {
     pub(crate) pool: Arc<Pool>,
-    kind: Kind,
+    kind: PoolKind,
     ready: Option<Ready>,
     /// True if the claim was announced to the held start.
     begun: bool,
@@ -36,7 +36,7 @@ impl Claim {
     }
 
     /// Returns the kind of the sandbox.
-    pub(crate) fn kind(&self) -> &Kind {
+    pub(crate) fn kind(&self) -> &PoolKind {
         &self.kind
     }
 
@@ -57,7 +57,11 @@ impl Claim {
 
     /// Passes the order to the held start. Returns `None` if the sandbox is no longer alive; it is then
     /// removed completely.
-    pub(crate) async fn give(mut self, record: Record, preparation: Preparation) -> Option<Arc<Handle>> {
+    pub(crate) async fn give(
+        mut self,
+        record: SandboxRecord,
+        preparation: Preparation,
+    ) -> Option<Arc<Handle>> {
         self.begin();
         let Ready { handle, claims, .. } = self.ready.take()?;
         let (taken, heard) = oneshot::channel();
@@ -91,7 +95,7 @@ impl Drop for Claim {
 
 impl Pool {
     /// Claims a pre-warmed sandbox of this kind that matches the plan, if there is one.
-    pub(crate) fn claim(self: &Arc<Self>, kind: Kind, plan: Plan) -> Option<Claim> {
+    pub(crate) fn claim(self: &Arc<Self>, kind: PoolKind, plan: Plan) -> Option<Claim> {
         let ready = self.take(&kind, |record| plan.is_of(record))?;
         let id = ready.handle.id().clone();
         Some(Claim { pool: Arc::clone(self), kind, ready: Some(ready), begun: false, id, plan })

@@ -11,7 +11,7 @@ pub const KINDS_OF_PROJECT_MAX: usize = 8;
 
 /// A kind in the pool.
 #[derive(Clone, Copy, Debug)]
-pub struct Known<'a> {
+pub struct EvictionCandidate<'a> {
     /// Project that requested it first.
     pub project: &'a str,
     /// Time of the last request for it.
@@ -23,7 +23,7 @@ pub struct Known<'a> {
 /// Returns the index of the kind to forget before `project` adds one: the least recently requested kind of
 /// this project if it has reached its limit, otherwise of the project with the most kinds. Returns `None` if
 /// there is a free slot.
-pub fn forgotten(kinds: &[Known<'_>], project: &str) -> Option<usize> {
+pub fn forgotten(kinds: &[EvictionCandidate<'_>], project: &str) -> Option<usize> {
     let count = |of: &str| kinds.iter().filter(|kind| !kind.always && kind.project == of).count();
     let owner = if count(project) >= KINDS_OF_PROJECT_MAX {
         project
@@ -41,8 +41,8 @@ pub fn forgotten(kinds: &[Known<'_>], project: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn known(project: &str, last_ms: u64) -> Known<'_> {
-        Known { project, last_ms, always: false }
+    fn known(project: &str, last_ms: u64) -> EvictionCandidate<'_> {
+        EvictionCandidate { project, last_ms, always: false }
     }
 
     #[test]
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn what_the_operator_wants_is_never_forgotten() {
-        let always = Known { always: true, ..known("", 0) };
+        let always = EvictionCandidate { always: true, ..known("", 0) };
         assert_eq!(forgotten(&[always; KINDS_MAX], "p"), None);
     }
 }

@@ -29,7 +29,7 @@ pub struct Account {
 }
 
 /// An error response of an account.
-pub(super) struct Refusal {
+pub(super) struct ErrorResponse {
     /// Its HTTP status.
     pub status: StatusCode,
     /// Its message.
@@ -108,7 +108,7 @@ impl Account {
         act: &str,
         request: RequestBuilder,
         longer: Duration,
-    ) -> Result<Result<Response, Refusal>, Error> {
+    ) -> Result<Result<Response, ErrorResponse>, Error> {
         let within = ANSWER_WITHIN + longer;
         let response = match tokio::time::timeout(within, request.send()).await {
             Ok(Ok(response)) => response,
@@ -130,7 +130,7 @@ impl Account {
                     self.address
                 ),
             }),
-            _ => Ok(Err(Refusal { status, said })),
+            _ => Ok(Err(ErrorResponse { status, said })),
         }
     }
 
@@ -165,7 +165,7 @@ impl Account {
     }
 
     /// Returns the error for an operation that the account refused.
-    pub(super) fn failed(&self, act: &str, refusal: &Refusal) -> Error {
+    pub(super) fn failed(&self, act: &str, refusal: &ErrorResponse) -> Error {
         Error::Unavailable {
             what: format!("Daytona failed to {act}"),
             why: format!("it returned {}: {}", refusal.status.as_u16(), refusal.said),

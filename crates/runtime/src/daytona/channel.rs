@@ -40,14 +40,14 @@ const OURS: &str = "bellglass-";
 /// The shell's input, which replaces the shell with the guest. The leading space keeps it out of histories.
 const TYPED: &str = " exec /.bellglass/guest connect\n";
 
-type Socket = WebSocketStream<Upgraded>;
+type PtySocket = WebSocketStream<Upgraded>;
 
 /// The names of the terminals that a process uses.
 #[derive(Clone, Default)]
 pub(super) struct Terminals(Arc<Mutex<BTreeSet<String>>>);
 
 /// A terminal in use; dropping this value releases its name.
-struct Held {
+struct TerminalGuard {
     name: String,
     all: Terminals,
 }
@@ -57,13 +57,13 @@ impl Terminals {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hold(&self, name: String) -> Held {
+    fn hold(&self, name: String) -> TerminalGuard {
         self.names().insert(name.clone());
-        Held { name, all: self.clone() }
+        TerminalGuard { name, all: self.clone() }
     }
 }
 
-impl Drop for Held {
+impl Drop for TerminalGuard {
     fn drop(&mut self) {
         self.all.names().remove(&self.name);
     }
@@ -71,13 +71,13 @@ impl Drop for Held {
 
 /// The agent's list of terminals.
 #[derive(Deserialize)]
-struct Found {
+struct TerminalList {
     #[serde(default)]
-    sessions: Vec<Session>,
+    sessions: Vec<ListedTerminal>,
 }
 
 #[derive(Deserialize)]
-struct Session {
+struct ListedTerminal {
     id: String,
 }
 
@@ -123,7 +123,8 @@ impl Daytona {
     async fn remove_old(&self, workspace: &Workspace) -> Result<(), Error> {
         let (account, act) = (&self.shared.account, "list terminals");
         let request = account.at(Method::GET, &workspace.toolbox("/process/pty")?);
-        let found: Found = account.read(act, account.done(act, request, Duration::ZERO).await?).await?;
+        let found: TerminalList =
+            account.read(act, account.done(act, request, Duration::ZERO).await?).await?;
         let held = self.shared.terminals.names().clone();
         for old in found.sessions.iter().filter(|one| one.id.starts_with(OURS) && !held.contains(&one.id)) {
             remove(account, workspace, &old.id).await?;
@@ -138,7 +139,7 @@ async fn remove(account: &Account, workspace: &Workspace, terminal: &str) -> Res
     account.send("close a terminal", request, Duration::ZERO).await.map(|_| ())
 }
 
-async fn upgrade(account: &Account, url: &str) -> Result<Socket, Error> {
+async fn upgrade(account: &Account, url: &str) -> Result<PtySocket, Error> {
     let act = "connect to a terminal";
     let key = base64::engine::general_purpose::STANDARD.encode(word()?);
     let request = account
@@ -171,7 +172,7 @@ fn word() -> Result<String, Error> {
 
 /// Types the command, discards all output before the hello, and then copies data in both directions until
 /// either side ends.
-async fn pass_on(node: UnixStream, socket: Socket) {
+async fn pass_on(node: UnixStream, socket: PtySocket) {
     let (mut from_node, mut to_node) = node.into_split();
     let (mut heard, mut said) = socket.split();
     if heard.send(Message::binary(TYPED.as_bytes())).await.is_err() {

@@ -54,7 +54,7 @@ pub(super) struct Workspace {
 /// A page of a listing.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Page {
+struct WorkspacePage {
     items: Vec<Workspace>,
     #[serde(default)]
     next_cursor: Option<String>,
@@ -62,7 +62,7 @@ struct Page {
 
 /// Result of a command in a workspace.
 #[derive(Deserialize)]
-pub(super) struct Ran {
+pub(super) struct CommandResult {
     /// Its exit code.
     #[serde(rename = "exitCode", default = "unknown")]
     pub code: i64,
@@ -155,7 +155,8 @@ impl Workspace {
             let query = [("labels", labels.as_str()), ("limit", &limit), ("cursor", &cursor)];
             let query = query.iter().filter(|(_, value)| !value.is_empty()).collect::<Vec<_>>();
             let request = account.ask(Method::GET, "/sandbox").query(&query);
-            let page: Page = account.read(act, account.done(act, request, Duration::ZERO).await?).await?;
+            let page: WorkspacePage =
+                account.read(act, account.done(act, request, Duration::ZERO).await?).await?;
             found.extend(page.items);
             match page.next_cursor.filter(|next| !next.is_empty() && found.len() < most) {
                 Some(next) => cursor = next,
@@ -269,7 +270,7 @@ impl Workspace {
         let words = format!(
             "cd / && chmod 0755 /.bellglass/guest && exec env -i PATH=/usr/bin:/bin /.bellglass/guest init --ttl-ms {ttl_ms} --walls"
         );
-        let Ran { code, said } = self.run(account, &words, Duration::ZERO).await?;
+        let CommandResult { code, said } = self.run(account, &words, Duration::ZERO).await?;
         if code == 0 {
             return Ok(());
         }
@@ -282,7 +283,12 @@ impl Workspace {
     }
 
     /// Runs a shell command in the workspace, as root.
-    pub async fn run(&self, account: &Account, words: &str, longer: Duration) -> Result<Ran, Error> {
+    pub async fn run(
+        &self,
+        account: &Account,
+        words: &str,
+        longer: Duration,
+    ) -> Result<CommandResult, Error> {
         let act = "run a command in the workspace";
         let within = SAYS_WITHIN + longer;
         let body = json!({ "command": words, "cwd": "/", "timeout": within.as_secs() });
@@ -320,7 +326,7 @@ impl Workspace {
 }
 
 /// Returns the error for a workspace into which the guest cannot be installed.
-fn not_ready(Ran { code, said }: &Ran) -> Error {
+fn not_ready(CommandResult { code, said }: &CommandResult) -> Error {
     let (why, fix) = match *code {
         NOT_ROOT => (
             "its processes do not run as root".to_owned(),
@@ -393,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_shell_that_failed_is_not_taken_for_one_that_is_not_roots() {
-        let told = |code, said: &str| not_ready(&Ran { code, said: said.into() }).to_string();
+        let told = |code, said: &str| not_ready(&CommandResult { code, said: said.into() }).to_string();
         assert!(told(NOT_ROOT, "").ends_with("its processes do not run as root"));
         assert!(told(1, "mkdir: Read-only file system\n").ends_with("mkdir: Read-only file system"));
     }

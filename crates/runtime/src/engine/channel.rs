@@ -25,8 +25,8 @@ const SAID_BYTES_MAX: usize = 1 << 20;
 /// Timeout for a posture report: the program prints one line and exits.
 const SAYS_WITHIN: Duration = Duration::from_secs(20);
 
-type Said = std::pin::Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
-type Heard = std::pin::Pin<Box<dyn AsyncWrite + Send>>;
+type ExecOutput = std::pin::Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
+type ExecInput = std::pin::Pin<Box<dyn AsyncWrite + Send>>;
 
 impl Engine {
     /// Makes process 1 connect, and performs the handshake.
@@ -64,7 +64,7 @@ impl Engine {
     }
 
     /// Runs the guest's program inside as root; returns its output and its input.
-    async fn run_inside(&self, id: &SandboxId, words: &[&str]) -> Result<(Said, Heard), Error> {
+    async fn run_inside(&self, id: &SandboxId, words: &[&str]) -> Result<(ExecOutput, ExecInput), Error> {
         let docker = self.docker().await?;
         let options = CreateExecOptions {
             attach_stdin: Some(true),
@@ -86,7 +86,7 @@ impl Engine {
 }
 
 /// Copies data in both directions until either side ends, and then closes both.
-async fn pass_on(node: UnixStream, mut said: Said, mut heard: Heard) {
+async fn pass_on(node: UnixStream, mut said: ExecOutput, mut heard: ExecInput) {
     let (mut from_node, mut to_node) = node.into_split();
     let outwards = async {
         while let Some(Ok(piece)) = said.next().await {

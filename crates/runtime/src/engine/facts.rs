@@ -4,7 +4,7 @@ use bollard::Docker;
 use bollard::models::{SystemInfo, SystemInfoCgroupVersionEnum};
 use serde::Deserialize;
 
-use super::place::Place;
+use super::place::EngineEndpoint;
 use crate::{Error, Spec};
 
 /// Explanation for an engine to which no cgroup controllers are delegated.
@@ -52,7 +52,7 @@ struct PodmanInfo {
 }
 
 impl Podman {
-    async fn ask(place: &Place) -> Result<Self, Error> {
+    async fn ask(place: &EngineEndpoint) -> Result<Self, Error> {
         let PodmanInfo { host } = place.ask("/v4.0.0/libpod/info").await?;
         host.check()?;
         Ok(host)
@@ -74,7 +74,7 @@ impl Podman {
 }
 
 impl Facts {
-    pub(super) async fn ask(docker: &Docker, place: &Place) -> Result<Self, Error> {
+    pub(super) async fn ask(docker: &Docker, place: &EngineEndpoint) -> Result<Self, Error> {
         let info = docker.info().await.map_err(|error| place.failed("report its capabilities", error))?;
         let version = docker.version().await.map_err(|error| place.failed("report its version", error))?;
         let parts = version.components.unwrap_or_default();

@@ -21,7 +21,7 @@ use bollard::query_parameters::{
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 
-use super::{Engine, Kind, known, unless_gone};
+use super::{Engine, EngineKind, known, unless_gone};
 use crate::{Error, files};
 
 /// Name of the empty root file system.
@@ -59,6 +59,19 @@ const TAIL_CHARS_MAX: usize = 200;
 /// Number of digits of a container id that become the tag of a sealed image.
 const DIGITS: usize = 16;
 
+/// A request to build an image.
+#[derive(Clone, Copy, Debug)]
+pub struct ImageBuild<'a> {
+    /// Name of the Containerfile in the archive.
+    pub file: &'a str,
+    /// Name of the new image.
+    pub name: &'a str,
+    /// True if the build needs network access.
+    pub reaches_out: bool,
+    /// True if the engine's build cache must not be used.
+    pub fresh: bool,
+}
+
 impl Engine {
     /// Loads an image from an archive without an image name, and returns its id.
     ///
@@ -87,17 +100,17 @@ impl Engine {
         })
     }
 
-    /// Builds an image with this name from an archive with a Containerfile.
+    /// Builds an image from an archive with a Containerfile.
     ///
     /// # Errors
     /// A step failed, or the engine does not respond.
     pub async fn build(
         &self,
         archive: File,
-        (file, name): (&str, &str),
-        (reaches_out, fresh): (bool, bool),
+        image: &ImageBuild<'_>,
         says: &(dyn Fn(&str) + Sync),
     ) -> Result<(), Error> {
+        let ImageBuild { file, name, reaches_out, fresh } = *image;
         let docker = self.docker().await?;
         let options = BuildImageOptionsBuilder::new().dockerfile(file).t(name).rm(true).forcerm(true);
         // Without network access, unless the recipe requests it.
@@ -269,8 +282,8 @@ impl Engine {
         let options = CreateImageOptionsBuilder::new().from_src("-");
         // Podman accepts the tag only as part of the name.
         let options = match self.place().kind {
-            Kind::Podman => options.repo(&name),
-            Kind::Docker => options.repo(repo).tag(&tag),
+            EngineKind::Podman => options.repo(&name),
+            EngineKind::Docker => options.repo(repo).tag(&tag),
         };
         let options = options.build();
         let mut root = tar::Builder::new(Vec::new());

@@ -26,7 +26,7 @@ const SAID_CHARS_MAX: usize = 400;
 
 /// The kind of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EngineKind {
     /// Podman's service. Preferred, because it does not need root.
     Podman,
     /// Docker's daemon.
@@ -35,14 +35,14 @@ pub enum Kind {
 
 /// An engine and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct EngineEndpoint {
     /// Its kind.
-    pub kind: Kind,
+    pub kind: EngineKind,
     /// Its address: `unix:///run/podman/podman.sock` or `tcp://HOST:PORT`.
     pub address: String,
 }
 
-impl Kind {
+impl EngineKind {
     /// All kinds, the preferred one first.
     pub const ALL: [Self; 2] = [Self::Podman, Self::Docker];
 
@@ -102,12 +102,12 @@ impl Kind {
     }
 }
 
-impl Place {
+impl EngineEndpoint {
     /// Finds an engine: at the address in its environment variable, or at one of its usual sockets.
     ///
     /// # Errors
     /// There is no engine of this kind.
-    pub fn find(kind: Kind) -> Result<Self, Error> {
+    pub fn find(kind: EngineKind) -> Result<Self, Error> {
         if let Some(address) = std::env::var(kind.variable()).ok().filter(|address| !address.is_empty()) {
             return Ok(Self { kind, address });
         }
@@ -197,10 +197,12 @@ impl Place {
             return Err(self.silent(format!("its daemon does not respond at {path}: {error}")));
         }
         let fix = match self.kind {
-            Kind::Docker => {
+            EngineKind::Docker => {
                 "Add yourself to the group `docker` (`sudo usermod -aG docker $USER`) and log in again, or use Podman, which needs no such group."
             }
-            Kind::Podman => "Use your own user's service: `systemctl --user enable --now podman.socket`.",
+            EngineKind::Podman => {
+                "Use your own user's service: `systemctl --user enable --now podman.socket`."
+            }
         };
         Err(Error::Unavailable {
             what: format!("{name} cannot be used"),

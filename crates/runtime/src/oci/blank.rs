@@ -20,10 +20,11 @@ const KEPT_MAX: usize = 64;
 /// Size of the copy buffer. The written blocks form a few runs, most of them of one block.
 const COPY_BYTES: usize = 64 << 10;
 
-/// Copies the blank disk of this size into `disk`. If it does not exist, calls `format` with a path next to
-/// the disk to create it, and moves it to the other blank disks.
+/// Copies the blank disk of this size into `disk`, the file at `path`. If it does not exist, calls `format`
+/// with a path next to the disk to create it, and moves it to the other blank disks.
 pub(crate) fn copy_into(
-    (disk, path): (&File, &Path),
+    disk: &File,
+    path: &Path,
     blanks: &Path,
     limits: &Limits,
     format: impl FnOnce(&Path) -> Result<(), Error>,
@@ -95,7 +96,7 @@ mod tests {
             let disk = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
             disk.set_len(limits.disk_bytes).unwrap();
             let mut made = false;
-            copy_into((&disk, &path), &blanks, &limits, |blank| {
+            copy_into(&disk, &path, &blanks, &limits, |blank| {
                 made = true;
                 let blank = File::options().write(true).open(blank).unwrap();
                 blank.write_all_at(b"head", 0).unwrap();

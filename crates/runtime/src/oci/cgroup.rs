@@ -27,7 +27,7 @@ use rustix::event::EventfdFlags;
 use rustix::process::Signal;
 
 use crate::files::{self, failed};
-use crate::oci::process::{self, ENDING, Process};
+use crate::oci::process::{self, ENDING, ProcessHandle};
 use crate::{Error, Tier, Usage, tables};
 
 /// The parent of all sandboxes' cgroups.
@@ -113,7 +113,7 @@ impl Cgroups {
                     "the cgroup controller `{controller}` is not mounted; mount it or enable it at boot"
                 ),
             })?;
-            limits::apply(hierarchy, controller, &hierarchy.of(id), (limits, tier))?;
+            limits::apply(hierarchy, controller, &hierarchy.of(id), limits, tier)?;
         }
         Ok(())
     }
@@ -231,7 +231,7 @@ impl Cgroups {
             let pids = self.processes(id)?;
             for pid in &pids {
                 // Opened first, checked second: a pid that was reused since it was read is not in the cgroup.
-                if let Some(process) = Process::open(*pid)?
+                if let Some(process) = ProcessHandle::open(*pid)?
                     && Self::holds(id, *pid)?
                 {
                     process.signal(Signal::KILL)?;

@@ -30,7 +30,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use crate::files::{self, failed};
 use crate::oci::cgroup::Handout;
-use crate::oci::process::Process;
+use crate::oci::process::ProcessHandle;
 use crate::{Error, Tier};
 
 /// Name of the socket in its directory, which the guest relies on.
@@ -46,7 +46,7 @@ pub(crate) const GREETING: Duration = Duration::from_secs(2);
 
 /// A socket that is bound by the child that mounts the sandbox's file systems, because only that child can
 /// see them.
-pub(crate) struct Socket {
+pub(crate) struct ChannelSocket {
     /// The socket.
     pub descriptor: Arc<OwnedFd>,
     /// Name of the socket in the channel's directory.
@@ -55,7 +55,7 @@ pub(crate) struct Socket {
     pub address: SocketAddrUnix,
 }
 
-impl Socket {
+impl ChannelSocket {
     /// Creates a socket that is not bound yet.
     pub(crate) fn new() -> Result<Self, Error> {
         let failed =
@@ -93,7 +93,7 @@ pub(crate) fn listen(path: &Path, base: u32) -> Result<StdListener, Error> {
 }
 
 /// Listens in the sandbox of this process 1, replacing any earlier socket.
-pub(crate) fn listen_inside(process: &Process, base: u32) -> Result<StdListener, Error> {
+pub(crate) fn listen_inside(process: &ProcessHandle, base: u32) -> Result<StdListener, Error> {
     let root = PathBuf::from(format!("/proc/{}/root", process.identity.pid));
     let opened = rustix::fs::open(&root, DIRECTORY, Mode::empty())
         .map_err(|error| failed("open", &root, error.into()))?;
@@ -129,14 +129,24 @@ pub(crate) fn watch(listener: StdListener) -> Result<UnixListener, Error> {
         .map_err(|source| Error::System { act: "register the channel socket".into(), source })
 }
 
+/// Process 1 of a sandbox as a peer: the kernel's information about a connection from it.
+#[derive(Clone, Copy)]
+pub(crate) struct ExpectedPeer {
+    /// Its pid.
+    pub pid: i32,
+    /// Its user id on this machine.
+    pub user: u32,
+}
+
 /// Returns the reason why the kernel's information proves that a peer is not process 1, or `None`.
 ///
 /// With a user-space kernel, the peer is a process of that kernel. There `in_cgroup` proves that it belongs
 /// to this sandbox, and the token that [`greet`] checks proves that it is process 1.
-pub(crate) fn objection(peer: UCred, tier: Tier, (pid, base): (i32, u32), in_cgroup: bool) -> Option<String> {
+pub(crate) fn objection(peer: UCred, tier: Tier, expected: ExpectedPeer, in_cgroup: bool) -> Option<String> {
+    let ExpectedPeer { pid, user } = expected;
     match tier {
-        Tier::Container if peer.pid() != Some(pid) || peer.uid() != base => Some(format!(
-            "the peer has pid {:?} and user id {}, but process 1 has pid {pid} and user id {base}",
+        Tier::Container if peer.pid() != Some(pid) || peer.uid() != user => Some(format!(
+            "the peer has pid {:?} and user id {}, but process 1 has pid {pid} and user id {user}",
             peer.pid(),
             peer.uid()
         )),

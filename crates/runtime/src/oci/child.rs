@@ -15,7 +15,7 @@ use std::ptr;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
-use super::mounts::{Failure, Operation, c_string};
+use super::mounts::{ChildFailure, Operation, c_string};
 use crate::Error;
 
 /// Stack size of a child: many times the need of the deepest call here.
@@ -50,7 +50,7 @@ struct Becoming<'a> {
     environment: [*const c_char; 2],
     streams: [RawFd; 3],
     /// Written by the child, in the shared memory.
-    failure: Option<Failure>,
+    failure: Option<ChildFailure>,
 }
 
 /// Starts a command that runs `operations` before it executes its program. Its standard input and output are
@@ -189,15 +189,15 @@ extern "C" fn become_it(given: *mut c_void) -> c_int {
 
 impl Becoming<'_> {
     /// Prepares the child and executes the program. Returns only on failure.
-    fn run(&self) -> Failure {
+    fn run(&self) -> ChildFailure {
         for (number, stream) in (0..).zip(self.streams) {
             // SAFETY: `dup2` takes no pointers, and the stream is open.
             if unsafe { libc::dup2(stream, number) } < 0 {
-                return Failure::of_program(errno());
+                return ChildFailure::of_program(errno());
             }
         }
         if let Err(errno) = rustix::process::chdir(c"/") {
-            return Failure::of_program(errno);
+            return ChildFailure::of_program(errno);
         }
         for (index, operation) in self.operations.iter().enumerate() {
             if let Err(failure) = operation.run(index) {
@@ -236,7 +236,7 @@ impl Becoming<'_> {
                 break;
             }
         }
-        Failure::of_program(reason)
+        ChildFailure::of_program(reason)
     }
 }
 

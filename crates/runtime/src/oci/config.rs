@@ -15,12 +15,22 @@ use crate::{Profile, Spec, Tier, seccomp};
 /// to the steps of a recipe.
 const OWNS: [&str; 4] = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID"];
 
+/// The user namespace of a sandbox.
+#[derive(Clone, Copy)]
+pub(crate) struct UserNamespace<'a> {
+    /// The user id on this machine of root inside.
+    pub base: u32,
+    /// The path of the namespace.
+    pub path: &'a Path,
+}
+
 /// Returns the whole configuration.
 pub(crate) fn config(
     id: &SandboxId,
     spec: &Spec,
     bundle: &Path,
-    (base, tier, namespace): (u32, Tier, &Path),
+    tier: Tier,
+    namespace: UserNamespace<'_>,
 ) -> Value {
     json!({
         "ociVersion": "1.0.2",
@@ -28,7 +38,7 @@ pub(crate) fn config(
         "root": { "path": "rootfs", "readonly": !spec.profile.writes_root() },
         "hostname": "sandbox",
         "mounts": mounts(spec, bundle, tier),
-        "linux": linux(id, base, tier, namespace),
+        "linux": linux(id, namespace.base, tier, namespace.path),
     })
 }
 

@@ -142,7 +142,7 @@ pub(crate) fn make(path: &Path, blanks: &Path, limits: &Limits) -> Result<(), Er
         .open(path)
         .map_err(|source| failed("create", path, source))?;
     match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, limits.disk_bytes) {
-        Ok(()) => blank::copy_into((&file, path), blanks, limits, |blank| format(blank, limits)),
+        Ok(()) => blank::copy_into(&file, path, blanks, limits, |blank| format(blank, limits)),
         Err(rustix::io::Errno::NOSPC | rustix::io::Errno::FBIG | rustix::io::Errno::DQUOT) => {
             Err(Error::Capacity {
                 what: "the disk",

@@ -32,14 +32,14 @@ const SAMPLE_BYTES: u64 = 1 << 20;
 const FILES_MAX: usize = 100_000;
 
 /// Location of a file: the numbers of its device, and its inode.
-type Place = ((u32, u32), u64);
+type LockedFile = ((u32, u32), u64);
 
 /// One lock.
 #[derive(Debug, PartialEq, Eq)]
 struct Lock {
     /// The process that took it; -1 if it belongs to an open file description.
     pid: i32,
-    place: Place,
+    place: LockedFile,
 }
 
 impl Oci {
@@ -51,7 +51,7 @@ impl Oci {
         }
         let devices = self.devices()?;
         let mut held: BTreeMap<SandboxId, u64> = BTreeMap::new();
-        let mut unknown: BTreeMap<Place, u64> = BTreeMap::new();
+        let mut unknown: BTreeMap<LockedFile, u64> = BTreeMap::new();
         let mut callers: BTreeMap<i32, Option<SandboxId>> = BTreeMap::new();
         for lock in sample()?.lines().filter_map(parse) {
             let by_process =
@@ -92,7 +92,7 @@ impl Oci {
     /// on a file system that all processes share.
     fn find_open(
         &self,
-        unknown: &BTreeMap<Place, u64>,
+        unknown: &BTreeMap<LockedFile, u64>,
         held: &mut BTreeMap<SandboxId, u64>,
     ) -> Result<(), Error> {
         let mut looked = 0;

@@ -120,22 +120,22 @@ pub(crate) enum Operation {
 
 /// The failure of a child before it could execute its command.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Failure {
+pub(crate) struct ChildFailure {
     /// Index of the operation and its failed part; `None` if the command itself failed.
-    at: Option<(usize, Part)>,
+    at: Option<(usize, FailedPart)>,
     errno: Errno,
 }
 
 /// The part of an operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum FailedPart {
     /// The operation as a whole.
     Whole,
     /// Applying the id map, which the file system may not support.
     Owners,
 }
 
-impl Failure {
+impl ChildFailure {
     /// Creates the failure of the command itself.
     pub(crate) fn of_program(errno: Errno) -> Self {
         Self { at: None, errno }
@@ -147,7 +147,7 @@ impl Failure {
         let source = io::Error::from(self.errno);
         let at = self.at.and_then(|(index, part)| Some((operations.get(index)?, part)));
         let Some((operation, part)) = at else { return Err(source) };
-        if part == Part::Owners {
+        if part == FailedPart::Owners {
             return Ok(Error::Unsupported {
                 what: "a separate uid range",
                 why: format!(
@@ -163,18 +163,18 @@ impl Failure {
 
 impl Operation {
     /// Runs the operation in the child; `index` is its position in the list.
-    pub(crate) fn run(&self, index: usize) -> Result<(), Failure> {
-        self.perform().map_err(|(part, errno)| Failure { at: Some((index, part)), errno })
+    pub(crate) fn run(&self, index: usize) -> Result<(), ChildFailure> {
+        self.perform().map_err(|(part, errno)| ChildFailure { at: Some((index, part)), errno })
     }
 
-    fn perform(&self) -> Result<(), (Part, Errno)> {
-        let whole = |errno| (Part::Whole, errno);
+    fn perform(&self) -> Result<(), (FailedPart, Errno)> {
+        let whole = |errno| (FailedPart::Whole, errno);
         match self {
             Self::DieWith { parent } => die_with(*parent).map_err(whole),
             Self::Join { procs } => rustix::io::write(procs, b"0").map(|_| ()).map_err(whole),
             Self::Separate => separate().map_err(whole),
             Self::Mirror { source, target, writable, owners } => {
-                mirror((source, target), *writable, owners.as_deref())
+                mirror(source, target, *writable, owners.as_deref())
             }
             Self::Mount { kind, source, target, flags, options } => {
                 rustix::mount::mount(source.as_c_str(), target.as_c_str(), *kind, *flags, options.as_c_str())
@@ -184,9 +184,9 @@ impl Operation {
             Self::Directory { path } => {
                 rustix::fs::mkdir(path.as_c_str(), Mode::from_raw_mode(0o700)).map_err(whole)
             }
-            Self::Own { path, user, group, mode } => own(path, (*user, *group), *mode).map_err(whole),
+            Self::Own { path, user, group, mode } => own(path, *user, *group, *mode).map_err(whole),
             Self::Device { path, kind, number, mode } => {
-                device(path, (*kind, *number), Mode::from_raw_mode(*mode)).map_err(whole)
+                device(path, *kind, *number, Mode::from_raw_mode(*mode)).map_err(whole)
             }
             Self::Limit { resource, value } => {
                 let limit = Rlimit { current: Some(*value), maximum: Some(*value) };
@@ -242,30 +242,32 @@ fn separate() -> Result<(), Errno> {
     rustix::mount::mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
 }
 
-fn own(path: &CStr, (user, group): (u32, u32), mode: u32) -> Result<(), Errno> {
+fn own(path: &CStr, user: u32, group: u32, mode: u32) -> Result<(), Errno> {
     rustix::fs::chown(path, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
     rustix::fs::chmod(path, Mode::from_raw_mode(mode))
 }
 
-fn device(path: &CStr, (kind, number): (FileType, u64), mode: Mode) -> Result<(), Errno> {
+fn device(path: &CStr, kind: FileType, number: u64, mode: Mode) -> Result<(), Errno> {
     rustix::fs::mknodat(CWD, path, kind, mode, number)?;
     // Needed because the umask clears bits of the mode.
     rustix::fs::chmod(path, mode)
 }
 
 fn mirror(
-    (source, target): (&CStr, &CStr),
+    source: &CStr,
+    target: &CStr,
     writable: bool,
     owners: Option<&OwnedFd>,
-) -> Result<(), (Part, Errno)> {
-    let whole = |errno| (Part::Whole, errno);
+) -> Result<(), (FailedPart, Errno)> {
+    let whole = |errno| (FailedPart::Whole, errno);
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let tree = rustix::mount::open_tree(CWD, source, flags).map_err(whole)?;
     let read_only = if writable { 0 } else { libc::MOUNT_ATTR_RDONLY };
     set_attributes(&tree, read_only | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID, None)
         .map_err(whole)?;
     if let Some(owners) = owners {
-        set_attributes(&tree, libc::MOUNT_ATTR_IDMAP, Some(owners)).map_err(|errno| (Part::Owners, errno))?;
+        set_attributes(&tree, libc::MOUNT_ATTR_IDMAP, Some(owners))
+            .map_err(|errno| (FailedPart::Owners, errno))?;
     }
     rustix::mount::move_mount(&tree, c"", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(whole)
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rustix::fs::{FileType, makedev};
 use rustix::mount::MountFlags;
 
-use super::channel::Socket;
+use super::channel::ChannelSocket;
 use super::disk::Disk;
 use super::mounts::{Operation, c_string};
 use crate::Error;
@@ -66,7 +66,7 @@ pub(crate) fn mount(bundle: &Path, disk: &Disk) -> Result<Vec<Operation>, Error>
 
 /// Creates the channel's directory and listens in it. Root of the sandbox may enter the directory; no process
 /// inside may list or change it.
-pub(crate) fn listen(bundle: &Path, socket: &Socket, base: u32) -> Result<Vec<Operation>, Error> {
+pub(crate) fn listen(bundle: &Path, socket: &ChannelSocket, base: u32) -> Result<Vec<Operation>, Error> {
     let directory = c_string(bundle.join(PLACE).join(CHANNEL).as_os_str())?;
     let name = socket.name.to_owned();
     Ok(vec![

@@ -13,8 +13,8 @@ use api::limits::UID_RANGE;
 use api::posture::Posture;
 
 use super::cgroup::Cgroups;
-use super::process::Process;
-use super::record::Record;
+use super::process::ProcessHandle;
+use super::record::OciRecord;
 use crate::{Error, Tier, confinement, files};
 
 /// Capabilities that gVisor's kernel keeps in its own user namespace, in addition to those of process 1: for
@@ -42,9 +42,9 @@ const CONTROLLERS: [&str; 5] = ["memory", "pids", "cpu", "cpuacct", "devices"];
 /// Inspects process 1; returns its posture and the differences from the expected one.
 pub(super) fn compare(
     id: &SandboxId,
-    record: &Record,
+    record: &OciRecord,
     tier: Tier,
-    process: &Process,
+    process: &ProcessHandle,
 ) -> Result<(Posture, Vec<String>), Error> {
     let home = PathBuf::from(format!("/proc/{}", process.identity.pid));
     let posture =

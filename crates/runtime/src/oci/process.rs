@@ -45,7 +45,7 @@ pub(crate) struct Identity {
 
 /// A process held by a pidfd.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct ProcessHandle {
     /// Its identity.
     pub identity: Identity,
     descriptor: OwnedFd,
@@ -53,7 +53,7 @@ pub(crate) struct Process {
     exit: Mutex<Option<Exit>>,
 }
 
-impl Process {
+impl ProcessHandle {
     /// Opens the process that currently has this pid; returns `None` if there is none.
     pub(crate) fn open(pid: i32) -> Result<Option<Self>, Error> {
         let Some(number) = Pid::from_raw(pid) else { return Ok(None) };
@@ -307,10 +307,10 @@ mod tests {
     #[test]
     fn a_process_is_known_by_its_start_time_too() {
         let own = i32::try_from(std::process::id()).unwrap();
-        let process = Process::open(own).unwrap().unwrap();
+        let process = ProcessHandle::open(own).unwrap().unwrap();
         assert!(process.is_alive());
         let other = Identity { start: process.identity.start + 1, ..process.identity };
-        assert!(Process::reopen(other).unwrap().is_none());
-        assert!(Process::reopen(process.identity).unwrap().is_some());
+        assert!(ProcessHandle::reopen(other).unwrap().is_none());
+        assert!(ProcessHandle::reopen(process.identity).unwrap().is_some());
     }
 }

@@ -46,7 +46,7 @@ type Ranges = Arc<Mutex<HashMap<(SandboxId, u64), u32>>>;
 
 /// The record of one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct OciRecord {
     /// Name of the runtime that created it.
     pub runtime: String,
     /// Number of its range of user ids.
@@ -141,7 +141,7 @@ impl Dirs {
     }
 
     /// Loads the record of a sandbox; returns `None` if it does not exist.
-    pub(crate) fn load(&self, id: &SandboxId) -> Result<Option<Record>, Error> {
+    pub(crate) fn load(&self, id: &SandboxId) -> Result<Option<OciRecord>, Error> {
         let Some(text) = files::read_if_there(&self.record(id))? else { return Ok(None) };
         let record = serde_json::from_str(&text).map_err(|source| {
             failed("understand", &self.record(id), io::Error::new(ErrorKind::InvalidData, source))
@@ -150,7 +150,7 @@ impl Dirs {
     }
 
     /// Saves the record of a sandbox atomically.
-    pub(crate) fn save(&self, id: &SandboxId, record: &Record) -> Result<(), Error> {
+    pub(crate) fn save(&self, id: &SandboxId, record: &OciRecord) -> Result<(), Error> {
         let text = serde_json::to_string(record).map_err(|source| {
             failed("write", &self.record(id), io::Error::new(ErrorKind::InvalidData, source))
         })?;
@@ -164,7 +164,7 @@ impl Dirs {
         id: &SandboxId,
         runtime: &str,
         owns_files: bool,
-    ) -> Result<(Record, Lock), Error> {
+    ) -> Result<(OciRecord, Lock), Error> {
         let path = self.sandbox(id);
         let _ranges = self.lock_ranges()?;
         match DirBuilder::new().mode(WALKED).create(&path) {
@@ -181,11 +181,11 @@ impl Dirs {
         made
     }
 
-    fn fill(&self, id: &SandboxId, runtime: &str, owns_files: bool) -> Result<(Record, Lock), Error> {
+    fn fill(&self, id: &SandboxId, runtime: &str, owns_files: bool) -> Result<(OciRecord, Lock), Error> {
         let lock = self.take(id)?.ok_or_else(|| Error::Exists(id.clone()))?;
         let boot = crate::oci::process::boot_id()?;
         let range = self.lowest_free_range()?;
-        let record = Record {
+        let record = OciRecord {
             runtime: runtime.to_owned(),
             range,
             boot,
@@ -250,7 +250,7 @@ impl Dirs {
     }
 }
 
-impl Record {
+impl OciRecord {
     /// Returns the host id of user 0 of the sandbox.
     pub(crate) fn base(&self) -> u32 {
         RANGE_BASE + self.range * UID_RANGE
@@ -279,7 +279,7 @@ mod tests {
         dirs.forget(&a).unwrap();
         let (third, _lock) = dirs.reserve(&c, "runc", false).unwrap();
         assert_eq!(third.range, first.range);
-        let last = Record { range: RANGES_MAX - 1, ..third };
+        let last = OciRecord { range: RANGES_MAX - 1, ..third };
         assert!(last.base().checked_add(UID_RANGE).is_some_and(|end| end < 1 << 31));
     }
 

@@ -17,8 +17,8 @@ use super::cgroup::Cgroups;
 use super::disk::{Disk, UPPER, WORK};
 use super::mounts::{Operation, c_string};
 use super::owners::Owners;
-use super::process::{Process, Words};
-use super::record::Record;
+use super::process::{ProcessHandle, Words};
+use super::record::OciRecord;
 use super::{Hand, Oci, channel, config, disk, nodes, process, stop};
 use crate::{Error, Profile, Spec, Tier, confinement, files};
 
@@ -80,7 +80,7 @@ fn check(spec: &Spec) -> Result<(), Error> {
     Ok(())
 }
 
-fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: Record) -> Result<Hand, Error> {
+fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: OciRecord) -> Result<Hand, Error> {
     let bundle = oci.dirs.bundle(id);
     info_span!(target: STEP, "cgroups").in_scope(|| oci.cgroups.make(id, &spec.limits, oci.flavor.tier))?;
     oci.reached("cgroups");
@@ -97,16 +97,17 @@ fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: Record) -> Result<H
     let owners = info_span!(target: STEP, "owners").in_scope(|| Owners::make(record.base()))?;
     info_span!(target: STEP, "bundle").in_scope(|| {
         lay_out(&bundle, spec)?;
-        let namespace = owners.path();
-        let config = config::config(id, spec, &bundle, (record.base(), oci.flavor.tier, &namespace));
+        let path = owners.path();
+        let namespace = config::UserNamespace { base: record.base(), path: &path };
+        let config = config::config(id, spec, &bundle, oci.flavor.tier, namespace);
         files::write(&bundle.join("config.json"), &config.to_string())
     })?;
     oci.reached("bundle");
     let channel = info_span!(target: STEP, "channel")
         .in_scope(|| Channel::make(oci.flavor.tier, &oci.dirs.channel(id), record.base()))?;
     oci.reached("channel");
-    let operations = info_span!(target: STEP, "mounts")
-        .in_scope(|| operations(oci, id, spec, (&disk, &channel, &owners, record.base())))?;
+    let resources = MountResources { disk: &disk, channel: &channel, owners: &owners, base: record.base() };
+    let operations = info_span!(target: STEP, "mounts").in_scope(|| operations(oci, id, spec, &resources))?;
     info_span!(target: STEP, "run", what = oci.flavor.name).in_scope(|| run(oci, id, &operations))?;
     drop((operations, owners));
     let bound = channel.into_listener()?;
@@ -147,12 +148,22 @@ fn lay_out(bundle: &Path, spec: &Spec) -> Result<(), Error> {
     Ok(())
 }
 
+/// The resources of a sandbox that its mounts use.
+struct MountResources<'a> {
+    disk: &'a Disk,
+    channel: &'a Channel,
+    owners: &'a Owners,
+    /// The first user id of its range.
+    base: u32,
+}
+
 fn operations(
     oci: &Oci,
     id: &SandboxId,
     spec: &Spec,
-    (disk, channel, owners, base): (&Disk, &Channel, &Owners, u32),
+    resources: &MountResources<'_>,
 ) -> Result<Vec<Operation>, Error> {
+    let MountResources { disk, channel, owners, base } = *resources;
     let bundle = oci.dirs.bundle(id);
     let mirror = |source: &Path, target: &Path, writable: bool, shifted: bool| {
         Ok::<_, Error>(Operation::Mirror {
@@ -239,7 +250,7 @@ fn overlay(target: &Path, names: &[&str], written: Option<[&str; 2]>) -> Result<
 /// The listening side of the channel, before the guest connects.
 enum Channel {
     /// A socket in a file system of the sandbox's own.
-    Inside(channel::Socket),
+    Inside(channel::ChannelSocket),
     /// A socket in a directory of the host.
     Host(StdListener),
 }
@@ -247,7 +258,7 @@ enum Channel {
 impl Channel {
     fn make(tier: Tier, path: &Path, base: u32) -> Result<Self, Error> {
         match tier {
-            Tier::Container => channel::Socket::new().map(Self::Inside),
+            Tier::Container => channel::ChannelSocket::new().map(Self::Inside),
             Tier::UserKernel => {
                 channel::make(path, base)?;
                 channel::listen(path, base).map(Self::Host)
@@ -291,10 +302,10 @@ impl Oci {
 }
 
 /// Opens process 1, whose pid the OCI runtime wrote to a file.
-fn identify(oci: &Oci, id: &SandboxId) -> Result<Process, Error> {
+fn identify(oci: &Oci, id: &SandboxId) -> Result<ProcessHandle, Error> {
     let path = oci.dirs.sandbox(id).join("pid");
     let pid = files::read(&path)?.trim().parse().unwrap_or(0);
-    let process = Process::open(pid)?.ok_or_else(|| Error::Ended(id.clone()))?;
+    let process = ProcessHandle::open(pid)?.ok_or_else(|| Error::Ended(id.clone()))?;
     // It may have ended in the meantime and so be in no cgroup, which is no error. A live process outside the
     // cgroup is not process 1.
     if process.is_alive() && !Cgroups::holds(id, pid)? && process.is_alive() {

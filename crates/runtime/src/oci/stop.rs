@@ -12,8 +12,8 @@ use api::trace::STEP;
 use rustix::process::Signal;
 use tracing::info_span;
 
-use super::process::{self, ENDING, Process, Words};
-use super::record::Record;
+use super::process::{self, ENDING, ProcessHandle, Words};
+use super::record::OciRecord;
 use super::{Oci, disk};
 use crate::{Error, Listed, Tier, files};
 
@@ -22,7 +22,7 @@ const ASK: Duration = Duration::from_secs(20);
 
 impl Oci {
     /// Sends SIGTERM to process 1.
-    pub(super) async fn ask_to_end(&self, id: &SandboxId, process: &Process) -> Result<(), Error> {
+    pub(super) async fn ask_to_end(&self, id: &SandboxId, process: &ProcessHandle) -> Result<(), Error> {
         match self.flavor.tier {
             Tier::Container => process.signal(Signal::TERM),
             Tier::UserKernel => {
@@ -39,7 +39,7 @@ impl Oci {
 }
 
 /// Kills all processes of a sandbox and removes everything that belongs to it.
-pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&Process>) -> Result<(), Error> {
+pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&ProcessHandle>) -> Result<(), Error> {
     let record = match oci.dirs.load(id)? {
         Some(record) if record.runtime != oci.flavor.name => return Ok(()),
         record => record,
@@ -48,7 +48,7 @@ pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&Process>) -> Res
         // For observers only. Writing fails on a full disk, but then the teardown must continue, because it
         // frees space.
         info_span!(target: STEP, "record").in_scope(|| {
-            let _ = oci.dirs.save(id, &Record { stopping: true, ..record.clone() });
+            let _ = oci.dirs.save(id, &OciRecord { stopping: true, ..record.clone() });
         });
         // Thaw first: a frozen process does not reliably die, even from SIGKILL.
         oci.cgroups.thaw(id)?;
@@ -85,7 +85,9 @@ pub(super) fn list(oci: &Oci) -> Result<Vec<Listed>, Error> {
             continue;
         }
         let alive = match record.as_ref().filter(|record| is_current(record)).map(|record| record.process) {
-            Some(Some(identity)) => Process::reopen(identity)?.is_some_and(|process| process.is_alive()),
+            Some(Some(identity)) => {
+                ProcessHandle::reopen(identity)?.is_some_and(|process| process.is_alive())
+            }
             Some(None) => !oci.cgroups.processes(&id)?.is_empty(),
             None => false,
         };
@@ -95,9 +97,9 @@ pub(super) fn list(oci: &Oci) -> Result<Vec<Listed>, Error> {
 }
 
 /// Kills process 1, upon which the kernel kills all others of its pid namespace, and reaps it.
-fn kill_first(record: &Record, held: Option<&Process>) -> Result<(), Error> {
+fn kill_first(record: &OciRecord, held: Option<&ProcessHandle>) -> Result<(), Error> {
     let reopened = match (held, record.process) {
-        (None, Some(identity)) if is_current(record) => Process::reopen(identity)?,
+        (None, Some(identity)) if is_current(record) => ProcessHandle::reopen(identity)?,
         (_, _) => None,
     };
     let Some(process) = held.or(reopened.as_ref()) else { return Ok(()) };
@@ -111,6 +113,6 @@ fn kill_first(record: &Record, held: Option<&Process>) -> Result<(), Error> {
 
 /// Returns true if a sandbox was created in this boot. The processes, mounts and devices recorded in an
 /// earlier boot no longer belong to it.
-pub(super) fn is_current(record: &Record) -> bool {
+pub(super) fn is_current(record: &OciRecord) -> bool {
     process::boot_id().is_ok_and(|boot| boot == record.boot)
 }

@@ -29,7 +29,7 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 const COUNT_EVERY: Duration = Duration::from_millis(100);
 
 /// One exec.
-pub(super) struct Exec {
+pub(super) struct SimExec {
     pub id: ExecId,
     /// Hash of the request that started it: the same id with a different request is a conflict.
     pub fingerprint: u64,
@@ -39,13 +39,13 @@ pub(super) struct Exec {
     grace_ms: u64,
     mode: OutputMode,
     kept_bytes: u64,
-    progress: Mutex<Progress>,
+    progress: Mutex<ExecProgress>,
     /// Notified of new bytes, free space, a reason to end, and the end.
     changed: Notify,
 }
 
 #[derive(Default)]
-struct Progress {
+struct ExecProgress {
     /// The retained bytes, starting at offset `taken`.
     kept: Vec<u8>,
     /// Bytes below this offset have been acknowledged by a reader (mode `block`).
@@ -68,7 +68,7 @@ enum Next {
     Nothing,
 }
 
-impl Exec {
+impl SimExec {
     /// Creates an exec that starts now.
     pub fn new(id: ExecId, spec: &ExecSpec, fingerprint: u64) -> Self {
         let asked = spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES);
@@ -86,16 +86,16 @@ impl Exec {
                 OutputMode::Keep => asked.min(KEPT_BYTES_MAX),
                 OutputMode::Block | OutputMode::Kill => asked,
             },
-            progress: Mutex::new(Progress {
+            progress: Mutex::new(ExecProgress {
                 stdin: (spec.stdin || spec.terminal.is_some()).then_some(0),
                 terminal: spec.terminal,
-                ..Progress::default()
+                ..ExecProgress::default()
             }),
             changed: Notify::new(),
         }
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
+    fn progress(&self) -> MutexGuard<'_, ExecProgress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -237,7 +237,7 @@ impl Exec {
     }
 
     /// Waits until `look` returns a value.
-    async fn until<T>(&self, look: impl Fn(&mut Progress) -> Option<T>) -> T {
+    async fn until<T>(&self, look: impl Fn(&mut ExecProgress) -> Option<T>) -> T {
         loop {
             // Registered before the check, so that no notification in between is missed.
             let changed = self.changed.notified();
@@ -293,7 +293,7 @@ impl Exec {
     }
 
     /// Returns the free space for output; `None` means that the writer must wait (mode `block` only).
-    fn room(&self, progress: &Progress) -> Option<usize> {
+    fn room(&self, progress: &ExecProgress) -> Option<usize> {
         let room = self.kept_bytes.saturating_sub(progress.kept.len() as u64);
         let room = usize::try_from(room).unwrap_or(usize::MAX);
         if room == 0 && self.mode == OutputMode::Block { None } else { Some(room) }

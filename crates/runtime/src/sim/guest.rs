@@ -36,7 +36,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
-use super::exec::Exec;
+use super::exec::SimExec;
 use super::program::Program;
 use super::world::until_gone;
 use crate::Exit;
@@ -56,7 +56,7 @@ pub(super) struct Guest {
     /// Limits the guest to one connection: the node's end of the connection holds the permit.
     pub line: Arc<Semaphore>,
     /// In start order; when the table is full, the oldest ended exec is removed.
-    execs: Mutex<VecDeque<Arc<Exec>>>,
+    execs: Mutex<VecDeque<Arc<SimExec>>>,
     /// Time at which the guest ends, whether a node is connected or not.
     expires: watch::Sender<Instant>,
 }
@@ -66,8 +66,8 @@ pub(super) struct Life {
     exit: watch::Sender<Option<Exit>>,
 }
 
-type Body = Either<Full<Bytes>, Streamed>;
-type Reply = Result<Response<Body>, Error>;
+type SimBody = Either<Full<Bytes>, Streamed>;
+type SimReply = Result<Response<SimBody>, Error>;
 
 impl Guest {
     /// Creates a guest without execs.
@@ -95,11 +95,11 @@ impl Guest {
         }
     }
 
-    fn execs(&self) -> MutexGuard<'_, VecDeque<Arc<Exec>>> {
+    fn execs(&self) -> MutexGuard<'_, VecDeque<Arc<SimExec>>> {
         self.execs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn exec(&self, id: &str) -> Result<Arc<Exec>, Error> {
+    fn exec(&self, id: &str) -> Result<Arc<SimExec>, Error> {
         let execs = self.execs();
         let found = execs.iter().find(|exec| exec.id.as_str() == id);
         found.map(Arc::clone).ok_or_else(|| Error::not_found(format!("there is no exec {id}")))
@@ -119,7 +119,7 @@ impl Guest {
         }
         let program = Program::find(&spec.argv)?;
         make_room(&mut execs)?;
-        let exec = Arc::new(Exec::new(id, &spec, fingerprint));
+        let exec = Arc::new(SimExec::new(id, &spec, fingerprint));
         execs.push_back(Arc::clone(&exec));
         let (guest, info) = (Arc::clone(self), exec.info());
         tokio::spawn(async move {
@@ -170,7 +170,7 @@ pub(super) async fn serve(stream: UnixStream, guest: Arc<Guest>, process: watch:
     }
 }
 
-async fn answer(request: Request<Incoming>, guest: Arc<Guest>) -> Result<Response<Body>, Infallible> {
+async fn answer(request: Request<Incoming>, guest: Arc<Guest>) -> Result<Response<SimBody>, Infallible> {
     Ok(route(request, guest).await.unwrap_or_else(|error| {
         let status = if error.code == ErrorCode::NotFound {
             StatusCode::NOT_FOUND
@@ -183,7 +183,7 @@ async fn answer(request: Request<Incoming>, guest: Arc<Guest>) -> Result<Respons
     }))
 }
 
-async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> Reply {
+async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> SimReply {
     let (parts, body) = request.into_parts();
     let query = parts.uri.query().unwrap_or_default();
     let path: Vec<&str> = parts.uri.path().split('/').skip(1).collect();
@@ -244,7 +244,7 @@ async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> Reply {
 }
 
 /// Removes the oldest ended exec if the table is full.
-fn make_room(execs: &mut VecDeque<Arc<Exec>>) -> Result<(), Error> {
+fn make_room(execs: &mut VecDeque<Arc<SimExec>>) -> Result<(), Error> {
     if execs.len() < limits::EXECS_MAX {
         return Ok(());
     }
@@ -310,7 +310,7 @@ fn number(query: &str, name: &str) -> Result<Option<u64>, Error> {
         .map_err(|_| Error::invalid(format!("{name} is not a number"), "Give a decimal number."))
 }
 
-fn json<T: serde::Serialize>(status: StatusCode, value: &T) -> Reply {
+fn json<T: serde::Serialize>(status: StatusCode, value: &T) -> SimReply {
     let bytes = serde_json::to_vec(value).map_err(|error| {
         Error::invalid(format!("cannot serialize the response: {error}"), "Send another request.")
     })?;

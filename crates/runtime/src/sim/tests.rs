@@ -19,7 +19,7 @@ use tokio::io::AsyncReadExt;
 use tokio::time::Instant;
 
 use super::Sim;
-use crate::laws::{self, Fixture, Verdict};
+use crate::laws::{self, Fixture, LawVerdict};
 use crate::{Error, Exit, Inspect as _, Listed, Profile, Runtime, Spec};
 
 /// Timeout of every operation: longer than any of them takes, unless it hangs.
@@ -126,7 +126,7 @@ async fn listed(sim: &Sim) -> Vec<(String, bool, bool)> {
     all.into_iter().map(|Listed { id, owned, alive }| (id.to_string(), owned, alive)).collect()
 }
 
-fn broken(verdicts: Vec<Verdict>) -> Vec<(&'static str, String)> {
+fn broken(verdicts: Vec<LawVerdict>) -> Vec<(&'static str, String)> {
     verdicts.into_iter().filter_map(|(name, verdict)| verdict.err().map(|seen| (name, seen))).collect()
 }
 

@@ -32,47 +32,47 @@ const USAGE: Usage = Usage {
 /// One simulated machine.
 #[derive(Default)]
 pub(super) struct World {
-    state: Mutex<State>,
+    state: Mutex<WorldState>,
     /// Wakes connects that wait while guests are silent.
     faults_changed: Notify,
 }
 
 /// One sandbox.
-pub(super) struct Sandbox {
+pub(super) struct SimSandbox {
     pub guest: Arc<Guest>,
     pub usage: Usage,
     /// True once process 1 has started.
     pub is_made: bool,
-    owner: Weak<Process>,
+    owner: Weak<SimProcess>,
 }
 
 /// A process that drives the machine.
-pub(super) struct Process {
+pub(super) struct SimProcess {
     gone: watch::Sender<bool>,
 }
 
 /// A start or stop that has been recorded, and its predetermined result.
-pub(super) struct Step {
+pub(super) struct PendingOperation {
     pub guest: Arc<Guest>,
     pub delay: Duration,
     pub fails: bool,
 }
 
 #[derive(Default)]
-struct State {
-    sandboxes: BTreeMap<SandboxId, Sandbox>,
-    processes: Vec<Weak<Process>>,
+struct WorldState {
+    sandboxes: BTreeMap<SandboxId, SimSandbox>,
+    processes: Vec<Weak<SimProcess>>,
     faults: Faults,
 }
 
 impl World {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WorldState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers a new process.
-    pub fn enter(&self) -> Arc<Process> {
-        let process = Arc::new(Process { gone: watch::Sender::new(false) });
+    pub fn enter(&self) -> Arc<SimProcess> {
+        let process = Arc::new(SimProcess { gone: watch::Sender::new(false) });
         let mut state = self.state();
         state.processes.retain(|other| other.strong_count() > 0);
         state.processes.push(Arc::downgrade(&process));
@@ -108,12 +108,12 @@ impl World {
     }
 
     /// Returns the result of `look` on a sandbox.
-    pub fn see<T>(&self, id: &SandboxId, look: impl FnOnce(&mut Sandbox) -> T) -> Result<T, Error> {
+    pub fn see<T>(&self, id: &SandboxId, look: impl FnOnce(&mut SimSandbox) -> T) -> Result<T, Error> {
         self.state().sandboxes.get_mut(id).map(look).ok_or_else(|| Error::NotFound(id.clone()))
     }
 
     /// Records a new sandbox as half-made.
-    pub fn begin(&self, id: &SandboxId, process: &Arc<Process>) -> Result<Step, Error> {
+    pub fn begin(&self, id: &SandboxId, process: &Arc<SimProcess>) -> Result<PendingOperation, Error> {
         let mut state = self.state();
         if state.sandboxes.contains_key(id) {
             return Err(Error::Exists(id.clone()));
@@ -126,9 +126,9 @@ impl World {
         }
         let guest = Arc::new(Guest::new());
         let owner = Arc::downgrade(process);
-        let sandbox = Sandbox { guest: Arc::clone(&guest), usage: USAGE, is_made: false, owner };
+        let sandbox = SimSandbox { guest: Arc::clone(&guest), usage: USAGE, is_made: false, owner };
         state.sandboxes.insert(id.clone(), sandbox);
-        Ok(Step { guest, delay: state.faults.start_delay, fails: state.faults.fails_start() })
+        Ok(PendingOperation { guest, delay: state.faults.start_delay, fails: state.faults.fails_start() })
     }
 
     /// Records that the sandbox of this guest has a process 1 from now on.
@@ -144,7 +144,7 @@ impl World {
     }
 
     /// Makes `process` the owner of a sandbox, unless another living process owns it.
-    pub fn take(&self, id: &SandboxId, process: &Arc<Process>) -> Result<Arc<Guest>, Error> {
+    pub fn take(&self, id: &SandboxId, process: &Arc<SimProcess>) -> Result<Arc<Guest>, Error> {
         let mut state = self.state();
         let sandbox = state.sandboxes.get_mut(id).ok_or_else(|| Error::NotFound(id.clone()))?;
         if !sandbox.is_alive() {
@@ -160,11 +160,11 @@ impl World {
 
     /// Ends process 1: with a grace period it exits cleanly, without one it is killed. Returns `None` for an
     /// unknown sandbox.
-    pub fn end(&self, id: &SandboxId, grace: Duration) -> Option<Step> {
+    pub fn end(&self, id: &SandboxId, grace: Duration) -> Option<PendingOperation> {
         let mut state = self.state();
         let guest = Arc::clone(&state.sandboxes.get(id)?.guest);
         guest.life.end(if grace.is_zero() { Exit::Signaled(9) } else { Exit::Exited(0) });
-        Some(Step { guest, delay: state.faults.stop_delay, fails: state.faults.fails_stop() })
+        Some(PendingOperation { guest, delay: state.faults.stop_delay, fails: state.faults.fails_stop() })
     }
 
     /// Removes the sandbox of this guest.
@@ -187,7 +187,7 @@ impl World {
     }
 }
 
-impl Sandbox {
+impl SimSandbox {
     /// Returns true if its process 1 is alive.
     pub fn is_alive(&self) -> bool {
         self.is_made && self.guest.life.is_on()
@@ -202,7 +202,7 @@ impl Sandbox {
     }
 }
 
-impl Process {
+impl SimProcess {
     pub fn is_gone(&self) -> bool {
         *self.gone.borrow()
     }

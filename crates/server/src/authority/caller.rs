@@ -18,7 +18,7 @@ use node::clock;
 use tracing::{Instrument as _, info_span};
 
 use super::cut::Slot;
-use crate::listen::Known;
+use crate::listen::AuthenticationHandle;
 use crate::rejection::{Answer, Rejection};
 use control::audit::{Act, Entry};
 use control::authority::grant::{Grant, Need, States};
@@ -113,7 +113,7 @@ where
 /// # Errors
 /// `rate_limited`: the project is at its limit of concurrent requests.
 pub fn remember(parts: &mut Parts, grant: &Grant) -> Answer<()> {
-    if let Some(known) = parts.extensions.get::<Known>() {
+    if let Some(known) = parts.extensions.get::<AuthenticationHandle>() {
         known.show(&grant.account)?;
     }
     if let Some(slot) = parts.extensions.get::<Slot>() {

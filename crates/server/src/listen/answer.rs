@@ -17,7 +17,7 @@ use hyper::rt::Executor;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout};
 
-use super::idle::{Known, UnderWay};
+use super::idle::{AuthenticationHandle, UnderWay};
 
 /// Timeout for a client to read a chunk. Afterwards, the response is dropped.
 pub(super) const TAKEN_WITHIN: Duration = Duration::from_secs(30);
@@ -41,7 +41,7 @@ pub(super) struct Answered {
     is_http2: bool,
     under_way: UnderWay,
     /// The slot of the request, and the memory reserved for its response.
-    _held: (Known, Option<OwnedSemaphorePermit>),
+    _held: (AuthenticationHandle, Option<OwnedSemaphorePermit>),
 }
 
 /// Executor of HTTP/2 streams. Each runs until its response is read or dropped.
@@ -82,7 +82,7 @@ impl Answered {
         body: axum::body::Body,
         under_way: UnderWay,
         is_http2: bool,
-        held: (Known, Option<OwnedSemaphorePermit>),
+        held: (AuthenticationHandle, Option<OwnedSemaphorePermit>),
     ) -> Self {
         // The executor of the stream checks this state.
         let _ = STREAM.try_with(|stream| drop(stream.set(under_way.taking.clone())));

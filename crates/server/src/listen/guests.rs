@@ -68,7 +68,7 @@ struct Stranger {
 }
 
 /// Slot of a connection, which is returned when dropped.
-pub(super) struct Place {
+pub(super) struct ConnectionSlot {
     guests: Arc<Guests>,
     address: IpAddr,
     number: u64,
@@ -117,7 +117,7 @@ impl Origin {
 impl Guests {
     /// Returns the slot of a new connection from this address, which is unauthenticated. If all slots are
     /// taken, closes another connection.
-    pub(super) fn welcome(guests: &Arc<Self>, address: IpAddr, idle: &Idle) -> Place {
+    pub(super) fn welcome(guests: &Arc<Self>, address: IpAddr, idle: &Idle) -> ConnectionSlot {
         let mut all = guests.lock();
         all.next += 1;
         let number = all.next;
@@ -136,7 +136,14 @@ impl Guests {
         own.strangers.insert(number, stranger);
         let origin = own.origin.clone();
         all.strangers += 1;
-        Place { guests: Arc::clone(guests), address, number, leave, origin, is_known: AtomicBool::new(false) }
+        ConnectionSlot {
+            guests: Arc::clone(guests),
+            address,
+            number,
+            leave,
+            origin,
+            is_known: AtomicBool::new(false),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, All> {
@@ -159,7 +166,7 @@ impl All {
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     /// Marks the connection as authenticated, unless all slots of authenticated connections are taken.
     pub(super) fn known(&self) {
         let mut all = self.guests.lock();
@@ -192,14 +199,14 @@ impl Place {
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     /// Returns a permit to wait for a credential, unless too many requests already wait.
     pub(super) fn may_wait(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.guests.waiting).try_acquire_owned().ok()
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut all = self.guests.lock();
         let All { known, strangers, addresses, .. } = &mut *all;

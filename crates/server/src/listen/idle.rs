@@ -16,7 +16,7 @@ use crate::rejection::Answer;
 use control::account::Account;
 
 use super::answer::Taking;
-use super::guests::Place;
+use super::guests::ConnectionSlot;
 
 /// Maximum idle time of an authenticated connection. E2B's SDKs keep idle connections for 300 s, others for
 /// 90.
@@ -33,18 +33,18 @@ const KNOWN: u8 = 2;
 
 /// Handle through which a request authenticates its connection.
 #[derive(Clone)]
-pub struct Known {
+pub struct AuthenticationHandle {
     idle: Idle,
-    place: Arc<Place>,
+    place: Arc<ConnectionSlot>,
     /// Account of the request, and the request's slot in the project.
     shown: Arc<OnceLock<(Arc<Account>, OwnedSemaphorePermit)>>,
 }
 
 /// State of one connection that decides when it is closed.
 #[derive(Clone)]
-pub(super) struct Idle(Arc<State>);
+pub(super) struct Idle(Arc<ConnectionState>);
 
-struct State {
+struct ConnectionState {
     who: AtomicU8,
     shown: Notify,
     now: Mutex<Now>,
@@ -72,8 +72,8 @@ pub(super) struct UnderWay {
     pub(super) taking: Taking,
 }
 
-impl Known {
-    pub(super) fn new(idle: &Idle, place: &Arc<Place>) -> Self {
+impl AuthenticationHandle {
+    pub(super) fn new(idle: &Idle, place: &Arc<ConnectionSlot>) -> Self {
         Self { idle: idle.clone(), place: Arc::clone(place), shown: Arc::default() }
     }
 
@@ -108,7 +108,11 @@ impl Idle {
     /// Creates the state of a new connection.
     pub(super) fn new() -> Self {
         let now = Now { next: 0, under_way: HashMap::new(), since: Instant::now() };
-        Self(Arc::new(State { who: AtomicU8::new(STRANGER), shown: Notify::new(), now: Mutex::new(now) }))
+        Self(Arc::new(ConnectionState {
+            who: AtomicU8::new(STRANGER),
+            shown: Notify::new(),
+            now: Mutex::new(now),
+        }))
     }
 
     /// Registers a new request.

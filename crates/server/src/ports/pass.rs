@@ -83,24 +83,24 @@ pub enum Address {
 }
 
 /// Resources that are held while a connection into a sandbox is in use.
-struct Held {
+struct PortConnectionGuard {
     connection: JoinHandle<()>,
     _place: OwnedSemaphorePermit,
 }
 
 /// Body of an application's response.
-struct Coming {
+struct ApplicationBody {
     body: Incoming,
-    _held: Held,
+    _held: PortConnectionGuard,
 }
 
-impl Drop for Held {
+impl Drop for PortConnectionGuard {
     fn drop(&mut self) {
         self.connection.abort();
     }
 }
 
-impl hyper::body::Body for Coming {
+impl hyper::body::Body for ApplicationBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -150,11 +150,13 @@ pub async fn pass(
     }
     let asking = if grpc { by_http2(port, request).await } else { by_http1(port, request).await };
     let (mut answer, connection) = asking.map_err(|failure| failure.explain(to.port))?;
-    let held = Held { connection, _place: place };
+    let held = PortConnectionGuard { connection, _place: place };
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         let Some(client) = client else {
-            return Err(Failure::Broken("the server switched to a protocol that was not requested".into())
-                .explain(to.port));
+            return Err(ForwardFailure::Broken(
+                "the server switched to a protocol that was not requested".into(),
+            )
+            .explain(to.port));
         };
         let inside = hyper::upgrade::on(&mut answer);
         let other = become_something_else(client, inside, held);
@@ -167,7 +169,7 @@ pub async fn pass(
     let (mut head, body) = answer.into_parts();
     headers::outwards(&mut head.headers, to.address);
     head.extensions.insert(Passed);
-    let response = Response::from_parts(head, Body::new(Coming { body, _held: held }));
+    let response = Response::from_parts(head, Body::new(ApplicationBody { body, _held: held }));
     Ok(match slot {
         Some(slot) => slot.guard(response),
         None => response,
@@ -196,12 +198,12 @@ pub async fn copy(
 }
 
 /// Reason why an application did not respond.
-enum Failure {
+enum ForwardFailure {
     Broken(String),
     Late,
 }
 
-impl Failure {
+impl ForwardFailure {
     fn explain(self, port: u16) -> Rejection {
         let (code, message, fix) = match self {
             Self::Broken(why) => (
@@ -220,9 +222,9 @@ impl Failure {
     }
 }
 
-type Asked = Result<(Response<Incoming>, JoinHandle<()>), Failure>;
+type ForwardResult = Result<(Response<Incoming>, JoinHandle<()>), ForwardFailure>;
 
-async fn by_http1(port: Port, request: Request) -> Asked {
+async fn by_http1(port: Port, request: Request) -> ForwardResult {
     let mut client = http1::Builder::new();
     if !api::defence::is_off("N-30") {
         client.max_buf_size(HEAD_BYTES_MAX);
@@ -230,30 +232,30 @@ async fn by_http1(port: Port, request: Request) -> Asked {
     let handshake = client.handshake(TokioIo::new(port)).await;
     let (mut sender, connection) = handshake.map_err(|error| broken(&error))?;
     let connection = connection.with_upgrades();
-    let mut asking = Asking(Some(tokio::spawn(async move { drop(connection.await) })));
+    let mut asking = PendingConnection(Some(tokio::spawn(async move { drop(connection.await) })));
     let answer = in_time(sender.send_request(request)).await?;
     asking.done(answer)
 }
 
-async fn by_http2(port: Port, request: Request) -> Asked {
+async fn by_http2(port: Port, request: Request) -> ForwardResult {
     let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(port));
     let (mut sender, connection) = in_time(handshake).await?;
-    let mut asking = Asking(Some(tokio::spawn(async move { drop(connection.await) })));
+    let mut asking = PendingConnection(Some(tokio::spawn(async move { drop(connection.await) })));
     let answer = in_time(sender.send_request(request)).await?;
     asking.done(answer)
 }
 
 /// Connection with an outstanding response. Dropping it closes the connection.
-struct Asking(Option<JoinHandle<()>>);
+struct PendingConnection(Option<JoinHandle<()>>);
 
-impl Asking {
-    fn done(&mut self, answer: Response<Incoming>) -> Asked {
-        let connection = self.0.take().ok_or(Failure::Late)?;
+impl PendingConnection {
+    fn done(&mut self, answer: Response<Incoming>) -> ForwardResult {
+        let connection = self.0.take().ok_or(ForwardFailure::Late)?;
         Ok((answer, connection))
     }
 }
 
-impl Drop for Asking {
+impl Drop for PendingConnection {
     fn drop(&mut self) {
         if let Some(connection) = &self.0 {
             connection.abort();
@@ -261,16 +263,16 @@ impl Drop for Asking {
     }
 }
 
-async fn in_time<T>(asking: impl Future<Output = hyper::Result<T>>) -> Result<T, Failure> {
+async fn in_time<T>(asking: impl Future<Output = hyper::Result<T>>) -> Result<T, ForwardFailure> {
     match tokio::time::timeout(HEAD_WITHIN, asking).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(broken(&error)),
-        Err(_) => Err(Failure::Late),
+        Err(_) => Err(ForwardFailure::Late),
     }
 }
 
-fn broken(error: &hyper::Error) -> Failure {
-    Failure::Broken(node::error::chain(error))
+fn broken(error: &hyper::Error) -> ForwardFailure {
+    ForwardFailure::Broken(node::error::chain(error))
 }
 
 /// Rewrites a request for the application.
@@ -317,7 +319,7 @@ fn switching(answer: Response<Incoming>, address: Address) -> Response {
     Response::from_parts(head, Body::empty())
 }
 
-async fn become_something_else(client: OnUpgrade, inside: OnUpgrade, held: Held) {
+async fn become_something_else(client: OnUpgrade, inside: OnUpgrade, held: PortConnectionGuard) {
     let both = async { tokio::try_join!(client, inside) };
     if let Ok(Ok((client, inside))) = tokio::time::timeout(UPGRADE_WITHIN, both).await {
         copy(TokioIo::new(client), TokioIo::new(inside)).await;

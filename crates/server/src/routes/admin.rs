@@ -13,7 +13,7 @@ use node::clock;
 
 use crate::authority::{Admin, Caller};
 use crate::body::Sent;
-use crate::extract::At;
+use crate::extract::Path;
 use crate::rejection::Answer;
 use control::account::mint;
 use control::audit::Act;
@@ -54,7 +54,7 @@ pub async fn projects(
 pub async fn put_project(
     caller: Caller<Admin>,
     State(platform): State<Arc<Platform>>,
-    At(name): At<String>,
+    Path(name): Path<String>,
     Sent(put): Sent<PutProject>,
 ) -> Answer<Json<Project>> {
     let name = name.parse::<SandboxId>().map_err(|bad| {
@@ -133,7 +133,7 @@ pub async fn create_key(
 pub async fn rotate_key(
     caller: Caller<Admin>,
     State(platform): State<Arc<Platform>>,
-    At(id): At<String>,
+    Path(id): Path<String>,
     Sent(ask): Sent<RotateKey>,
 ) -> Answer<(StatusCode, Json<NewKey>)> {
     if ask.overlap_ms > OVERLAP_MS_MAX {
@@ -149,7 +149,7 @@ pub async fn rotate_key(
         valid_ms: old.expires_at_ms.map(|end| end.saturating_sub(old.created_at_ms)),
     };
     let (new, hash) = mint(&same, now_ms)?;
-    if !platform.store.rotate_key(&old.id, (&new.key, &hash), (now_ms, ask.overlap_ms)).await? {
+    if !platform.store.rotate_key(&old.id, (&new.key, &hash), now_ms, ask.overlap_ms).await? {
         return Err(missing().into());
     }
     // The old key is cached again with its new expiry.
@@ -180,7 +180,7 @@ pub async fn rotate_key(
 pub async fn revoke_key(
     caller: Caller<Admin>,
     State(platform): State<Arc<Platform>>,
-    At(id): At<String>,
+    Path(id): Path<String>,
 ) -> Answer<StatusCode> {
     let revoked = platform.store.revoke_key(&id, clock::wall_ms()).await;
     // Even if the revocation could not be saved: the store then refuses the key from memory.

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use super::files::content::attachment;
 use super::files::flow::IDLE_MAX;
 use crate::authority::{Caller, Grant, Read};
-use crate::extract::{Asked, At};
+use crate::extract::{Path, Query};
 use crate::rejection::Answer;
 use control::platform::{Platform, missing};
 
@@ -33,7 +33,7 @@ const PIECES_WAITING: usize = 2;
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Waiting {
+pub struct WaitQuery {
     /// Maximum time to wait until the exec has ended and its files were collected, in milliseconds. Default 0, maximum 60,000.
     #[serde(default)]
     wait_ms: u64,
@@ -43,7 +43,7 @@ pub struct Waiting {
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Listing {
+pub struct ListArtifactsQuery {
     /// Maximum number of execs per page. Default 100.
     #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
@@ -62,7 +62,7 @@ pub struct Listing {
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
         ("exec" = String, Path, description = "Exec ID"),
-        Waiting,
+        WaitQuery,
     ),
     security(("key" = [])),
     responses((status = 200, body = Artifacts), (status = "default", body = Error))
@@ -70,8 +70,8 @@ pub struct Listing {
 pub async fn look(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At((named, exec)): At<(String, String)>,
-    Asked(waiting): Asked<Waiting>,
+    Path((named, exec)): Path<(String, String)>,
+    Query(waiting): Query<WaitQuery>,
 ) -> Answer<Json<Artifacts>> {
     if waiting.wait_ms > WAIT_MS_MAX {
         return Err(limits::exceeded("wait_ms", waiting.wait_ms, WAIT_MS_MAX).into());
@@ -92,15 +92,15 @@ pub async fn look(
     path = "/v1/sandboxes/{sandbox}/artifacts",
     operation_id = "listArtifacts",
     tag = "artifacts",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name"), Listing),
+    params(("sandbox" = String, Path, description = "Sandbox ID or name"), ListArtifactsQuery),
     security(("key" = [])),
     responses((status = 200, body = Page<Artifacts>), (status = "default", body = Error))
 )]
 pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    Asked(listing): Asked<Listing>,
+    Path(named): Path<String>,
+    Query(listing): Query<ListArtifactsQuery>,
 ) -> Answer<Json<Page<Artifacts>>> {
     let limit = listing.limit.unwrap_or(PAGE);
     if !(1..=PAGE).contains(&limit) {
@@ -149,7 +149,7 @@ pub async fn list(
 pub async fn read(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At((named, exec, number)): At<(String, String, u32)>,
+    Path((named, exec, number)): Path<(String, String, u32)>,
 ) -> Answer<Response> {
     let place = caller.share.stream()?;
     let id = exec_id(&exec)?;

@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 
 use crate::authority::{Caller, Read, Write};
 use crate::body::Sent;
-use crate::extract::{At, Idempotency};
+use crate::extract::{Idempotency, Path};
 use crate::rejection::Answer;
 use crate::routes::execs::call;
 use control::account::Rate;
@@ -40,7 +40,7 @@ use control::platform::Platform;
 pub async fn create(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
     idempotency: Idempotency,
     Sent(spec): Sent<ContextSpec>,
 ) -> Answer<(StatusCode, Json<ContextInfo>)> {
@@ -67,7 +67,7 @@ pub async fn create(
 pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Page<ContextInfo>>> {
     let call = call(&caller, &platform, &named).await?;
     Ok(Json(Page { items: call.contexts().await?, next: None }))
@@ -89,7 +89,7 @@ pub async fn list(
 pub async fn look(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At((named, context)): At<(String, String)>,
+    Path((named, context)): Path<(String, String)>,
 ) -> Answer<Json<ContextInfo>> {
     let id = context_id(&context)?;
     let contexts = call(&caller, &platform, &named).await?.contexts().await?;
@@ -114,7 +114,7 @@ pub async fn look(
 pub async fn remove(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At((named, context)): At<(String, String)>,
+    Path((named, context)): Path<(String, String)>,
 ) -> Answer<StatusCode> {
     let id = context_id(&context)?;
     let sandbox = platform.running(&caller, &named).await?;
@@ -142,7 +142,7 @@ pub async fn remove(
 pub async fn restart(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At((named, context)): At<(String, String)>,
+    Path((named, context)): Path<(String, String)>,
 ) -> Answer<Json<ContextInfo>> {
     caller.pace(Rate::Exec)?;
     let id = context_id(&context)?;
@@ -170,7 +170,7 @@ pub async fn restart(
 pub async fn interrupt(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At((named, context)): At<(String, String)>,
+    Path((named, context)): Path<(String, String)>,
 ) -> Answer<Json<ContextInfo>> {
     let id = context_id(&context)?;
     let sandbox = platform.running(&caller, &named).await?;
@@ -197,7 +197,7 @@ pub async fn interrupt(
 pub async fn variables(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At((named, context)): At<(String, String)>,
+    Path((named, context)): Path<(String, String)>,
 ) -> Answer<Json<Page<Variable>>> {
     let id = context_id(&context)?;
     let call = call(&caller, &platform, &named).await?;

@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 
 use super::files::flow::{Coming, length, promised};
 use crate::authority::{Caller, Grant, Read, Write};
-use crate::extract::At;
+use crate::extract::Path;
 use crate::rejection::{Answer, Rejection};
 use control::audit::Act;
 use control::platform::Platform;
@@ -38,7 +38,7 @@ use control::platform::Platform;
 pub async fn put(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(name): At<String>,
+    Path(name): Path<String>,
     request: Request,
 ) -> Answer<Json<Dataset>> {
     check_name(&name)?;
@@ -102,7 +102,7 @@ pub async fn list(
 pub async fn remove(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(name): At<String>,
+    Path(name): Path<String>,
 ) -> Answer<StatusCode> {
     check_name(&name)?;
     platform.note(&caller, Act::DatasetRemove, |entry| entry.detail(&name));

@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use crate::authority::{Caller, Grant, Read, Write};
 use crate::body::{self, Sent};
-use crate::extract::{Asked, At, Idempotency};
+use crate::extract::{Idempotency, Path, Query};
 use crate::output::Output;
 use crate::rejection::{Answer, Rejection};
 use control::account::Rate;
@@ -50,8 +50,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Manner {
     type Rejection = Rejection;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
-        let Asked(Starting { cancel_on_disconnect: cancels }) =
-            Asked::from_request_parts(parts, state).await?;
+        let Query(Starting { cancel_on_disconnect: cancels }) =
+            Query::from_request_parts(parts, state).await?;
         let streams =
             parts.headers.get(header::ACCEPT).is_some_and(|value| value.as_bytes() == NDJSON.as_bytes());
         Ok(Self { idempotency: Idempotency::from_request_parts(parts, state).await?, cancels, streams })
@@ -62,7 +62,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Manner {
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct From {
+pub struct OutputQuery {
     /// Offset in standard output at which to start. Default 0.
     #[serde(default)]
     stdout: u64,
@@ -81,7 +81,7 @@ pub struct From {
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Taken {
+pub struct AcknowledgeQuery {
     /// Offset in standard output below which all bytes were consumed.
     stdout: u64,
     /// Offset in standard error below which all bytes were consumed.
@@ -92,7 +92,7 @@ pub struct Taken {
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Piece {
+pub struct StdinQuery {
     /// Offset of the first byte of the chunk in standard input. Sending the same chunk again has no effect.
     offset: u64,
     /// True for the last chunk. Default false.
@@ -127,7 +127,7 @@ pub struct Piece {
 pub async fn start(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
     manner: Manner,
     Sent(spec): Sent<ExecSpec>,
 ) -> Answer<Response> {
@@ -169,7 +169,7 @@ pub async fn start(
 pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Page<ExecInfo>>> {
     let call = call(&caller, &platform, &named).await?;
     Ok(Json(Page { items: call.execs().await?, next: None }))
@@ -193,7 +193,7 @@ pub async fn list(
 pub async fn look(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At((named, exec)): At<(String, String)>,
+    Path((named, exec)): Path<(String, String)>,
 ) -> Answer<Json<ExecInfo>> {
     let call = call(&caller, &platform, &named).await?;
     Ok(Json(info(&call, &exec).await?))
@@ -217,7 +217,7 @@ pub async fn look(
 pub async fn cancel(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At((named, exec)): At<(String, String)>,
+    Path((named, exec)): Path<(String, String)>,
 ) -> Answer<StatusCode> {
     let call = call(&caller, &platform, &named).await?;
     let id = exec_id(&exec)?;
@@ -237,7 +237,7 @@ pub async fn cancel(
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
         ("exec" = String, Path, description = "Exec ID"),
-        From,
+        OutputQuery,
     ),
     security(("key" = [])),
     responses(
@@ -248,14 +248,14 @@ pub async fn cancel(
 pub async fn output(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At((named, exec)): At<(String, String)>,
-    Asked(from): Asked<From>,
+    Path((named, exec)): Path<(String, String)>,
+    Query(from): Query<OutputQuery>,
 ) -> Answer<Output> {
     let place = caller.share.stream()?;
     let call = call(&caller, &platform, &named).await?;
     let info = info(&call, &exec).await?;
     let written = PerStream::of_info(&info);
-    let From { stdout, stderr, results, follow } = from;
+    let OutputQuery { stdout, stderr, results, follow } = from;
     let from = PerStream { stdout, stderr, results };
     if !from.is_within(&written) {
         return Err(Error::invalid(
@@ -284,7 +284,7 @@ pub async fn output(
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
         ("exec" = String, Path, description = "Exec ID"),
-        Taken,
+        AcknowledgeQuery,
     ),
     security(("key" = [])),
     responses((status = 204), (status = "default", body = Error))
@@ -292,8 +292,8 @@ pub async fn output(
 pub async fn read(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At((named, exec)): At<(String, String)>,
-    Asked(taken): Asked<Taken>,
+    Path((named, exec)): Path<(String, String)>,
+    Query(taken): Query<AcknowledgeQuery>,
 ) -> Answer<StatusCode> {
     let call = call(&caller, &platform, &named).await?;
     call.exec_reader(exec_id(&exec)?).take(taken.stdout, taken.stderr).await?;
@@ -311,7 +311,7 @@ pub async fn read(
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
         ("exec" = String, Path, description = "Exec ID"),
-        Piece,
+        StdinQuery,
     ),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     security(("key" = [])),
@@ -320,8 +320,8 @@ pub async fn read(
 pub async fn stdin(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At((named, exec)): At<(String, String)>,
-    Asked(piece): Asked<Piece>,
+    Path((named, exec)): Path<(String, String)>,
+    Query(piece): Query<StdinQuery>,
     request: Request,
 ) -> Answer<Json<Received>> {
     let id = exec_id(&exec)?;
@@ -350,7 +350,7 @@ pub async fn stdin(
 pub async fn signal(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At((named, exec)): At<(String, String)>,
+    Path((named, exec)): Path<(String, String)>,
     Sent(request): Sent<SignalRequest>,
 ) -> Answer<Json<Signaled>> {
     let id = exec_id(&exec)?;

@@ -30,12 +30,12 @@ use node::Call;
 
 use crate::authority::{Caller, Grant, Read, Write};
 use crate::body::Sent;
-use crate::extract::At;
+use crate::extract::Path;
 use crate::rejection::Answer;
 use control::audit::Act;
 use control::platform::Platform;
-use flow::{Coming, Held};
-use query::{FilesOf, Query};
+use flow::{Coming, StreamGuard};
+use query::{FilesOf, FilesQuery};
 
 /// Get file information
 ///
@@ -62,12 +62,12 @@ use query::{FilesOf, Query};
 pub async fn look(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    mut query: Query,
+    Path(named): Path<String>,
+    mut query: FilesQuery,
 ) -> Answer<Json<FileInfo>> {
     let ask = FileAsk::Stat { path: query.path("path")? };
     let files = query.end()?;
-    let answer = ask_to_look(&caller, &platform, (&named, files), &ask).await?;
+    let answer = ask_to_look(&caller, &platform, FilesTarget { named: &named, files }, &ask).await?;
     let FileAnswer::Info { info } = answer else { return Err(unlike(&answer)) };
     Ok(Json(info))
 }
@@ -109,15 +109,15 @@ pub async fn look(
 pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    mut query: Query,
+    Path(named): Path<String>,
+    mut query: FilesQuery,
 ) -> Answer<Json<Page<FileInfo>>> {
     let path = query.path("path")?;
     let depth = query.number("depth")?.unwrap_or(1);
     let (limit, after) = (query.number("limit")?.unwrap_or(PAGE_MAX), query.cursor()?);
     let files = query.end()?;
     let ask = FileAsk::List { path, depth, after, limit };
-    let answer = ask_to_look(&caller, &platform, (&named, files), &ask).await?;
+    let answer = ask_to_look(&caller, &platform, FilesTarget { named: &named, files }, &ask).await?;
     let FileAnswer::Page { items, more } = answer else { return Err(unlike(&answer)) };
     let last = items.last().filter(|_| more).map(FileInfo::exact).transpose()?;
     Ok(Json(Page { items, next: last.as_ref().map(query::cursor) }))
@@ -152,12 +152,12 @@ pub async fn list(
 pub async fn hash(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    mut query: Query,
+    Path(named): Path<String>,
+    mut query: FilesQuery,
 ) -> Answer<Json<HashedFile>> {
     let ask = FileAsk::Hash { path: query.path("path")?, digest: query.digest()? };
     let files = query.end()?;
-    hashed(ask_to_look(&caller, &platform, (&named, files), &ask).await?)
+    hashed(ask_to_look(&caller, &platform, FilesTarget { named: &named, files }, &ask).await?)
 }
 
 /// Create a directory
@@ -185,13 +185,13 @@ pub async fn hash(
 pub async fn make(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    mut query: Query,
+    Path(named): Path<String>,
+    mut query: FilesQuery,
 ) -> Answer<Json<Counted>> {
     let path = query.path("path")?;
     let files = query.end()?;
     let change = Change { act: Act::FileMake, detail: path.encode(), ask: FileAsk::Make { path } };
-    change.carry_out(&caller, &platform, (&named, files)).await
+    change.carry_out(&caller, &platform, FilesTarget { named: &named, files }).await
 }
 
 /// Move a file or directory
@@ -219,13 +219,13 @@ pub async fn make(
 pub async fn rename(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    query: Query,
+    Path(named): Path<String>,
+    query: FilesQuery,
 ) -> Answer<Json<Counted>> {
     let ((from, to, replace), files) = pair(query)?;
     let detail = both(&from, &to);
     let change = Change { act: Act::FileMove, detail, ask: FileAsk::Move { from, to, replace } };
-    change.carry_out(&caller, &platform, (&named, files)).await
+    change.carry_out(&caller, &platform, FilesTarget { named: &named, files }).await
 }
 
 /// Copy a file or directory
@@ -255,13 +255,13 @@ pub async fn rename(
 pub async fn copy(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    query: Query,
+    Path(named): Path<String>,
+    query: FilesQuery,
 ) -> Answer<Json<Counted>> {
     let ((from, to, replace), files) = pair(query)?;
     let detail = both(&from, &to);
     let change = Change { act: Act::FileCopy, detail, ask: FileAsk::Copy { from, to, replace } };
-    change.carry_out(&caller, &platform, (&named, files)).await
+    change.carry_out(&caller, &platform, FilesTarget { named: &named, files }).await
 }
 
 /// Delete a file or directory
@@ -290,13 +290,13 @@ pub async fn copy(
 pub async fn remove(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    mut query: Query,
+    Path(named): Path<String>,
+    mut query: FilesQuery,
 ) -> Answer<Json<Counted>> {
     let (path, all) = (query.path("path")?, query.flag("all")?);
     let files = query.end()?;
     let change = Change { act: Act::FileRemove, detail: path.encode(), ask: FileAsk::Remove { path, all } };
-    change.carry_out(&caller, &platform, (&named, files)).await
+    change.carry_out(&caller, &platform, FilesTarget { named: &named, files }).await
 }
 
 /// Edit a file
@@ -326,15 +326,21 @@ pub async fn remove(
 pub async fn edit(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    mut query: Query,
+    Path(named): Path<String>,
+    mut query: FilesQuery,
     Sent(request): Sent<EditRequest>,
 ) -> Answer<Json<Counted>> {
     let path = query.path("path")?;
     let files = query.end()?;
     let (detail, EditRequest { old, new, all }) = (path.encode(), request);
     let change = Change { act: Act::FileEdit, detail, ask: FileAsk::Edit { path, old, new, all } };
-    change.carry_out(&caller, &platform, (&named, files)).await
+    change.carry_out(&caller, &platform, FilesTarget { named: &named, files }).await
+}
+
+/// Sandbox whose files a request is for, and the user with whose permissions the operation runs.
+struct FilesTarget<'a> {
+    named: &'a str,
+    files: FilesOf,
 }
 
 /// A change, and its entry in the audit log.
@@ -350,12 +356,12 @@ impl Change {
         self,
         caller: &Caller<Write>,
         platform: &Platform,
-        of: (&str, FilesOf),
+        target: FilesTarget<'_>,
     ) -> Answer<Json<Counted>> {
         let Self { act, detail, ask } = self;
         ask.check()?;
         let place = caller.share.stream()?;
-        let call = noted(caller, platform, of, (act, &detail)).await?;
+        let call = noted(caller, platform, target, act, &detail).await?;
         let asking = tokio::spawn(async move {
             let _place = place;
             call.files().ask(&ask).await
@@ -375,14 +381,14 @@ impl Change {
         self,
         caller: &Caller<Write>,
         platform: Arc<Platform>,
-        of: (&str, FilesOf),
+        target: FilesTarget<'_>,
         mut coming: Coming,
     ) -> Answer<FileAnswer> {
         let Self { act, detail, ask } = self;
         ask.check()?;
         let place = caller.share.stream()?;
-        let call = noted(caller, &platform, of, (act, &detail)).await?;
-        let held = Held::new(platform, call, place);
+        let call = noted(caller, &platform, target, act, &detail).await?;
+        let held = StreamGuard::new(platform, call, place);
         // After an error, these keep the data that arrived before.
         let lasts = matches!(ask, FileAsk::Unpack { .. } | FileAsk::Write { offset: Some(_), .. });
         let cut = |error: Error| if lasts { Error { ran: Ran::Unknown, ..error } } else { error };
@@ -400,15 +406,16 @@ impl Change {
 async fn noted(
     caller: &Grant,
     platform: &Platform,
-    of: (&str, FilesOf),
-    (act, detail): (Act, &str),
+    target: FilesTarget<'_>,
+    act: Act,
+    detail: &str,
 ) -> Answer<Call> {
-    let call = called(caller, platform, of).await?;
+    let call = called(caller, platform, target.named, target.files).await?;
     platform.note(caller, act, |entry| entry.sandbox(call.id()).detail(detail));
     Ok(call)
 }
 
-async fn called(caller: &Grant, platform: &Platform, (named, files): (&str, FilesOf)) -> Answer<Call> {
+async fn called(caller: &Grant, platform: &Platform, named: &str, files: FilesOf) -> Answer<Call> {
     let sandbox = platform.running(caller, named).await?;
     let call = platform.node.call(&sandbox.id).await?;
     Ok(match files {
@@ -420,12 +427,12 @@ async fn called(caller: &Grant, platform: &Platform, (named, files): (&str, File
 async fn ask_to_look(
     caller: &Grant,
     platform: &Platform,
-    of: (&str, FilesOf),
+    target: FilesTarget<'_>,
     ask: &FileAsk,
 ) -> Answer<FileAnswer> {
     ask.check()?;
     let _place = caller.share.stream()?;
-    let call = called(caller, platform, of).await?;
+    let call = called(caller, platform, target.named, target.files).await?;
     Ok(call.files().ask(ask).await?)
 }
 
@@ -434,7 +441,7 @@ fn hashed(answer: FileAnswer) -> Answer<Json<HashedFile>> {
     Ok(Json(HashedFile { file: info, hash }))
 }
 
-fn pair(mut query: Query) -> Answer<((FilePath, FilePath, bool), FilesOf)> {
+fn pair(mut query: FilesQuery) -> Answer<((FilePath, FilePath, bool), FilesOf)> {
     let pair = (query.path("from")?, query.path("to")?, query.flag("replace")?);
     Ok((pair, query.end()?))
 }

@@ -17,7 +17,7 @@ use crate::app::App;
 use crate::authority::cut::Ends;
 use crate::authority::{Caller, Write};
 use crate::body::Sent;
-use crate::extract::At;
+use crate::extract::Path;
 use crate::listen::Encrypted;
 use crate::ports::Ports;
 use crate::ports::name::authority;
@@ -58,7 +58,7 @@ impl<S: Sync> FromRequestParts<S> for Reached {
 pub async fn look(
     caller: Caller<Write>,
     State(App { platform, ports, .. }): State<App>,
-    At((named, port)): At<(String, String)>,
+    Path((named, port)): Path<(String, String)>,
     reached: Reached,
 ) -> Answer<Json<Port>> {
     // Requires role write, because the token gives full access to the application on the port.
@@ -87,7 +87,7 @@ pub async fn look(
 pub async fn put(
     caller: Caller<Write>,
     State(App { platform, ports, .. }): State<App>,
-    At((named, port)): At<(String, String)>,
+    Path((named, port)): Path<(String, String)>,
     reached: Reached,
     Sent(asked): Sent<PutPort>,
 ) -> Answer<Json<Port>> {
@@ -123,7 +123,7 @@ pub async fn put(
 pub async fn tunnel(
     caller: Caller<Write>,
     State(App { platform, ports, .. }): State<App>,
-    At((named, port)): At<(String, String)>,
+    Path((named, port)): Path<(String, String)>,
     mut request: Request,
 ) -> Answer<Response> {
     let sandbox = platform.running(&caller, &named).await?;

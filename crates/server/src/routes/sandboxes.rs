@@ -22,7 +22,7 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::authority::{Caller, Read, Write};
 use crate::body::Sent;
-use crate::extract::{Asked, At, Idempotency};
+use crate::extract::{Idempotency, Path, Query};
 use crate::output::{lines, written};
 use crate::rejection::Answer;
 use control::account::Rate;
@@ -34,7 +34,7 @@ use control::trace;
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Listing {
+pub struct ListSandboxesQuery {
     /// Maximum number of sandboxes per page. Default 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
@@ -101,14 +101,14 @@ pub async fn create(
     path = "/v1/sandboxes",
     operation_id = "listSandboxes",
     tag = "sandboxes",
-    params(Listing),
+    params(ListSandboxesQuery),
     security(("key" = [])),
     responses((status = 200, body = Page<Sandbox>), (status = "default", body = Error))
 )]
 pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Asked(listing): Asked<Listing>,
+    Query(listing): Query<ListSandboxesQuery>,
 ) -> Answer<Json<Page<Sandbox>>> {
     let limit = listing.limit.unwrap_or(PAGE);
     if !(1..=PAGE_MAX).contains(&limit) {
@@ -145,7 +145,7 @@ pub async fn list(
 pub async fn look(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Sandbox>> {
     Ok(Json(platform.sandbox(&caller, &named).await?))
 }
@@ -165,7 +165,7 @@ pub async fn look(
 pub async fn stop(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Sandbox>> {
     let sandbox = platform.stop(&caller, &named).await?;
     trace::about(&sandbox.id);
@@ -189,7 +189,7 @@ pub async fn stop(
 pub async fn pause(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Sandbox>> {
     let sandbox = platform.running(&caller, &named).await?;
     trace::about(&sandbox.id);
@@ -214,7 +214,7 @@ pub async fn pause(
 pub async fn resume(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Sandbox>> {
     let sandbox = platform.running(&caller, &named).await?;
     trace::about(&sandbox.id);
@@ -240,7 +240,7 @@ pub async fn resume(
 pub async fn lease(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
     Sent(lease): Sent<Lease>,
 ) -> Answer<Json<Sandbox>> {
     lease.check()?;
@@ -268,7 +268,7 @@ pub async fn lease(
 pub async fn policy(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
     Sent(policy): Sent<Policy>,
 ) -> Answer<Json<Sandbox>> {
     policy.check()?;
@@ -301,7 +301,7 @@ pub async fn policy(
 pub async fn packages(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Vec<Installed>>> {
     let sandbox = platform.sandbox(&caller, &named).await?;
     if platform.node.find(&sandbox.id).is_none() {
@@ -330,7 +330,7 @@ pub async fn packages(
 pub async fn usage(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Usage>> {
     let sandbox = platform.running(&caller, &named).await?;
     Ok(Json(platform.node.usage(&sandbox.id).await?))
@@ -352,8 +352,8 @@ pub async fn usage(
 pub async fn traces(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    Asked(traced): Asked<Traced>,
+    Path(named): Path<String>,
+    Query(traced): Query<Traced>,
 ) -> Answer<Json<Vec<Trace>>> {
     let sandbox = platform.sandbox(&caller, &named).await?;
     Ok(Json(platform.traces.recorder.traces(&sandbox.id, traced.exec.as_ref())))
@@ -374,7 +374,7 @@ pub async fn traces(
     )
 )]
 pub async fn events(caller: Caller<Read>, State(platform): State<Arc<Platform>>) -> Answer<Response> {
-    let listener = Listener {
+    let listener = SandboxEventListener {
         events: platform.node.events(),
         project: caller.key.project.clone(),
         platform,
@@ -387,14 +387,14 @@ pub async fn events(caller: Caller<Read>, State(platform): State<Arc<Platform>>)
     Ok(lines(StatusCode::OK, Body::from_stream(body)))
 }
 
-struct Listener {
+struct SandboxEventListener {
     events: Receiver<SandboxEvent>,
     project: String,
     platform: Arc<Platform>,
     _place: OwnedSemaphorePermit,
 }
 
-impl Listener {
+impl SandboxEventListener {
     /// Returns the next event of the project, or a heartbeat.
     async fn next(&mut self) -> Option<SandboxEvent> {
         let until = tokio::time::Instant::now() + Duration::from_millis(HEARTBEAT_MS);

@@ -11,7 +11,7 @@ use axum::http::{StatusCode, header};
 
 use crate::authority::{Caller, Read, Write};
 use crate::body;
-use crate::extract::At;
+use crate::extract::Path;
 use crate::rejection::Answer;
 use control::audit::Act;
 use control::platform::Platform;
@@ -41,7 +41,7 @@ const BODY_BYTES_MAX: usize = *VALUE_BYTES.end() * 6 + 1024;
 pub async fn put(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(name): At<String>,
+    Path(name): Path<String>,
     request: Request,
 ) -> Answer<Json<Secret>> {
     check_name(&name)?;
@@ -81,7 +81,7 @@ pub async fn list(caller: Caller<Read>, State(platform): State<Arc<Platform>>) -
 pub async fn remove(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(name): At<String>,
+    Path(name): Path<String>,
 ) -> Answer<StatusCode> {
     check_name(&name)?;
     platform.note(&caller, Act::SecretRemove, |entry| entry.detail(&name));

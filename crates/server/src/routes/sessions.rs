@@ -22,11 +22,12 @@ use super::files::content::attachment;
 use super::files::flow::{Coming, length};
 use crate::authority::{Caller, Read, Write};
 use crate::body::Sent;
-use crate::extract::{Asked, At, Idempotency};
+use crate::extract::{Idempotency, Path, Query};
 use crate::rejection::{Answer, Rejection};
 use control::account::Rate;
 use control::audit::Act;
 use control::platform::Platform;
+use control::session::ToolRequest;
 use control::session::dataset_key;
 use control::session::flight::EndsWith;
 
@@ -37,7 +38,7 @@ const PAGE: u32 = 100;
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Listing {
+pub struct ListSessionsQuery {
     /// Maximum number of sessions per page. Default 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
@@ -72,8 +73,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Manner {
     type Rejection = Rejection;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
-        let Asked(Calling { cancel_on_disconnect: cancels }) =
-            Asked::from_request_parts(parts, state).await?;
+        let Query(Calling { cancel_on_disconnect: cancels }) =
+            Query::from_request_parts(parts, state).await?;
         Ok(Self { idempotency: Idempotency::from_request_parts(parts, state).await?, cancels })
     }
 }
@@ -115,14 +116,14 @@ pub async fn create(
     path = "/v1/sessions",
     operation_id = "listSessions",
     tag = "sessions",
-    params(Listing),
+    params(ListSessionsQuery),
     security(("key" = [])),
     responses((status = 200, body = Page<Session>), (status = "default", body = Error))
 )]
 pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Asked(listing): Asked<Listing>,
+    Query(listing): Query<ListSessionsQuery>,
 ) -> Answer<Json<Page<Session>>> {
     let limit = listing.limit.unwrap_or(PAGE);
     Ok(Json(platform.store.sessions(&caller.key.project, limit, listing.cursor.as_deref()).await?))
@@ -141,7 +142,7 @@ pub async fn list(
 pub async fn look(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Session>> {
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     Ok(Json(live.shown().await))
@@ -163,7 +164,7 @@ pub async fn look(
 pub async fn end(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Session>> {
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     Ok(Json(live.end(&platform, &caller).await?))
@@ -185,7 +186,7 @@ pub async fn end(
 pub async fn clean_up(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Session>> {
     let _place = caller.share.stream()?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
@@ -213,7 +214,7 @@ pub async fn clean_up(
 pub async fn put_dataset(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At((named, name)): At<(String, String)>,
+    Path((named, name)): Path<(String, String)>,
     request: Request,
 ) -> Answer<Json<SessionDataset>> {
     let live = platform.sessions.find(&platform, &caller, &named).await?;
@@ -287,7 +288,7 @@ pub async fn put_dataset(
 pub async fn call(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At((named, tool)): At<(String, String)>,
+    Path((named, tool)): Path<(String, String)>,
     manner: Manner,
     Sent(body): Sent<Value>,
 ) -> Answer<Response> {
@@ -296,7 +297,8 @@ pub async fn call(
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     let id = manner.idempotency.exec_id()?;
     let keyed = manner.idempotency.0.is_some();
-    let flight = live.call(&platform, &caller.account, (&tool, body), (id.clone(), keyed)).await?;
+    let request = ToolRequest { tool: &tool, body, id: id.clone(), keyed };
+    let flight = live.call(&platform, &caller.account, request).await?;
     let ends = manner.cancels.then(|| EndsWith::this(&flight));
     let landing = flight.landing().await;
     if let Some(ends) = ends {
@@ -322,7 +324,7 @@ pub async fn call(
 pub async fn artifacts(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Page<SessionArtifact>>> {
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     Ok(Json(Page { items: live.artifacts().await?, next: None }))
@@ -343,7 +345,7 @@ pub async fn artifacts(
 pub async fn clear(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Cleared>> {
     let _place = caller.share.stream()?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
@@ -370,7 +372,7 @@ pub async fn clear(
 pub async fn artifact(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At((named, name)): At<(String, String)>,
+    Path((named, name)): Path<(String, String)>,
 ) -> Answer<Response> {
     let place = caller.share.stream()?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;

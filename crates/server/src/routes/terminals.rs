@@ -16,11 +16,11 @@ use serde::Deserialize;
 use crate::authority::cut::Ends;
 use crate::authority::{Caller, Write};
 use crate::body::Sent;
-use crate::extract::{Asked, At};
-use crate::listen::Held;
+use crate::extract::{Path, Query};
+use crate::listen::ConnectionGuard;
 use crate::rejection::Answer;
 use crate::routes::execs::{call, exec_id, info};
-use crate::terminal::{MESSAGE_BYTES_MAX, Session};
+use crate::terminal::{MESSAGE_BYTES_MAX, TerminalSession};
 use control::audit::Act;
 use control::platform::Platform;
 
@@ -31,7 +31,7 @@ const BUFFER_BYTES: usize = 16 * 1024;
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct From {
+pub struct TerminalQuery {
     /// Offset in the output at which to start. Default 0, which returns all output that was kept.
     #[serde(default)]
     from: u64,
@@ -39,18 +39,18 @@ pub struct From {
 
 /// A connection that may be upgraded to a WebSocket. Handlers check the upgrade last, after the credential and the
 /// request.
-pub struct Connection {
+pub struct UpgradableConnection {
     /// The permit of the connection.
-    pub held: Option<Held>,
+    pub held: Option<ConnectionGuard>,
     /// The upgrade, or the reason why the request cannot be upgraded.
     pub upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Connection {
+impl<S: Send + Sync> FromRequestParts<S> for UpgradableConnection {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Infallible> {
-        let held = parts.extensions.get::<Held>().cloned();
+        let held = parts.extensions.get::<ConnectionGuard>().cloned();
         Ok(Self { held, upgrade: WebSocketUpgrade::from_request_parts(parts, state).await })
     }
 }
@@ -72,7 +72,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Connection {
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
         ("exec" = String, Path, description = "Exec ID"),
-        From,
+        TerminalQuery,
     ),
     security(("key" = [])),
     responses(
@@ -83,9 +83,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Connection {
 pub async fn open(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At((named, exec)): At<(String, String)>,
-    Asked(From { from }): Asked<From>,
-    Connection { held, upgrade }: Connection,
+    Path((named, exec)): Path<(String, String)>,
+    Query(TerminalQuery { from }): Query<TerminalQuery>,
+    UpgradableConnection { held, upgrade }: UpgradableConnection,
 ) -> Answer<Response> {
     let place = caller.share.stream()?;
     let call = call(&caller, &platform, &named).await?;
@@ -109,7 +109,7 @@ pub async fn open(
         )
     })?;
     platform.note(&caller, Act::TerminalOpen, |entry| entry.exec(&info.id));
-    let (ends, session) = (Ends::of(&caller), Session { platform, call, info, from, place, held });
+    let (ends, session) = (Ends::of(&caller), TerminalSession { platform, call, info, from, place, held });
     Ok(upgrade
         .max_message_size(MESSAGE_BYTES_MAX)
         .max_frame_size(MESSAGE_BYTES_MAX)
@@ -137,7 +137,7 @@ pub async fn open(
 pub async fn resize(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At((named, exec)): At<(String, String)>,
+    Path((named, exec)): Path<(String, String)>,
     Sent(size): Sent<TerminalSize>,
 ) -> Answer<StatusCode> {
     size.check()?;

@@ -11,7 +11,7 @@ use tools::Format;
 use tools::publish::Facts;
 
 use crate::authority::{Caller, Read};
-use crate::extract::Asked;
+use crate::extract::Query;
 use crate::rejection::Answer;
 
 /// Query of the route that lists tools.
@@ -48,7 +48,7 @@ pub struct Whose {
     security(("key" = [])),
     responses((status = 200, body = Vec<Value>), (status = "default", body = Error))
 )]
-pub async fn list(_: Caller<Read>, Asked(which): Asked<Which>) -> Answer<Json<Vec<Value>>> {
+pub async fn list(_: Caller<Read>, Query(which): Query<Which>) -> Answer<Json<Vec<Value>>> {
     Ok(Json(tools::published(which.set, &Facts::default(), which.format)))
 }
 
@@ -64,6 +64,6 @@ pub async fn list(_: Caller<Read>, Asked(which): Asked<Which>) -> Answer<Json<Ve
     security(("key" = [])),
     responses((status = 200, body = String, content_type = "text/plain"), (status = "default", body = Error))
 )]
-pub async fn prompt(_: Caller<Read>, Asked(whose): Asked<Whose>) -> Answer<Response> {
+pub async fn prompt(_: Caller<Read>, Query(whose): Query<Whose>) -> Answer<Response> {
     Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], tools::prompt(whose.set)).into_response())
 }

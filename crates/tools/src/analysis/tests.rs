@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn ask(tool: &str, arguments: Value) -> Result<Asked, Error> {
+fn ask(tool: &str, arguments: Value) -> Result<AnalysisCall, Error> {
     Ok(asked(tool, &Call::read(tool, arguments).unwrap())?.expect("it is not refused"))
 }
 
@@ -36,7 +36,10 @@ fn a_command_is_an_array_of_words_and_its_time_has_a_maximum() {
     let exec = ask("sandbox_exec", json!({"command": ["python", "/tmp/a.py"], "timeout": 300})).unwrap();
     assert_eq!(
         exec,
-        Asked::Exec(Exec { command: vec!["python".into(), "/tmp/a.py".into()], timeout: Some(300.0) })
+        AnalysisCall::Exec(ExecCall {
+            command: vec!["python".into(), "/tmp/a.py".into()],
+            timeout: Some(300.0)
+        })
     );
     for (arguments, names) in [
         (json!({"command": "python x"}), "`command`"),
@@ -81,7 +84,7 @@ fn a_path_elsewhere_is_refused_in_these_words() {
         ask("sandbox_write_file", json!({"file_path": "/tmp/a/./../b//c.py", "content": "x"})).unwrap();
     assert_eq!(
         plain,
-        Asked::Write {
+        AnalysisCall::Write {
             file: File { given: "/tmp/a/./../b//c.py".into(), place: "/tmp/b/c.py".into() },
             content: "x".into()
         }
@@ -92,7 +95,7 @@ fn a_path_elsewhere_is_refused_in_these_words() {
 fn content_of_five_megabytes_is_refused() {
     // Requirement A6.11.
     let of = |bytes: usize| json!({"file_path": "/tmp/a", "content": "x".repeat(bytes)});
-    assert!(matches!(ask("sandbox_write_file", of(5_242_879)).unwrap(), Asked::Write { .. }));
+    assert!(matches!(ask("sandbox_write_file", of(5_242_879)).unwrap(), AnalysisCall::Write { .. }));
     let refused = refused("sandbox_write_file", of(5_242_880));
     assert_eq!(refused["error"], "Content too large: 5242880 bytes (limit 5MB)");
     assert_eq!(refused["success"], false);
@@ -101,9 +104,9 @@ fn content_of_five_megabytes_is_refused() {
 #[test]
 fn an_edit_that_fails_says_why_and_what_to_do() {
     // Requirements A6.13, A6.14.
-    let value = |refused: Refused| serde_json::to_value(refused).unwrap();
+    let value = |refused: FileToolRefusal| serde_json::to_value(refused).unwrap();
     assert_eq!(
-        value(Refused::occurrences("/tmp/a", 3)),
+        value(FileToolRefusal::occurrences("/tmp/a", 3)),
         json!({
             "success": false,
             "error": "old_string found 3 times - not unique. Include more context.",
@@ -112,7 +115,7 @@ fn an_edit_that_fails_says_why_and_what_to_do() {
         })
     );
     assert_eq!(
-        value(Refused::occurrences("/tmp/a", 0)),
+        value(FileToolRefusal::occurrences("/tmp/a", 0)),
         json!({
             "success": false,
             "error": "old_string not found",
@@ -127,37 +130,37 @@ fn an_edit_that_fails_says_why_and_what_to_do() {
 #[test]
 fn an_answer_has_its_fields_in_order_and_its_hint() {
     // Requirements A6.04, A6.06, A6.07, A6.08, A6.15.
-    let mut ran = Ran::not_started("", 60.0, 512 << 20);
+    let mut ran = EndedExec::not_started("", 60.0, 512 << 20);
     ran.outcome = Outcome::Exited { code: 0 };
     ran.duration = Duration::from_micros(2_300_400);
     ran.stdout.push(b"Created 3 clusters\nSilhouette score: 0.72\n");
     let files: Vec<String> = vec!["clusters.csv".into(), "plot.png".into()];
     assert_eq!(
-        serde_json::to_string(&Executed::new(&ran, &files)).unwrap(),
+        serde_json::to_string(&ExecAnswer::new(&ran, &files)).unwrap(),
         "{\"exit_code\":0,\"stdout\":\"Created 3 clusters\\nSilhouette score: 0.72\\n\",\"stderr\":\"\",\
          \"stdout_truncated\":false,\"stderr_truncated\":false,\"output_files\":[\"clusters.csv\",\"plot.png\"],\
          \"total_output_files\":2,\"execution_time\":2.3,\
          \"hint\":\"Code executed successfully. 2 output files created. Consider using 'complete' to present results.\"}"
     );
     assert_eq!(
-        Executed::new(&ran, &[]).hint,
+        ExecAnswer::new(&ran, &[]).hint,
         "Code executed but no outputs in /tmp/output/. Verify script saves results."
     );
     ran.outcome = Outcome::Exited { code: 1 };
     assert_eq!(
-        Executed::new(&ran, &files).hint,
+        ExecAnswer::new(&ran, &files).hint,
         "Execution failed. Review stderr and use sandbox_edit_file to fix errors."
     );
-    assert_eq!(Written::new("/tmp/a", 3).hint, "File written successfully. Use sandbox_exec to run it.");
-    assert_eq!(Edited::new("/tmp/a").hint, "File edited successfully. Re-run with sandbox_exec.");
+    assert_eq!(WriteAnswer::new("/tmp/a", 3).hint, "File written successfully. Use sandbox_exec to run it.");
+    assert_eq!(EditAnswer::new("/tmp/a").hint, "File edited successfully. Re-run with sandbox_exec.");
 }
 
 #[test]
 fn twenty_files_are_named_and_all_are_counted() {
     // Requirement A5.04.
-    let ran = Ran { outcome: Outcome::Exited { code: 0 }, ..Ran::not_started("", 60.0, 1) };
+    let ran = EndedExec { outcome: Outcome::Exited { code: 0 }, ..EndedExec::not_started("", 60.0, 1) };
     let files: Vec<String> = (0..25).map(|n| format!("{n:02}.csv")).collect();
-    let executed = Executed::new(&ran, &files);
+    let executed = ExecAnswer::new(&ran, &files);
     assert_eq!((executed.output_files.len(), executed.total_output_files), (20, 25));
     assert!(executed.hint.contains("25 output files"));
 }

@@ -5,11 +5,11 @@
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::{Value, json};
 
-use super::{Answer, resource};
+use super::{ToolAnswer, resource};
 
 /// Returns the result of a call that was answered. Links to resources are optional, because clients of
 /// versions before 2025-06-18 fail on them.
-pub(super) fn answered(answer: Answer, links: bool) -> CallToolResult {
+pub(super) fn answered(answer: ToolAnswer, links: bool) -> CallToolResult {
     let result = Value::Object(answer.result);
     let mut content = vec![ContentBlock::text(result.to_string())];
     content.extend(answer.images.into_iter().map(|image| ContentBlock::image(image.base64, image.mime)));
@@ -36,13 +36,13 @@ mod tests {
     use serde_json::Map;
 
     use super::*;
-    use crate::mcp::{Artifact, Image};
+    use crate::mcp::{AnswerImage, Artifact};
 
-    fn answer() -> Answer {
-        Answer {
+    fn answer() -> ToolAnswer {
+        ToolAnswer {
             result: Map::from_iter([("stdout".to_owned(), json!("hi"))]),
             failed: true,
-            images: vec![Image { mime: "image/png".into(), base64: "AAAA".into() }],
+            images: vec![AnswerImage { mime: "image/png".into(), base64: "AAAA".into() }],
             artifacts: vec![Artifact { name: "a b.csv".into(), mime: "text/csv".into(), size_bytes: 3 }],
         }
     }

@@ -13,7 +13,7 @@ use rmcp::service::{Peer, RoleServer};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 
-use super::Progress;
+use super::CallProgress;
 
 /// Maximum number of chunks of output in the queue. They are buffered immediately.
 pub(super) const QUEUE: usize = 64;
@@ -43,7 +43,7 @@ struct Gathered {
 /// Runs a call to its end. Meanwhile, sends its output to the client if the client requested that.
 pub(super) async fn follow<F: Future>(
     call: F,
-    output: mpsc::Receiver<Progress>,
+    output: mpsc::Receiver<CallProgress>,
     teller: Option<Teller>,
 ) -> F::Output {
     let gathered = Gathered::default();
@@ -55,8 +55,8 @@ pub(super) async fn follow<F: Future>(
     }
 }
 
-async fn gather(mut output: mpsc::Receiver<Progress>, gathered: &Gathered) -> Infallible {
-    while let Some(Progress::Output { text, .. }) = output.recv().await {
+async fn gather(mut output: mpsc::Receiver<CallProgress>, gathered: &Gathered) -> Infallible {
+    while let Some(CallProgress::Output { text, .. }) = output.recv().await {
         gathered.add(&text);
     }
     pending().await
@@ -140,7 +140,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let call = async move {
             for _ in 0..10 * QUEUE {
-                sender.send(Progress::Output { stderr: false, text: "line\n".into() }).await.unwrap();
+                sender.send(CallProgress::Output { stderr: false, text: "line\n".into() }).await.unwrap();
             }
             7
         };

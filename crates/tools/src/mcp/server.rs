@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::progress::{self, Teller};
-use super::session::Session;
+use super::session::McpSession;
 use super::{ARTIFACT_BYTES_MAX, Host, answer, resource};
 
 /// Maximum number of concurrent calls and reads of one client. An agent that works in parallel needs a
@@ -28,13 +28,13 @@ const VERSION: ProtocolVersion = ProtocolVersion::LATEST_WITH_INITIALIZE;
 /// Server of one client.
 pub(super) struct Server {
     /// Over HTTP, the session arrives with the first request. Before that, no request is answered.
-    session: OnceLock<Arc<Session>>,
+    session: OnceLock<Arc<McpSession>>,
     calls: Semaphore,
 }
 
 impl Server {
     /// Creates the server of a client that already has a session.
-    pub(super) fn of(session: Arc<Session>) -> Self {
+    pub(super) fn of(session: Arc<McpSession>) -> Self {
         Self { session: OnceLock::from(session), calls: Semaphore::new(CALLS_MAX) }
     }
 
@@ -43,7 +43,7 @@ impl Server {
         Self { session: OnceLock::new(), calls: Semaphore::new(CALLS_MAX) }
     }
 
-    fn session(&self) -> Result<&Arc<Session>, ErrorData> {
+    fn session(&self) -> Result<&Arc<McpSession>, ErrorData> {
         self.session
             .get()
             .ok_or_else(|| ErrorData::invalid_request("there is no session; send `initialize` first", None))
@@ -129,7 +129,7 @@ impl ServerHandler for Server {
         context: RequestContext<RoleServer>,
     ) -> Result<InitializeResult, ErrorData> {
         let parts = context.extensions.get::<Parts>();
-        if let Some(session) = parts.and_then(|parts| parts.extensions.get::<Arc<Session>>()) {
+        if let Some(session) = parts.and_then(|parts| parts.extensions.get::<Arc<McpSession>>()) {
             // A second `initialize` in the same session changes nothing: the session keeps its host.
             let _ = self.session.set(Arc::clone(session));
         }
@@ -191,7 +191,7 @@ impl Drop for Server {
 }
 
 /// Waits until the response is no longer needed: the request was cancelled, or its session ended.
-async fn cut(session: &Session, context: &RequestContext<RoleServer>) {
+async fn cut(session: &McpSession, context: &RequestContext<RoleServer>) {
     tokio::select! {
         () = context.ct.cancelled() => {}
         () = session.ended() => {}

@@ -30,8 +30,8 @@ use tokio_util::task::TaskTracker;
 
 use super::Host;
 use super::server::Server;
-use super::session::Session;
-use super::table::Table;
+use super::session::McpSession;
+use super::table::SessionTable;
 
 const SESSION_HEADER: &str = "mcp-session-id";
 /// Timeout for receiving a request and for the head of its response. The body of the response may take
@@ -69,7 +69,7 @@ pub struct Settings {
 /// The MCP service over streamable HTTP.
 #[derive(Clone)]
 pub struct Service {
-    table: Arc<Table>,
+    table: Arc<SessionTable>,
     idle: Duration,
     manager: Arc<LocalSessionManager>,
     transport: StreamableHttpService<Server, LocalSessionManager>,
@@ -89,7 +89,7 @@ impl Service {
             .with_allowed_origins(settings.origins)
             .enforce_origin_validation();
         let transport = StreamableHttpService::new(|| Ok(Server::unopened()), Arc::clone(&manager), config);
-        let table = Table::new(settings.sessions_max, settings.sessions_of_owner_max);
+        let table = SessionTable::new(settings.sessions_max, settings.sessions_of_owner_max);
         Self { table, idle: settings.idle, manager, transport, stop, tasks: TaskTracker::new() }
     }
 
@@ -155,7 +155,7 @@ impl Service {
         B: Body<Data: Send, Error: std::fmt::Display> + Send + 'static,
     {
         let place = self.table.place(owner)?;
-        let session = Session::new(host, &self.stop);
+        let session = McpSession::new(host, &self.stop);
         request.extensions_mut().insert(Arc::clone(&session));
         let service = self.clone();
         // Uses a separate task, so that a session that was created is also registered if its client
@@ -173,7 +173,7 @@ impl Service {
     }
 
     /// Waits for the end of a session and cleans up after it.
-    async fn live(self, id: String, session: Arc<Session>) {
+    async fn live(self, id: String, session: Arc<McpSession>) {
         session.over(self.idle).await;
         self.table.end(&id);
         session.end();

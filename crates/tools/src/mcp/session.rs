@@ -11,7 +11,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::Host;
 
 /// One client with its host.
-pub(super) struct Session {
+pub(super) struct McpSession {
     host: Arc<dyn Host>,
     ended: CancellationToken,
     uses: Mutex<Uses>,
@@ -20,10 +20,10 @@ pub(super) struct Session {
 }
 
 /// A use of a session. While one exists, the session is not idle.
-pub(super) struct Use(Arc<Session>);
+pub(super) struct Use(Arc<McpSession>);
 
 /// A use of a session during a request to the host.
-pub(super) struct Asking {
+pub(super) struct RequestGuard {
     _use: Use,
     _asked: TaskTrackerToken,
 }
@@ -33,7 +33,7 @@ struct Uses {
     last: Instant,
 }
 
-impl Session {
+impl McpSession {
     /// Creates a session that ends at the latest when `stop` is cancelled.
     pub(super) fn new(host: Arc<dyn Host>, stop: &CancellationToken) -> Arc<Self> {
         let uses = Mutex::new(Uses { count: 0, last: Instant::now() });
@@ -80,8 +80,8 @@ impl Session {
     }
 
     /// Marks the session as in use for a request to the host until the returned value is dropped.
-    pub(super) fn asking(self: &Arc<Self>) -> Asking {
-        Asking { _use: self.used(), _asked: self.asked.token() }
+    pub(super) fn asking(self: &Arc<Self>) -> RequestGuard {
+        RequestGuard { _use: self.used(), _asked: self.asked.token() }
     }
 
     /// Returns the time since which the session is idle; none while it is in use.

@@ -5,34 +5,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 
-use super::session::Session;
+use super::session::McpSession;
 
 /// The sessions, by their ids.
-pub(super) struct Table {
+pub(super) struct SessionTable {
     sessions_max: usize,
     sessions_of_owner_max: usize,
     rows: Mutex<Rows>,
 }
 
 /// A reserved slot for one more session. Dropping it without using it frees the slot.
-pub(super) struct Place {
-    table: Arc<Table>,
+pub(super) struct SessionReservation {
+    table: Arc<SessionTable>,
     owner: String,
 }
 
 #[derive(Default)]
 struct Rows {
-    sessions: HashMap<String, Row>,
+    sessions: HashMap<String, SessionRow>,
     /// Owners of sessions that are being opened and have no id yet.
     opening: Vec<String>,
 }
 
-struct Row {
+struct SessionRow {
     owner: String,
-    session: Arc<Session>,
+    session: Arc<McpSession>,
 }
 
-impl Table {
+impl SessionTable {
     pub(super) fn new(sessions_max: usize, sessions_of_owner_max: usize) -> Arc<Self> {
         Arc::new(Self { sessions_max, sessions_of_owner_max, rows: Mutex::default() })
     }
@@ -42,7 +42,7 @@ impl Table {
     /// # Errors
     /// `quota_exceeded` if all sessions that the owner may have are in use; `capacity` if there are too many
     /// sessions in total, because sessions of other owners are never evicted.
-    pub(super) fn place(self: &Arc<Self>, owner: &str) -> Result<Place, Error> {
+    pub(super) fn place(self: &Arc<Self>, owner: &str) -> Result<SessionReservation, Error> {
         let mut rows = self.rows();
         if rows.in_use(owner) >= self.sessions_of_owner_max {
             return Err(too_many(self.sessions_of_owner_max));
@@ -51,12 +51,12 @@ impl Table {
             return Err(full());
         }
         rows.opening.push(owner.to_owned());
-        Ok(Place { table: Arc::clone(self), owner: owner.to_owned() })
+        Ok(SessionReservation { table: Arc::clone(self), owner: owner.to_owned() })
     }
 
     /// Returns the session with this id if this owner opened it. A session of another owner appears not to
     /// exist.
-    pub(super) fn find(&self, id: &str, owner: &str) -> Option<Arc<Session>> {
+    pub(super) fn find(&self, id: &str, owner: &str) -> Option<Arc<McpSession>> {
         self.rows().sessions.get(id).filter(|row| row.owner == owner).map(|row| Arc::clone(&row.session))
     }
 
@@ -70,23 +70,23 @@ impl Table {
     }
 }
 
-impl Place {
+impl SessionReservation {
     /// Registers the session of this slot.
     ///
     /// Many clients disconnect without closing their session. If the owner has reached its limit, the session
     /// that was idle for the longest time is therefore evicted.
-    pub(super) fn take(self, id: String, session: Arc<Session>) {
+    pub(super) fn take(self, id: String, session: Arc<McpSession>) {
         let mut rows = self.table.rows();
         if rows.count(&self.owner) >= self.table.sessions_of_owner_max
             && let Some(unused) = rows.longest_unused(&self.owner)
         {
             rows.end(&unused);
         }
-        rows.sessions.insert(id, Row { owner: self.owner.clone(), session });
+        rows.sessions.insert(id, SessionRow { owner: self.owner.clone(), session });
     }
 }
 
-impl Drop for Place {
+impl Drop for SessionReservation {
     fn drop(&mut self) {
         let mut rows = self.table.rows();
         if let Some(at) = rows.opening.iter().position(|owner| *owner == self.owner) {
@@ -111,7 +111,7 @@ impl Rows {
         unused.min().map(|(_, id)| id.clone())
     }
 
-    fn of(&self, owner: &str) -> impl Iterator<Item = (&String, &Row)> {
+    fn of(&self, owner: &str) -> impl Iterator<Item = (&String, &SessionRow)> {
         self.sessions.iter().filter(move |(_, row)| row.owner == owner)
     }
 

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
-use super::{Answer, Artifact, Content, Host, Progress, Tool};
+use super::{Artifact, CallProgress, Content, Host, Tool, ToolAnswer};
 
 /// Log of the calls of fake hosts.
 #[derive(Clone, Default)]
@@ -77,14 +77,14 @@ impl Host for Fake {
         &self,
         tool: &str,
         arguments: Map<String, Value>,
-        progress: mpsc::Sender<Progress>,
-    ) -> Result<Answer, api::Error> {
+        progress: mpsc::Sender<CallProgress>,
+    ) -> Result<ToolAnswer, api::Error> {
         self.log.add(format!("{} {tool}", self.name));
-        let mut answer = Answer { result: arguments, ..Answer::default() };
+        let mut answer = ToolAnswer { result: arguments, ..ToolAnswer::default() };
         match tool {
             "wait" => {
                 let _watched = Watched(format!("{} dropped", self.name), self.log.clone());
-                let _ = progress.send(Progress::Output { stderr: false, text: "waiting".into() }).await;
+                let _ = progress.send(CallProgress::Output { stderr: false, text: "waiting".into() }).await;
                 let seconds =
                     answer.result.get("seconds").and_then(Value::as_u64).unwrap_or(u64::from(u32::MAX));
                 tokio::time::sleep(Duration::from_secs(seconds)).await;

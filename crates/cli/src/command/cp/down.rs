@@ -9,8 +9,8 @@ use api::layer::Compression;
 use client::Files;
 
 use super::place::{last_name, local_name};
-use super::unpack::Unpacker;
-use super::{Copied, Work, begin, pipe, tell, unreadable};
+use super::unpack::DirectoryUnpacker;
+use super::{Copied, CopyState, begin, pipe, tell, unreadable};
 use crate::connect::explain;
 use crate::show;
 
@@ -19,7 +19,7 @@ pub struct Down<'a> {
     pub target: &'a Path,
     /// True if the sources are copied into the target under their own names.
     pub inside: bool,
-    pub work: &'a Work,
+    pub work: &'a CopyState,
 }
 
 impl Down<'_> {
@@ -48,7 +48,7 @@ impl Down<'_> {
     async fn directory(&self, files: &Files, path: &FilePath, name: Option<&[u8]>) -> Result<Copied, Error> {
         begin(&self.work.bar, &path.text(), None);
         let mut archive = files.pack(path, Compression::None).await.map_err(|error| explain(&error))?;
-        let unpacker = Unpacker::new(self.target, name)?;
+        let unpacker = DirectoryUnpacker::new(self.target, name)?;
         let (mut inlet, outlet) = pipe::pipe();
         let alive = self.work.alive.clone();
         let unpacking = tokio::task::spawn_blocking(move || {

@@ -18,7 +18,7 @@ pub struct Packed {
 }
 
 /// Reader that returns exactly `left` bytes of a file, even if the file changes in the meantime.
-struct Exactly {
+struct FixedLengthFile {
     file: File,
     left: u64,
     short: bool,
@@ -39,8 +39,7 @@ pub fn pack(directory: &Path, to: impl Write) -> io::Result<Packed> {
             let full = directory.join(&path);
             let known = fs::symlink_metadata(&full).map_err(|error| named(&full, &error))?;
             let is_dir = known.is_dir();
-            append(&mut builder, &mut packed, (&full, &path), &known)
-                .map_err(|error| named(&full, &error))?;
+            append(&mut builder, &mut packed, &full, &path, &known).map_err(|error| named(&full, &error))?;
             if is_dir {
                 waiting.push(path);
             }
@@ -61,7 +60,8 @@ fn names(directory: &Path) -> io::Result<Vec<OsString>> {
 fn append(
     builder: &mut Builder<impl Write>,
     packed: &mut Packed,
-    (full, path): (&Path, &Path),
+    full: &Path,
+    path: &Path,
     known: &fs::Metadata,
 ) -> io::Result<()> {
     if known.is_dir() {
@@ -69,7 +69,7 @@ fn append(
     } else if known.is_symlink() {
         builder.append_link(&mut header(known, EntryType::Symlink, 0), path, fs::read_link(full)?)?;
     } else if known.is_file() {
-        let mut content = Exactly { file: File::open(full)?, left: known.len(), short: false };
+        let mut content = FixedLengthFile { file: File::open(full)?, left: known.len(), short: false };
         builder.append_data(&mut header(known, EntryType::Regular, known.len()), path, &mut content)?;
         packed.changed += u64::from(content.short || is_changed(known, &content.file.metadata()?));
     } else {
@@ -100,7 +100,7 @@ fn header(known: &fs::Metadata, kind: EntryType, size: u64) -> Header {
     header
 }
 
-impl Read for Exactly {
+impl Read for FixedLengthFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
         let buffer = buffer.get_mut(..most).unwrap_or_default();

@@ -14,13 +14,13 @@ const PIECE_BYTES: usize = 256 << 10;
 const PIECES_WAITING: usize = 2;
 
 /// Write end of the pipe.
-pub struct Inlet {
+pub struct PipeWriter {
     sender: mpsc::Sender<io::Result<Bytes>>,
     held: BytesMut,
 }
 
 /// Read end of the pipe, for blocking and for async readers.
-pub struct Outlet {
+pub struct PipeReader {
     receiver: mpsc::Receiver<io::Result<Bytes>>,
     piece: Bytes,
     /// True if the writer has marked the end. A pipe that is dropped without this mark was interrupted.
@@ -28,12 +28,12 @@ pub struct Outlet {
 }
 
 /// Creates a pipe.
-pub fn pipe() -> (Inlet, Outlet) {
+pub fn pipe() -> (PipeWriter, PipeReader) {
     let (sender, receiver) = mpsc::channel(PIECES_WAITING);
-    (Inlet { sender, held: BytesMut::new() }, Outlet { receiver, piece: Bytes::new(), ended: false })
+    (PipeWriter { sender, held: BytesMut::new() }, PipeReader { receiver, piece: Bytes::new(), ended: false })
 }
 
-impl Inlet {
+impl PipeWriter {
     /// Sends a chunk, from an async task.
     pub async fn push(&mut self, piece: Bytes) -> io::Result<()> {
         self.sender.send(Ok(piece)).await.map_err(|_| io::ErrorKind::BrokenPipe.into())
@@ -51,7 +51,7 @@ impl Inlet {
     }
 }
 
-impl Write for Inlet {
+impl Write for PipeWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.held.extend_from_slice(bytes);
         if self.held.len() >= PIECE_BYTES {
@@ -69,7 +69,7 @@ impl Write for Inlet {
     }
 }
 
-impl Outlet {
+impl PipeReader {
     fn accept(&mut self, came: Option<io::Result<Bytes>>) -> io::Result<()> {
         match came {
             Some(Ok(piece)) => {
@@ -83,7 +83,7 @@ impl Outlet {
     }
 }
 
-impl Read for Outlet {
+impl Read for PipeReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.piece.is_empty() && !self.ended {
             let came = self.receiver.blocking_recv();
@@ -95,7 +95,7 @@ impl Read for Outlet {
     }
 }
 
-impl AsyncRead for Outlet {
+impl AsyncRead for PipeReader {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -10,7 +10,7 @@ use api::{Error, SandboxId};
 
 /// Source or target of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum CopyLocation {
     /// Path on this machine.
     Here(PathBuf),
     /// Path in a sandbox.
@@ -24,7 +24,7 @@ pub enum Place {
     Pipe,
 }
 
-impl Place {
+impl CopyLocation {
     /// Parses `SANDBOX:PATH`, `-`, or a local path. A local path with a colon in its first component must be
     /// written as `./a:b`.
     ///
@@ -54,7 +54,7 @@ impl Place {
     }
 }
 
-impl Place {
+impl CopyLocation {
     /// Returns the name of the copy in a target directory, or `None` if only the contents are copied.
     pub fn name(&self) -> Option<&[u8]> {
         match self {
@@ -71,7 +71,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for CopyLocation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Here(path) => path.display().fmt(formatter),
@@ -104,23 +104,23 @@ pub fn local_name(name: &[u8]) -> OsString {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Place {
-        Place::parse(OsStr::new(text)).unwrap()
+    fn parse(text: &str) -> CopyLocation {
+        CopyLocation::parse(OsStr::new(text)).unwrap()
     }
 
     #[test]
     fn a_colon_before_the_first_slash_names_a_sandbox() {
-        let there = |sandbox: &str, path: &str| Place::There {
+        let there = |sandbox: &str, path: &str| CopyLocation::There {
             sandbox: sandbox.parse().unwrap(),
             path: FilePath::new(path).unwrap(),
         };
         assert_eq!(parse("build:a/b"), there("build", "a/b"));
         assert_eq!(parse("build:/etc/x:y"), there("build", "/etc/x:y"));
         assert_eq!(parse("build:"), there("build", "."));
-        assert_eq!(parse("./a:b"), Place::Here("./a:b".into()));
-        assert_eq!(parse("-"), Place::Pipe);
-        assert!(Place::parse(OsStr::new("C:x")).is_err());
-        assert!(Place::parse(OsStr::new("build:../x")).is_err());
+        assert_eq!(parse("./a:b"), CopyLocation::Here("./a:b".into()));
+        assert_eq!(parse("-"), CopyLocation::Pipe);
+        assert!(CopyLocation::parse(OsStr::new("C:x")).is_err());
+        assert!(CopyLocation::parse(OsStr::new("build:../x")).is_err());
     }
 
     #[test]

@@ -49,14 +49,14 @@ pub struct Unpacked {
 }
 
 /// Unpacker that creates everything below one directory.
-pub struct Unpacker {
+pub struct DirectoryUnpacker {
     root: OwnedFd,
     unpacked: Unpacked,
     /// Random number for the names of incomplete files.
     random: u64,
 }
 
-impl Unpacker {
+impl DirectoryUnpacker {
     /// Creates an unpacker for a local directory, or for the directory `name` in it. Missing directories are
     /// created.
     ///
@@ -351,7 +351,7 @@ mod tests {
     }
 
     fn unpack(ground: &Path, bytes: &[u8]) -> Result<Unpacked, Error> {
-        let done = Unpacker::new(&ground.join("inside"), None)?.unpack(bytes);
+        let done = DirectoryUnpacker::new(&ground.join("inside"), None)?.unpack(bytes);
         let mut names: Vec<_> =
             std::fs::read_dir(ground).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
@@ -438,7 +438,7 @@ mod tests {
         std::fs::write(ground.path().join("mine"), "x").unwrap();
         std::os::unix::fs::symlink("outside", ground.path().join("link")).unwrap();
         for name in ["mine", "link"] {
-            let error = Unpacker::new(ground.path(), Some(name.as_bytes())).err().unwrap();
+            let error = DirectoryUnpacker::new(ground.path(), Some(name.as_bytes())).err().unwrap();
             assert!(error.message.contains("on this machine") && !error.fix.contains("trust"), "{error:?}");
         }
     }
@@ -449,7 +449,7 @@ mod tests {
         bytes.extend(vec![0; 10 << 10]);
         let mut rest = bytes.as_slice();
         let ground = ground();
-        Unpacker::new(&ground.path().join("inside"), None).unwrap().unpack(&mut rest).unwrap();
+        DirectoryUnpacker::new(&ground.path().join("inside"), None).unwrap().unpack(&mut rest).unwrap();
         assert!(rest.is_empty());
         bytes.extend(vec![0; 2 << 20]);
         assert!(unpack(ground.path(), &bytes).is_err());

@@ -7,8 +7,8 @@ use api::files::{FileKind, FilePath};
 use api::layer::Compression;
 use client::Files;
 
-use super::place::{Place, below};
-use super::{Copied, Work, begin, pack, pipe, tell, unreadable};
+use super::place::{CopyLocation, below};
+use super::{Copied, CopyState, begin, pack, pipe, tell, unreadable};
 use crate::connect::explain;
 
 /// Copy into a sandbox.
@@ -17,31 +17,31 @@ pub struct Up<'a> {
     pub target: &'a FilePath,
     /// True if there is more than one source.
     pub several: bool,
-    pub work: &'a Work,
+    pub work: &'a CopyState,
 }
 
 impl Up<'_> {
     /// Copies one file or directory.
-    pub async fn copy(&self, from: Place) -> Result<Copied, Error> {
+    pub async fn copy(&self, from: CopyLocation) -> Result<Copied, Error> {
         // `dir/.` and `..` have no name of their own, so their contents are copied directly into the target.
         let target = match from.name() {
             Some(name) if self.goes_inside().await? => below(self.target, name)?,
             Some(_) | None => self.target.clone(),
         };
         match from {
-            Place::Pipe => {
+            CopyLocation::Pipe => {
                 let mut stdin = tokio::io::stdin();
                 let sent = self.files.write_from(&target, &mut stdin, None).await;
                 sent.map_err(|error| explain(&error))?;
             }
-            Place::Here(path) => {
+            CopyLocation::Here(path) => {
                 let known = std::fs::metadata(&path).map_err(|error| unreadable(&path, &error))?;
                 if known.is_dir() {
                     return self.directory(&path, &target).await;
                 }
                 self.file(&path, known.len(), &target).await?;
             }
-            Place::There { path, .. } => {
+            CopyLocation::There { path, .. } => {
                 let copied = self.files.copy(&path, &target, true).await;
                 copied.map_err(|error| explain(&error))?;
             }

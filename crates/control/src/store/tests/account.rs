@@ -101,7 +101,7 @@ async fn a_rotated_key_works_until_the_overlap_ends_and_both_are_written_at_once
     let place = Place::new().await;
     let (old, new) = (key("k1", "p"), key("k2", "p"));
     place.store.create_key(&old, &KeyHash([1; 32])).await.unwrap();
-    assert!(place.store.rotate_key(&old.id, (&new, &KeyHash([2; 32])), (10, 40)).await.unwrap());
+    assert!(place.store.rotate_key(&old.id, (&new, &KeyHash([2; 32])), 10, 40).await.unwrap());
     let (found, _) = place.store.key_by_hash(&KeyHash([1; 32])).await.unwrap().unwrap();
     assert_eq!(found.expires_at_ms, Some(50));
     assert!(place.store.key_by_hash(&KeyHash([2; 32])).await.unwrap().is_some());
@@ -109,14 +109,14 @@ async fn a_rotated_key_works_until_the_overlap_ends_and_both_are_written_at_once
     for (overlap_ms, end) in [(10, 20), (1000, 20)] {
         let hash = KeyHash([100 + overlap_ms as u8; 32]);
         let next = (&key(&format!("k{overlap_ms}"), "p"), &hash);
-        assert!(place.store.rotate_key("k1", next, (10, overlap_ms)).await.unwrap());
+        assert!(place.store.rotate_key("k1", next, 10, overlap_ms).await.unwrap());
         let (found, _) = place.store.key_by_hash(&KeyHash([1; 32])).await.unwrap().unwrap();
         assert_eq!(found.expires_at_ms, Some(end));
     }
     let fourth = (&key("k4", "p"), &KeyHash([4; 32]));
-    assert!(!place.store.rotate_key("k1", fourth, (20, 50)).await.unwrap(), "it has expired");
+    assert!(!place.store.rotate_key("k1", fourth, 20, 50).await.unwrap(), "it has expired");
     place.store.revoke_key("k2", 8).await.unwrap();
-    assert!(!place.store.rotate_key("k2", fourth, (10, 50)).await.unwrap(), "it was revoked");
+    assert!(!place.store.rotate_key("k2", fourth, 10, 50).await.unwrap(), "it was revoked");
     assert!(place.store.key_by_hash(&KeyHash([4; 32])).await.unwrap().is_none());
 }
 

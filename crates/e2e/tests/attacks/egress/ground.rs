@@ -136,7 +136,8 @@ impl Siege<'_> {
         &self,
         id: &str,
         sandbox: &SandboxId,
-        (inside, outside): (&[&str], &[&str]),
+        inside: &[&str],
+        outside: &[&str],
         least: usize,
     ) {
         let control = self.control(id, outside);

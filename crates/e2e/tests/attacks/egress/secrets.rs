@@ -20,7 +20,7 @@ fn a_secret_is_not_inside_and_is_not_told() {
             let digits: String = CANARY.bytes().map(|byte| format!("{byte:02x}")).collect();
             for (id, least) in [("S-01", 8), ("S-02", 28)] {
                 let strayed = strayed(world);
-                siege.withstand(id, &sandbox, (&[&digits], &[&digits, "control"]), least).await;
+                siege.withstand(id, &sandbox, &[&digits], &[&digits, "control"], least).await;
                 // Requests of the control are excluded: they are counted before the sandbox repeats the
                 // payload.
                 let marks = self::strayed(world).len() - strayed.len();

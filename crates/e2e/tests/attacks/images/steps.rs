@@ -9,7 +9,7 @@ use e2e::lab::{collect, exec, on, text};
 use e2e::service::lend_template;
 use node::Sandbox;
 use node::template::recipe::Recipe;
-use node::template::{Builder, Order, Store, Template};
+use node::template::{BuildOrder, Builder, Store, Template};
 use runtime::Spec;
 
 const PAYLOAD: &str = include_str!("../../../../../attacks/U-12/attack.sh");
@@ -42,7 +42,7 @@ fn a_step_changes_its_own_layer_and_nothing_else() {
         let builder = Builder::new(&lab.machine, Arc::clone(&lab.runtime));
         let build = async |name: &str, text: &str| {
             let recipe = Recipe::parse(text).unwrap();
-            let order = Order::new(name, &recipe, Path::new("."));
+            let order = BuildOrder::new(name, &recipe, Path::new("."));
             builder.build(&order, &|_| {}).await
         };
         let said = async |template: &Template, script: &str| {

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use e2e::lab::{sh, text, wanted};
 use node::template::Store;
-use runtime::engine::Kind;
+use runtime::engine::EngineKind;
 use tempfile::TempDir;
 
 use super::field::{home, withstand};
@@ -17,13 +17,13 @@ const USER: u32 = 64_997;
 /// A user who may use an engine and is not root.
 struct Person {
     home: TempDir,
-    kind: Kind,
+    kind: EngineKind,
     /// Id of the attack whose defence is disabled; empty if none is.
     without: &'static str,
 }
 
 impl Person {
-    fn new(kind: Kind, without: &'static str) -> Self {
+    fn new(kind: EngineKind, without: &'static str) -> Self {
         let home = tempfile::Builder::new().prefix("bellglass-person").tempdir().unwrap();
         std::os::unix::fs::chown(home.path(), Some(USER), Some(USER)).unwrap();
         Self { home, kind, without }
@@ -82,15 +82,15 @@ fn base(home: &Path) -> PathBuf {
 }
 
 /// Returns the environment variable with the address of an engine.
-fn variable(kind: Kind) -> &'static str {
+fn variable(kind: EngineKind) -> &'static str {
     match kind {
-        Kind::Docker => "DOCKER_HOST",
-        Kind::Podman => "CONTAINER_HOST",
+        EngineKind::Docker => "DOCKER_HOST",
+        EngineKind::Podman => "CONTAINER_HOST",
     }
 }
 
 /// Returns the address of an engine under test, and gives every user on this machine access to it.
-fn address(kind: Kind) -> String {
+fn address(kind: EngineKind) -> String {
     let address = std::env::var(variable(kind)).unwrap();
     let socket = address.trim_start_matches("unix://");
     std::fs::set_permissions(socket, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
@@ -98,7 +98,7 @@ fn address(kind: Kind) -> String {
 }
 
 /// Returns the response of an engine.
-fn ask(kind: Kind, path: &str) -> serde_json::Value {
+fn ask(kind: EngineKind, path: &str) -> serde_json::Value {
     let address = address(kind);
     let socket = address.trim_start_matches("unix://");
     let url = format!("http://engine{path}");
@@ -107,16 +107,16 @@ fn ask(kind: Kind, path: &str) -> serde_json::Value {
     serde_json::from_slice(&said.stdout).unwrap_or_default()
 }
 
-fn id_of(kind: Kind, name: &str) -> String {
+fn id_of(kind: EngineKind, name: &str) -> String {
     ask(kind, &format!("/images/{name}/json"))["Id"].as_str().unwrap_or_default().to_owned()
 }
 
 /// Returns the engines under test.
-fn engines() -> Vec<Kind> {
+fn engines() -> Vec<EngineKind> {
     if std::env::var_os("BELLGLASS_REAL").is_none() {
         return Vec::new();
     }
-    Kind::ALL.into_iter().filter(|kind| wanted(kind.name())).collect()
+    EngineKind::ALL.into_iter().filter(|kind| wanted(kind.name())).collect()
 }
 
 /// I-10 (finding IH1): an archive cannot claim the image name of another template, in either of two ways.
@@ -125,14 +125,15 @@ fn no_archive_takes_over_the_image_of_a_template() {
     for kind in engines() {
         // Docker applies names from keys. Podman applies names from keys and from annotations, but an import
         // by keys fails after the names were applied.
-        let reaches = if kind == Kind::Docker { "keys" } else { "annotation" };
+        let reaches = if kind == EngineKind::Docker { "keys" } else { "annotation" };
         let control = Person::new(kind, "I-10");
         control.well(&["template", "import", "--name", "good", base(control.home.path()).to_str().unwrap()]);
         assert!(!control.owned("good"));
         let names = [control.image("good"), "localhost/bellglass/good:latest".to_owned()];
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         // Podman applies only one name of a layout. The name by which sandboxes were started is sufficient.
-        let archive = control.archive(reaches, if kind == Kind::Docker { &names[..] } else { &names[..1] });
+        let archive =
+            control.archive(reaches, if kind == EngineKind::Docker { &names[..] } else { &names[..1] });
         control.well(&["template", "import", "--name", "stranger", archive.to_str().unwrap()]);
         assert!(control.owned("good"), "control: {reaches} took nothing over on {}", kind.name());
 
@@ -194,7 +195,7 @@ fn an_image_moves_no_mount_and_leaves_nothing_behind() {
         ];
         let (_, said) = control.bellglass(&words);
         // Podman needs its own directories there. When the image is sealed, they replace the symlink.
-        let reached = if kind == Kind::Docker { "/etc\nwrote" } else { "Read-only file system" };
+        let reached = if kind == EngineKind::Docker { "/etc\nwrote" } else { "Read-only file system" };
         assert!(said.contains(reached), "control: {said}");
         let (code, said) = person.bellglass(&words);
         assert!(code == 125 && said.contains("/workspace is not a directory"), "{code} {said}");
@@ -222,7 +223,7 @@ fn an_image_moves_no_mount_and_leaves_nothing_behind() {
 }
 
 /// Returns the ids of the images that a user has sealed.
-fn sealed(kind: Kind, person: &Person) -> Vec<String> {
+fn sealed(kind: EngineKind, person: &Person) -> Vec<String> {
     let notes = person.home.path().join(format!(".local/share/bellglass/engine/{}-sealed", kind.name()));
     let entries = std::fs::read_dir(notes).unwrap().flatten();
     entries.map(|entry| std::fs::read_to_string(entry.path()).unwrap()).collect()

@@ -9,7 +9,7 @@ use e2e::service::{PLENTY, Service, served};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::e2b::{inside, opened};
+use super::e2b::{AgentRequest, inside, opened};
 use super::ground::{Answer, ask, head, held, keyed, read, recovers};
 
 fn hex(bytes: &[u8]) -> String {
@@ -28,7 +28,7 @@ fn no_text_that_the_server_hashes_is_a_key() {
     served(async || {
         let mut service = Service::start();
         let key = service.key_of("pa", Role::Write, PLENTY).await;
-        let start = ("POST", "/process.Process/List", "{}");
+        let start = AgentRequest::post("/process.Process/List", "{}");
         let open = |service: &Service| {
             let sandbox = opened(service, &key);
             // Uses an agent route, after which the account of the project is in memory.
@@ -104,7 +104,7 @@ fn a_read_key_is_not_shown_what_runs_commands() {
         // Control: with the defence off, the read key gets the token and runs a command with it.
         service.undefend("H-23");
         let token = look(&service, &read).json()["envdAccessToken"].as_str().unwrap().to_owned();
-        let list = ("POST", "/process.Process/List", "{}");
+        let list = AgentRequest::post("/process.Process/List", "{}");
         assert_eq!(inside(&service, &sandbox.id, &[("x-access-token", &token)], list).status, 200);
         held("H-23", "a read key sees no token");
     });
@@ -120,9 +120,9 @@ fn the_token_of_a_port_opens_nothing_but_ports() {
         let port = keyed(&service, &service.key, "GET", &path, &Value::Null).json();
         let port = port["token"].as_str().unwrap().to_owned();
         let derived = hex(&Sha256::digest(format!("e2b agent {port}")));
-        let list = ("POST", "/process.Process/List", "{}");
-        let code = ("POST", "/execute", r#"{"code":"1"}"#);
-        let contexts = ("GET", "/contexts", "");
+        let list = AgentRequest::post("/process.Process/List", "{}");
+        let code = AgentRequest::post("/execute", r#"{"code":"1"}"#);
+        let contexts = AgentRequest::get("/contexts");
         let mut refused = 0;
         for (name, value) in [
             ("x-access-token", derived.as_str()),

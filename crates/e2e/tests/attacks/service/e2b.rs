@@ -10,33 +10,51 @@ use sha2::{Digest as _, Sha256};
 use super::ground::{Answer, ask, held, keyed, recovers, small};
 
 /// Every route into a sandbox, with a request body that it accepts.
-const ROUTES: [(&str, &str, &str); 19] = [
-    ("GET", "/files?path=/etc/hostname", ""),
-    ("POST", "/files?path=/workspace/x", "x"),
-    ("POST", "/process.Process/Start", r#"{"process":{"cmd":"/bin/true"}}"#),
-    ("POST", "/process.Process/Connect", r#"{"process":{"pid":1}}"#),
-    ("POST", "/process.Process/List", "{}"),
-    ("POST", "/process.Process/SendInput", r#"{"process":{"pid":1}}"#),
-    ("POST", "/process.Process/SendSignal", r#"{"process":{"pid":1},"signal":9}"#),
-    ("POST", "/process.Process/CloseStdin", r#"{"process":{"pid":1}}"#),
-    ("POST", "/process.Process/Update", r#"{"process":{"pid":1}}"#),
-    ("POST", "/filesystem.Filesystem/Stat", r#"{"path":"/"}"#),
-    ("POST", "/filesystem.Filesystem/ListDir", r#"{"path":"/"}"#),
-    ("POST", "/filesystem.Filesystem/MakeDir", r#"{"path":"/workspace/d"}"#),
-    ("POST", "/filesystem.Filesystem/Remove", r#"{"path":"/workspace/d"}"#),
-    ("POST", "/filesystem.Filesystem/Move", r#"{"source":"/a","destination":"/b"}"#),
-    ("POST", "/filesystem.Filesystem/CreateWatcher", r#"{"path":"/workspace"}"#),
-    ("POST", "/filesystem.Filesystem/GetWatcherEvents", r#"{"watcherId":"x"}"#),
-    ("POST", "/execute", r#"{"code":"1"}"#),
-    ("GET", "/contexts", ""),
-    ("POST", "/contexts", "{}"),
+const ROUTES: [AgentRequest<'static>; 19] = [
+    AgentRequest::get("/files?path=/etc/hostname"),
+    AgentRequest::post("/files?path=/workspace/x", "x"),
+    AgentRequest::post("/process.Process/Start", r#"{"process":{"cmd":"/bin/true"}}"#),
+    AgentRequest::post("/process.Process/Connect", r#"{"process":{"pid":1}}"#),
+    AgentRequest::post("/process.Process/List", "{}"),
+    AgentRequest::post("/process.Process/SendInput", r#"{"process":{"pid":1}}"#),
+    AgentRequest::post("/process.Process/SendSignal", r#"{"process":{"pid":1},"signal":9}"#),
+    AgentRequest::post("/process.Process/CloseStdin", r#"{"process":{"pid":1}}"#),
+    AgentRequest::post("/process.Process/Update", r#"{"process":{"pid":1}}"#),
+    AgentRequest::post("/filesystem.Filesystem/Stat", r#"{"path":"/"}"#),
+    AgentRequest::post("/filesystem.Filesystem/ListDir", r#"{"path":"/"}"#),
+    AgentRequest::post("/filesystem.Filesystem/MakeDir", r#"{"path":"/workspace/d"}"#),
+    AgentRequest::post("/filesystem.Filesystem/Remove", r#"{"path":"/workspace/d"}"#),
+    AgentRequest::post("/filesystem.Filesystem/Move", r#"{"source":"/a","destination":"/b"}"#),
+    AgentRequest::post("/filesystem.Filesystem/CreateWatcher", r#"{"path":"/workspace"}"#),
+    AgentRequest::post("/filesystem.Filesystem/GetWatcherEvents", r#"{"watcherId":"x"}"#),
+    AgentRequest::post("/execute", r#"{"code":"1"}"#),
+    AgentRequest::get("/contexts"),
+    AgentRequest::post("/contexts", "{}"),
 ];
+
+/// A request to the agent of a sandbox.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AgentRequest<'a> {
+    method: &'a str,
+    path: &'a str,
+    body: &'a str,
+}
 
 /// A sandbox with its tokens.
 pub(crate) struct Opened {
     pub(crate) id: String,
     pub(crate) token: String,
     pub(crate) traffic: String,
+}
+
+impl<'a> AgentRequest<'a> {
+    pub(crate) const fn get(path: &'a str) -> Self {
+        Self { method: "GET", path, body: "" }
+    }
+
+    pub(crate) const fn post(path: &'a str, body: &'a str) -> Self {
+        Self { method: "POST", path, body }
+    }
 }
 
 pub(crate) fn opened(service: &Service, key: &str) -> Opened {
@@ -52,8 +70,9 @@ pub(crate) fn inside(
     service: &Service,
     sandbox: &str,
     more: &[(&str, &str)],
-    (method, path, body): (&str, &str, &str),
+    request: AgentRequest<'_>,
 ) -> Answer {
+    let AgentRequest { method, path, body } = request;
     let kind = if body == "x" { "application/octet-stream" } else { "application/json" };
     let mut headers = vec![("e2b-sandbox-id", sandbox), ("content-type", kind)];
     headers.extend(more);
@@ -78,7 +97,7 @@ fn nothing_inside_is_reached_without_the_token_of_that_sandbox() {
         let short = mine.token[1..].to_owned();
         let key = format!("Bearer {}", service.key);
         for route in ROUTES {
-            let is_code = route.1.starts_with("/execute") || route.1.starts_with("/contexts");
+            let is_code = route.path.starts_with("/execute") || route.path.starts_with("/contexts");
             for (what, name, value) in [
                 ("no token", "x-nothing", ""),
                 ("another's", "x-access-token", other.token.as_str()),
@@ -157,7 +176,7 @@ fn a_signed_address_is_for_one_file_and_a_key_for_one_project() {
         }
         // An ambiguous path is refused.
         let token = [("x-access-token", mine.token.as_str())];
-        let up = inside(&service, &mine.id, &token, ("POST", "/files?path=../../etc/x", "x"));
+        let up = inside(&service, &mine.id, &token, AgentRequest::post("/files?path=../../etc/x", "x"));
         assert_eq!(up.status, 400, "{up:?}");
         // Sandboxes of another project are not found.
         let theirs = service.key_of("other", Role::Write, PLENTY).await;

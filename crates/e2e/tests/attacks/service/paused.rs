@@ -4,7 +4,7 @@ use api::account::Role;
 use e2e::service::{PLENTY, Service, served};
 use serde_json::{Value, json};
 
-use super::e2b::{inside, opened, signature};
+use super::e2b::{AgentRequest, inside, opened, signature};
 use super::ground::{address, ask, held, keyed, send};
 
 fn state(service: &Service, id: &str) -> Value {
@@ -41,13 +41,13 @@ fn a_paused_sandbox_is_resumed_only_by_those_who_may_use_it() {
             ask(&service, "GET", "/", &[&named[..], &headers[..]].concat(), b"");
         }
         for token in ["", &wrong, &other.token, &mine.traffic] {
-            let route = ("GET", "/files?path=/etc/hostname&username=user", "");
+            let route = AgentRequest::get("/files?path=/etc/hostname&username=user");
             inside(&service, id, &[("x-access-token", token)], route);
             ask(&service, "GET", "/health", &[("e2b-sandbox-id", id), ("x-access-token", token)], b"");
         }
         let signed = signature("/etc/hostname", "write", &mine.token, None);
         let path = format!("/files?path=/etc/hostname&signature={signed}");
-        inside(&service, id, &[], ("GET", &path, ""));
+        inside(&service, id, &[], AgentRequest::get(&path));
         // A health request does not resume a sandbox, even with the sandbox's token.
         ask(&service, "GET", "/health", &[("e2b-sandbox-id", id), ("x-access-token", &mine.token)], b"");
         let stranger = service.key_of("stranger", Role::Write, PLENTY).await;

@@ -9,7 +9,7 @@ use api::account::Role;
 use e2e::service::{PLENTY, Service, served};
 use serde_json::{Value, json};
 
-use super::e2b::{inside, opened};
+use super::e2b::{AgentRequest, inside, opened};
 use super::flow::{MIB, Peak, begin};
 use super::ground::{Bystander, ask, head, held, keyed, read, recovers};
 
@@ -84,7 +84,7 @@ fn a_form_whose_headers_never_end_is_refused() {
         let written = ask(&service, "POST", "/files?path=/workspace/whole", &headers, form.as_bytes());
         assert_eq!(written.status, 200, "{written:?}");
         let token = [("x-access-token", sandbox.token.as_str())];
-        let back = inside(&service, &sandbox.id, &token, ("GET", "/files?path=/workspace/whole", ""));
+        let back = inside(&service, &sandbox.id, &token, AgentRequest::get("/files?path=/workspace/whole"));
         assert_eq!(back.body.len(), 3_000_000);
     });
 }
@@ -287,7 +287,7 @@ fn watchers_keep_as_many_bytes_as_they_may() {
             let sandbox = opened(service, &service.key);
             let token = [("x-access-token", sandbox.token.as_str())];
             let call = |path: &str, body: Value| {
-                inside(service, &sandbox.id, &token, ("POST", path, &body.to_string()))
+                inside(service, &sandbox.id, &token, AgentRequest::post(path, &body.to_string()))
             };
             assert_eq!(call("/filesystem.Filesystem/MakeDir", json!({ "path": "/workspace/w" })).status, 200);
             let watcher = json!({ "path": "/workspace/w", "recursive": true });

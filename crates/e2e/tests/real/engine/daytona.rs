@@ -13,7 +13,7 @@ use e2e::daytona::{KEY, Server, python};
 use e2e::lab::{self, script};
 use e2e::layer;
 use e2e::service::{Service, served, small_limits, until};
-use runtime::engine::Kind;
+use runtime::engine::EngineKind;
 
 use super::words::lost;
 use super::{bellglass, daytona, docker, said};
@@ -51,9 +51,9 @@ fn data() -> tempfile::TempDir {
 fn known(data: &Path) {
     let name = node::template::Store::new(data).load("base").unwrap().image();
     let image = layer::base_image("docker");
-    layer::also_named(Kind::Docker, &image, &name);
+    layer::also_named(EngineKind::Docker, &image, &name);
     // An engine backend starts only images whose id the data directory records.
-    layer::lend_image(data, Kind::Docker, &image, &name);
+    layer::lend_image(data, EngineKind::Docker, &image, &name);
 }
 
 async fn create(client: &Client) -> api::SandboxId {
@@ -75,7 +75,7 @@ fn the_published_sdk_drives_the_same_server() {
     let server = Server::start(&[]);
     // The Daytona stand-in starts images by name.
     let image = "localhost/bellglass/of-daytona:latest";
-    layer::also_named(Kind::Docker, &layer::base_image("docker"), image);
+    layer::also_named(EngineKind::Docker, &layer::base_image("docker"), image);
     let (code, text) = said(Command::new(python()).arg(own("sdk.py")).args([server.address(), KEY, image]));
     assert_eq!((code, text.lines().last()), (0, Some("ok")), "{text}");
     assert_eq!(workspaces(&server), 0);

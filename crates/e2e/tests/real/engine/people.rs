@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use e2e::layer;
-use runtime::engine::Kind;
+use runtime::engine::EngineKind;
 
 use super::{bellglass, docker, engines, said};
 
@@ -82,7 +82,7 @@ fn a_recipe_is_built_by_the_engine_and_tried_out() {
     for path in [home.path().to_owned(), recipe.clone()] {
         std::os::unix::fs::chown(path, Some(USER), Some(USER)).unwrap();
     }
-    layer::also_named(Kind::Docker, &layer::base_image("docker"), "localhost/bellglass/base:latest");
+    layer::also_named(EngineKind::Docker, &layer::base_image("docker"), "localhost/bellglass/base:latest");
     let (code, text) = said(as_user(home.path()).arg("build-sandbox").arg(&recipe));
     assert_eq!(code, 0, "{text}");
     let show = "cat '/opt/my app/a' /opt/who; echo \"$GREETING\"; pwd";

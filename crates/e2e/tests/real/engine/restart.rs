@@ -10,7 +10,7 @@ use e2e::dockerd::Dockerd;
 use e2e::lab::script;
 use e2e::layer;
 use e2e::service::{Service, served, small_limits, until};
-use runtime::engine::Kind;
+use runtime::engine::EngineKind;
 
 use super::docker;
 
@@ -28,8 +28,8 @@ fn service_at(engine: &Dockerd, address: &str) -> Service {
     let before = ["env".to_owned(), format!("DOCKER_HOST={address}")];
     let service = Service::with(&before.each_ref().map(String::as_str), &["--backends", "docker"]);
     let name = node::template::Store::new(service.data()).load("base").unwrap().image();
-    let image = layer::load_at(Kind::Docker, &engine.address(), "base", &name);
-    layer::lend_image(service.data(), Kind::Docker, &image, &name);
+    let image = layer::load_at(EngineKind::Docker, &engine.address(), "base", &name);
+    layer::lend_image(service.data(), EngineKind::Docker, &image, &name);
     service
 }
 
@@ -56,7 +56,7 @@ fn what_one_engine_cannot_start_the_next_one_does() {
         let first_at = format!("CONTAINER_HOST={}", first.address());
         let service = Service::with(&["env", &first_at], &["--backends", "podman,docker"]);
         let name = node::template::Store::new(service.data()).load("base").unwrap().image();
-        layer::lend_image(service.data(), Kind::Docker, &layer::base_image("docker"), &name);
+        layer::lend_image(service.data(), EngineKind::Docker, &layer::base_image("docker"), &name);
         let client = service.client();
         assert_eq!(client.node().await.unwrap().runtimes, ["podman", "docker"]);
         first.end();

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt as _;
 
 use e2e::layer;
-use runtime::engine::Kind;
+use runtime::engine::EngineKind;
 
 use super::{bellglass, docker, engines, said};
 
@@ -51,8 +51,8 @@ fn a_daemon_that_does_not_run_is_told_from_one_that_is_not_there() {
     let socket = data.path().join("engine.sock");
     drop(UnixListener::bind(&socket).unwrap());
     for (kind, variable, fix) in [
-        (Kind::Docker, "DOCKER_HOST", "systemctl start docker"),
-        (Kind::Podman, "CONTAINER_HOST", "systemctl --user start podman.socket"),
+        (EngineKind::Docker, "DOCKER_HOST", "systemctl start docker"),
+        (EngineKind::Podman, "CONTAINER_HOST", "systemctl --user start podman.socket"),
     ] {
         let address = format!("unix://{}", socket.display());
         let run = ["--backends", kind.name(), "run", "--", "true"];
@@ -104,7 +104,7 @@ fn who_may_not_use_the_socket_is_told_how_to() {
 /// otherwise: on cgroup version 1 it enforces none.
 #[test]
 fn podman_without_root_is_used_where_it_can_limit_and_nowhere_else() {
-    if !engines().contains(&Kind::Podman) {
+    if !engines().contains(&EngineKind::Podman) {
         return;
     }
     let home = tempfile::tempdir().unwrap();

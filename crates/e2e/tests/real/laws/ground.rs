@@ -10,7 +10,7 @@ use api::limits::Limits;
 use e2e::daytona::Server;
 use e2e::traces::Traces;
 use runtime::daytona::Daytona;
-use runtime::engine::{Engine, Kind, Place};
+use runtime::engine::{Engine, EngineEndpoint, EngineKind};
 use runtime::laws::Fixture;
 use runtime::oci::{Dirs, Flavor, Oci};
 use runtime::{Profile, Runtime, Spec};
@@ -99,10 +99,12 @@ impl Ground {
     }
 
     /// Returns the same fixture on an engine.
-    pub fn engine_fixture(&self, kind: Kind) -> Fixture {
+    pub fn engine_fixture(&self, kind: EngineKind) -> Fixture {
         let data = self.dirs().data;
-        let instance =
-            move || -> Box<dyn Runtime> { Box::new(Engine::new(Place::find(kind).unwrap(), &data).unwrap()) };
+        let instance = move || -> Box<dyn Runtime> {
+            let engine = Engine::new(EngineEndpoint::find(kind).unwrap(), &data);
+            Box::new(engine.unwrap())
+        };
         Fixture { instance: Box::new(instance), ..self.fixture(Flavor::runc()) }
     }
 

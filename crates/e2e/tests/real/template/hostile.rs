@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
+use super::image::Access;
 use super::*;
 
 /// Paths at which runtimes set something up, in groups that fit into one image.
@@ -50,8 +51,8 @@ fn layer(layer: Layer, path: &str, form: Form, outside: &str) -> Layer {
         Form::Relative => layer.symlink(path, &format!("{up}{}", outside.trim_start_matches('/'))),
         Form::Dangling => layer.symlink(path, "nowhere/at/all"),
         Form::File => layer.file(path, 0o644, "x"),
-        Form::Fifo => layer.entry((b'6', path, ""), (0o644, 0, 0), b""),
-        Form::Device => layer.entry((b'3', path, ""), (0o666, 0, 0), b""),
+        Form::Fifo => layer.entry(b'6', path, "", Access::of_root(0o644), b""),
+        Form::Device => layer.entry(b'3', path, "", Access::of_root(0o666), b""),
     }
 }
 

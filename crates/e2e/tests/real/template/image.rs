@@ -22,6 +22,21 @@ pub struct Image {
     pub wrong_diff_id: bool,
 }
 
+/// Permissions and owner of a file in a layer.
+#[derive(Clone, Copy)]
+pub struct Access {
+    pub mode: u32,
+    pub uid: u64,
+    pub gid: u64,
+}
+
+impl Access {
+    /// Returns these permissions for a file that belongs to root.
+    pub fn of_root(mode: u32) -> Self {
+        Self { mode, uid: 0, gid: 0 }
+    }
+}
+
 /// Archive of a layer.
 #[derive(Clone, Default)]
 pub struct Layer {
@@ -49,7 +64,7 @@ impl Layer {
             for path in libraries.chain([program]).map(PathBuf::from) {
                 if !copied.contains(&path) {
                     let name = path.to_str().unwrap().trim_start_matches('/');
-                    layer = layer.entry((b'0', name, ""), (0o755, 0, 0), &fs::read(&path).unwrap());
+                    layer = layer.entry(b'0', name, "", Access::of_root(0o755), &fs::read(&path).unwrap());
                     copied.push(path);
                 }
             }
@@ -58,39 +73,34 @@ impl Layer {
     }
 
     pub fn directory(self, name: &str, mode: u32) -> Self {
-        self.entry((b'5', name, ""), (mode, 0, 0), b"")
+        self.entry(b'5', name, "", Access::of_root(mode), b"")
     }
 
     pub fn file(self, name: &str, mode: u32, content: &str) -> Self {
-        self.entry((b'0', name, ""), (mode, 0, 0), content.as_bytes())
+        self.entry(b'0', name, "", Access::of_root(mode), content.as_bytes())
     }
 
     pub fn owned(self, name: &str, uid: u64, gid: u64, content: &str) -> Self {
-        self.entry((b'0', name, ""), (0o644, uid, gid), content.as_bytes())
+        self.entry(b'0', name, "", Access { mode: 0o644, uid, gid }, content.as_bytes())
     }
 
     pub fn symlink(self, name: &str, target: &str) -> Self {
-        self.entry((b'2', name, target), (0o777, 0, 0), b"")
+        self.entry(b'2', name, target, Access::of_root(0o777), b"")
     }
 
     pub fn link(self, name: &str, target: &str) -> Self {
-        self.entry((b'1', name, target), (0o644, 0, 0), b"")
+        self.entry(b'1', name, target, Access::of_root(0o644), b"")
     }
 
-    pub fn entry(
-        mut self,
-        (kind, name, target): (u8, &str, &str),
-        (mode, uid, gid): (u32, u64, u64),
-        content: &[u8],
-    ) -> Self {
+    pub fn entry(mut self, kind: u8, name: &str, target: &str, access: Access, content: &[u8]) -> Self {
         let mut header = tar::Header::new_gnu();
         // Names are set as raw bytes, because the library refuses the names of a hostile image.
         header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
         header.as_old_mut().linkname[..target.len()].copy_from_slice(target.as_bytes());
         header.set_entry_type(tar::EntryType::new(kind));
-        header.set_mode(mode);
-        header.set_uid(uid);
-        header.set_gid(gid);
+        header.set_mode(access.mode);
+        header.set_uid(access.uid);
+        header.set_gid(access.gid);
         header.set_mtime(1_000_000_000);
         header.set_size(content.len() as u64);
         header.set_cksum();

@@ -237,10 +237,10 @@ fn outputs_are_named_kept_and_cut() {
         let (stdout, stderr) = (answer["stdout"].as_str().unwrap(), answer["stderr"].as_str().unwrap());
         assert_eq!((stdout.len(), stderr.len()), (10_240, 10_240));
         assert!(stdout.starts_with("000000000\n000000001\n") && stderr.ends_with("e00004999\n"));
-        let part = talk.client.run_output((&talk.id, &called.run), "stdout", 49_990, Some(10)).await.unwrap();
+        let part = talk.client.run_output(&talk.id, &called.run, "stdout", 49_990, Some(10)).await.unwrap();
         assert_eq!(part, b"000004999\n");
         assert_eq!(
-            talk.client.run_output((&talk.id, &called.run), "stderr", 0, None).await.unwrap().len(),
+            talk.client.run_output(&talk.id, &called.run, "stderr", 0, None).await.unwrap().len(),
             50_000
         );
     });

@@ -27,7 +27,8 @@ pub(super) fn apply(
     hierarchy: &Hierarchy,
     controller: &str,
     sandbox: &Path,
-    (limits, tier): (&Limits, Tier),
+    limits: &Limits,
+    tier: Tier,
 ) -> Result<(), Error> {
     let user = sandbox.join("user");
     if controller == "memory" && !hierarchy.unified {

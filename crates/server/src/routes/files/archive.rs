@@ -10,12 +10,12 @@ use axum::extract::{Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use super::Change;
 use super::content::attachment;
-use super::flow::{Coming, Held, outward};
-use super::query::Query;
+use super::flow::{Coming, StreamGuard, outward};
+use super::query::FilesQuery;
+use super::{Change, FilesTarget};
 use crate::authority::{Caller, Read, Write};
-use crate::extract::At;
+use crate::extract::Path;
 use crate::rejection::Answer;
 use control::audit::Act;
 use control::platform::Platform;
@@ -53,8 +53,8 @@ use control::platform::Platform;
 pub async fn pack(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    mut query: Query,
+    Path(named): Path<String>,
+    mut query: FilesQuery,
 ) -> Answer<Response> {
     let (path, compression) = (query.path("path")?, query.compression()?);
     let files = query.end()?;
@@ -65,7 +65,7 @@ pub async fn pack(
     };
     let disposition = attachment(&path, ending);
     let place = caller.share.stream()?;
-    let call = super::called(&caller, &platform, (&named, files)).await?;
+    let call = super::called(&caller, &platform, &named, files).await?;
     let (_, reading) = call.files().read(&FileAsk::Pack { path, compression }).await?;
     let headers = [
         (header::CONTENT_TYPE, kind.to_owned()),
@@ -74,7 +74,7 @@ pub async fn pack(
         (header::CACHE_CONTROL, "no-store".into()),
         (header::TRAILER, ARCHIVE_TRAILER.into()),
     ];
-    Ok((headers, outward(Held::new(platform, call, place), reading)).into_response())
+    Ok((headers, outward(StreamGuard::new(platform, call, place), reading)).into_response())
 }
 
 /// Upload and extract an archive
@@ -108,8 +108,8 @@ pub async fn pack(
 pub async fn unpack(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    mut query: Query,
+    Path(named): Path<String>,
+    mut query: FilesQuery,
     request: Request,
 ) -> Answer<Json<ArchiveReport>> {
     let (path, compression) = (query.path("path")?, query.compression()?);
@@ -117,7 +117,7 @@ pub async fn unpack(
     let coming = Coming::of(request)?;
     let (detail, ask) = (path.encode(), FileAsk::Unpack { path, compression });
     let change = Change { act: Act::FileUnpack, detail, ask };
-    let answer = change.take_in(&caller, platform, (&named, files), coming).await?;
+    let answer = change.take_in(&caller, platform, FilesTarget { named: &named, files }, coming).await?;
     let FileAnswer::Unpacked { report } = answer else { return Err(super::unlike(&answer)) };
     Ok(Json(report))
 }

@@ -13,11 +13,11 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use node::Call;
 
-use super::Change;
-use super::flow::{Coming, Held, digest_trailer, outward, promised, reads_trailers};
-use super::query::Query;
+use super::flow::{Coming, StreamGuard, digest_trailer, outward, promised, reads_trailers};
+use super::query::FilesQuery;
+use super::{Change, FilesTarget};
 use crate::authority::{Caller, Read, Write};
-use crate::extract::At;
+use crate::extract::Path;
 use crate::rejection::{Answer, Rejection};
 use control::audit::Act;
 use control::platform::Platform;
@@ -77,15 +77,15 @@ enum Span {
 pub async fn read(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    mut query: Query,
+    Path(named): Path<String>,
+    mut query: FilesQuery,
     headers: HeaderMap,
 ) -> Answer<Response> {
     let (path, digest) = (query.path("path")?, query.digest()?);
     let files = query.end()?;
     let (span, version) = (span(&headers), wanted_version(&headers)?);
     let place = caller.share.stream()?;
-    let call = super::called(&caller, &platform, (&named, files)).await?;
+    let call = super::called(&caller, &platform, &named, files).await?;
     let (from, to) = bounds(&call, &path, span).await?;
     let is_conditional = version.is_some();
     let opened = call.files().read(&FileAsk::Read { path: path.clone(), from, to, version, digest }).await;
@@ -101,7 +101,7 @@ pub async fn read(
     if span != Span::All && first >= end {
         return Ok(unsatisfiable(&info));
     }
-    let mut response = outward(Held::new(platform, call, place), reading).into_response();
+    let mut response = outward(StreamGuard::new(platform, call, place), reading).into_response();
     describe(response.headers_mut(), &path, &info);
     if reads_trailers(&headers) {
         let names = format!("{}, {FILE_TRAILER}", digest_trailer(digest));
@@ -159,8 +159,8 @@ pub async fn read(
 pub async fn write(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    mut query: Query,
+    Path(named): Path<String>,
+    mut query: FilesQuery,
     request: Request,
 ) -> Answer<Json<HashedFile>> {
     let (path, offset, mode) = (query.path("path")?, query.number("offset")?, query.mode("mode")?);
@@ -171,7 +171,7 @@ pub async fn write(
     let detail = path.encode();
     let ask = FileAsk::Write { path, offset, mode, sha256, digest };
     let change = Change { act: Act::FileWrite, detail, ask };
-    super::hashed(change.take_in(&caller, platform, (&named, files), coming).await?)
+    super::hashed(change.take_in(&caller, platform, FilesTarget { named: &named, files }, coming).await?)
 }
 
 /// Returns a `content-disposition` that makes a browser save the file under its name.

@@ -17,7 +17,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use node::{Call, Piece, Reading, Watching};
+use node::{Call, FileDownload, ReadChunk, Watching};
 use streamed::Feed;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
@@ -31,13 +31,13 @@ use control::platform::Platform;
 const PIECES_WAITING: usize = 2;
 
 /// Resources that a stream holds until it ends.
-pub struct Held {
+pub struct StreamGuard {
     platform: Arc<Platform>,
     call: Call,
     _place: OwnedSemaphorePermit,
 }
 
-impl Held {
+impl StreamGuard {
     /// Creates the resources of a stream with this call and permit.
     pub fn new(platform: Arc<Platform>, call: Call, place: OwnedSemaphorePermit) -> Self {
         platform.metrics.streams.inc();
@@ -50,25 +50,25 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for StreamGuard {
     fn drop(&mut self) {
         self.platform.metrics.streams.dec();
     }
 }
 
 /// Returns a body with a file or an archive. Its trailers have the digest, or the report on the archive.
-pub fn outward(held: Held, mut reading: Reading) -> Body {
+pub fn outward(held: StreamGuard, mut reading: FileDownload) -> Body {
     let (sender, body) = streamed::body(PIECES_WAITING);
     tokio::spawn(async move {
         let _held = held;
         loop {
             match reading.next().await {
-                Ok(Piece::Data(bytes)) => {
+                Ok(ReadChunk::Data(bytes)) => {
                     if !matches!(timeout(IDLE_MAX, sender.send(bytes)).await, Ok(Ok(()))) {
                         return sender.abort(std::io::ErrorKind::TimedOut.into());
                     }
                 }
-                Ok(Piece::Read { hash, changed }) => {
+                Ok(ReadChunk::Read { hash, changed }) => {
                     let state = if changed { FILE_CHANGED } else { FILE_WHOLE };
                     let name = digest_trailer(hash.kind());
                     let told = match hash {
@@ -78,7 +78,7 @@ pub fn outward(held: Held, mut reading: Reading) -> Body {
                     let trailers = [(name, told), (FILE_TRAILER, state.to_owned())];
                     return finish(sender, &trailers);
                 }
-                Ok(Piece::Packed(report)) => {
+                Ok(ReadChunk::Packed(report)) => {
                     let report = serde_json::to_string(&report).unwrap_or_default();
                     return finish(sender, &[(ARCHIVE_TRAILER, report)]);
                 }
@@ -90,7 +90,7 @@ pub fn outward(held: Held, mut reading: Reading) -> Body {
 }
 
 /// Returns a body with the events of changed files, one per line.
-pub fn told(held: Held, mut watching: Watching) -> Body {
+pub fn told(held: StreamGuard, mut watching: Watching) -> Body {
     let (sender, body) = streamed::body(PIECES_WAITING);
     tokio::spawn(async move {
         let _held = held;

@@ -15,8 +15,8 @@ use crate::rejection::{Answer, Rejection};
 /// Maximum number of parameters in a query. No route has this many.
 const PARAMETERS_MAX: usize = 8;
 
-/// The query of a request, not decoded yet. After taking its parameters, a handler calls [`Query::end`].
-pub struct Query(Vec<(String, String)>);
+/// The query of a request, not decoded yet. After taking its parameters, a handler calls [`FilesQuery::end`].
+pub struct FilesQuery(Vec<(String, String)>);
 
 /// User with whose permissions a file operation runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub enum FilesOf {
     Root,
 }
 
-impl<S: Sync> FromRequestParts<S> for Query {
+impl<S: Sync> FromRequestParts<S> for FilesQuery {
     type Rejection = Rejection;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
@@ -35,7 +35,7 @@ impl<S: Sync> FromRequestParts<S> for Query {
     }
 }
 
-impl Query {
+impl FilesQuery {
     fn parse(text: &str) -> Result<Self, Error> {
         let mut pairs: Vec<(String, String)> = Vec::new();
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
@@ -142,8 +142,8 @@ fn wrong(message: &str) -> Error {
 mod tests {
     use super::*;
 
-    fn query(text: &str) -> Query {
-        Query::parse(text).unwrap()
+    fn query(text: &str) -> FilesQuery {
+        FilesQuery::parse(text).unwrap()
     }
 
     #[test]
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_refused_and_not_left_out() {
-        assert!(Query::parse("path=a&path=b").is_err());
+        assert!(FilesQuery::parse("path=a&path=b").is_err());
         assert!(query("").path("path").is_err() && query("path=..").path("path").is_err());
         assert!(query("all=maybe").flag("all").is_err() && query("mode=9").mode("mode").is_err());
         assert!(query("digest=md5").digest().is_err() && query("digest=").digest().is_err());

@@ -8,10 +8,10 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 
-use super::flow::{Held, told};
-use super::query::Query;
+use super::flow::{StreamGuard, told};
+use super::query::FilesQuery;
 use crate::authority::{Caller, Read};
-use crate::extract::At;
+use crate::extract::Path;
 use crate::output::lines;
 use crate::rejection::Answer;
 use control::platform::Platform;
@@ -46,13 +46,13 @@ use control::platform::Platform;
 pub async fn watch(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    mut query: Query,
+    Path(named): Path<String>,
+    mut query: FilesQuery,
 ) -> Answer<Response> {
     let ask = FileAsk::Watch { path: query.path("path")?, deep: query.flag("deep")? };
     let files = query.end()?;
     let place = caller.share.stream()?;
-    let call = super::called(&caller, &platform, (&named, files)).await?;
+    let call = super::called(&caller, &platform, &named, files).await?;
     let watching = call.files().watch(&ask).await?;
-    Ok(lines(StatusCode::OK, told(Held::new(platform, call, place), watching)))
+    Ok(lines(StatusCode::OK, told(StreamGuard::new(platform, call, place), watching)))
 }

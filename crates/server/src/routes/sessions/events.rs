@@ -21,10 +21,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::authority::cut::Ends;
 use crate::authority::{Caller, Read};
-use crate::extract::At;
+use crate::extract::Path;
 use crate::output::{lines, written};
 use crate::rejection::Answer;
-use crate::routes::terminals::Connection;
+use crate::routes::terminals::UpgradableConnection;
 use control::platform::Platform;
 use control::session::Live;
 
@@ -53,14 +53,14 @@ const MESSAGE_BYTES_MAX: usize = 1024;
 pub async fn follow(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
-    Connection { held, upgrade }: Connection,
+    Path(named): Path<String>,
+    UpgradableConnection { held, upgrade }: UpgradableConnection,
 ) -> Answer<Response> {
     let place = caller.share.stream()?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     let (events, sandboxes) = (live.events(), platform.node.events());
     let session = live.shown().await;
-    let listener = Listener {
+    let listener = SessionEventListener {
         session: session.id,
         project: caller.key.project.clone(),
         events,
@@ -88,7 +88,7 @@ pub async fn follow(
 }
 
 /// A client that receives the events of a session.
-struct Listener {
+struct SessionEventListener {
     session: SessionId,
     /// Project of the session. Sandboxes of other projects may have the same session id in a label; they are ignored.
     project: String,
@@ -102,7 +102,7 @@ struct Listener {
     ended: bool,
 }
 
-impl Listener {
+impl SessionEventListener {
     /// Returns the next event or a heartbeat, and `None` after the last event.
     async fn next(&mut self) -> Option<SessionEvent> {
         if self.ended {

@@ -13,14 +13,14 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 use crate::authority::{Caller, Read};
-use crate::extract::{Asked, At};
+use crate::extract::{Path, Query};
 use crate::rejection::Answer;
 use control::platform::Platform;
 
 /// Output stream of a run.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Written {
+pub enum RunStream {
     /// Standard output.
     Stdout,
     /// Standard error.
@@ -31,10 +31,10 @@ pub enum Written {
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Part {
+pub struct RunOutputQuery {
     /// Stream to read.
     #[param(inline)]
-    stream: Written,
+    stream: RunStream,
     /// Offset of the first byte. Default 0.
     #[serde(default)]
     offset: u64,
@@ -57,7 +57,7 @@ pub struct Part {
 pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At(named): At<String>,
+    Path(named): Path<String>,
 ) -> Answer<Json<Page<Run>>> {
     let _place = caller.share.stream()?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
@@ -80,7 +80,7 @@ pub async fn list(
 pub async fn look(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At((named, run)): At<(String, String)>,
+    Path((named, run)): Path<(String, String)>,
 ) -> Answer<Json<Run>> {
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     let found = live.run(&run_id(&run)?).await?;
@@ -99,7 +99,7 @@ pub async fn look(
     params(
         ("session" = String, Path, description = "Session ID"),
         ("run" = String, Path, description = "Run ID"),
-        Part,
+        RunOutputQuery,
     ),
     security(("key" = [])),
     responses(
@@ -110,14 +110,14 @@ pub async fn look(
 pub async fn output(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    At((named, run)): At<(String, String)>,
-    Asked(part): Asked<Part>,
+    Path((named, run)): Path<(String, String)>,
+    Query(part): Query<RunOutputQuery>,
 ) -> Answer<Response> {
     let _place = caller.share.stream()?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     let stderr = match part.stream {
-        Written::Stdout => false,
-        Written::Stderr => true,
+        RunStream::Stdout => false,
+        RunStream::Stderr => true,
     };
     let written = live.run_output(&run_id(&run)?, stderr, part.offset).await?.ok_or_else(|| missing(&run))?;
     let mut rest = Bytes::from(written);
