@@ -214,7 +214,7 @@ async fn start(
             Err(error) => error,
         };
         tried.push(runtime.name().to_owned());
-        let Some(next) = choice.next(&tried, (runtime.tier(), spec.limits), &error) else {
+        let Some(next) = choice.next(&tried, runtime.tier(), spec.limits, &error) else {
             return Err(error.to_api());
         };
         show::note(&format!("{}; trying the next backend", error.to_api().message));

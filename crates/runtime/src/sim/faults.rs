@@ -23,7 +23,7 @@ pub struct Faults {
     /// If true, guests do not connect, not even after a disconnect. Simulates a guest that hangs before its
     /// first byte.
     pub silent_guest: bool,
-    /// Differences that [`crate::Runtime::posture`] reports for every sandbox. Simulates a host with weaker
+    /// Differences that [`crate::Inspect::posture`] reports for every sandbox. Simulates a host with weaker
     /// isolation than promised.
     pub posture_differences: Vec<String>,
 }

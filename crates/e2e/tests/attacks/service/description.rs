@@ -13,7 +13,7 @@ use super::ground::{file, held, keyed, recovers, small};
 
 /// Duration of fuzzing per caller in seconds, in a full run and in CI. The callers run one after the other,
 /// because at the same time they would compete for the processors.
-const SECONDS: (&str, &str) = ("60", "12");
+const SECONDS: (&str, &str) = ("60", "6");
 /// Minimum number of cases per caller: a tenth of the number that a busy machine with two cores achieves.
 const CASES_MIN: u32 = 100;
 /// Checks that must pass for every caller.
