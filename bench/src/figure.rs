@@ -1,4 +1,4 @@
-//! One figure of the report: the measurement, its target and the result.
+//! Figures of the report: each has a measurement, its target and the result.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,19 @@ pub struct Outcome {
     pub name: String,
     /// Description of the scenario, in one sentence.
     pub about: String,
-    /// Meaning of the field `at` of its figures.
+    /// Unit or meaning of the field `at` of the figures.
     pub scale: Option<&'static str>,
     /// Load averages before the scenario.
     pub load_before: String,
     /// Load averages after the scenario.
     pub load_after: String,
-    /// Duration, for all targets together.
+    /// Duration of the scenario in seconds, for all targets together.
     pub took_s: f64,
-    /// Figures that were measured.
+    /// Figures that the scenario measured.
     pub figures: Vec<Figure>,
 }
 
-/// A figure of the report.
+/// Result of one measurement on one target, as the report shows it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     /// Name of the measurement.
@@ -36,13 +36,13 @@ pub struct Figure {
     pub target: &'static str,
     /// Result of the measurement.
     pub got: Got,
-    /// Number of failed attempts, by code.
+    /// Number of failed attempts by failure code.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub failures: BTreeMap<String, u64>,
     /// Message of the first failure with each code.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub said: BTreeMap<String, String>,
-    /// Number of starts of each kind, if the target reports the kind.
+    /// Number of starts by kind, if the target reports the kind.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub starts: BTreeMap<String, u64>,
 }
@@ -51,13 +51,13 @@ pub struct Figure {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Got {
-    /// Percentiles of durations.
+    /// Percentiles of the measured durations.
     Times(Summary),
-    /// A number.
+    /// Single number.
     Value {
-        /// The number.
+        /// Numeric value.
         value: f64,
-        /// Its unit.
+        /// Unit of the value.
         unit: Unit,
     },
     /// No attempt succeeded.
@@ -101,7 +101,7 @@ impl Figure {
 }
 
 impl Got {
-    /// Returns the number by which targets are compared; for durations, the median.
+    /// Returns the number by which targets are compared. For durations, this is the median.
     pub fn number(&self) -> Option<f64> {
         match self {
             Self::Times(summary) => Some(summary.p50_ms),

@@ -1,4 +1,4 @@
-//! Plain HTTP, for services without a typed client.
+//! Plain HTTP, for services that have no typed client.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Creates a client that neither follows redirects nor retries.
 pub fn client() -> Result<reqwest::Client, TargetFailure> {
-    // Fails if a provider was installed before, which is fine.
+    // This fails if a provider is already installed, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()
         .http1_only()
@@ -20,7 +20,7 @@ pub fn client() -> Result<reqwest::Client, TargetFailure> {
         .map_err(|error| TargetFailure::new("http", error.to_string()))
 }
 
-/// Returns the failure for a request without a response.
+/// Returns the failure for a request that received no response.
 pub fn lost(error: &reqwest::Error) -> TargetFailure {
     let code = if error.is_timeout() { "deadline" } else { "unreachable" };
     let mut cause: &dyn std::error::Error = error;

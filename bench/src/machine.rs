@@ -1,4 +1,4 @@
-//! The machine of the measurement, without which figures are meaningless.
+//! Properties of the machine on which the bench runs. Without them, figures are meaningless.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,14 +16,14 @@ pub struct Machine {
     pub processor: String,
     /// Number of usable cores.
     pub cores: usize,
-    /// Total memory.
+    /// Total memory in bytes.
     pub memory_bytes: u64,
-    /// Version of the cgroups that limit memory.
+    /// Version of the cgroup hierarchy that limits memory.
     pub cgroup_version: u32,
-    /// True if this program was built with optimizations. Otherwise its own hashing and compression take
+    /// True if this program was built with optimizations. Otherwise, its own hashing and compression take
     /// longer than the operations that it measures.
     pub optimized: bool,
-    /// Load averages of 1, 5 and 15 minutes before the run.
+    /// Load averages over 1, 5 and 15 minutes before the run.
     pub load_before: String,
     /// Load averages after the run.
     pub load_after: String,
@@ -48,17 +48,17 @@ impl Machine {
     }
 }
 
-/// Returns the load averages.
+/// Returns the current load averages.
 pub fn load() -> String {
     read("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the memory that is available without swapping.
+/// Returns the amount of memory that is available without swapping, in bytes.
 pub fn available_bytes() -> u64 {
     meminfo("MemAvailable")
 }
 
-/// Returns the memory charged to a cgroup and its descendants, including kernel memory.
+/// Returns the memory charged to a cgroup and its descendants in bytes, including kernel memory.
 pub fn charged_bytes(below: &str) -> Option<u64> {
     let group = memory_cgroup().join(below);
     let current = ["memory.current", "memory.usage_in_bytes"].map(|name| group.join(name));
@@ -66,7 +66,7 @@ pub fn charged_bytes(below: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// Returns the mount point of the hierarchy with the memory controller.
+/// Returns the mount point of the cgroup hierarchy that has the memory controller.
 fn memory_cgroup() -> &'static Path {
     let first = Path::new("/sys/fs/cgroup/memory");
     if first.exists() { first } else { Path::new("/sys/fs/cgroup") }
@@ -89,8 +89,8 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Formats seconds since 1970 as a date. 400 Gregorian years have 146,097 days; each cycle is counted from a
-/// 1st of March.
+/// Formats seconds since 1970 as a date and time. The Gregorian calendar repeats every 400 years, which have
+/// 146,097 days. The calculation lets each cycle begin on a 1st of March.
 fn date(seconds: u64) -> String {
     let days = seconds / 86_400 + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);

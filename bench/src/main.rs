@@ -2,18 +2,18 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`scenario`] | the definitions of scenarios: parsed and validated |
+//! | [`scenario`] | definitions of scenarios, and their validation |
 //! | [`target`] | the systems to measure: a trait and its implementations |
 //! | [`measure`] | the measurements, one module for each kind of work |
-//! | [`samples`] | percentiles, and the results of attempts |
-//! | [`figure`] | one figure of the report |
+//! | [`samples`] | percentiles of durations, and tallies of attempts |
+//! | [`figure`] | figures of the report |
 //! | [`report`] | the report as JSON, Markdown and charts |
 //! | [`machine`] | properties of the machine |
 //! | [`rootfs`] | the root file systems that targets share |
 //! | [`process`], [`http`], [`random`] | commands with deadlines, plain HTTP, random numbers |
 //!
-//! The program does not judge results: it fails only if nothing could be measured. It stops everything that
-//! it starts.
+//! The program does not judge results. It fails only if nothing could be measured. It stops everything that
+//! it has started.
 
 #![forbid(unsafe_code)]
 // A command-line program prints to the terminal.
@@ -48,9 +48,10 @@ use crate::target::{NAMES, TargetResources};
 
 const FULL: &str = include_str!("../scenarios/full.toml");
 const QUICK: &str = include_str!("../scenarios/quick.toml");
-/// Timeout for stopping a target. After it, sandboxes stop at their own deadlines.
+/// Timeout for stopping a target. If stopping takes longer, the remaining sandboxes stop at their own
+/// deadlines.
 const CLOSES_WITHIN: Duration = Duration::from_secs(180);
-/// Length of the name of a run: enough to distinguish the runs on one machine.
+/// Length of a run's name. It is enough to distinguish the runs on one machine.
 const NAME_LENGTH: usize = 12;
 
 /// Measures Bellglass beside other ways to run untrusted code
@@ -109,7 +110,8 @@ fn plan(arguments: &Arguments) -> Result<ScenarioFile, String> {
     ScenarioFile::parse(&text)?.only(&arguments.only)
 }
 
-/// State of a run, in the order in which its parts are set up.
+/// State of a run. The order of the fields ensures that the root file systems are unmounted before the
+/// scratch directory is removed.
 struct BenchRun {
     name: String,
     report: Report,
@@ -162,7 +164,7 @@ impl BenchRun {
         })
     }
 
-    /// Starts the targets and runs the scenarios. The report is written after each scenario, so that an
+    /// Starts the targets and runs the scenarios. Writes the report after each scenario, so that an
     /// interrupted run keeps its results.
     async fn measure(&mut self, arguments: &Arguments, plan: &ScenarioFile) {
         let is_wanted =
@@ -181,7 +183,7 @@ impl BenchRun {
             eprintln!("bench: {}", scenario.name);
             let outcome = measure::run(scenario, &self.targets).await;
             self.report.scenarios.push(outcome);
-            // If a run of an hour fails at the end, the results so far are kept.
+            // If a run fails after an hour, the results up to then are kept.
             if let Err(why) = self.report.write(&arguments.out) {
                 eprintln!("bench: {why}");
             }

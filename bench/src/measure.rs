@@ -1,8 +1,8 @@
 //! The measurements, one module for each kind of work.
 //!
-//! Targets alternate in rounds, and each round begins with another target. In this way, other load on the
-//! machine affects all targets alike, and the kernel's cleanup after one target does not always slow down the
-//! same successor. Scenarios with many live sandboxes and load tests run on one target at a time.
+//! Targets alternate in rounds, and each round begins with a different target. Other load on the machine
+//! therefore affects all targets alike, and the kernel's cleanup after one target does not always slow down
+//! the same next target. Scenarios with many live sandboxes and load tests run on one target at a time.
 
 mod code;
 mod create;
@@ -24,18 +24,17 @@ use crate::samples::AttemptTally;
 use crate::scenario::{Scenario, Workload};
 use crate::target::{Image, Made, Target, TargetFailure};
 
-/// Number of sandboxes that are created or stopped concurrently if this is not the subject of the
-/// measurement.
+/// Number of sandboxes that are created or stopped concurrently when the scenario does not measure this.
 const AT_ONCE: usize = 8;
-/// Maximum number of retries of a refused create.
+/// Maximum number of retries of a refused create request.
 const TRIES: usize = 100;
-/// Pause between two retries.
+/// Pause before a retry.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// A target, shared by concurrent tasks.
+/// Target that concurrent tasks share.
 pub type SharedTarget = Arc<dyn Target>;
 
-/// Runs one scenario on all targets that take part.
+/// Runs one scenario on all targets that take part in it.
 pub async fn run(scenario: &Scenario, targets: &[SharedTarget]) -> Outcome {
     let targets: Vec<SharedTarget> =
         targets.iter().filter(|target| scenario.wants(target.name())).cloned().collect();
@@ -60,12 +59,12 @@ pub async fn run(scenario: &Scenario, targets: &[SharedTarget]) -> Outcome {
     }
 }
 
-/// Returns the order of the targets in a round: all of them, beginning with another one in each round.
+/// Returns the order of the targets in a round. Each round begins with a different target.
 fn turns(round: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |step| (round + step) % count)
 }
 
-/// Returns the duration of an operation, whether it succeeds or fails.
+/// Measures the duration of an operation, whether it succeeds or fails.
 async fn timed<T>(
     act: impl Future<Output = Result<T, TargetFailure>>,
 ) -> Result<(T, Duration), (TargetFailure, Duration)> {
@@ -76,8 +75,8 @@ async fn timed<T>(
     }
 }
 
-/// Creates sandboxes with limited concurrency and counts failures. Refused creates are retried, because this
-/// is the setup of a scenario and not its measurement.
+/// Creates sandboxes with limited concurrency, and counts failures. Retries refused requests, because
+/// creating these sandboxes is the setup of a scenario and not its measurement.
 async fn make(target: &SharedTarget, image: Image, count: usize) -> (Vec<String>, AttemptTally) {
     let mut tally = AttemptTally::default();
     let mut handles = Vec::new();

@@ -1,4 +1,4 @@
-//! Local commands, each with a deadline after which it is killed.
+//! Local commands. Each has a deadline after which it is killed.
 
 use std::ffi::OsStr;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use tokio::process::Command;
 
 use crate::target::TargetFailure;
 
-/// Maximum size of a failed command's stderr that a failure quotes.
+/// Maximum number of bytes of a failed command's standard error that a failure quotes.
 const SHOWN_BYTES: usize = 400;
 
 /// Returns a command that is killed when its handle is dropped.
@@ -46,7 +46,7 @@ pub async fn output(
     let both = async {
         let feeding = async {
             if let Some((mut pipe, bytes)) = feed {
-                // A command that exits before it has read everything reports an error through its status.
+                // A command that exits before it has read all input reports an error through its exit status.
                 let _ = pipe.write_all(&bytes).await;
             }
         };
@@ -65,7 +65,7 @@ pub async fn output(
     }
 }
 
-/// Returns the end of a text, where commands usually print the error.
+/// Returns the end of a text, because commands usually print the error last.
 fn tail(text: &[u8]) -> String {
     let from = text.len().saturating_sub(SHOWN_BYTES);
     String::from_utf8_lossy(text.get(from..).unwrap_or_default()).trim().replace('\n', " | ")

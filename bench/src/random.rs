@@ -11,17 +11,18 @@ pub fn name() -> Result<String, TargetFailure> {
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
-/// A pseudorandom sequence, which is the same for the same seed: runs differ by the machine, not by chance.
+/// Pseudorandom sequence. The same seed always yields the same sequence, so that differences between runs
+/// come from the machine and not from chance.
 #[derive(Clone, Debug)]
 pub struct Sequence(u64);
 
 impl Sequence {
-    /// Creates the sequence of a seed.
+    /// Creates the sequence for a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Returns the next number (SplitMix64).
+    /// Returns the next number, according to SplitMix64.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -34,9 +35,9 @@ impl Sequence {
         self.next().checked_rem(count as u64).unwrap_or(0) as usize
     }
 
-    /// Returns the pause before the next arrival of a Poisson process with this rate.
+    /// Returns the pause before the next arrival in a Poisson process with this rate.
     pub fn pause(&mut self, per_second: f64) -> Duration {
-        // The upper 53 bits are the fraction. It is never 0, which has no logarithm.
+        // The fraction consists of the upper 53 bits. It is never 0, because 0 has no logarithm.
         let fraction = ((self.next() >> 11) as f64 + 1.0) / (1_u64 << 53) as f64;
         let seconds = -fraction.min(1.0).ln() / per_second;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(1))

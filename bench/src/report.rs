@@ -1,4 +1,4 @@
-//! The report: complete as JSON, tables as Markdown, and a chart for each scenario.
+//! The report: complete results as JSON, tables as Markdown, and a chart for each scenario.
 
 mod markdown;
 mod plot;
@@ -11,10 +11,10 @@ use serde::Serialize;
 use crate::figure::Outcome;
 use crate::machine::Machine;
 
-/// Results of a run.
+/// Results of a whole run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Machine of the run.
+    /// Machine on which the run took place.
     pub machine: Machine,
     /// Targets that were measured.
     pub targets: Vec<Measured>,
@@ -24,21 +24,21 @@ pub struct Report {
     pub scenarios: Vec<Outcome>,
 }
 
-/// A target that was measured.
+/// Target that was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
     /// Name of the target.
     pub name: &'static str,
-    /// Versions and other facts that are necessary for a comparison.
+    /// Versions and other facts that a comparison must state.
     pub facts: BTreeMap<String, String>,
 }
 
-/// A target that was left out.
+/// Target that was left out.
 #[derive(Clone, Debug, Serialize)]
 pub struct LeftOut {
     /// Name of the target.
     pub name: &'static str,
-    /// Reason.
+    /// Reason why the target was left out.
     pub why: String,
 }
 
@@ -48,10 +48,10 @@ impl Report {
         Self { machine, targets: Vec::new(), left_out: Vec::new(), scenarios: Vec::new() }
     }
 
-    /// Writes `report.json`, `report.md` and a chart for each scenario.
+    /// Writes `report.json`, `report.md` and a chart for each scenario to a directory.
     ///
     /// # Errors
-    /// The file that could not be written.
+    /// A file cannot be written. The error names the file.
     pub fn write(&self, to: &Path) -> Result<(), String> {
         let json = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
         write(&to.join("report.json"), &json)?;
@@ -69,7 +69,7 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
     std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
 }
 
-/// Returns a report for tests, with two targets and two sizes.
+/// Returns a report for tests, with two targets and two levels of concurrency.
 #[cfg(test)]
 fn example() -> Report {
     use std::time::Duration;

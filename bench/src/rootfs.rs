@@ -1,9 +1,9 @@
-//! The root file systems that local targets share, so that all targets run the same files: those of
-//! Bellglass's templates.
+//! The root file systems that local targets share, so that all targets run the same files. They are the root
+//! file systems of Bellglass's templates.
 //!
-//! The templates come from the data directory in `BELLGLASS_TEMPLATES`. If it is not set, they are built
-//! once, in a data directory that is kept ([`KEPT`]). A template consists of layers. For targets that do not
-//! support layers, an overlay mount presents them as one directory.
+//! The templates come from the data directory in `BELLGLASS_TEMPLATES`. If this variable is not set, the
+//! bench builds the templates once, in a data directory that it keeps ([`KEPT`]). A template consists of
+//! layers. For targets that do not support layers, an overlay mount combines the layers into one directory.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -15,48 +15,48 @@ use serde::Deserialize;
 use crate::process;
 use crate::target::{Image, TargetFailure};
 
-/// Directory for templates that the bench builds itself.
+/// Data directory for templates that the bench builds itself.
 pub const KEPT: &str = "/var/tmp/bellglass-bench";
 /// Timeout for building a template. The template with the data stack installs several hundred megabytes.
 const BUILT_WITHIN: Duration = Duration::from_secs(900);
-/// Timeout for a mount, which normally takes milliseconds.
+/// Timeout for a mount command, which normally takes milliseconds.
 const MOUNTED_WITHIN: Duration = Duration::from_secs(20);
 
-/// Length of the prefix of a key that distinguishes layers.
+/// Number of leading characters of a layer's key that are enough to identify the layer.
 const KEY_SHOWN: usize = 32;
 
-/// Root file systems of both images.
+/// Root file systems of all images.
 pub struct Rootfs {
     data: PathBuf,
     plain: Root,
     data_stack: Root,
 }
 
-/// A root file system.
+/// Root file system of one template.
 pub struct Root {
-    /// Name of its template.
+    /// Name of the template.
     pub name: String,
-    /// All its files in one directory, which containers share read-only.
+    /// Directory with all files. Containers share it read-only.
     pub directory: PathBuf,
-    /// Environment variables that its programs expect.
+    /// Environment variables that programs in the template expect.
     pub env: BTreeMap<String, String>,
     layers: Vec<String>,
-    /// Unmounted last.
+    /// Overlay mount. It is unmounted last.
     _mounted: Mounted,
 }
 
-/// The fields of a template's record that the bench needs.
+/// Fields of a template's record that the bench needs.
 #[derive(Deserialize)]
 struct TemplateRecord {
     layers: Vec<String>,
     env: BTreeMap<String, String>,
 }
 
-/// A mount that is unmounted when this value is dropped.
+/// Mount point that is unmounted when this value is dropped.
 struct Mounted(PathBuf);
 
 impl Rootfs {
-    /// Finds the templates, or builds them.
+    /// Finds the templates, or builds them if necessary, and mounts them.
     pub async fn find(binary: &Path, scratch: &Path) -> Result<Self, TargetFailure> {
         let given = std::env::var_os("BELLGLASS_TEMPLATES").map(PathBuf::from);
         let data = given.clone().unwrap_or_else(|| KEPT.into());
@@ -83,12 +83,12 @@ impl Rootfs {
         }
     }
 
-    /// Makes the templates available in another server's data directory, without copying layers.
+    /// Makes the templates available in a data directory of another server, without copying their layers.
     pub fn lend(&self, to: &Path) -> std::io::Result<()> {
         let (layers, templates) = (to.join("layers"), to.join("templates"));
         std::fs::create_dir_all(&layers)?;
         std::fs::create_dir_all(&templates)?;
-        // Sandboxes access these directories with users of their own.
+        // Sandboxes access these directories as their own users.
         for directory in [to, layers.as_path()] {
             std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o711))?;
         }
@@ -104,7 +104,8 @@ impl Rootfs {
 }
 
 impl Root {
-    /// Returns a name for exactly these files: the key of a layer depends on all layers below it.
+    /// Returns a name that identifies exactly these files. The key of the topmost layer serves this purpose,
+    /// because it depends on all layers below.
     pub fn key(&self) -> &str {
         self.layers.last().and_then(|key| key.get(..KEY_SHOWN)).unwrap_or(&self.name)
     }
@@ -122,7 +123,7 @@ impl Root {
         }
         std::fs::set_permissions(&top, std::fs::Permissions::from_mode(0o755))
             .map_err(|error| cannot("change", &top, &error))?;
-        // An overlay needs the topmost layer first; a record has the lowest first.
+        // An overlay lists the topmost layer first, but a record lists the lowest layer first.
         let trees = record.layers.iter().rev().map(|key| data.join("layers").join(key).join("fs"));
         let lower: Vec<String> = trees.map(|tree| tree.display().to_string()).collect();
         let (lower, top, work) = (lower.join(":"), top.display(), work.display());
@@ -141,7 +142,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Returns the name of the template of an image.
+/// Returns the name of the template for an image.
 pub fn template(image: Image) -> &'static str {
     match image {
         Image::Plain => "base",
@@ -149,7 +150,7 @@ pub fn template(image: Image) -> &'static str {
     }
 }
 
-/// Returns the failure of a file operation.
+/// Returns the failure for a file operation that did not succeed.
 pub fn cannot(act: &str, path: &Path, error: &std::io::Error) -> TargetFailure {
     TargetFailure::new("files", format!("cannot {act} {}: {error}", path.display()))
 }

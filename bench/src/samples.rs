@@ -1,4 +1,4 @@
-//! Percentiles of several measurements, and the results of the attempts.
+//! Percentiles of durations, and tallies of attempts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,16 +28,16 @@ pub struct Summary {
     pub max_ms: f64,
 }
 
-/// Attempts of one operation: durations of the successful ones, and failures of the others.
+/// Tally of attempts at one operation: the durations of successful attempts, and the failures.
 #[derive(Clone, Debug, Default)]
 pub struct AttemptTally {
     /// Durations of successful attempts.
     pub times: Samples,
-    /// Durations of refused attempts, until the refusal.
+    /// Durations of refused attempts, measured until the refusal.
     pub refusals: Samples,
     /// Number of failures by code, including refusals.
     pub failures: BTreeMap<String, u64>,
-    /// Number of starts from a pool and of starts on demand, if the target reports the kind.
+    /// Number of warm starts (from a pool) and cold starts (on demand), if the target reports the kind.
     pub starts: BTreeMap<String, u64>,
     /// Message of the first failure with each code.
     pub said: BTreeMap<String, String>,
@@ -54,7 +54,7 @@ impl Samples {
         self.taken.len()
     }
 
-    /// Returns the percentiles; none if there are no durations.
+    /// Returns the percentiles, or `None` if there are no durations.
     pub fn summary(&self) -> Option<Summary> {
         let mut sorted = self.taken.clone();
         sorted.sort_unstable();
@@ -70,7 +70,7 @@ impl Samples {
 }
 
 impl AttemptTally {
-    /// Counts one attempt.
+    /// Adds the result of one attempt.
     pub fn note(&mut self, attempt: Result<Duration, (TargetFailure, Duration)>) {
         match attempt {
             Ok(took) => self.times.add(took),
@@ -84,14 +84,14 @@ impl AttemptTally {
         }
     }
 
-    /// Counts how a sandbox was started, if known.
+    /// Counts how a sandbox was started, if the target reports it.
     pub fn started(&mut self, start: Option<String>) {
         if let Some(start) = start {
             *self.starts.entry(start).or_default() += 1;
         }
     }
 
-    /// Adds the counts of another tally.
+    /// Adds the results of another tally.
     pub fn merge(&mut self, other: Self) {
         self.times.taken.extend(other.times.taken);
         self.refusals.taken.extend(other.refusals.taken);
@@ -112,7 +112,7 @@ pub fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Returns the smallest measurement that this percentage of all measurements does not exceed. Never
+/// Returns the smallest duration that is greater than or equal to this percentage of all durations. Never
 /// interpolates.
 fn percentile(sorted: &[Duration], percent: usize) -> Option<f64> {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);

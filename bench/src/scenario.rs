@@ -1,4 +1,4 @@
-//! Scenarios as data: the kind of work, the number of samples and the concurrency.
+//! Scenarios as data: the kind of work, the number of samples, and the concurrency.
 //!
 //! ```toml
 //! deadline_s = 60
@@ -10,7 +10,7 @@
 //! work.create = { at_once = [1, 10], samples = 50 }
 //! ```
 //!
-//! Errors in a file are reported before anything is started.
+//! Errors in a scenario file are reported before anything starts.
 
 use std::collections::BTreeSet;
 
@@ -18,34 +18,35 @@ use serde::Deserialize;
 
 use crate::target::NAMES;
 
-/// Maximum number of live sandboxes. More would need a larger machine than the bench is meant for.
+/// Maximum number of live sandboxes. More sandboxes would need a larger machine than the bench is intended
+/// for.
 const LIVE_MAX: usize = 2000;
-/// Maximum concurrency. Beyond it, the bench itself would be the bottleneck.
+/// Maximum concurrency. At a higher concurrency, the bench itself would be the bottleneck.
 const AT_ONCE_MAX: usize = 500;
-/// Maximum duration: one day.
+/// Maximum duration in seconds: one day.
 const SECONDS_MAX: u64 = 86_400;
-/// Maximum size of a file, since the bench holds the whole file in memory while it is sent.
+/// Maximum size of a file in bytes. The bench holds the whole file in memory while it is sent.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// A file of scenarios.
+/// Contents of a scenario file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScenarioFile {
     /// Timeout for one operation, in seconds.
     pub deadline_s: u64,
-    /// Scenarios, which run one after the other.
+    /// Scenarios, in the order in which they run.
     pub scenario: Vec<Scenario>,
 }
 
-/// One scenario.
+/// Definition of one scenario.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// Name, by which it is selected on the command line.
+    /// Name by which the scenario is selected on the command line.
     pub name: String,
     /// Description for the report, in one sentence.
     pub about: String,
-    /// Targets that take part; empty means all available ones.
+    /// Targets that take part. If empty, all available targets take part.
     #[serde(default)]
     pub targets: Vec<String>,
     /// Work to measure.
@@ -56,127 +57,127 @@ pub struct Scenario {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Workload {
-    /// Sandboxes that are created, used once and stopped.
+    /// Create sandboxes, use each once, and stop them.
     Create(CreateParameters),
-    /// A command that does nothing, in a live sandbox.
+    /// Run a command that does nothing in live sandboxes.
     Exec(ExecParameters),
-    /// Python with pandas and matplotlib.
+    /// Run Python code with pandas and matplotlib.
     Code(CodeParameters),
-    /// Files in and out.
+    /// Transfer files into a sandbox and out of it.
     Files(FileParameters),
-    /// Many idle sandboxes.
+    /// Keep many idle sandboxes.
     Density(DensityParameters),
-    /// Create, exec and stop at full speed.
+    /// Create a sandbox, run a command and stop the sandbox, in a loop at full speed.
     Sustained(SustainedParameters),
-    /// A mix of all kinds of work, at a fraction of the capacity.
+    /// Run a mix of all kinds of work, at a percentage of the capacity.
     Load(LoadParameters),
 }
 
-/// Parameters for sandboxes that are created, used once and stopped.
+/// Parameters of [`Workload::Create`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateParameters {
-    /// Levels of concurrency, measured one after the other.
+    /// Levels of concurrency. They are measured one after another.
     pub at_once: Vec<usize>,
-    /// Number of samples at each level; at least one batch.
+    /// Number of samples at each level. At least one batch is measured.
     pub samples: usize,
-    /// True if each batch waits until the target's pool is full again. Otherwise, batches follow each other
-    /// immediately.
+    /// True if each batch waits until the target's pool is full again. Otherwise, each batch follows
+    /// immediately after the previous batch.
     #[serde(default)]
     pub rested: bool,
 }
 
-/// Parameters for a command that does nothing, in a live sandbox.
+/// Parameters of [`Workload::Exec`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExecParameters {
-    /// Levels of concurrency. Each exec has a separate sandbox.
+    /// Levels of concurrency. Concurrent execs run in separate sandboxes.
     pub at_once: Vec<usize>,
     /// Number of samples at each level.
     pub samples: usize,
 }
 
-/// Parameters for Python with pandas and matplotlib.
+/// Parameters of [`Workload::Code`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CodeParameters {
-    /// Number of runs of each kind.
+    /// Number of runs of each kind of code.
     pub samples: usize,
     /// Number of new sandboxes whose first run is measured.
     pub first: usize,
 }
 
-/// Parameters for files in and out.
+/// Parameters of [`Workload::Files`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileParameters {
-    /// Sizes of the files.
+    /// File sizes in bytes.
     pub bytes: Vec<u64>,
-    /// Number of samples of each size.
+    /// Number of samples for each size.
     pub samples: usize,
 }
 
-/// Parameters for many idle sandboxes.
+/// Parameters of [`Workload::Density`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DensityParameters {
-    /// Numbers of live sandboxes at which to measure, ascending.
+    /// Numbers of live sandboxes at which measurements take place, in ascending order.
     pub live: Vec<usize>,
-    /// Number of starts at each of them.
+    /// Number of starts to measure at each number of live sandboxes.
     pub starts: usize,
-    /// Number of execs at each of them, each in a random sandbox.
+    /// Number of execs to measure at each number of live sandboxes. Each exec runs in a random sandbox.
     pub execs: usize,
 }
 
-/// Parameters for create, exec and stop at full speed.
+/// Parameters of [`Workload::Sustained`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SustainedParameters {
-    /// Duration for each target.
+    /// Duration for each target in seconds.
     pub seconds: u64,
-    /// Number of turns into which the duration is divided, so that targets alternate.
+    /// Number of turns into which the duration is divided. Targets alternate between turns.
     pub turns: u64,
     /// Number of concurrent workers.
     pub workers: usize,
 }
 
-/// Parameters for a mix of all kinds of work, at a fraction of the capacity.
+/// Parameters of [`Workload::Load`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoadParameters {
-    /// Arrival rates, in percent of the capacity that the calibration measures.
+    /// Arrival rates, as percentages of the capacity that the calibration measures.
     pub percent: Vec<u64>,
     /// Duration at each rate, in seconds.
     pub seconds: u64,
-    /// Duration of the calibration, in seconds. The capacity is measured in its second half.
+    /// Duration of the calibration in seconds. The capacity is measured in the second half.
     pub calibrate_s: u64,
-    /// Number of concurrent workers of the calibration.
+    /// Number of concurrent workers during the calibration.
     pub workers: usize,
-    /// Number of long-lived sandboxes, used by all kinds of work except lifecycles.
+    /// Number of long-lived sandboxes. All kinds of work except lifecycles use them.
     pub standing: usize,
-    /// Weights of the kinds of work.
+    /// Mix of the kinds of work.
     pub mix: Mix,
 }
 
-/// Weights of the kinds of work.
+/// Weight of each kind of work in a mix.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
-    /// A sandbox that is created, used once and stopped.
+    /// Weight of lifecycles: a sandbox is created, used once and stopped.
     pub life: u32,
-    /// A command in a long-lived sandbox.
+    /// Weight of commands in a long-lived sandbox.
     pub exec: u32,
-    /// A cell in a long-lived sandbox.
+    /// Weight of cells in a long-lived sandbox.
     pub code: u32,
-    /// A small file into a long-lived sandbox, and out again.
+    /// Weight of transfers of a small file into a long-lived sandbox and out again.
     pub file: u32,
 }
 
 impl ScenarioFile {
-    /// Parses and validates a file of scenarios.
+    /// Parses and validates a scenario file.
     ///
     /// # Errors
-    /// A description of the error.
+    /// The file is not valid. The error describes the first problem.
     pub fn parse(text: &str) -> Result<Self, String> {
         let plan: Self = toml::from_str(text).map_err(|error| error.to_string())?;
         if !(1..=SECONDS_MAX).contains(&plan.deadline_s) {
@@ -192,10 +193,10 @@ impl ScenarioFile {
         if names.is_empty() { Err("no scenario".into()) } else { Ok(plan) }
     }
 
-    /// Selects the scenarios with these names; all if the list is empty.
+    /// Selects the scenarios with these names. An empty list selects all scenarios.
     ///
     /// # Errors
-    /// A name that no scenario has.
+    /// No scenario has one of these names. The error contains the name.
     pub fn only(mut self, names: &[String]) -> Result<Self, String> {
         let known: Vec<&str> = self.scenario.iter().map(|one| one.name.as_str()).collect();
         if let Some(name) = names.iter().find(|name| !known.contains(&name.as_str())) {
@@ -209,7 +210,7 @@ impl ScenarioFile {
 }
 
 impl Scenario {
-    /// Returns true if this target takes part.
+    /// Returns true if this target takes part in the scenario.
     pub fn wants(&self, target: &str) -> bool {
         self.targets.is_empty() || self.targets.iter().any(|name| name == target)
     }

@@ -1,4 +1,4 @@
-//! The command line of the bench, without a target: errors are reported before anything is started.
+//! Tests of the bench's command line without targets: errors are reported before anything starts.
 
 use std::process::{Command, Output};
 

@@ -1,9 +1,9 @@
-//! Builds the guest, so that it can be embedded in the server's executable. There is no second file to lose,
-//! and the two versions always match.
+//! Builds the guest, so that it can be embedded in the server's executable. Thus there is no second file that
+//! could get lost, and the versions of the server and the guest always match.
 //!
 //! The guest is statically linked, so it needs no library from an image. If the musl target is installed, the
-//! guest is linked against musl; otherwise statically against the C library of the build machine (twice the
-//! size, no other difference).
+//! guest is linked against musl. Otherwise it is linked statically against the build machine's C library,
+//! which doubles its size but makes no other difference.
 
 use std::env;
 use std::error::Error;
@@ -27,9 +27,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The `guest` profile optimizes for size and takes a minute to build, which is too long for test builds.
     let profile = if ["0", "1"].contains(&&*env::var("OPT_LEVEL")?) { "guest-quick" } else { "guest" };
     let features = if env::var_os("CARGO_FEATURE_UNDEFENDED").is_some() { "undefended" } else { "" };
-    // A separate target directory, because the outer cargo holds the lock of the workspace's directory. It is beside the build
-    // directories of all packages, so that lints and tests, whose build scripts run separately, share one build. A guest for tests
-    // has a directory of its own, so that it can never be embedded in an executable that is shipped.
+    // The guest has a separate target directory, because the outer cargo process holds the lock on the
+    // workspace's target directory. It is next to the build directories of all packages, so that lints and
+    // tests, whose build scripts run separately, share one build of the guest. A guest with the feature
+    // `undefended`, which is built for tests only, has its own directory, so that it can never be embedded in
+    // an executable that is shipped.
     let built = out.ancestors().nth(3).unwrap_or(&out).join(format!("guest-build{features}"));
     let status = Command::new(env::var("CARGO")?)
         .args(["build", "--package", "guest", "--profile", profile, "--target", &target])

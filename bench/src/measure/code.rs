@@ -1,4 +1,5 @@
-//! Python with pandas and matplotlib: in a new sandbox, without state, and as a cell of a live interpreter.
+//! Runs Python code with pandas and matplotlib: in a new sandbox, without state, and as a cell of a live
+//! interpreter.
 
 use std::time::Duration;
 
@@ -8,9 +9,9 @@ use crate::samples::AttemptTally;
 use crate::scenario::CodeParameters;
 use crate::target::{Image, TargetFailure};
 
-/// The imports with which a typical data analysis begins.
+/// Imports with which a typical data analysis begins.
 const IMPORTS: &str = "import numpy, pandas\nimport matplotlib.pyplot\n";
-/// A sum by group over 10,000 rows, which takes about a millisecond.
+/// Sum by group over 10,000 rows, which takes about a millisecond.
 pub(super) const CELL: &str = "import numpy, pandas\ntable = pandas.DataFrame({'key': numpy.arange(10_000) % 100, 'value': numpy.arange(10_000.0)})\n\
                     total = table.groupby('key')['value'].sum()\n";
 
@@ -19,7 +20,7 @@ const STATELESS: &str = "stateless run with imports and cell";
 const IN_CONTEXT: &str = "cell in a context, imports done before";
 const NOTHING: &str = "empty cell in a context";
 
-/// A kind of run.
+/// Kind of code run to measure.
 #[derive(Clone, Copy)]
 enum CodeKind {
     Stateless,
@@ -49,7 +50,7 @@ pub(super) async fn run(work: &CodeParameters, targets: &[SharedTarget]) -> Vec<
     {
         let mut tallies: Vec<Option<AttemptTally>> =
             targets.iter().map(|target| can(target, kind).then(AttemptTally::default)).collect();
-        // The first round is a warm-up, which starts interpreters and imports packages; it does not count.
+        // The first round is a warm-up that starts interpreters and imports packages. It does not count.
         for round in 0..=work.samples {
             for turn in turns(round, targets.len()) {
                 let (Some(target), Some([handle])) =
@@ -105,7 +106,7 @@ async fn once(
     ran.await.map(|((), took)| took)
 }
 
-/// Measures a new sandbox from its create request to the end of its first run.
+/// Measures the time from a create request to the end of the first run in the new sandbox.
 async fn first(target: &SharedTarget) -> Result<Duration, (TargetFailure, Duration)> {
     let (made, create) = timed(target.create(Image::Data)).await?;
     let kind = if target.code().is_some() { CodeKind::Stateless } else { CodeKind::InContext };

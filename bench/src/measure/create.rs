@@ -1,4 +1,4 @@
-//! Sandboxes that are created, used once and stopped, individually and in batches.
+//! Creates sandboxes, uses each once and stops them, one at a time and in batches.
 //!
 //! ```text
 //! request ──── create ────▶ created ── exec of `true` ──▶ response         all sandboxes of a batch concurrently
@@ -17,7 +17,7 @@ const FIRST_EXEC: &str = "create and first exec";
 const CREATE: &str = "create alone";
 const STOP: &str = "stop";
 
-/// Results of one target.
+/// Tallies of one target.
 #[derive(Clone, Default)]
 struct CreateTallies {
     create: AttemptTally,
@@ -27,14 +27,14 @@ struct CreateTallies {
 
 pub(super) async fn run(work: &CreateParameters, targets: &[SharedTarget]) -> Vec<Figure> {
     let mut figures = Vec::new();
-    // The first run fills caches and does not count.
+    // The first run fills caches. It does not count.
     for target in targets {
         batch(target, 1, &mut CreateTallies::default()).await;
     }
     for at_once in &work.at_once {
         let mut taken = vec![CreateTallies::default(); targets.len()];
         if work.rested {
-            // A pool reaches this size only after it has seen a batch of this size.
+            // The pool grows to this size only after it has seen a batch of this size.
             for target in targets {
                 batch(target, *at_once, &mut CreateTallies::default()).await;
             }
@@ -77,7 +77,7 @@ async fn batch(target: &SharedTarget, at_once: usize, taken: &mut CreateTallies)
     }
 }
 
-/// One sandbox, up to its first exec.
+/// One sandbox, from its create request to its first exec.
 struct Life {
     made: Option<Made>,
     create: AttemptTally,

@@ -1,13 +1,16 @@
-//! Many idle sandboxes on one machine: the memory of each, and the durations of another start and of an exec.
+//! Many idle sandboxes on one machine: the memory per sandbox, and the durations of one more start and of an
+//! exec.
 //!
-//! Targets are measured one at a time. The memory of a sandbox is the decrease of `MemAvailable`, relative to
-//! the mean of the values without sandboxes before and after, divided by the number of sandboxes. This
-//! includes pages of the processes in sandboxes, of the kernel and of the processes that serve them, but not
-//! reclaimable pages of files. In addition, the report shows the memory charged to their cgroups. It includes
-//! files that one of them was the first to read, but nothing of the processes that serve them.
+//! Targets are measured one at a time. `MemAvailable` is read without sandboxes, before and after, and with
+//! sandboxes. The memory per sandbox is the decrease from the mean without sandboxes to the value with them,
+//! divided by the number of sandboxes. It includes pages of the processes in sandboxes, of the kernel, and of
+//! the processes that serve the sandboxes, but not reclaimable file pages. In addition, the report shows the
+//! memory that is charged to the cgroups of the sandboxes. This includes files that a sandbox was the first
+//! to read, but excludes the processes that serve the sandboxes.
 //!
-//! After the response to a stop, the kernel continues to clean up, which takes longer if more sandboxes are
-//! live. Another start is therefore measured twice: after the cleanup, and immediately after a stop.
+//! After the response to a stop request, the kernel continues to clean up, which takes longer if more
+//! sandboxes are live. One more start is therefore measured twice: after the cleanup, and immediately after a
+//! stop.
 
 use std::time::Duration;
 
@@ -25,9 +28,9 @@ const EXEC: &str = "exec in any live sandbox";
 const FELL: &str = "memory per sandbox, by MemAvailable";
 const CHARGED: &str = "memory per sandbox, as counted by its cgroup";
 const CREATES: &str = "create, while filling up";
-/// Time after which the background work of starts is complete.
+/// Time after which the background work that follows starts is complete.
 const SETTLES: Duration = Duration::from_secs(3);
-/// Time after which the background work of one stop is complete.
+/// Time after which the background work that follows one stop is complete.
 const RESTS: Duration = Duration::from_millis(200);
 /// Fixed seed, so that every run chooses the same sandboxes.
 const SEED: u64 = 41;
@@ -35,7 +38,8 @@ const SEED: u64 = 41;
 pub(super) async fn run(work: &DensityParameters, targets: &[SharedTarget]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for target in targets {
-        // The first start creates resources that all sandboxes share.
+        // The first start creates resources that all sandboxes share, so it happens before the first memory
+        // reading.
         let (handles, _) = make(target, Image::Plain, 1).await;
         stop(target, &handles).await;
         tokio::time::sleep(SETTLES).await;
@@ -50,7 +54,7 @@ pub(super) async fn run(work: &DensityParameters, targets: &[SharedTarget]) -> V
             figures.push(charged(target, *wanted, &live));
             figures.extend(look(work, target, *wanted, &live).await);
             if live.len() < *wanted {
-                // Further creates would be refused as well.
+                // Further create requests would be refused as well.
                 break;
             }
         }
@@ -60,7 +64,7 @@ pub(super) async fn run(work: &DensityParameters, targets: &[SharedTarget]) -> V
         figures
             .extend(seen.into_iter().map(|(wanted, live, with)| fell(target, without, wanted, live, with)));
     }
-    // Sort by measurement, so that the targets are next to each other.
+    // The figures are sorted by measurement, so that the targets are next to each other.
     figures.sort_by_key(|figure| {
         (
             [START, AFTER_A_STOP, EXEC, FELL, CHARGED, CREATES].iter().position(|what| *what == figure.what),
@@ -70,9 +74,9 @@ pub(super) async fn run(work: &DensityParameters, targets: &[SharedTarget]) -> V
     figures
 }
 
-/// Returns the decrease of available memory per sandbox, relative to the mean without sandboxes before and
-/// after. A negative value shows that other processes freed more memory than the sandboxes used: there were
-/// too few sandboxes.
+/// Returns the decrease of available memory per sandbox, relative to the mean of the readings without
+/// sandboxes before and after. A negative value means that other processes freed more memory than the
+/// sandboxes used, so there were too few sandboxes for a meaningful result.
 fn fell(target: &SharedTarget, [before, after]: [u64; 2], wanted: usize, live: usize, with: u64) -> Figure {
     let without = (before as f64 + after as f64) / 2.0;
     let each = (without - with as f64) / live.max(1) as f64;
@@ -114,7 +118,7 @@ async fn look(
         .collect()
 }
 
-/// Creates one more sandbox, measures up to its first exec, and stops it.
+/// Creates one more sandbox, measures the time until its first exec has ended, and stops the sandbox.
 async fn start(target: &SharedTarget, starts: &mut AttemptTally) {
     let (made, create) = match timed(target.create(Image::Plain)).await {
         Ok(made) => made,

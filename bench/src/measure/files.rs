@@ -1,4 +1,4 @@
-//! File transfers into a sandbox and out of it.
+//! Transfers files into a sandbox and out of it.
 
 use bytes::Bytes;
 
@@ -10,13 +10,13 @@ use crate::target::{Image, TargetFailure};
 
 const UP: &str = "upload";
 const DOWN: &str = "download";
-/// Name of the file.
+/// Name of the transferred file.
 const NAME: &str = "bench.bin";
 
 pub(super) async fn run(work: &FileParameters, targets: &[SharedTarget]) -> Vec<Figure> {
     let mut places = Vec::new();
     for target in targets {
-        // The image with the larger disk.
+        // This image has the larger disk.
         places.push(make(target, Image::Data, usize::from(target.files().is_some())).await);
     }
     let mut figures = Vec::new();

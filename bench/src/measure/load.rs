@@ -1,17 +1,18 @@
-//! A mix of lifecycles, execs, cells and files that arrive at random times, at fractions of the machine's
-//! capacity.
+//! A mix of lifecycles, execs, cells and files. The jobs arrive at random times, at percentages of the
+//! machine's capacity.
 //!
 //! ```text
 //! calibrate: each worker starts the next job when one is done            ──▶ capacity: jobs per second in the second half;
 //!            the first half uses up the pre-warmed pool, which would otherwise inflate the rate
 //! rest:      a pause, so that the aftermath of full load is not measured
 //! load:      jobs arrive at percent × capacity, whether earlier jobs are done or not (open loop)
-//! recovery:  after more than 100 %: create and exec, repeated until one is as fast as under normal load
+//! recovery:  after more than 100 %: create and exec, repeated until one attempt is as fast as under normal load
 //! ```
 //!
-//! A client that waits for a response before it sends the next request hides the waiting time of others
-//! (coordinated omission); the arrivals here do not wait. Refusals are counted by code and timed separately
-//! from admitted requests. Targets are measured one at a time.
+//! A client that waits for a response before it sends the next request hides the time that other requests
+//! would have waited (coordinated omission). Here, arrivals do not wait for responses. Refusals are counted
+//! by code, and their times are kept separate from those of admitted requests. Targets are measured one at a
+//! time.
 
 mod job;
 
@@ -35,32 +36,34 @@ const DONE: &str = "jobs that were completed";
 const ADMITTED: &str = "all admitted steps";
 const REFUSED: &str = "all refusals, until the response";
 const RECOVERED: &str = "time until a normal create works again";
-/// Maximum number of jobs in progress. Beyond it, the measurement would hit a server's limit on connections
-/// from one address (2048 for Bellglass), so further jobs are not sent, and are counted as `not_sent`.
+/// Maximum number of jobs in progress. With more jobs, the bench would reach the server's limit on
+/// connections from one address (2048 for Bellglass). Further jobs are therefore not sent, and are counted as
+/// `not_sent`.
 const UNDER_WAY_MAX: usize = 2000;
 /// Timeout for the recovery of a server after overload.
 const RECOVERS_WITHIN: Duration = Duration::from_secs(120);
 /// Pause between two attempts during the recovery.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Normal duration of a create, if none was measured before.
+/// Assumed normal duration of a create request, if no load was measured before.
 const NORMAL: Duration = Duration::from_secs(1);
 /// Pause between the calibration and the first load.
 const REST: Duration = Duration::from_secs(20);
-/// Fixed seed, so that every run has the same jobs in the same order.
+/// Fixed seed, so that every run picks the same jobs in the same order.
 const SEED: u64 = 97;
 
-/// Parameters of the arrivals of jobs.
+/// Parameters for the arrival of jobs.
 struct Arrivals {
     per_second: f64,
     duration: Duration,
-    /// Normal duration of a create and its first exec, if the recovery is to be measured.
+    /// Duration that a create request and its first exec may take after recovery, if the recovery is
+    /// measured.
     recovers_to: Option<Duration>,
 }
 
-/// Time until the target had recovered.
+/// Time until the target has recovered, or the failure to recover.
 type Recovery = Result<Duration, TargetFailure>;
 
-/// Results of one load.
+/// Results at one arrival rate.
 #[derive(Default)]
 struct LoadTallies {
     steps: BTreeMap<&'static str, AttemptTally>,
@@ -88,7 +91,7 @@ pub(super) async fn run(work: &LoadParameters, targets: &[SharedTarget]) -> Vec<
             let arrivals = Arrivals {
                 per_second: capacity * (*percent as f64) / 100.0,
                 duration: Duration::from_secs(work.seconds),
-                // The normal duration is known only after a first load.
+                // The normal duration is known only after the first load.
                 recovers_to: (*percent > 100).then(|| normal.unwrap_or(NORMAL)),
             };
             let (taken, recovered) = arrive(&arrivals, &jobs).await;
@@ -106,7 +109,7 @@ pub(super) async fn run(work: &LoadParameters, targets: &[SharedTarget]) -> Vec<
     figures
 }
 
-/// Measures the sustained rate of jobs that the workers complete. The first half of the time does not count.
+/// Measures the rate at which the workers complete jobs. The first half of the time does not count.
 async fn calibrate(work: &LoadParameters, jobs: &Arc<Jobs>) -> f64 {
     let until = Instant::now() + Duration::from_secs(work.calibrate_s);
     let counted_from = until - Duration::from_secs(work.calibrate_s) / 2;
@@ -128,17 +131,17 @@ async fn calibrate(work: &LoadParameters, jobs: &Arc<Jobs>) -> f64 {
     while let Some(counted) = workers.join_next().await {
         done += counted.unwrap_or(0);
     }
-    // A machine that completes nothing gets one job per second, and the report shows the failures.
+    // If the machine completes nothing, one job arrives per second, and the report shows the failures.
     (done as f64 / counted_from.elapsed().as_secs_f64()).max(1.0)
 }
 
-/// Lets jobs arrive independently of their completion. After an overload, also measures the time from the
-/// last arrival until the target has recovered.
+/// Starts jobs when they arrive, without waiting for earlier jobs. After an overload, also measures the time
+/// from the last arrival until the target has recovered.
 async fn arrive(arrivals: &Arrivals, jobs: &Arc<Jobs>) -> (LoadTallies, Option<Recovery>) {
     let mut sequence = Sequence::new(SEED);
     let mut under_way: JoinSet<Vec<StepResult>> = JoinSet::new();
     let mut taken = LoadTallies::default();
-    // Discards the starts of the calibration or of the previous load.
+    // This discards the counts of starts during the calibration or the previous load.
     jobs.take_starts();
     let began = Instant::now();
     let until = began + arrivals.duration;
@@ -181,7 +184,7 @@ async fn arrive(arrivals: &Arrivals, jobs: &Arc<Jobs>) -> (LoadTallies, Option<R
     (taken, recovered)
 }
 
-/// Returns the time until a create and its first exec are as fast as under normal load.
+/// Returns the time until a create request and its first exec together take at most the normal duration.
 async fn recover(target: &SharedTarget, normal: Duration) -> Recovery {
     let began = Instant::now();
     while began.elapsed() < RECOVERS_WITHIN {

@@ -1,7 +1,8 @@
-//! Create, `true` and stop in a loop, by several workers at full speed. Targets alternate in short turns.
+//! Several workers create a sandbox, run `true` and stop the sandbox, in a loop at full speed. Targets
+//! alternate in short turns.
 //!
 //! If a target has one command for a whole lifecycle (`runc run`, `docker run --rm`), that command is
-//! measured, because people use it in loops.
+//! measured, because it is the command that people use in loops.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,7 @@ pub(super) async fn run(work: &SustainedParameters, targets: &[SharedTarget]) ->
                 let began = Instant::now();
                 let workers = (0..work.workers).map(|_| repeat(target, began + turn_for));
                 join_all(workers).await.into_iter().for_each(|counted| tally.merge(counted));
-                // Lifecycles in progress at the end of the turn count, and so does their time.
+                // Lifecycles in progress at the end of the turn count, and so does the time that they take.
                 *busy += began.elapsed();
             }
         }

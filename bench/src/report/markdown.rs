@@ -1,12 +1,12 @@
-//! The report in Markdown.
+//! The report as Markdown.
 
 use crate::figure::{Figure, Got, Outcome, Unit};
 use crate::report::Report;
 
-/// Target to which the others are compared.
+/// Target with which the other targets are compared.
 const REFERENCE: &str = "bellglass";
 
-/// Returns the whole report.
+/// Returns the whole report as text.
 pub(super) fn report(report: &Report) -> String {
     let mut text = String::from("# Bench\n\n");
     text.push_str(&machine(report));
@@ -92,7 +92,7 @@ fn row(figure: &Figure, outcome: &Outcome) -> String {
     )
 }
 
-/// Lists the messages of the first failure with each code.
+/// Lists the message of the first failure with each code.
 fn said(figure: &Figure) -> Vec<String> {
     let of = |(code, message): (&String, &String)| {
         format!("- {}, {}: {}: {}", figure.target, figure.what, cell(code), cell(message))
@@ -100,7 +100,7 @@ fn said(figure: &Figure) -> Vec<String> {
     figure.said.iter().map(of).collect()
 }
 
-/// Returns the ratio of a figure to the same figure of the reference.
+/// Returns the ratio of a figure to the reference target's figure for the same measurement.
 fn ratio(figure: &Figure, outcome: &Outcome) -> String {
     let same =
         |other: &&Figure| other.target == REFERENCE && other.what == figure.what && other.at == figure.at;
@@ -129,7 +129,7 @@ fn measured(value: f64, unit: Unit) -> String {
     }
 }
 
-/// Escapes external text, so that it does not break a table.
+/// Escapes external text so that it cannot break a table.
 fn cell(text: &str) -> String {
     text.replace('|', "/").replace(['\n', '\r'], " ")
 }

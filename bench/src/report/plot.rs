@@ -1,13 +1,13 @@
-//! Charts in SVG, generated without a library: a group of bars for each measurement, on a logarithmic axis,
+//! Charts in SVG, generated without a library. Each measurement has a group of bars on a logarithmic axis,
 //! because targets differ by orders of magnitude.
 //!
-//! A bar ends at the p50, and its whisker at the p95. Results that are not durations have no bar.
+//! A bar ends at the p50, and its whisker ends at the p95. Results that are not durations have no bar.
 
 use crate::figure::{Figure, Got, Outcome};
 use crate::report::markdown::number;
 use crate::target::NAMES;
 
-/// Colors that people with color blindness can distinguish (Okabe and Ito), one for each of [`NAMES`].
+/// Colours that people with colour blindness can distinguish (from Okabe and Ito), one for each of [`NAMES`].
 const COLOURS: [&str; 6] = ["#0072b2", "#999999", "#e69f00", "#009e73", "#cc79a7", "#d55e00"];
 const WIDTH: f64 = 860.0;
 const LABELS: f64 = 300.0;
@@ -17,7 +17,7 @@ const TOP: f64 = 56.0;
 const BOTTOM: f64 = 30.0;
 const STYLE: &str = "font-family=\"sans-serif\" font-size=\"12\" fill=\"#333\"";
 
-/// The bars of one measurement, one for each target.
+/// Bars of one measurement, one for each target.
 struct Group<'a> {
     label: String,
     bars: Vec<(&'a Figure, f64, f64)>,
@@ -29,13 +29,14 @@ struct Axis {
     high: f64,
 }
 
-/// Returns the charts of a scenario with their file names: one, or none if the scenario has no durations.
+/// Returns the charts of a scenario with their file names: one chart, or none if the scenario has no
+/// durations.
 pub(super) fn pictures(outcome: &Outcome) -> Vec<(String, String)> {
     let groups = groups(outcome);
     if groups.is_empty() {
         return Vec::new();
     }
-    // The name of a scenario is free text; the file name must not leave the directory.
+    // A scenario's name is free text, so it is sanitized: the file name must not leave the directory.
     let safe = |c: char| if c.is_alphanumeric() || c == '-' { c } else { '_' };
     let name: String = outcome.name.chars().map(safe).collect();
     vec![(format!("{name}.svg"), draw(outcome, &groups))]
@@ -123,7 +124,7 @@ fn text(x: f64, y: f64, anchor: &str, words: &str) -> String {
 }
 
 impl Axis {
-    /// Returns an axis of whole powers of ten around all bars and whiskers.
+    /// Returns an axis that spans whole powers of ten and contains all bars and whiskers.
     fn of(groups: &[Group<'_>]) -> Self {
         let bars = || groups.iter().flat_map(|group| &group.bars);
         let low = bars().map(|bar| bar.1).fold(f64::INFINITY, f64::min).max(0.001);
@@ -138,7 +139,7 @@ impl Axis {
 
     fn place(&self, millis: f64) -> f64 {
         let share = (millis.max(1e-9).log10() - self.low) / (self.high - self.low);
-        // Leave space for the number next to the longest bar.
+        // This leaves space for the number next to the longest bar.
         LABELS + share.clamp(0.0, 1.0) * (WIDTH - LABELS - 60.0)
     }
 }
@@ -153,7 +154,7 @@ mod tests {
         let pictures = pictures(&outcome);
         let [(name, svg)] = pictures.as_slice() else { panic!("{pictures:?}") };
         assert_eq!(name, "create.svg");
-        // One background, two in the legend, three bars.
+        // One background, two rectangles in the legend, and three bars.
         assert_eq!(svg.matches("<rect").count(), 6);
         assert!(svg.contains("Sandboxes &lt;made&gt;") && svg.contains("create alone, 10 at once"));
         assert!(svg.starts_with("<svg xmlns") && svg.ends_with("</svg>\n"));

@@ -1,8 +1,8 @@
-//! A Bellglass server, accessed through its public API: the configured one (`BELLGLASS_SERVER`,
-//! `BELLGLASS_API_KEY`), or a new one for the run.
+//! A Bellglass server, accessed through its public API. It is either the configured server
+//! (`BELLGLASS_SERVER`, `BELLGLASS_API_KEY`) or a server that is started for the run.
 //!
-//! Create requests are sent as plain HTTP, because their response contains the kind of start, which may be
-//! newer than the typed client. Nothing is retried: a refusal is a result.
+//! Create requests are sent as plain HTTP, because the response states the kind of start, and the server may
+//! report kinds that are newer than the typed client. Nothing is retried, because a refusal is a result.
 
 mod server;
 
@@ -31,29 +31,29 @@ use super::{
 };
 use crate::{machine, random, rootfs};
 
-/// Label that marks the sandboxes of a run.
+/// Label that marks the sandboxes of a run with the run's name.
 const LABEL: &str = "bench";
-/// Idle time, after which a sandbox stops if the run was killed and left it behind.
+/// Idle timeout, after which the server stops a sandbox that a killed run left behind.
 const IDLE_MS: u64 = 1_800_000;
-/// Disk size: twice the largest file of the scenarios, plus some space.
+/// Disk size in bytes: twice the largest file of the scenarios, plus some space.
 const DISK_BYTES_DATA: u64 = 512 << 20;
-/// Directory for files.
+/// Directory for transferred files in a sandbox.
 const FILES: &str = "/workspace";
 /// Maximum size of a file that is sent in one request, as programs do. Larger files are streamed, as the
-/// command line does.
+/// `bellglass` command does.
 const WHOLE_BYTES_MAX: usize = 1 << 20;
-/// Maximum size of a file that is read. No file of the scenarios is larger.
+/// Maximum size of a file that is read. The files of the scenarios are not larger.
 const FILE_BYTES_MAX: u64 = 1 << 30;
-/// Maximum number of rounds of the search for remaining sandboxes.
+/// Maximum number of rounds in which remaining sandboxes are searched for and stopped.
 const ROUNDS_MAX: usize = 10;
-/// Timeout for filling the pool, as far as memory and disk allow.
+/// Timeout for the pool to fill up. Memory and disk space limit how many sandboxes it can hold.
 const RESTED_WITHIN: Duration = Duration::from_secs(30);
-/// Interval of the checks of the pool.
+/// Interval between checks of the pool.
 const CALM: Duration = Duration::from_millis(200);
-/// Number of sandboxes that are stopped concurrently at the end.
+/// Number of sandboxes that are stopped concurrently at the end of the run.
 const STOPS_AT_ONCE: usize = 16;
 
-/// A Bellglass server.
+/// Bellglass server to measure.
 pub struct Bellglass {
     client: Client,
     http: reqwest::Client,
@@ -62,11 +62,11 @@ pub struct Bellglass {
     contexts: Mutex<BTreeMap<String, ContextId>>,
     facts: BTreeMap<String, String>,
     deadline: Duration,
-    /// The server, if it was started for this run. Stopped last.
+    /// Server that was started for this run, if any. It is stopped last.
     server: Mutex<Option<Server>>,
 }
 
-/// The fields that are read from the response to a create.
+/// Fields that are read from a create response.
 #[derive(Deserialize)]
 struct Created {
     id: String,
@@ -75,7 +75,7 @@ struct Created {
 }
 
 impl Bellglass {
-    /// Connects to the server, or starts one.
+    /// Connects to the configured server, or starts a server for the run.
     pub async fn open(place: &TargetResources<'_>) -> Result<Self, TargetFailure> {
         let mut facts = BTreeMap::new();
         let (url, key, server) = match named() {
@@ -192,7 +192,7 @@ impl Target for Bellglass {
         while tokio::time::Instant::now() < until {
             let pool = self.client.node().await.map(|node| node.pool).unwrap_or_default();
             if pool.iter().all(|one| one.making == 0 && one.ready >= one.wanted) {
-                // Wait for the cleanup after the last sandbox that was created.
+                // Wait until the cleanup after the most recent create is complete.
                 tokio::time::sleep(CALM).await;
                 return;
             }
@@ -203,12 +203,12 @@ impl Target for Bellglass {
     async fn close(&self) {
         let server = self.server.lock().ok().and_then(|mut server| server.take());
         if server.is_some() {
-            // A create continues even if its client has disconnected. Draining ensures that no further create
-            // starts.
+            // The server completes a create request even if its client has disconnected. Draining ensures
+            // that no further sandbox is created.
             let _ = self.client.drain(true).await;
         }
-        // Sandboxes outlive their server, so they are stopped first. On a shared server, only the sandboxes
-        // of this run are stopped.
+        // Sandboxes outlive their server, so they are stopped before the server. On a shared server, only the
+        // sandboxes of this run are stopped.
         for _ in 0..ROUNDS_MAX {
             let live = self.client.sandboxes(false).await.unwrap_or_default();
             let ours: Vec<SandboxId> = live
@@ -289,7 +289,7 @@ impl FileTransfers for Bellglass {
     }
 }
 
-/// Returns the configured server and its key.
+/// Returns the URL and the key of the configured server, or `None` if no server is configured.
 pub fn named() -> Option<(String, String)> {
     let said = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     said("BELLGLASS_SERVER").zip(said("BELLGLASS_API_KEY"))
@@ -335,7 +335,8 @@ fn failure(error: &client::Error) -> TargetFailure {
     }
 }
 
-/// Converts an error of the server. Only these codes mean that the server was too busy.
+/// Converts an error from the server. Only the codes in `busy` mean that the server refused because it had no
+/// capacity.
 fn said_no(error: &api::Error) -> TargetFailure {
     let busy = [ErrorCode::Capacity, ErrorCode::RateLimited, ErrorCode::QuotaExceeded];
     let failure = if busy.contains(&error.code) { TargetFailure::refused } else { TargetFailure::new };

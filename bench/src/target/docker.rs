@@ -1,8 +1,8 @@
-//! Docker, through its command line: `docker run --detach` and `docker exec`; `docker run --rm` for a whole
-//! lifecycle.
+//! Docker, through its command line: `docker run --detach` and `docker exec`, and `docker run --rm` for a
+//! whole lifecycle.
 //!
-//! Its images are created from the same root file systems with `docker import`, once for each state of a
-//! template, without a registry. Like sandboxes, containers have no network.
+//! Its images are created with `docker import` from the root file systems that the other targets use, once
+//! for each version of a template and without a registry. Like sandboxes, containers have no network.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -19,19 +19,19 @@ use super::{
 use crate::process;
 use crate::rootfs::Root;
 
-/// Timeout for an import, which packs and unpacks about a gigabyte.
+/// Timeout for importing an image, which packs and unpacks about a gigabyte.
 const IMPORTED_WITHIN: Duration = Duration::from_secs(600);
-/// Timeout for requests that a running engine answers immediately.
+/// Timeout for requests that a working engine answers immediately.
 const SOON: Duration = Duration::from_secs(10);
-/// Time within which an engine completes operations in progress.
+/// Time that the engine needs to complete operations in progress.
 const LATER: Duration = Duration::from_secs(1);
-/// Default command of an image, which some libraries rely on: it waits, and exits on SIGTERM. Process 1
-/// ignores this signal unless it has a handler, and would be killed ten seconds later.
+/// Default command of an image, on which some libraries rely. It waits, and exits on SIGTERM. Without a
+/// handler, process 1 would ignore SIGTERM and be killed only ten seconds later.
 const IDLE: &str = "CMD [\"sh\", \"-c\", \"trap exit TERM; sleep infinity & wait\"]";
-/// Directory for files.
+/// Directory for transferred files in a container.
 const FILES: &str = "/var/tmp";
 
-/// A Docker engine.
+/// Docker engine.
 pub struct Docker {
     images: [String; 2],
     label: String,
@@ -64,7 +64,7 @@ impl Docker {
     }
 }
 
-/// Creates an image from a root file system, unless the engine already has it.
+/// Creates an image from a root file system, unless the engine already has this image.
 pub async fn import(root: &Root) -> Result<String, TargetFailure> {
     let name = format!("bellglass-bench:{}", root.key());
     let known = process::run(&mut docker(&["image", "inspect", &name]), SOON).await;
@@ -111,7 +111,8 @@ impl Target for Docker {
 
     async fn close(&self) {
         let filter = format!("label={}", self.label);
-        // The engine may still complete operations whose client was killed, so a second round follows.
+        // The engine may still complete operations whose client was killed, so a second round follows after a
+        // pause.
         for _ in 0..2 {
             let mut list = docker(&["ps", "--all", "--quiet", "--filter", &filter]);
             let listed = process::print(&mut list, SOON).await.unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Targets that are Python libraries: each has a small program in `drivers/` that executes commands sent as
-//! lines of JSON.
+//! Targets that are Python libraries. Each has a small program in `drivers/` that executes operations, which
+//! it receives as lines of JSON.
 //!
 //! ```text
 //! driver: {"facts": {"version": "…"}, "powers": ["exec", "code", "contexts", "files"]}        once, when it is ready
@@ -31,12 +31,13 @@ use crate::process;
 
 pub use place::{jupyter, llm_sandbox};
 
-/// Timeout for the start of a driver: the interpreter imports its library and connects to its engine.
+/// Timeout for starting a driver. During this time, its interpreter imports the library and connects to its
+/// engine.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// Timeout for the shutdown of a driver, which stops its sandboxes when its standard input is closed.
+/// Timeout for the shutdown of a driver. The driver stops its sandboxes when its standard input is closed.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 
-/// A running driver.
+/// Running driver.
 pub struct Driver {
     name: &'static str,
     hello: Hello,
@@ -45,11 +46,11 @@ pub struct Driver {
     waiting: Arc<Lock<HashMap<u64, oneshot::Sender<DriverReply>>>>,
     child: Mutex<Child>,
     deadline: Duration,
-    /// Command that removes the container of the driver, if any.
+    /// Command that removes the driver's container, if it has one.
     after: Lock<Option<Command>>,
 }
 
-/// First message of a driver.
+/// First message from a driver.
 #[derive(Deserialize)]
 struct Hello {
     facts: BTreeMap<String, String>,
@@ -74,7 +75,7 @@ struct Wrong {
 }
 
 impl Driver {
-    /// Starts a driver and waits until it is ready.
+    /// Starts a driver, and waits until it is ready.
     async fn start(
         name: &'static str,
         mut command: Command,
@@ -141,7 +142,7 @@ impl Driver {
     }
 }
 
-/// Passes each response to the request that waits for it. When the driver exits, all waiting requests fail.
+/// Delivers each response to the request that waits for it. When the driver exits, all waiting requests fail.
 async fn listen(
     mut lines: Lines<BufReader<ChildStdout>>,
     waiting: Arc<Lock<HashMap<u64, oneshot::Sender<DriverReply>>>>,
@@ -240,8 +241,8 @@ impl Contexts for Driver {
 #[async_trait]
 impl FileTransfers for Driver {
     async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), TargetFailure> {
-        // The driver generates the bytes itself: transfer over its standard input must not be part of the
-        // measurement.
+        // The driver generates the bytes itself, so that the transfer over its standard input is not part of
+        // the measurement.
         self.ask(json!({ "op": "upload", "handle": handle, "name": name, "bytes": bytes.len() }))
             .await
             .map(drop)
@@ -257,7 +258,8 @@ impl FileTransfers for Driver {
 mod tests {
     use super::*;
 
-    /// A driver as a shell script: it sends its first message and answers every request with the same handle.
+    /// Shell script that acts as a driver. It sends its first message, and answers every request with the
+    /// same handle.
     const ECHO: &str = r#"echo '{"facts":{"version":"1"},"powers":["exec"]}'
 while read -r line; do id=${line#*\"id\":}; echo "{\"id\":${id%%[,\}]*},\"handle\":\"h\"}"; done"#;
 

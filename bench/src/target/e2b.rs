@@ -1,12 +1,12 @@
-//! Any server with the protocol of E2B: REST for sandboxes, Connect with JSON for processes, plain HTTP for
-//! files and code.
+//! Any server that implements E2B's protocol: REST for sandboxes, Connect with JSON for processes, and plain
+//! HTTP for files and code.
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `E2B_API_KEY` | API key; without it, this target is left out |
-//! | `E2B_API_URL` | URL of the API; default: `https://api.` and the domain |
-//! | `E2B_DOMAIN` | domain of the sandboxes, which are at `PORT-ID.DOMAIN` |
-//! | `E2B_SANDBOX_URL` | one URL for all sandboxes instead, which headers distinguish |
+//! | `E2B_API_KEY` | API key; if it is not set, the bench skips this target |
+//! | `E2B_API_URL` | URL of the API; default: `https://api.` followed by the domain |
+//! | `E2B_DOMAIN` | domain of the sandboxes, which have addresses of the form `PORT-ID.DOMAIN` |
+//! | `E2B_SANDBOX_URL` | one URL for all sandboxes instead; headers then identify the sandbox |
 
 mod connect;
 
@@ -23,18 +23,18 @@ use serde_json::{Value, json};
 use super::{Contexts, Execs, FileTransfers, Image, Made, NOTHING, Target, TargetFailure, TargetResources};
 use crate::http;
 
-/// Port of the program inside a sandbox that starts processes and transfers files.
+/// Port of the program in a sandbox that starts processes and transfers files.
 const ENVD: u16 = 49_983;
-/// Port of the program that runs code.
+/// Port of the program in a sandbox that runs code.
 const CODE: u16 = 49_999;
-/// Timeout after which a sandbox stops if the run was killed and left it behind.
+/// Timeout after which the server stops a sandbox that a killed run left behind.
 const TIMEOUT_S: u64 = 1800;
-/// Directory for files.
+/// Directory for transferred files in a sandbox.
 const FILES: &str = "/tmp";
-/// Maximum number of characters of an error response that a failure quotes.
+/// Maximum number of characters that a failure quotes from an error response.
 const SHOWN: usize = 300;
 
-/// An E2B server.
+/// Server that implements E2B's protocol.
 pub struct E2b {
     http: reqwest::Client,
     key: String,
@@ -47,7 +47,7 @@ pub struct E2b {
     deadline: Duration,
 }
 
-/// The fields of the response to a create that are needed to use the sandbox.
+/// Fields of a create response that are needed to use the sandbox.
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct LiveSandbox {
@@ -88,7 +88,7 @@ impl E2b {
         live.ok_or_else(|| TargetFailure::new("not_found", "a sandbox that was not created by this run"))
     }
 
-    /// Returns a request to a port of a sandbox.
+    /// Builds a request to a port of a sandbox.
     fn inside(
         &self,
         method: Method,
@@ -223,12 +223,13 @@ async fn send(request: RequestBuilder) -> Result<Bytes, TargetFailure> {
     }
     let shown: String = String::from_utf8_lossy(&body).chars().take(SHOWN).collect();
     let failure = TargetFailure::new(format!("http_{}", status.as_u16()), shown);
-    // "Too many requests" and "service unavailable" are how such a server refuses temporarily.
+    // Servers that implement this protocol use "too many requests" and "service unavailable" for temporary
+    // refusals.
     Err(TargetFailure { refused: matches!(status.as_u16(), 429 | 503), ..failure })
 }
 
-/// Checks that code ran to its end. The response has one JSON object per line, and the last one reports the
-/// end.
+/// Checks that the code ran to its end. The response has one JSON object per line, and the last object
+/// reports the end.
 fn ended(answer: &[u8]) -> Result<(), TargetFailure> {
     let lines = answer.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let mut is_ended = false;

@@ -1,7 +1,7 @@
-//! Bare runc: the cost of containers without any software around them.
+//! Bare runc. It shows the cost of containers without any software around them.
 //!
-//! Each container has a bundle of its own: the output of `runc spec`, with the limits that all targets have,
-//! the shared root file system read-only, and a separate directory on disk at `/workspace`.
+//! Each container has its own bundle: the output of `runc spec` with the limits that all targets have, the
+//! shared read-only root file system, and a separate directory on disk that is mounted at `/workspace`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,14 +21,14 @@ use super::{
 use crate::rootfs::{Root, cannot};
 use crate::{process, random};
 
-/// Command of a long-lived container.
+/// Command that keeps a container running.
 const IDLE: [&str; 2] = ["sleep", "infinity"];
-/// Directory for files.
+/// Directory for transferred files in a container.
 const FILES: &str = "/workspace";
-/// Timeout for requesting the version, which normally takes milliseconds.
+/// Timeout for short runc commands, which normally take milliseconds.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Bare runc.
+/// Target that uses runc directly.
 pub struct Runc {
     bundles: Bundles,
     version: String,
@@ -36,7 +36,7 @@ pub struct Runc {
     deadline: Duration,
 }
 
-/// Properties of a container.
+/// Properties of a container to create.
 pub struct Shape<'a> {
     /// Image of the container.
     pub image: Image,
@@ -44,8 +44,8 @@ pub struct Shape<'a> {
     pub argv: &'a [&'a str],
     /// Additional mounts.
     pub mounts: Vec<Value>,
-    /// True if the container has the limits of one sandbox. A container that is used for many sandboxes has
-    /// none.
+    /// True if the container has the limits of one sandbox. A container that hosts many sandboxes has no
+    /// limits.
     pub limited: bool,
 }
 
@@ -58,7 +58,7 @@ pub struct Bundles {
 }
 
 impl Runc {
-    /// Checks that runc works.
+    /// Checks that runc works by running one lifecycle.
     pub async fn open(place: &TargetResources<'_>) -> Result<Self, TargetFailure> {
         let version = process::print(process::command("runc").arg("--version"), SOON).await?;
         let version = version.lines().next().unwrap_or_default().to_owned();
@@ -83,7 +83,7 @@ impl Runc {
 }
 
 impl Bundles {
-    /// Creates a factory below the scratch directory of a run.
+    /// Creates a factory whose bundles are below the scratch directory of a run.
     pub async fn new(place: &TargetResources<'_>) -> Result<Self, TargetFailure> {
         let rootfs = place.rootfs()?;
         let home = place.scratch.join("runc");
@@ -103,14 +103,14 @@ impl Bundles {
         Ok(Self { home, spec, roots })
     }
 
-    /// Returns the command `runc`, with its state below the scratch directory.
+    /// Returns a `runc` command whose state is below the scratch directory.
     pub fn runc(&self) -> Command {
         let mut command = process::command("runc");
         command.arg("--root").arg(self.home.join("state"));
         command
     }
 
-    /// Creates a bundle for a container of this name.
+    /// Creates a bundle for a container with this name.
     pub fn make(&self, name: &str, shape: &Shape<'_>) -> Result<PathBuf, TargetFailure> {
         let bundle = self.home.join(name);
         let workspace = bundle.join("workspace");
@@ -145,8 +145,8 @@ impl Bundles {
             resources.insert("cpu".into(), json!({ "quota": 100_000, "period": 100_000 }));
         }
         if let Some(Value::Object(linux)) = spec.pointer_mut("/linux") {
-            // Fixed path, so that the cgroup can be found and measured, regardless of this program's own
-            // cgroup.
+            // The path is fixed, so that the cgroup can be found and measured, no matter which cgroup this
+            // program itself is in.
             linux.insert("cgroupsPath".into(), json!(format!("/{name}")));
         }
         let config = bundle.join("config.json");
@@ -154,7 +154,7 @@ impl Bundles {
         Ok(bundle)
     }
 
-    /// Removes the bundle of a container of this name.
+    /// Removes the bundle of the container with this name.
     pub fn remove(&self, name: &str) {
         let _ = std::fs::remove_dir_all(self.home.join(name));
     }
@@ -164,7 +164,7 @@ fn sandbox<'a>(image: Image, argv: &'a [&'a str]) -> Shape<'a> {
     Shape { image, argv, mounts: Vec::new(), limited: true }
 }
 
-/// Returns a bind mount of a local directory in a container.
+/// Returns a bind mount of a local directory at a path in a container.
 pub fn bind(from: &Path, to: &str, writable: bool) -> Value {
     let options = if writable { json!(["rbind", "rw"]) } else { json!(["rbind", "ro"]) };
     json!({ "destination": to, "type": "bind", "source": from, "options": options })
@@ -187,7 +187,8 @@ impl Target for Runc {
             live.push(handle.clone());
         }
         let mut run = self.bundles.runc();
-        // The container inherits the streams and keeps them open, so nothing may wait for their end.
+        // The container inherits these streams and keeps them open, so the command must not wait until they
+        // are closed.
         run.args(["run", "--detach", "--bundle"]).arg(bundle).arg(&handle).stderr(Stdio::null());
         process::run(&mut run, self.deadline).await?;
         Ok(Made { handle, start: None })

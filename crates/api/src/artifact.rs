@@ -14,7 +14,7 @@ use crate::limits;
 pub const FOLDERS_MAX: usize = 8;
 /// Default maximum number of files kept from one exec (requirement A6.04).
 pub const COUNT: u32 = 20;
-/// Maximum value of [`Keep::count_max`]. With this number of files, their names still fit into one response.
+/// Maximum value of [`Keep::count_max`]. The names of this many files still fit into one response.
 pub const COUNT_MAX: u32 = 1000;
 /// Default maximum size of one kept file (requirement A5.09).
 pub const FILE_BYTES: u64 = 10_000_000;
@@ -24,15 +24,16 @@ pub const FILE_BYTES_MAX: u64 = 1 << 30;
 pub const BYTES: u64 = 100_000_000;
 /// Maximum value of [`Keep::bytes_max`].
 pub const BYTES_MAX: u64 = 4 << 30;
-/// Maximum number of folder entries that are listed, once before the run and once after it.
+/// Maximum number of folder entries in a listing. The folders are listed once before the run and once after
+/// it.
 pub const LISTED_MAX: usize = 10_000;
 /// Maximum number of left-out files that are listed. Any others are only counted.
 pub const LEFT_OUT_MAX: usize = 100;
 /// Maximum time for which a request waits for a collection to finish.
 pub const WAIT_MS_MAX: u64 = 60_000;
-/// Base of relative paths.
+/// Directory against which relative paths are resolved.
 const WORKSPACE: &str = "/workspace";
-/// MIME type of files with any other extension.
+/// MIME type of files with an unknown extension.
 const ANY: &str = "application/octet-stream";
 
 /// Selection of the files to keep when an exec has ended: files in the given folders that are new or changed.
@@ -147,7 +148,7 @@ impl Keep {
     /// Checks the number of folders, the limits and the paths. The error names the invalid field.
     ///
     /// # Errors
-    /// The first invalid value.
+    /// A value is invalid. The error describes the first invalid value.
     pub fn check(&self) -> Result<(), Error> {
         if self.folders.is_empty() {
             return Err(Error::invalid(
@@ -208,7 +209,7 @@ impl Artifacts {
 }
 
 impl Why {
-    /// Returns the name on the wire.
+    /// Returns the name that the wire protocol uses.
     pub fn name(self) -> &'static str {
         match self {
             Self::TooMany => "too_many",
@@ -242,7 +243,7 @@ pub fn mime(name: &str) -> &'static str {
     }
 }
 
-/// Returns the part of `path` below `folder`, or `None` if `path` is not below it.
+/// Returns the part of `path` below `folder`, or `None` if `path` is not below `folder`.
 pub fn below<'a>(folder: &FilePath, path: &'a FilePath) -> Option<&'a [u8]> {
     let folder = folder.as_bytes();
     let rest = path.as_bytes().strip_prefix(folder)?;
@@ -286,7 +287,7 @@ mod tests {
 
     #[test]
     fn what_is_not_said_has_the_defaults_of_the_requirements() {
-        // Requirements A5.09, A6.04.
+        // Covers requirements A5.09 and A6.04.
         let keep: Keep = serde_json::from_str(r#"{"folders":["/tmp/output"]}"#).unwrap();
         assert_eq!(keep, folders(&["/tmp/output"]));
         assert_eq!((keep.count_max, keep.file_bytes_max, keep.bytes_max), (20, 10_000_000, 100_000_000));
@@ -327,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_type_is_that_of_the_ending() {
-        // Requirement A5.10.
+        // Covers requirement A5.10.
         for (name, wanted) in [
             ("plot.png", "image/png"),
             ("a/b/photo.JPG", "image/jpeg"),

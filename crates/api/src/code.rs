@@ -57,7 +57,7 @@ pub enum Language {
 }
 
 /// Parameters of a new context.
-// Sent to a guest with `PUT /contexts/{id}`; a repeated request changes nothing.
+// The node sends this to the guest with `PUT /contexts/{id}`. A repeated request has no effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
@@ -292,7 +292,7 @@ pub struct InterpreterSpec {
 pub struct InterpreterInfo {
     /// Python version.
     pub python: String,
-    /// Top-level modules that are loaded and do not belong to the standard library.
+    /// Top-level modules that are loaded and are not part of the standard library.
     pub modules: Vec<String>,
     /// Modules that could not be imported.
     pub failed: Vec<FailedImport>,
@@ -312,7 +312,7 @@ pub struct FailedImport {
 }
 
 impl Language {
-    /// Returns the name on the wire.
+    /// Returns the name that the wire protocol uses.
     pub fn name(self) -> &'static str {
         match self {
             Self::Python => "python",
@@ -324,7 +324,7 @@ impl Language {
 }
 
 impl Code {
-    /// Checks the code and the fields that cannot be combined with it, before anything is started
+    /// Before anything starts, checks the code, and that no field is set that cannot be combined with code
     /// (requirement A3.07). The error names the invalid field.
     pub(crate) fn check(&self, spec: &ExecSpec) -> Result<(), Error> {
         if self.source.trim().is_empty() {
@@ -344,8 +344,7 @@ impl Code {
             ("terminal", spec.terminal.is_some()),
             ("uid", spec.uid.is_some() && self.context.is_some()),
             ("cwd", spec.cwd.is_some() && self.context.is_some()),
-            // The interpreter of the context also serves other cells, so it must not block until a reader
-            // arrives.
+            // The context's interpreter also serves other cells, so it must not block until a reader arrives.
             ("output mode `block`", spec.output == OutputMode::Block && self.context.is_some()),
         ];
         if let Some((name, _)) = not_with_code.into_iter().find(|(_, is_there)| *is_there) {
@@ -401,10 +400,10 @@ impl Code {
 }
 
 impl ContextSpec {
-    /// Checks the parameters of a context. The error names the invalid field.
+    /// Checks the parameters of a context.
     ///
     /// # Errors
-    /// The first invalid field of the request.
+    /// A field is invalid. The error names the first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         if !matches!(self.language, Language::Python | Language::Bash) {
             return Err(Error::invalid(
@@ -412,7 +411,7 @@ impl ContextSpec {
                 "Use python or bash, or run the code without a context.",
             ));
         }
-        // The rules for the directory and the variables are the same as for a command.
+        // The same rules apply to the directory and the variables as for a command.
         let (cwd, env) = (self.cwd.clone(), self.env.clone());
         ExecSpec { argv: vec!["true".into()], cwd, env, ..ExecSpec::default() }.check()
     }
@@ -428,7 +427,7 @@ mod tests {
 
     #[test]
     fn code_is_checked_before_anything_is_started() {
-        // Requirement A3.07.
+        // Covers requirement A3.07.
         let good = Code { source: "print(1)".into(), ..Code::default() };
         assert_eq!(with(good.clone()).check(), Ok(()));
         for (bad, names) in [

@@ -34,7 +34,7 @@ pub struct Dataset {
 /// Checks a dataset name.
 ///
 /// # Errors
-/// `invalid_request`.
+/// The name is not a valid dataset name (`invalid_request`).
 pub fn check_name(name: &str) -> Result<(), Error> {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let first = name.bytes().next().is_some_and(plain);
@@ -51,10 +51,10 @@ pub fn check_name(name: &str) -> Result<(), Error> {
     ))
 }
 
-/// Checks the datasets of a create request: their number, their paths in the sandbox and their names.
+/// Checks the datasets of a create request: how many there are, their paths in the sandbox and their names.
 ///
 /// # Errors
-/// The first invalid entry, or too many entries.
+/// There are too many entries, or an entry is invalid. The error describes the first invalid entry.
 pub fn check_places(places: &BTreeMap<String, String>) -> Result<(), Error> {
     if places.len() > PUT_MAX {
         return Err(limits::exceeded("the number of datasets", places.len() as u64, PUT_MAX as u64));

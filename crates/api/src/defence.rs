@@ -1,10 +1,10 @@
 //! Switches that turn off defences against attacks, in test builds only.
 //!
-//! An attack test proves something only if the attack succeeds without its defence. For this proof, a test
-//! build can turn a defence off by the id of its attack in `attacks/`: [`VARIABLE`] lists the ids, separated
-//! by commas. Without the feature `undefended`, which only the tests of `e2e` enable, [`is_off`] is a
-//! constant, so release builds contain no switch. Process 1 of a sandbox is built with the feature if `node`
-//! is.
+//! An attack test proves something only if the attack succeeds without its defence. Test builds can therefore
+//! turn off individual defences. [`VARIABLE`] lists their attacks by the IDs used in `attacks/`, separated by
+//! commas. Without the feature `undefended`, which only the tests of `e2e` enable, [`is_off`] is a constant,
+//! so release builds contain no switch. If `node` is built with this feature, process 1 of its sandboxes is
+//! too.
 
 /// Environment variable that lists the attacks whose defence is off.
 pub const VARIABLE: &str = "BELLGLASS_UNDEFENDED";
@@ -18,7 +18,7 @@ static OFF: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
 #[derive(Debug)]
 pub struct Off(String);
 
-/// Turns off the defence against an attack in this process. For tests that run the platform in the test
+/// Turns off the defence against an attack in this process, for tests that run the platform in the test
 /// process.
 #[cfg(feature = "undefended")]
 #[must_use]
@@ -52,13 +52,13 @@ pub fn off() -> Option<String> {
     (!all.is_empty()).then(|| all.join(","))
 }
 
-/// Returns `None`: release builds cannot turn a defence off.
+/// Returns `None`, because release builds cannot turn off a defence.
 #[cfg(not(feature = "undefended"))]
 pub const fn off() -> Option<String> {
     None
 }
 
-/// Returns false: release builds cannot turn a defence off.
+/// Returns false, because release builds cannot turn off a defence.
 #[cfg(not(feature = "undefended"))]
 pub const fn is_off(_attack: &str) -> bool {
     false

@@ -1,7 +1,8 @@
 //! The common format of all errors that Bellglass returns.
 //!
-//! Programs, people and LLMs read these errors. So each error states what happened (`code`, `message`), where
-//! it originated (`layer`), if anything ran (`ran`), if a retry is safe (`retry`) and what to do (`fix`).
+//! Programs, people and LLMs read these errors. Each error therefore states the failure (`code`, `message`),
+//! where it originated (`layer`), whether anything ran (`ran`), whether a retry is safe (`retry`) and how to
+//! fix it (`fix`).
 
 use serde::{Deserialize, Serialize};
 
@@ -115,7 +116,7 @@ pub enum Retry {
 }
 
 impl ErrorCode {
-    /// Returns the name on the wire.
+    /// Returns the name that the wire protocol uses.
     pub fn name(self) -> &'static str {
         match self {
             Self::SpawnFailed => "spawn_failed",

@@ -12,7 +12,7 @@ use crate::limits;
 use crate::terminal::TerminalSize;
 
 /// Command or code to run.
-// Sent to a guest with `PUT /execs/{id}`; a repeated request with the same ID changes nothing.
+// The node sends this to the guest with `PUT /execs/{id}`. A repeated request with the same ID has no effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -52,14 +52,15 @@ pub struct ExecSpec {
     pub background: Background,
     /// Run the command on a pseudo-terminal of this size, which replaces all three standard streams and is the controlling terminal. The
     /// output of the terminal is returned as standard output; `stdin` is implied.
-    // Omitted if there is no terminal: guests of releases without terminal support reject unknown fields.
+    // Omitted if there is no terminal, because guests from releases without terminal support reject unknown
+    // fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
     /// Code to run instead of a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<Code>,
     /// New or changed files to keep as artifacts. By default, no files are kept.
-    // For the node; not sent to a guest.
+    // Only the node uses this field. It is not sent to the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifacts: Option<Keep>,
 }
@@ -104,7 +105,7 @@ pub enum Stream {
     Results,
 }
 
-/// Exit code of a guest that ended because its time to live was over.
+/// Exit code of a guest that ended because its time to live expired.
 pub const GUEST_EXPIRED: u8 = 87;
 
 /// Outcome of an exec. There are no other values. If the exit status is missing, the outcome is `unknown`, never an exit with code 0.
@@ -184,8 +185,8 @@ pub struct ExecInfo {
     /// Run time of the command so far, or in total once it has ended, in milliseconds.
     pub duration_ms: u64,
     /// Wall-clock limit in milliseconds, if the exec has one.
-    // From this field and `duration_ms`, a node that did not start the exec derives when to stop it from
-    // outside.
+    // A node that did not start the exec uses this field and `duration_ms` to determine when to stop the exec
+    // from outside.
     #[serde(default)]
     pub deadline_ms: Option<u64>,
     /// Time between SIGTERM and SIGKILL when the exec is stopped from outside, in milliseconds.
@@ -248,8 +249,8 @@ pub struct SignalRequest {
 }
 
 impl Outcome {
-    /// Returns the exit code that a shell would show: that of the command itself, 128 plus the signal number,
-    /// or 124 for a timeout as with `timeout`.
+    /// Returns the exit code that a shell would report: the command's own exit code, 128 plus the signal
+    /// number, or 124 for a timeout, like the command `timeout`.
     pub fn shell_code(&self) -> i32 {
         match self {
             Self::Exited { code } => *code,
@@ -265,10 +266,10 @@ impl Outcome {
 }
 
 impl ExecSpec {
-    /// Checks the request before anything is started. The error names the invalid field.
+    /// Checks the request before anything is started.
     ///
     /// # Errors
-    /// The first invalid field of the request, as an error with `ran: no`.
+    /// A field is invalid. The error names the first invalid field and has `ran: no`.
     pub fn check(&self) -> Result<(), Error> {
         match (&self.code, self.argv.first()) {
             (Some(code), _) => code.check(self)?,
@@ -312,8 +313,8 @@ impl ExecSpec {
     fn check_terminal(&self) -> Result<(), Error> {
         let Some(size) = self.terminal else { return Ok(()) };
         size.check()?;
-        // Readers of a terminal may disconnect at any time. The program must not block while no reader is
-        // attached.
+        // Clients of a terminal may disconnect at any time. The program must not block while no client is
+        // connected.
         if self.output == OutputMode::Block {
             return Err(Error::invalid(
                 "a terminal does not support output mode `block`",
@@ -347,7 +348,7 @@ impl ExecSpec {
     /// to run as root.
     ///
     /// # Errors
-    /// The exec requests uid 0, and the sandbox does not allow root or the exec runs code.
+    /// The exec requests uid 0, but the sandbox does not allow root, or the exec runs code.
     pub fn check_root(&self, rooted: bool) -> Result<(), Error> {
         if self.uid != Some(0) || (rooted && self.code.is_none()) {
             return Ok(());

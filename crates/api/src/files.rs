@@ -1,4 +1,4 @@
-//! Files of a sandbox: requests and responses.
+//! Requests for the files of a sandbox, and their responses.
 //!
 //! A path is a sequence of bytes. In queries and on the channel it is percent-encoded. Responses contain it
 //! as text, and also in its exact, percent-encoded form if it is not valid UTF-8. Relative paths start at
@@ -7,10 +7,10 @@
 //! | module | holds |
 //! |---|---|
 //! | [`ask`] | requests and responses on the channel |
-//! | [`part`] | their encoding |
+//! | [`part`] | encoding of requests and responses on the channel |
 //! | [`path`] | paths |
 //! | [`hash`] | hash algorithms and hashes |
-//! | [`bodies`] | bodies, lines and headers that only the public API uses |
+//! | [`bodies`] | bodies, stream lines and headers that only the public API uses |
 
 mod ask;
 mod bodies;
@@ -40,11 +40,10 @@ pub const DEPTH_MAX: u32 = 256;
 pub const PAGE_MAX: u32 = 1000;
 /// Maximum size of a file that can be edited. An edit holds the whole file in memory.
 pub const EDIT_BYTES_MAX: u64 = 16 << 20;
-/// Maximum total size of the two texts of an edit. Even if every byte has to be escaped, they fit into one
-/// body.
+/// Maximum total size of an edit's two texts. They fit into one body even if every byte must be escaped.
 pub const EDIT_TEXT_BYTES_MAX: usize = 1 << 20;
-/// Maximum number of bytes of one read or hash: the size of the largest disk. A larger file must be sparse,
-/// and can only be read in ranges.
+/// Maximum number of bytes that one read or hash request may cover: the size of the largest disk. A larger
+/// file must be sparse and can be read only in ranges.
 pub const READ_BYTES_MAX: u64 = limits::Limits::MAX.disk_bytes;
 /// Content type of an archive.
 pub const ARCHIVE: &str = "application/x-tar";
@@ -151,7 +150,7 @@ impl FileInfo {
     /// Returns the exact path.
     ///
     /// # Errors
-    /// The path is invalid, so the sender violated the protocol.
+    /// The path is invalid, which means that the sender violated the protocol.
     pub fn exact(&self) -> Result<FilePath, Error> {
         match &self.path_encoded {
             Some(encoded) => FilePath::decode(encoded),

@@ -1,7 +1,8 @@
 //! Frames in which the guest sends an exec's output.
 //!
-//! A frame consists of a header of [`HEADER_BYTES`] and, for data and the end, a payload. Payload bytes are
-//! never parsed, so output that imitates a frame remains output. The reader treats every header as untrusted.
+//! A frame consists of a header of [`HEADER_BYTES`] bytes. In data frames and in the end frame, a payload
+//! follows. Payload bytes are never parsed, so output that imitates a frame remains output. The reader treats
+//! every header as untrusted.
 //!
 //! ```text
 //! kind u8 · stream u8 · zero u16 · length u32 · offset u64     (big-endian)
@@ -77,8 +78,7 @@ impl Header {
     /// Decodes a header.
     ///
     /// # Errors
-    /// [`BadFrame`] for anything that [`Header::encode`] would not write, and for empty or too large
-    /// payloads.
+    /// The header is not in a form that [`Header::encode`] would write, or a payload is empty or too large.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, BadFrame> {
         let [kind, stream, z0, z1, l0, l1, l2, l3, offset @ ..] = *bytes;
         let length = u32::from_be_bytes([l0, l1, l2, l3]);

@@ -1,14 +1,14 @@
 //! The fixed-size greeting that opens every connection between guest and node, before HTTP/2 begins.
 //!
 //! Each side sends [`HELLO_BYTES`] bytes: eight bytes of magic, the version, the kind of connection, and the
-//! number of descriptors that are sent along. The node's greeting carries the descriptors with which the
-//! guest moves its children into the cgroup of user code; the guest's greeting carries none.
+//! number of descriptors that accompany the greeting. The node's greeting carries the descriptors with which
+//! the guest moves its children into the cgroup of user code. The guest's greeting carries none.
 //!
-//! A guest that dials the node sends a token after its greeting, and the node's greeting is followed by a
-//! token. The first connection, made before any user code runs, issues the token to the guest. The guest
-//! acknowledges it with [`TOKEN_TAKEN`] and sends it on every later connection. In this way, the node can
-//! identify process 1 where the kernel does not report the identity of the peer. A guest without a token
-//! sends [`NO_TOKEN`].
+//! If the guest dials the node, both sides send a token after their greetings. On the first connection, which
+//! is made before any user code runs, the node issues the token to the guest. The guest acknowledges the
+//! token with [`TOKEN_TAKEN`] and sends it on every later connection. With the token, the node can identify
+//! process 1 even where the kernel does not report the identity of the peer. A guest without a token sends
+//! [`NO_TOKEN`].
 
 /// Size of a greeting.
 pub const HELLO_BYTES: usize = 16;
@@ -20,8 +20,8 @@ pub const NO_TOKEN: [u8; TOKEN_BYTES] = [0; TOKEN_BYTES];
 pub const TOKEN_TAKEN: u8 = b't';
 /// Version of the channel protocol. Both sides must use the same version.
 pub const VERSION: u16 = 1;
-/// Maximum number of descriptors that a greeting may carry: one per controller of a cgroup v1 host, and some
-/// spare.
+/// Maximum number of descriptors that a greeting may carry: one for each controller on a cgroup v1 host, with
+/// some to spare.
 pub const DESCRIPTORS_MAX: usize = 8;
 
 const MAGIC: [u8; 8] = *b"b-glass\n";
@@ -31,7 +31,7 @@ const MAGIC: [u8; 8] = *b"b-glass\n";
 pub enum Kind {
     /// Connection on which the guest serves requests: execs, files, posture.
     Serve,
-    /// Like [`Kind::Serve`], and a token follows the greeting.
+    /// Same as [`Kind::Serve`], but a token follows the greeting.
     ServeKnown,
 }
 
@@ -40,11 +40,11 @@ pub enum Kind {
 pub struct Hello {
     /// Kind of the connection.
     pub kind: Kind,
-    /// Number of descriptors for entering cgroups. They come first in the list of descriptors.
+    /// Number of descriptors for entering cgroups. They are sent before all other descriptors.
     pub cgroups: u8,
-    /// True if a descriptor follows from which the number of OOM kills can be read.
+    /// True if a descriptor for reading the number of OOM kills is sent.
     pub oom_count: bool,
-    /// True if a descriptor follows that becomes readable on an OOM kill.
+    /// True if a descriptor is sent that becomes readable when an OOM kill occurs.
     pub oom_event: bool,
 }
 
@@ -54,7 +54,7 @@ pub enum BadHello {
     /// The magic does not match: the peer does not speak this protocol.
     #[error("the peer does not speak Bellglass's channel protocol")]
     Magic,
-    /// The peer speaks another version of the protocol.
+    /// The peer speaks a different version of the protocol.
     #[error("the peer speaks version {theirs} of the channel protocol, this side speaks version {VERSION}")]
     Version {
         /// Version of the peer.
@@ -85,7 +85,7 @@ impl Hello {
     /// Decodes a greeting.
     ///
     /// # Errors
-    /// [`BadHello`] for anything that [`Hello::encode`] of this version would not write.
+    /// The bytes are not a greeting that this version of [`Hello::encode`] would write.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, BadHello> {
         let [m0, m1, m2, m3, m4, m5, m6, m7, v0, v1, kind, cgroups, oom_count, oom_event, z0, z1] = *bytes;
         if [m0, m1, m2, m3, m4, m5, m6, m7] != MAGIC {
@@ -107,7 +107,7 @@ impl Hello {
         Ok(Self { kind, cgroups, oom_count: oom_count == 1, oom_event: oom_event == 1 })
     }
 
-    /// Returns the number of descriptors that are sent along with this greeting.
+    /// Returns the number of descriptors that accompany this greeting.
     pub fn descriptors(self) -> usize {
         usize::from(self.cgroups) + usize::from(self.oom_count) + usize::from(self.oom_event)
     }

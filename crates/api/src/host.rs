@@ -1,16 +1,16 @@
 //! Host names and addresses in the canonical form in which they are matched, resolved and dialled.
 //!
-//! If one host could be written in two ways, the second way could bypass a rule. So the parser rejects
-//! ambiguous names instead of interpreting them: a name must be plain ASCII, in labels separated by dots, and
-//! is stored in lower case. Addresses are accepted only as four decimal numbers or as IPv6 without a zone.
-//! Forms such as `0x7f.1` and `2130706433`, which some libraries accept as addresses, are rejected.
+//! If a host could be written in two ways, the second form could bypass a rule. The parser therefore rejects
+//! ambiguous names instead of interpreting them: a name must consist of plain ASCII labels separated by dots,
+//! and is stored in lower case. Addresses are accepted only as four decimal numbers or as IPv6 without a
+//! zone. Forms such as `0x7f.1` and `2130706433`, which some libraries accept as addresses, are rejected.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::error::Error;
 
-/// Maximum lengths of a name and of a label in DNS.
+/// Maximum lengths of a DNS name and of a DNS label, in bytes.
 const NAME_BYTES_MAX: usize = 253;
 const LABEL_BYTES_MAX: usize = 63;
 
@@ -24,7 +24,7 @@ pub enum Host {
 }
 
 impl Host {
-    /// Parses a host as it occurs in a request: a name, an IPv4 address, or an IPv6 address with or without
+    /// Parses a host as it appears in a request: a name, an IPv4 address, or an IPv6 address with or without
     /// brackets.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ impl Host {
         if sound { Ok(Self::Name(name)) } else { Err(wrong()) }
     }
 
-    /// Parses a host with an optional port. `port` is the default.
+    /// Parses a host with an optional port. `port` is the default port.
     ///
     /// # Errors
     /// The host or the port is invalid, or there is neither a port nor a default.
@@ -67,7 +67,7 @@ impl Host {
         let after = text.rfind(']').map_or(0, |at| at + 1);
         let colon = text.get(after..).and_then(|rest| rest.find(':')).map(|at| at + after);
         let (host, number) = match colon {
-            // A bare IPv6 address has more than one colon and no port.
+            // A bare IPv6 address contains more than one colon but no port.
             Some(_) if text.parse::<Ipv6Addr>().is_ok() => (text, None),
             Some(at) => (text.get(..at).unwrap_or_default(), text.get(at + 1..)),
             None => (text, None),
@@ -84,7 +84,7 @@ impl Host {
         Ok((host, port))
     }
 
-    /// Returns the host and a port in the format of a request's authority.
+    /// Returns the host and port in the format of a request's authority.
     pub fn authority(&self, port: u16) -> String {
         match self {
             Self::Address(IpAddr::V6(address)) => format!("[{address}]:{port}"),
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn what_can_be_read_in_two_ways_is_no_host() {
-        // N-02, N-15
+        // Covers attacks N-02 and N-15.
         let long = format!("{}.example", "a".repeat(64));
         let longer = format!("{}example", "a.".repeat(125));
         for text in [

@@ -1,15 +1,16 @@
-//! Ids of sandboxes, execs, contexts and sessions.
+//! IDs of sandboxes, execs, contexts and sessions.
 //!
-//! A sandbox id is also a host name, a directory name and a cgroup name. So its alphabet is the intersection
-//! of all three: lower-case letters and digits, beginning with a letter, at most [`ID_BYTES_MAX`] characters.
+//! A sandbox ID is also used as a host name, a directory name and a cgroup name. It may therefore contain
+//! only characters that are valid in all three: lower-case letters and digits. It begins with a letter and
+//! has at most [`ID_BYTES_MAX`] characters.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum length of an id. A DNS label has at most 63 bytes, and needs space for more than the id: for a
-/// port (`8080-<id>`), and later for the names of cells and nodes.
+/// Maximum length of an ID. A DNS label has at most 63 bytes and must hold more than the ID: also a port
+/// (`8080-<id>`) and, in the future, the names of cells and nodes.
 pub const ID_BYTES_MAX: usize = 40;
 
 /// ID or name of a sandbox.
@@ -38,7 +39,7 @@ pub struct ContextId(String);
 #[serde(try_from = "String", into = "String")]
 pub struct SessionId(String);
 
-/// Error for a text that is not a valid id.
+/// Error for text that is not a valid ID.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{text:?} is not a valid id or name: use at most {ID_BYTES_MAX} lower-case letters and digits, beginning with a letter"
@@ -48,48 +49,48 @@ pub struct NotAnId {
 }
 
 impl SandboxId {
-    /// Returns a new id made from 16 random bytes: `s` and 25 letters or digits.
+    /// Returns a new ID made from 16 random bytes: `s` and 25 letters or digits.
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(spell('s', bytes))
     }
 
-    /// Returns the id as text.
+    /// Returns the ID as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl ExecId {
-    /// Returns a new id made from 16 random bytes: `e` and 25 letters or digits.
+    /// Returns a new ID made from 16 random bytes: `e` and 25 letters or digits.
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(spell('e', bytes))
     }
 
-    /// Returns the id as text.
+    /// Returns the ID as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl ContextId {
-    /// Returns a new id made from 16 random bytes: `c` and 25 letters or digits.
+    /// Returns a new ID made from 16 random bytes: `c` and 25 letters or digits.
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(spell('c', bytes))
     }
 
-    /// Returns the id as text.
+    /// Returns the ID as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl SessionId {
-    /// Returns a new id made from 16 random bytes: `t` and 25 letters or digits.
+    /// Returns a new ID made from 16 random bytes: `t` and 25 letters or digits.
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(spell('t', bytes))
     }
 
-    /// Returns the id as text.
+    /// Returns the ID as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -218,7 +219,7 @@ fn check(text: &str) -> Result<String, NotAnId> {
     }
 }
 
-/// Encodes the bytes in base 36, in which 25 digits are enough for 128 bits.
+/// Encodes random bytes as an ID of the given kind. In base 36, 25 digits are enough for 128 bits.
 fn spell(kind: char, bytes: [u8; 16]) -> String {
     let mut number = u128::from_be_bytes(bytes);
     let mut text = String::with_capacity(26);

@@ -1,4 +1,4 @@
-//! Layers of images: compression, and the report of unpacking a layer.
+//! Image layers: compression, and the report on unpacking a layer.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,21 +19,21 @@ pub enum Compression {
     Zstd,
 }
 
-/// Report of unpacking one layer.
+/// Report on unpacking one layer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerReport {
-    /// Diff id of the layer: SHA-256 of the uncompressed archive, as `sha256:` and 64 digits.
+    /// Diff ID of the layer: the SHA-256 of the uncompressed archive, as `sha256:` and 64 hexadecimal digits.
     pub digest: String,
-    /// Size of the uncompressed archive.
+    /// Size of the uncompressed archive in bytes.
     pub bytes: u64,
     /// Number of entries in the archive.
     pub entries: u64,
-    /// Omitted entries and attributes.
+    /// Number of omitted entries and attributes.
     pub skipped: Skipped,
 }
 
-/// Number of omitted entries and attributes of a layer, by kind.
+/// Number of entries and attributes that were omitted from a layer, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Skipped {
@@ -52,7 +52,7 @@ pub struct Skipped {
 }
 
 impl Compression {
-    /// Returns the name on the wire.
+    /// Returns the name that the wire protocol uses.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -70,7 +70,7 @@ impl Compression {
     pub fn sniff(first: &[u8]) -> Self {
         match first {
             [0x1f, 0x8b, ..] => Self::Gzip,
-            // Magic number of a data frame, and those of skippable frames.
+            // Magic numbers of data frames and of skippable frames.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
             _ => Self::None,
         }

@@ -1,8 +1,8 @@
-//! Types of all wire protocols of Bellglass: ids, bodies, frames, error codes and limits.
+//! Types of all Bellglass wire protocols: IDs, bodies, frames, error codes and limits.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`id`] | ids of sandboxes, execs, contexts and sessions, validated on construction |
+//! | [`id`] | IDs of sandboxes, execs, contexts and sessions, validated on construction |
 //! | [`sandbox`] | sandboxes: create requests, states, reasons for their end |
 //! | [`exec`] | execs: requests, states, outcomes |
 //! | [`code`] | running code: requests, results, contexts |
@@ -14,22 +14,22 @@
 //! | [`ports`] | ports inside a sandbox, reached from outside |
 //! | [`account`] | projects and keys |
 //! | [`server`] | status of the server: pages, health, versions |
-//! | [`artifact`] | files of a run that are kept after its sandbox is gone |
+//! | [`artifact`] | files that a run created or changed, kept after its sandbox is gone |
 //! | [`dataset`] | files that are copied into a sandbox before anything runs in it |
 //! | [`session`] | sessions of agents: tool calls, their runs, and the data kept from them |
 //! | [`files`] | requests for the files of a sandbox, and their responses |
 //! | [`frame`] | frames in which an exec's output is transferred |
-//! | [`layer`] | the report of unpacking one layer of an image |
+//! | [`layer`] | image layers: compression, and the report on unpacking a layer |
 //! | [`hello`] | the greeting that opens every connection between guest and node |
 //! | [`limits`] | resource limits of a sandbox: defaults and hard maxima |
 //! | [`posture`] | observable privileges of a process |
 //! | [`trace`] | traces of requests: their steps and durations |
-//! | [`walls`] | the isolation that the guest sets up if no runtime does so |
+//! | [`walls`] | the isolation that the guest sets up when no runtime does so |
 //! | [`defence`] | switches that turn off defences against attacks, in test builds only |
 //! | [`error`] | the common format of all errors |
 //!
-//! Invariants: nothing in this crate does I/O or reads a clock; every decoder accepts untrusted bytes and is
-//! bounded.
+//! Invariants: Nothing in this crate performs I/O or reads a clock. Every decoder accepts untrusted bytes and
+//! bounds their size.
 
 #![forbid(unsafe_code)]
 

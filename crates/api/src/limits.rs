@@ -11,7 +11,8 @@ const GIB: u64 = 1 << 30;
 
 /// Default number of bytes kept of each output stream of an exec (requirement A2.10).
 pub const OUTPUT_BYTES: u64 = 10_000_000;
-/// Minimum of `output_bytes`. With less, the head and the tail would be too short to be useful.
+/// Minimum of `output_bytes`. With a smaller value, the kept head and tail of the output would be too short
+/// to be useful.
 pub const OUTPUT_BYTES_MIN: u64 = 4096;
 /// Maximum of `output_bytes`. The default disk can hold the two streams of several such execs.
 pub const OUTPUT_BYTES_MAX: u64 = 100_000_000;
@@ -23,22 +24,25 @@ pub const DEADLINE_MS_MAX: u64 = 24 * 3_600_000;
 pub const GRACE_MS: u64 = 500;
 /// Default idle timeout: a sandbox is stopped after this time without a call or a running exec.
 pub const IDLE_MS: u64 = 300_000;
-/// Minimum idle timeout. With less, a slow network could cause a stop between two calls.
+/// Minimum idle timeout. With a shorter timeout, a slow network could cause a sandbox to be stopped between
+/// two calls.
 pub const IDLE_MS_MIN: u64 = 1000;
 /// Maximum number of labels of one sandbox.
 pub const LABELS_MAX: usize = 32;
-/// Maximum total length of the name and the value of a label.
+/// Maximum total length of a label's name and value.
 pub const LABEL_BYTES_MAX: usize = 512;
-/// Maximum time between SIGTERM and SIGKILL. With more, stopping a sandbox could be delayed too long.
+/// Maximum time between SIGTERM and SIGKILL. A longer grace period would delay stopping a sandbox for too
+/// long.
 pub const GRACE_MS_MAX: u64 = 60_000;
-/// Maximum total size of argv and env. Linux limits them to a quarter of the stack limit (8 MiB); the rest is
-/// margin.
+/// Maximum total size of argv and env. Linux limits them to a quarter of the stack limit (8 MiB). The
+/// difference is a safety margin.
 pub const ARGV_ENV_BYTES_MAX: usize = 2_000_000;
 /// Maximum length of one argument: `MAX_ARG_STRLEN` of Linux without the terminating NUL.
 pub const WORD_BYTES_MAX: usize = 131_071;
 /// Length to which an argv is truncated in listings.
 pub const ARGV_SHOWN_BYTES: usize = 256;
-/// Maximum uid of an exec. The next uids of a sandbox's range are those of the interpreter and of `nobody`.
+/// Maximum uid of an exec. The next two uids in a sandbox's range belong to the interpreter and to the user
+/// `nobody`.
 pub const UID_MAX: u32 = 65_532;
 /// Uid of the interpreter from which runs of code are forked. Execs cannot use this uid, so user code cannot
 /// signal the interpreter.
@@ -49,7 +53,8 @@ pub const UID: u32 = 1000;
 pub const USER: &str = "sandbox";
 /// Maximum size of the code of one run (requirement A3.07).
 pub const CODE_BYTES_MAX: usize = 5_000_000;
-/// Maximum size of the code of one cell in a Bash context. The shell reads it byte by byte.
+/// Maximum size of the code of one cell in a Bash context. It is low because the shell reads the code byte by
+/// byte.
 pub const SHELL_CELL_BYTES_MAX: usize = 262_144;
 /// Maximum number of packages that a run may require.
 pub const REQUIREMENTS_MAX: usize = 100;
@@ -65,7 +70,7 @@ pub const RESULT_BYTES_MAX: usize = 8_100_000;
 pub const RESULTS_BYTES_MAX: u64 = 32_000_000;
 /// Maximum number of contexts of one sandbox at a time. Each context is a process.
 pub const CONTEXTS_MAX: usize = 32;
-/// Maximum time to end a cell: an interrupt, a second interrupt, then a kill.
+/// Maximum time to stop a cell: with an interrupt, then a second interrupt, then a kill.
 pub const CELL_GRACE_MS: u64 = 4000;
 /// Maximum number of queued cells in one context.
 pub const CELLS_WAITING_MAX: usize = 100;
@@ -73,13 +78,13 @@ pub const CELLS_WAITING_MAX: usize = 100;
 /// first.
 pub const EXECS_MAX: usize = 1024;
 /// Maximum number of terminals of one sandbox at a time. Each terminal uses kernel memory, and a host has
-/// 4096 for all containers together.
+/// only 4096 terminals for all containers together.
 pub const TERMINALS_MAX: usize = 32;
 /// Range of the supplementary groups that identify the processes of an exec: the guest assigns one group to
 /// each exec, and the node checks that a user process has exactly one. The range is above all groups of an
 /// image and below `nogroup`.
 pub const EXEC_GROUPS: RangeInclusive<u32> = 20_000..=59_999;
-/// Maximum size of a JSON body between guest and node: an exec with maximum argv and env, escaped.
+/// Maximum size of a JSON body between guest and node: an exec with the maximum argv and env, escaped.
 pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Size of the range of uids that is assigned to each sandbox.
 pub const UID_RANGE: u32 = 65_536;
@@ -142,7 +147,7 @@ impl WantedLimits {
         *self == Self::default()
     }
 
-    /// Returns all limits: each limit that is set here, and the rest from `others`.
+    /// Returns a complete set of limits: the limits that are set here, and the rest from `others`.
     #[must_use]
     pub fn over(&self, others: Limits) -> Limits {
         let memory_bytes = self.memory_bytes.unwrap_or(others.memory_bytes);
@@ -152,7 +157,8 @@ impl WantedLimits {
             pids: self.pids.unwrap_or(others.pids),
             disk_bytes: self.disk_bytes.unwrap_or(others.disk_bytes),
             disk_inodes: self.disk_inodes.unwrap_or(others.disk_inodes),
-            // If less memory is requested, the default size of /tmp is reduced too, to at most half of it.
+            // If less memory is requested, the default size of /tmp is also reduced, to at most half of the
+            // memory.
             tmp_bytes: self.tmp_bytes.unwrap_or_else(|| others.tmp_bytes.min(memory_bytes / 2)),
             ttl_ms: self.ttl_ms.unwrap_or(others.ttl_ms),
         }
@@ -210,10 +216,10 @@ impl Limits {
         ttl_ms: 1000,
     };
 
-    /// Checks each limit against its minimum and maximum. The error names the limit.
+    /// Checks that each limit is within its minimum and maximum. The error names the limit.
     ///
     /// # Errors
-    /// `limit_exceeded` for the first limit that is out of range.
+    /// A limit is out of range. The error has the code `limit_exceeded` and names the first such limit.
     pub fn check(&self) -> Result<(), Error> {
         let named = |limits: &Self| {
             [
@@ -271,7 +277,7 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_requirements() {
-        // Requirements A2.05, A2.06, A2.07, A2.09, A2.10.
+        // Covers requirements A2.05, A2.06, A2.07, A2.09 and A2.10.
         let limits = Limits::default();
         assert_eq!(limits.memory_bytes, 512 << 20);
         assert_eq!(limits.cpu_millis, 1000);
@@ -293,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_limit_above_its_maximum_is_refused_by_name() {
-        // Requirement A2.09.
+        // Covers requirement A2.09.
         let limits = Limits { memory_bytes: Limits::MAX.memory_bytes + 1, ..Limits::default() };
         let error = limits.check().unwrap_err();
         assert_eq!(error.code, ErrorCode::LimitExceeded);

@@ -1,9 +1,9 @@
 //! An exec's output as lines of JSON, for clients of the public API.
 //!
-//! Each line is one object. Bytes that are valid UTF-8 are sent as `text`, others as `base64`. A character is
-//! never split, so `text` never contains a replacement character that was not in the output. The last line is
-//! always `end` or `error`; a stream without this line was interrupted, and can be resumed from the last
-//! offsets received.
+//! Each line is one object. Bytes that are valid UTF-8 are sent as `text`, all other bytes as `base64`. A
+//! character is never split, so `text` never contains a replacement character that was not in the output. The
+//! last line is always `end` or `error`; a stream without such a line was interrupted and can be resumed from
+//! the last offsets received.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -14,8 +14,8 @@ use crate::exec::{ExecEnd, ExecInfo, Stream};
 
 /// Content type of an output stream.
 pub const NDJSON: &str = "application/x-ndjson";
-/// Maximum length of a line. The longest line contains either the largest result or a full frame of the guest
-/// with every byte escaped to six.
+/// Maximum length of a line in bytes. The longest possible line contains either the largest result or a full
+/// frame from the guest in which JSON escaping turns every byte into six.
 pub const LINE_BYTES_MAX: usize = 8 << 20;
 
 /// Line of an output stream. The last line is `end` or `error`; a stream that ends without such a line was interrupted and can be resumed
@@ -76,7 +76,7 @@ pub enum OutputLine {
     },
 }
 
-/// Event that a reader of an exec's output receives.
+/// Event in the output of an exec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Bytes of a stream.
@@ -110,7 +110,7 @@ pub enum Event {
     End(ExecEnd),
 }
 
-/// All output of an exec that was kept, and how the exec ended.
+/// Kept output of an exec, and how the exec ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collected {
     /// Standard output. Gaps are omitted.
@@ -135,24 +135,24 @@ pub struct PerStream<T> {
 }
 
 impl PerStream<u64> {
-    /// Returns the total number of bytes of each stream of an exec that has ended.
+    /// Returns the total number of bytes in each stream of an exec that has ended.
     pub fn of_end(end: &ExecEnd) -> Self {
         Self { stdout: end.stdout_bytes, stderr: end.stderr_bytes, results: end.results_bytes }
     }
 
-    /// Returns the number of bytes of each stream of an exec so far.
+    /// Returns the number of bytes in each stream of an exec so far.
     pub fn of_info(info: &ExecInfo) -> Self {
         Self { stdout: info.stdout_bytes, stderr: info.stderr_bytes, results: info.results_bytes }
     }
 
-    /// Returns true if every offset is at most the one in `limits`.
+    /// Returns true if no value exceeds the corresponding value in `limits`.
     pub fn is_within(&self, limits: &Self) -> bool {
         self.stdout <= limits.stdout && self.stderr <= limits.stderr && self.results <= limits.results
     }
 }
 
 impl<T> PerStream<T> {
-    /// Returns the value for a stream.
+    /// Returns a reference to the value for a stream.
     pub fn get(&self, stream: Stream) -> &T {
         match stream {
             Stream::Stdout => &self.stdout,
@@ -161,7 +161,7 @@ impl<T> PerStream<T> {
         }
     }
 
-    /// Returns the value for a stream, to be changed.
+    /// Returns a mutable reference to the value for a stream.
     pub fn get_mut(&mut self, stream: Stream) -> &mut T {
         match stream {
             Stream::Stdout => &mut self.stdout,

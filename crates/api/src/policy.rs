@@ -19,24 +19,24 @@ use crate::secret::{self, SecretBinding};
 pub const PROXY_PORT: u16 = 3128;
 /// Maximum number of host rules in a policy.
 pub const HOSTS_MAX: usize = 128;
-/// Maximum number of packages per kind that a policy may list, and maximum length of their names: that of
-/// npm.
+/// Maximum number of packages of one kind that a policy may list, and maximum length of a package name. The
+/// maximum length is npm's.
 const PACKAGES_MAX: usize = 1000;
 const PACKAGE_BYTES_MAX: usize = 214;
 /// Maximum number of ports, methods or paths in one rule.
 const PARTS_MAX: usize = 32;
 /// Maximum length of a method in a rule.
 const METHOD_BYTES_MAX: usize = 32;
-/// Maximum size of a policy as JSON. The policy is part of the sandbox's description and of refusals.
+/// Maximum size of a policy as JSON. The policy is included in the sandbox's description and in refusals.
 const POLICY_BYTES_MAX: usize = 64 << 10;
 /// Maximum length of a path in a rule.
 const PATH_BYTES_MAX: usize = 1024;
 /// Default ports of a rule: HTTP and HTTPS.
 const PORTS: [u16; 2] = [80, 443];
-/// Default and bounds of the bytes that a sandbox may send and receive per second.
+/// Default and bounds for the number of bytes that a sandbox may send and receive per second.
 const BYTES_PER_SECOND: u64 = 64 << 20;
 const BYTES_PER_SECOND_BOUNDS: std::ops::RangeInclusive<u64> = 1024..=1 << 34;
-/// Default and bounds of the bytes that a sandbox may send and receive in total.
+/// Default and bounds for the number of bytes that a sandbox may send and receive in total.
 const BYTES_MAX: u64 = 64 << 30;
 const BYTES_MAX_BOUNDS: std::ops::RangeInclusive<u64> = 1..=1 << 50;
 
@@ -89,7 +89,8 @@ pub struct Packages {
 
 /// Package file that a sandbox received: an entry of its lock record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-// Renamed because schema names must be unique, and `code::Installed` has the same name.
+// Renamed because schema names must be unique, and `code::Installed` would otherwise have the same schema
+// name.
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = PackageFile))]
 pub struct Installed {
     /// Preset through which the sandbox received the file.
@@ -159,7 +160,7 @@ impl Policy {
     /// Parses a policy from words: presets, `open`, host rules and secret bindings.
     ///
     /// # Errors
-    /// The first word that is none of these, or an invalid policy.
+    /// A word is none of these, or the resulting policy is invalid.
     pub fn of_words<T: AsRef<str>>(words: &[T]) -> Result<Self, Error> {
         let mut policy = Self::default();
         for word in words.iter().map(AsRef::as_ref) {
@@ -196,10 +197,10 @@ impl Policy {
         self.presets.is_empty() && self.hosts.is_empty() && !self.open
     }
 
-    /// Checks the policy. The error names the invalid field.
+    /// Checks the policy.
     ///
     /// # Errors
-    /// The first invalid field.
+    /// A field is invalid. The error names the first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         if self.hosts.len() > HOSTS_MAX {
             let what = "the number of hosts in a policy";
@@ -362,15 +363,15 @@ impl HostRule {
         Ok(())
     }
 
-    /// Returns true if the broker must read the request itself to decide, because the rule restricts methods
-    /// or paths.
+    /// Returns true if the rule restricts methods or paths, so that the broker must read the request itself
+    /// to decide.
     pub fn looks_inside(&self) -> bool {
         self.methods.is_some() || self.paths.is_some()
     }
 }
 
-/// Returns true if a path has only one interpretation. A server could resolve `..`, `//` or `%2e` to a
-/// different path than the rule's.
+/// Returns true if a path can be interpreted in only one way. A server could resolve `..`, `//` or `%2e` to a
+/// path other than the rule's path.
 pub fn is_plain_path(path: &str) -> bool {
     path.bytes()
         .all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'%' | b'\\' | b'?' | b'#' | b'*' | b';'))
@@ -424,7 +425,7 @@ impl Preset {
     /// All presets.
     pub const ALL: [Self; 4] = [Self::PythonPackages, Self::NodePackages, Self::DebianPackages, Self::Git];
 
-    /// Returns the name on the wire.
+    /// Returns the name that the wire protocol uses.
     pub fn name(self) -> &'static str {
         match self {
             Self::PythonPackages => "python-packages",
@@ -450,7 +451,7 @@ mod tests {
 
     #[test]
     fn empty_is_closed_and_never_open() {
-        // N-20
+        // Covers attack N-20.
         assert!(Policy::default().is_closed());
         assert!(serde_json::from_str::<Policy>("{}").unwrap().is_closed());
         for body in [

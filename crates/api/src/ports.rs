@@ -1,25 +1,25 @@
-//! Ports inside a sandbox, reached from outside.
+//! Access from outside to ports inside a sandbox.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// Maximum number of concurrent connections to the ports of one sandbox: enough for a few browsers that load
-/// a page.
+/// Maximum number of concurrent connections to the ports of one sandbox. This is enough for a few browsers
+/// that load a page at the same time.
 pub const CONNECTIONS_MAX: usize = 256;
 /// Maximum number of public ports of one sandbox.
 pub const PUBLIC_MAX: usize = 16;
-/// Header that names the sandbox in a request to a port, if the request is sent to the address of the API.
+/// Header that names the sandbox in a request to a port that is sent to the API's address.
 pub const SANDBOX_HEADER: &str = "bellglass-sandbox";
-/// Header that names the port in such a request.
+/// Header that names the port in a request to a port that is sent to the API's address.
 pub const PORT_HEADER: &str = "bellglass-port";
 /// Header that carries the token of a sandbox.
 pub const TOKEN_HEADER: &str = "bellglass-token";
-/// Query parameter with the token, for browsers. The server removes it from the URL and sets a cookie
+/// Query parameter that carries the token, for browsers. The server removes it from the URL and sets a cookie
 /// instead.
 pub const TOKEN_QUERY: &str = "bellglass_token";
-/// Header that marks a response as an error of Bellglass, not of the application. Its value is the error
-/// code.
+/// Header that marks a response as an error from Bellglass rather than from the application. Its value is the
+/// error code.
 pub const ERROR_HEADER: &str = "bellglass-error";
 /// Protocol of an upgraded connection that carries raw bytes to and from a port.
 pub const TUNNEL_PROTOCOL: &str = "bellglass-tcp";

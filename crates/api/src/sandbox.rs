@@ -18,7 +18,7 @@ use crate::id::SandboxId;
 use crate::limits::{self, Limits, WantedLimits};
 use crate::policy::Policy;
 
-/// Label of a session's sandboxes with the session id. Only the server sets it.
+/// Label that marks the sandboxes of a session with the session ID. Only the server sets it.
 pub const SESSION_LABEL: &str = "bellglass.session";
 /// Prefix of label names that are reserved for the server.
 const RESERVED: &str = "bellglass.";
@@ -262,8 +262,8 @@ impl Default for CreateSandbox {
 }
 
 impl Sandbox {
-    /// Returns a sandbox in its initial state after a create request. `wanted` are the limits of the
-    /// template.
+    /// Returns the initial description of a sandbox that a create request asks for. `wanted` are the
+    /// template's limits.
     pub fn asked(
         id: SandboxId,
         project: &str,
@@ -293,14 +293,14 @@ impl Sandbox {
 }
 
 impl CreateSandbox {
-    /// Checks the request before anything is created. The error names the invalid field.
+    /// Checks the request before anything is created.
     ///
     /// # Errors
-    /// The first invalid field of the request, as an error with `ran: no`.
+    /// A field is invalid. The error names the first invalid field and has `ran: no`.
     pub fn check(&self) -> Result<(), Error> {
         check_idle(self.idle_ms)?;
         dataset::check_places(&self.datasets)?;
-        // The rules for variables are the same as for a command.
+        // The same rules apply to these variables as to the variables of a command.
         ExecSpec { argv: vec!["true".into()], env: self.env.clone(), ..ExecSpec::default() }.check()?;
         self.policy.as_ref().map_or(Ok(()), Policy::check)?;
         if self.labels.len() > limits::LABELS_MAX {
@@ -326,10 +326,11 @@ impl CreateSandbox {
         Ok(())
     }
 
-    /// Like [`CreateSandbox::check`], and also rejects labels that only the server may set.
+    /// Checks the request like [`CreateSandbox::check`], and also rejects labels that only the server may
+    /// set.
     ///
     /// # Errors
-    /// `limit_exceeded` or `invalid_request`.
+    /// A field is invalid. The error code is `limit_exceeded` or `invalid_request`.
     pub fn check_asked(&self) -> Result<(), Error> {
         let reserved = self.labels.keys().find(|name| name.starts_with(RESERVED));
         reserved.map_or_else(|| self.check(), |name| Err(not_a_label(name)))
@@ -340,7 +341,7 @@ impl Lease {
     /// Checks that the idle timeout is within its bounds.
     ///
     /// # Errors
-    /// `limit_exceeded` or `invalid_request`.
+    /// The idle timeout is out of bounds. The error code is `limit_exceeded` or `invalid_request`.
     pub fn check(self) -> Result<(), Error> {
         check_idle(self.idle_ms)
     }
@@ -361,7 +362,7 @@ impl SandboxState {
         }
     }
 
-    /// Returns the name on the wire.
+    /// Returns the name that the wire protocol uses.
     pub fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -390,7 +391,7 @@ impl EndReason {
         }
     }
 
-    /// Returns the name on the wire.
+    /// Returns the name that the wire protocol uses.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stopped => "stopped",
@@ -441,7 +442,7 @@ mod tests {
 
     #[test]
     fn what_is_not_a_field_is_refused() {
-        // D-02
+        // Covers attack D-02.
         for body in [r#"{"privileged":true}"#, r#"{"limits":{"swap":1}}"#, r#"{"mounts":["/"]}"#] {
             assert!(serde_json::from_str::<CreateSandbox>(body).is_err(), "{body}");
         }
@@ -449,10 +450,10 @@ mod tests {
 
     #[test]
     fn labels_of_ours_are_refused() {
-        // D-06
+        // Covers attack D-06.
         let labels = BTreeMap::from([("bellglass.owner".to_owned(), "x".to_owned())]);
         assert!(CreateSandbox { labels, ..CreateSandbox::default() }.check().is_err());
-        // X-24: only the server sets this label.
+        // Attack X-24: only the server may set this label.
         let labels = BTreeMap::from([(SESSION_LABEL.to_owned(), "x".to_owned())]);
         let asked = CreateSandbox { labels, ..CreateSandbox::default() };
         assert!(asked.check().is_ok() && asked.check_asked().is_err());

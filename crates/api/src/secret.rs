@@ -1,7 +1,7 @@
 //! Secrets: values that code in a sandbox can use but cannot read.
 //!
 //! A project stores a value under a name. A policy binds the name to one destination: a host, a port, a path
-//! and a header. In the sandbox, the environment variable of this name contains a placeholder. The broker
+//! and a header. In the sandbox, the environment variable with this name contains a placeholder. The broker
 //! replaces the placeholder with the value only in requests to this destination.
 //!
 //! ```json
@@ -25,8 +25,8 @@ pub const SECRETS_MAX: u64 = 1000;
 /// Allowed lengths of a value in bytes. A shorter value could occur in a response by chance, where it would
 /// be masked; a longer value does not fit into a header.
 pub const VALUE_BYTES: std::ops::RangeInclusive<usize> = 8..=8 << 10;
-/// File in the sandbox with the trusted certificate authorities, used if the policy binds a secret. User code
-/// cannot change it.
+/// File in the sandbox with the trusted certificate authorities. It is used if the policy binds a secret.
+/// User code cannot change it.
 pub const TRUST_FILE: &str = "/.bellglass/spool/authorities.pem";
 /// Environment variables that point programs to [`TRUST_FILE`].
 pub const TRUST_VARIABLES: [&str; 7] = [
@@ -38,12 +38,12 @@ pub const TRUST_VARIABLES: [&str; 7] = [
     "REQUESTS_CA_BUNDLE",
     "SSL_CERT_FILE",
 ];
-/// Minimum entropy of a value in bits, as estimated. A value with less could be guessed within years, by
-/// trying values one by one through an echo (see [`PutSecret::guessable`]).
+/// Minimum estimated entropy of a value in bits. A value with less entropy could be guessed within years by
+/// sending guesses to a host that echoes them (see [`PutSecret::guessable`]).
 const GUESS_BITS: f64 = 64.0;
-/// Minimum number of distinct characters. A random value of the required length has more.
+/// Minimum number of distinct characters in a value. A random value of sufficient length has more.
 const DISTINCT_MIN: usize = 6;
-/// Prefix of the words of a policy that bind a secret.
+/// Prefix of policy words that bind a secret.
 pub const WORD: &str = "secret:";
 
 const NAME_BYTES_MAX: usize = 64;
@@ -55,7 +55,8 @@ const PORT: u16 = 443;
 const CLEAR_PORT: u16 = 80;
 const PATH: &str = "/";
 const HEADER: &str = "authorization";
-/// Reserved variables: programs in the sandbox use them for another purpose, or to find trusted authorities.
+/// Reserved variables, which programs in the sandbox use for other purposes, such as finding trusted
+/// authorities.
 const TAKEN: [&str; 33] = [
     "ALL_PROXY",
     "AWS_CA_BUNDLE",
@@ -91,7 +92,8 @@ const TAKEN: [&str; 33] = [
     "TZ",
     "USER",
 ];
-/// Prefixes of reserved variables, which loaders, interpreters and Bellglass itself read.
+/// Prefixes of reserved variables. Loaders, interpreters and Bellglass itself read variables with these
+/// prefixes.
 const TAKEN_BEFORE: [&str; 9] =
     ["BELLGLASS_", "DYLD_", "GCONV_", "GLIBC_", "LC_", "LD_", "MALLOC_", "PERL5", "PYTHON"];
 /// Headers that cannot carry a secret because HTTP needs them for another purpose.
@@ -164,7 +166,7 @@ impl PutSecret {
     /// Checks that the value can be sent in a header. The error does not contain any part of the value.
     ///
     /// # Errors
-    /// The first reason why the value is not valid.
+    /// The value is not valid. The error states the first reason.
     pub fn check(&self) -> Result<(), Error> {
         let length = self.value.len();
         if !VALUE_BYTES.contains(&length) {
@@ -188,9 +190,9 @@ impl PutSecret {
         Ok(())
     }
 
-    /// Returns the reason why the value can be guessed, or `None`. The value is masked in responses of the
-    /// bound host. So code that gets the host to echo a guess can tell if the guess is correct, for about a
-    /// hundred thousand guesses per second. Dictionary words are not detected.
+    /// Returns the reason why the value is easy to guess, or `None`. The value is masked in responses from
+    /// the bound host. Code that makes the host echo a guess can therefore see whether the guess is correct,
+    /// at a rate of about a hundred thousand guesses per second. This check does not detect dictionary words.
     pub fn guessable(&self) -> Option<&'static str> {
         let bytes = self.value.as_bytes();
         let distinct = bytes.iter().collect::<std::collections::BTreeSet<_>>().len();
@@ -216,7 +218,7 @@ impl PutSecret {
 /// Checks a secret name.
 ///
 /// # Errors
-/// The name is not valid, or is reserved.
+/// The name is not valid or is reserved.
 pub fn check_name(name: &str) -> Result<(), Error> {
     let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_uppercase());
@@ -244,10 +246,10 @@ impl SecretBinding {
         self.port == port && matches!(host, Host::Name(name) if *name == self.host)
     }
 
-    /// Checks the binding. The error names the invalid field.
+    /// Checks the binding.
     ///
     /// # Errors
-    /// The first invalid field.
+    /// A field is invalid. The error names the first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         check_name(&self.name)?;
         let wrong =
@@ -292,10 +294,10 @@ impl SecretBinding {
     }
 }
 
-/// Checks the bindings of a policy and their number.
+/// Checks the bindings of a policy, including how many there are.
 ///
 /// # Errors
-/// Too many bindings, or the first invalid field of a binding.
+/// There are too many bindings, or a field of a binding is invalid. The error names the first invalid field.
 pub fn check_bindings(bindings: &[SecretBinding]) -> Result<(), Error> {
     if bindings.len() > BOUND_MAX {
         let what = "the number of secrets in a policy";
@@ -367,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_value_that_can_be_guessed_is_known_for_it() {
-        // N-37
+        // Covers attack N-37.
         let guessable = |value: &str| PutSecret { value: value.into() }.guessable().is_some();
         for value in [
             "48201937",
@@ -420,7 +422,7 @@ mod tests {
 
     #[test]
     fn a_value_is_one_line_for_a_header_and_is_never_shown() {
-        // S-06
+        // Covers attack S-06.
         let check = |value: &str| PutSecret { value: value.into() }.check();
         assert!(
             check("12345678").is_ok()

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Version of the public API. A request that names another version is rejected.
+/// Version of the public API. A request that names a different version is rejected.
 pub const API_VERSION: u32 = 1;
 /// Header with the API version, in requests and in responses.
 pub const VERSION_HEADER: &str = "bellglass-version";

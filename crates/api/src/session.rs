@@ -18,8 +18,8 @@ use crate::sandbox::{Lease, Sandbox, Tier};
 pub const TIMEOUT_SECONDS: u64 = 60;
 /// Maximum time limit of one tool call (requirement A2.08).
 pub const TIMEOUT_SECONDS_MAX: u64 = 300;
-/// Default idle timeout of a session's sandbox: it is stopped after this time without a call (requirement
-/// A1.05).
+/// Default idle timeout of a session's sandbox (requirement A1.05). The sandbox is stopped after this time
+/// without a call.
 pub const IDLE_MS: u64 = 900_000;
 /// Maximum number of datasets of one session.
 pub const DATASETS_MAX: usize = 64;
@@ -27,11 +27,12 @@ pub const DATASETS_MAX: usize = 64;
 pub const DATASET_BYTES_MAX: u64 = 512 << 20;
 /// Maximum total size of the datasets of one session.
 pub const DATASETS_BYTES_MAX: u64 = 4 << 30;
-/// Maximum length of a dataset name, so that the name of its file is not too long for a directory.
+/// Maximum length of a dataset name. It ensures that the name of the dataset's file is not too long for the
+/// file system.
 const DATASET_NAME_BYTES_MAX: usize = 200;
 /// Maximum number of queued calls of one session.
 pub const WAITING_MAX: usize = 100;
-/// Response header with the id of the run.
+/// Response header with the run ID.
 pub const RUN_HEADER: &str = "bellglass-run";
 
 /// Set of tools that a session offers.
@@ -275,7 +276,7 @@ impl ToolSet {
     /// All tool sets.
     pub const ALL: [Self; 3] = [Self::Analysis, Self::Python, Self::Interpreter];
 
-    /// Returns the name on the wire, which is also the name of its template.
+    /// Returns the name on the wire, which is also the name of the tool set's template.
     pub fn name(self) -> &'static str {
         match self {
             Self::Analysis => "analysis",
@@ -301,7 +302,7 @@ impl Session {
 }
 
 impl CreateSession {
-    /// Returns the parameters of a session of this tool set with all defaults.
+    /// Returns the default parameters of a session with this tool set.
     pub fn of(set: ToolSet) -> Self {
         Self {
             set,
@@ -315,10 +316,10 @@ impl CreateSession {
         }
     }
 
-    /// Checks the request before anything is created. The error names the invalid field.
+    /// Checks the request before anything is created.
     ///
     /// # Errors
-    /// The first invalid field of the request.
+    /// A field is invalid. The error names the first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         Lease { idle_ms: self.idle_ms }.check()?;
         self.policy.as_ref().map_or(Ok(()), Policy::check)?;
@@ -381,7 +382,7 @@ mod tests {
 
     #[test]
     fn what_is_above_a_maximum_is_refused_by_name() {
-        // Requirement A2.09.
+        // Covers requirement A2.09.
         let asked = |change: fn(&mut CreateSession)| {
             let mut request = CreateSession::of(ToolSet::Analysis);
             change(&mut request);
@@ -396,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_dataset_is_a_file_of_its_name() {
-        // Requirement A5.01.
+        // Covers requirement A5.01.
         for (name, path) in [
             ("sales", "/tmp/data/sales.csv"),
             ("a/b c", "/tmp/data/a_b_c.csv"),

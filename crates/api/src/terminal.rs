@@ -1,4 +1,4 @@
-//! Terminals: execs whose three streams are one pseudo-terminal, and their WebSocket messages.
+//! Execs that use one pseudo-terminal for all three streams, and their WebSocket messages.
 //!
 //! Binary messages carry terminal data, in the same format in both directions: the offset of the first byte
 //! (eight bytes, big-endian), then the data. Text messages carry JSON: a [`TerminalEvent`] from the server,
@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::exec::{ExecEnd, ExecInfo};
 use crate::limits;
 
-/// Maximum number of columns and of rows. No screen has more, and full-screen programs allocate memory for
-/// the whole size.
+/// Maximum number of columns, and of rows. No screen has more, and full-screen programs allocate memory for
+/// the whole screen.
 pub const SIDE_MAX: u32 = 1000;
 /// Size of the offset at the beginning of a binary message.
 pub const OFFSET_BYTES: usize = 8;
@@ -88,10 +88,10 @@ pub enum TerminalEvent {
 }
 
 impl TerminalSize {
-    /// Checks the columns and rows. The error names the invalid one.
+    /// Checks the number of columns and of rows. The error names the invalid dimension.
     ///
     /// # Errors
-    /// `invalid_request` for 0, `limit_exceeded` for more than [`SIDE_MAX`].
+    /// A dimension is 0 (`invalid_request`) or greater than [`SIDE_MAX`] (`limit_exceeded`).
     pub fn check(self) -> Result<(), Error> {
         for (name, value) in [("cols", self.cols), ("rows", self.rows)] {
             if value == 0 {
@@ -117,7 +117,7 @@ pub fn message(offset: u64, bytes: &[u8]) -> Vec<u8> {
     [&offset.to_be_bytes()[..], bytes].concat()
 }
 
-/// Decodes a binary message into its offset and data. Returns `None` if it is too short.
+/// Decodes a binary message into its offset and data. Returns `None` if the message is too short.
 pub fn parts(message: &[u8]) -> Option<(u64, &[u8])> {
     let (offset, bytes) = message.split_first_chunk::<OFFSET_BYTES>()?;
     Some((u64::from_be_bytes(*offset), bytes))

@@ -15,8 +15,8 @@
 //! info_span!(target: STEP, "disk").in_scope(|| disk::make(…))?;
 //! ```
 //!
-//! A trace ends when its span and all spans below it are dropped. So a task that lives as long as the sandbox
-//! must not hold any of them.
+//! A trace ends when its span and all spans below it are dropped. A task that lives as long as the sandbox
+//! must therefore not hold any of these spans.
 
 use serde::{Deserialize, Serialize};
 

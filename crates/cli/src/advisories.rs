@@ -1,10 +1,10 @@
 //! Known vulnerabilities, and the versions of runtimes and the kernel that lack their fixes.
 //!
-//! Distributions backport fixes to old versions, so an old version number is a warning, not a verdict:
-//! `doctor` rates such a part `degraded` and names the vulnerabilities to check.
+//! Distributions backport fixes to old versions, so an old version number justifies only a warning: `doctor`
+//! rates such a component `degraded` and names the vulnerabilities to check.
 
-/// Known vulnerability, and the versions in which upstream fixed it: for each release line, the first version
-/// with the fix.
+/// Known vulnerability and the versions in which upstream fixed it. For each release line, `fixed` contains
+/// the first version with the fix.
 struct Advisory {
     part: &'static str,
     name: &'static str,
@@ -42,15 +42,15 @@ const ADVISORIES: [Advisory; 12] = [
     },
 ];
 
-/// Returns the fixes that this version lacks, according to upstream's version numbers.
+/// Returns the vulnerabilities that this version has not fixed, according to upstream's version numbers.
 pub fn lacking(part: &str, version: &str) -> Vec<&'static str> {
     let version = numbers(version);
     let lacks = |advisory: &&Advisory| advisory.part == part && !has_fix(&version, advisory.fixed);
     ADVISORIES.iter().filter(lacks).map(|advisory| advisory.name).collect()
 }
 
-/// Returns true if a version has a fix. Within a release line that received the fix, the version must be at
-/// least the fixed version; otherwise it must be newer than all fixed versions.
+/// Returns true if a version has a fix. If the version's release line received the fix, the version must be
+/// at least the fixed version of that line. Otherwise, the version must be newer than all fixed versions.
 fn has_fix(version: &[u64], fixed: &[&[u64]]) -> bool {
     let line = |numbers: &[u64]| numbers.get(..numbers.len().saturating_sub(1)).unwrap_or_default().to_vec();
     let same_line = fixed.iter().find(|fix| line(fix) == version.get(..fix.len() - 1).unwrap_or_default());
@@ -60,8 +60,8 @@ fn has_fix(version: &[u64], fixed: &[&[u64]]) -> bool {
     }
 }
 
-/// Returns the numbers of a version, starting at the first digit: `1.1.5+ds1` is 1, 1, 5 and
-/// `release-20240729.0` is 20240729, 0.
+/// Returns the numbers of a version, starting at the first digit: `1.1.5+ds1` becomes 1, 1, 5, and
+/// `release-20240729.0` becomes 20240729, 0.
 fn numbers(version: &str) -> Vec<u64> {
     let start = version.find(|c: char| c.is_ascii_digit()).unwrap_or(version.len());
     let text = version.get(start..).unwrap_or_default();

@@ -3,7 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`run`] | `bellglass run`: one command in a new sandbox, on this machine or on a server |
-//! | [`create`], [`list`], [`stop`], [`pause`] | sandboxes of a server |
+//! | [`create`], [`list`], [`stop`], [`pause`] | sandboxes on a server |
 //! | [`exec`], [`attach`], [`logs`] | commands in sandboxes |
 //! | [`python`], [`repl`], [`context`] | code in sandboxes, once or interactively, and contexts |
 //! | [`forward`] | forwarding ports of a sandbox to this machine |
@@ -11,14 +11,14 @@
 //! | [`cp`], [`ls`], [`cat`], [`edit`], [`watch`] | files in sandboxes |
 //! | [`events`], [`top`] | live events and resource usage |
 //! | [`trace`] | durations of the steps of requests |
-//! | [`session`], [`tools`], [`mcp`] | sessions of agents, and the tools that they offer |
+//! | [`session`], [`tools`], [`mcp`] | agent sessions, and the tools that they offer |
 //! | [`e2b`] | settings for programs that use E2B's SDKs |
 //! | [`secret`] | secrets that code in sandboxes can use but cannot read |
 //! | [`key`], [`project`], [`drain`], [`audit`] | administration |
 //! | [`serve`] | `bellglass serve`: the server |
 //! | [`doctor`] | `bellglass doctor`: a test of this machine with real sandboxes |
 //! | [`sandbox`] | `bellglass build-sandbox`, `sandbox-status` and `sandbox-test`: the backend in use |
-//! | [`template`] | `bellglass template`: templates of this machine |
+//! | [`template`] | `bellglass template`: templates on this machine |
 //! | [`manual`] | `bellglass completions` and `bellglass man` |
 
 mod attach;
@@ -160,7 +160,7 @@ pub enum Command {
 /// Runs a command.
 ///
 /// # Errors
-/// The failure of the command, as it is shown to the user.
+/// The command failed. The error is shown to the user as is.
 pub async fn dispatch(
     command: Command,
     place: &LocalOptions,

@@ -1,8 +1,8 @@
-//! Configuration of `bellglass serve`: a TOML file. Each value has a description and a default.
+//! Configuration of `bellglass serve`: a TOML file in which each value has a description and a default.
 //!
-//! A file may omit any value but must not contain unknown ones. A configuration that parses is then checked:
-//! an invalid one stops the server before it binds a port. The reference in `docs/operate/configuration.md`
-//! is generated from [`VALUES`].
+//! A file may omit any value but must not contain unknown values. After parsing, the configuration is
+//! checked: if it is invalid, the server stops before it binds a port. The reference in
+//! `docs/operate/configuration.md` is generated from [`VALUES`].
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -26,15 +26,15 @@ pub struct Configuration {
     pub tls_certificate: Option<PathBuf>,
     /// PEM file with the private key of the certificate.
     pub tls_key: Option<PathBuf>,
-    /// True if plain HTTP is allowed on addresses that other machines can reach.
+    /// True to allow plain HTTP on addresses that other machines can reach.
     pub plain_http_anywhere: bool,
-    /// Domain of the sandbox ports.
+    /// Domain under which sandbox ports are served.
     pub domain: String,
     /// Maximum number of live sandboxes.
     pub sandboxes_max: u32,
-    /// Memory to keep free.
+    /// Amount of memory to keep free.
     pub memory_reserve_bytes: u64,
-    /// Disk space to keep free.
+    /// Amount of disk space to keep free.
     pub disk_reserve_bytes: u64,
     /// Time for which artifacts are kept.
     pub artifact_retention_ms: u64,
@@ -54,7 +54,7 @@ pub struct Configuration {
     pub packages_debian: Option<String>,
     /// URL of the archive with Debian security updates.
     pub packages_debian_security: Option<String>,
-    /// Backends to try, in order.
+    /// Backends to try, in this order.
     pub backends: Vec<Backend>,
     /// Maximum size of the audit log.
     pub audit_bytes_max: u64,
@@ -195,7 +195,7 @@ impl Default for Configuration {
 }
 
 impl Configuration {
-    /// Reads a configuration file, or returns the defaults if there is none.
+    /// Reads a configuration file. Without a path, returns the default configuration.
     pub fn read(path: Option<&Path>) -> Result<Self, Error> {
         let Some(path) = path else { return Ok(Self::default()) };
         let wrong = |why: String| {
@@ -208,7 +208,7 @@ impl Configuration {
         toml::from_str(&text).map_err(|error| wrong(error.to_string()))
     }
 
-    /// Checks that a server may run with this configuration.
+    /// Checks that a server can run with this configuration.
     pub fn check(&self) -> Result<(), Error> {
         self.domain()?;
         if self.paused_max_ms < PAUSED_MIN_MS {
@@ -246,12 +246,12 @@ impl Configuration {
         Ok(())
     }
 
-    /// Returns the domain of the sandbox ports.
+    /// Returns the domain under which sandbox ports are served.
     pub fn domain(&self) -> Result<Domain, Error> {
         self.domain.parse()
     }
 
-    /// Returns the files of the certificate and the key, if both are set.
+    /// Returns the paths of the certificate and the key, or `None` if neither is set.
     pub fn tls(&self) -> Result<Option<TlsFiles>, Error> {
         match (&self.tls_certificate, &self.tls_key) {
             (Some(certificate), Some(key)) => {
@@ -278,7 +278,7 @@ impl Configuration {
         }
     }
 
-    /// Returns the sources of packages. Unset ones default to those of this machine.
+    /// Returns the package sources. Sources that are not set default to the sources that this machine uses.
     pub fn upstreams(&self) -> Upstreams {
         let own = Upstreams::of_this_machine();
         let or = |set: &Option<String>, own: String| set.clone().unwrap_or(own);
@@ -290,7 +290,7 @@ impl Configuration {
         }
     }
 
-    /// Returns the configuration as a file with the description of each value.
+    /// Returns the configuration as a TOML file that contains the description of each value.
     pub fn explained(&self) -> String {
         let values = toml::Table::try_from(self).unwrap_or_default();
         let mut text = String::new();
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn plain_http_stays_on_this_machine_unless_told_otherwise() {
-        // D-01
+        // Covers attack D-01.
         let open = Configuration { listen: "0.0.0.0:7070".parse().unwrap(), ..Configuration::default() };
         assert!(open.check().is_err());
         assert!(Configuration { plain_http_anywhere: true, ..open.clone() }.check().is_ok());

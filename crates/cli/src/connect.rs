@@ -1,4 +1,4 @@
-//! Connection to the configured server: its URL and the key.
+//! Connection to the configured server: its URL and the API key.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use client::{Client, Options, Patience};
 
 use crate::quantity;
 
-/// Delay before a note is printed that the command is still waiting for the server.
+/// Time to wait for a response before printing a note that the command is still waiting for the server.
 const NOTE_AFTER: Duration = Duration::from_secs(3);
-/// Environment variable with the key. There is no option for the key, because every user of the machine can
-/// read command lines.
+/// Environment variable with the API key. There is no command-line option for the key, because every user of
+/// the machine can read command lines.
 const KEY: &str = "BELLGLASS_API_KEY";
 
 /// Options that select the server, for every command.
@@ -42,7 +42,7 @@ pub struct ServerConnection {
 }
 
 impl ServerConnection {
-    /// Returns the client of the server, for a command that requires one.
+    /// Returns a client for the server, for a command that requires a server.
     pub fn client(&self) -> Result<Client, Error> {
         self.configured()?.ok_or_else(|| {
             Error::invalid(
@@ -54,7 +54,7 @@ impl ServerConnection {
         })
     }
 
-    /// Returns the client of the server, or `None` if no server is configured.
+    /// Returns a client for the server, or `None` if no server is configured.
     pub fn configured(&self) -> Result<Option<Client>, Error> {
         let Some(url) = self.server.as_deref().filter(|url| !url.is_empty()) else { return Ok(None) };
         let patience = Patience { connection: self.server_wait, ..Patience::default() };
@@ -62,7 +62,7 @@ impl ServerConnection {
         Client::with(url, &self.key()?, options).map(Some).map_err(|error| explain(&error))
     }
 
-    /// Returns the key itself, for the configuration of other programs.
+    /// Returns the API key, for use in the configuration of other programs.
     pub fn key(&self) -> Result<String, Error> {
         let key = match &self.key_file {
             Some(path) => std::fs::read_to_string(path).map_err(|error| {
@@ -86,7 +86,7 @@ impl ServerConnection {
     }
 }
 
-/// Waits for a response, and prints a note if it takes long.
+/// Waits for a response, and prints a note if the response takes long.
 pub async fn answer<T>(
     client: &Client,
     asking: impl Future<Output = Result<T, client::Error>>,
@@ -101,7 +101,7 @@ pub async fn answer<T>(
     asking.await.map_err(|error| explain(&error))
 }
 
-/// Converts a client error to one with a fix that fits the command line.
+/// Converts a client error to an API error whose fix refers to the options of the command line.
 pub fn explain(error: &client::Error) -> Error {
     let fix = match error {
         client::Error::Unreachable { url, .. } => format!(

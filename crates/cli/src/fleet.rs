@@ -1,14 +1,15 @@
-//! The same request for many sandboxes, a few at a time.
+//! Sends the same request for many sandboxes, a few at a time.
 
 use std::future::Future;
 
 use api::SandboxId;
 use client::{Client, Error};
 
-/// Maximum number of concurrent requests: enough to hide network latency, but not a burden for the server.
+/// Maximum number of concurrent requests. It is enough to hide network latency, but does not burden the
+/// server.
 const AT_ONCE: usize = 16;
 
-/// Sends a request for each sandbox. The results are in the order of the ids.
+/// Sends a request for each sandbox. The results have the same order as the IDs.
 pub async fn each<T, F>(
     client: &Client,
     ids: &[SandboxId],

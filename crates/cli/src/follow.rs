@@ -1,4 +1,4 @@
-//! Follows an exec on a server: passes on its output, and sends it standard input and interrupts.
+//! Follows an exec on a server: shows its output, and forwards standard input and interrupts to it.
 
 use std::time::{Duration, Instant};
 
@@ -12,29 +12,29 @@ use crate::connect::explain;
 use crate::output::Output;
 use crate::show;
 
-/// Size of one read from standard input.
+/// Size of the buffer for reading standard input.
 const STDIN_CHUNK_BYTES: usize = 64 * 1024;
 /// Timeout for sending a cancellation to the server.
 const CANCEL_WITHIN: Duration = Duration::from_secs(5);
 
 /// Minimum time between two distinct interrupts. The terminal and the parent process may both forward the
-/// same one.
+/// same interrupt.
 const SAME_INTERRUPT: Duration = Duration::from_millis(500);
 
 /// Effect of an interrupt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Interrupt {
-    /// The exec is cancelled. A second interrupt detaches without waiting for the end.
+    /// Cancels the exec. A second interrupt detaches without waiting for the end of the exec.
     Cancels,
-    /// The client detaches. The exec keeps running.
+    /// Detaches the client. The exec keeps running.
     Leaves,
 }
 
-/// Reason why following ended.
+/// Reason why the client stopped following an exec.
 pub enum Followed {
     /// The exec has ended.
     Ended(ExecEnd),
-    /// All output so far was passed on. The exec keeps running.
+    /// All output so far was shown. The exec keeps running.
     CaughtUp,
     /// The client detached. The exec may still be running.
     Left,
@@ -53,7 +53,7 @@ pub struct Followee<'a> {
 }
 
 impl Followee<'_> {
-    /// Passes on output until the exec ends or an interrupt detaches.
+    /// Shows output until the exec ends or an interrupt detaches the client.
     pub async fn follow(&self, mut exec: Exec, output: &mut Output) -> Result<Followed, Error> {
         let (mut interrupt, mut terminate) =
             (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
@@ -103,14 +103,14 @@ fn note_failure(cancelled: Result<Result<(), client::Error>, tokio::time::error:
     show::note(&format!("cannot cancel the command: {why}; interrupt again to detach"));
 }
 
-/// Sends standard input to the exec until either of them ends.
+/// Sends standard input to the exec until standard input or the exec ends.
 async fn feed(client: &Client, sandbox: &SandboxId, exec: &ExecId) {
     let (mut ours, mut theirs) = (tokio::io::stdin(), client.stdin(sandbox, exec));
     let mut buffer = vec![0; STDIN_CHUNK_BYTES];
     loop {
         let count = ours.read(&mut buffer).await.unwrap_or(0);
         if count == 0 {
-            // An error is ignored: if the command has ended, it does not need the end of its input.
+            // An error is ignored. If the command has ended, it does not need the end of its input.
             let _ = theirs.close().await;
             return;
         }

@@ -1,7 +1,7 @@
 //! `bellglass --help`: the commands, grouped by task.
 //!
-//! clap shows all subcommands in one list. The grouped list is a help template of the root command only;
-//! names, aliases and summaries come from the subcommands themselves.
+//! clap shows all subcommands in one list. The grouped list is a help template for the root command only.
+//! Names, aliases and summaries come from the subcommands themselves.
 
 use std::fmt::Write as _;
 
@@ -19,13 +19,14 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Agents", &["session", "tools", "mcp", "e2b"]),
     ("Operate", &["serve", "drain", "key", "project", "audit", "doctor", "completions", "man"]),
 ];
-/// Start of the template, up to the list of commands.
+/// Beginning of the help template, up to the list of commands.
 const HEAD: &str = "{before-help}{about-with-newline}\n{usage-heading} {usage}\n\n";
-/// End of the template, after the heading of the options. `{options}` includes the options that have a
-/// heading of their own.
+/// End of the help template, after the heading of the options. `{options}` includes options that have their
+/// own heading.
 const TAIL: &str = "{options}{after-help}";
 
-/// Parses the command line. As [`clap::Parser::parse`] does, prints help, the version or an error and exits.
+/// Parses the command line. Like [`clap::Parser::parse`], prints help, the version or an error and exits if
+/// necessary.
 pub fn parse() -> Arguments {
     let mut command = grouped(Arguments::command());
     let mut matches = command.get_matches_mut();

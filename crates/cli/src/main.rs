@@ -3,19 +3,19 @@
 //! | module | holds |
 //! |---|---|
 //! | [`command`] | the commands |
-//! | [`configuration`], [`telemetry`] | the configuration of a server, its log and its traces |
-//! | [`advisories`] | known vulnerabilities, and the versions without their fixes |
+//! | [`configuration`], [`telemetry`] | a server's configuration, and its log and traces |
+//! | [`advisories`] | known vulnerabilities, and the versions that fix them |
 //! | [`results`] | results of code: text, images, notes |
 //! | [`help`] | `bellglass --help`: the commands, grouped by task |
 //! | [`connect`] | the connection to the configured server |
-//! | [`request`] | arguments for a sandbox and for a command, and the requests made from them |
+//! | [`request`] | command-line options for sandboxes and commands, and the requests made from them |
 //! | [`follow`] | following the output of an exec on a server |
-//! | [`fleet`] | the same request for many sandboxes |
+//! | [`fleet`] | sending the same request for many sandboxes |
 //! | [`output`] | output and outcome of a command |
 //! | [`quantity`] | sizes and durations in arguments and output |
 //! | [`show`] | tables, lines and JSON, escaped for terminals |
 //!
-//! Standard output contains only the requested output; notes and errors go to standard error.
+//! Standard output contains only the requested output. Notes and errors are written to standard error.
 
 mod advisories;
 mod command;
@@ -38,8 +38,8 @@ use clap::Parser;
 
 use command::Command;
 
-/// Allocator that returns free memory to the system within seconds, from every thread. So after a burst of
-/// requests, the memory usage of a server falls back to its previous level (decision 35).
+/// Allocator that returns free memory to the system within seconds, from every thread. After a burst of
+/// requests, a server's memory usage therefore falls back to its previous level (decision 35).
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -92,7 +92,7 @@ fn main() -> ExitCode {
         Err(error) => return failed(&platform(format!("cannot start the async runtime: {error}"))),
     };
     let done = runtime.block_on(dispatch(arguments));
-    // Does not wait for blocking tasks: one of them may wait for a process that never ends.
+    // This does not wait for blocking tasks, because such a task may wait for a process that never ends.
     runtime.shutdown_background();
     done.unwrap_or_else(|error| failed(&error))
 }
@@ -107,12 +107,12 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
 struct LocalOptions {
     /// Data directory.
     data: PathBuf,
-    /// Backends to try, in order. Empty for the default.
+    /// Backends to try, in this order. Empty to use the default order.
     backends: Vec<node::backend::Backend>,
 }
 
-/// Returns the default data directory: a system directory for root, and one below the home directory for
-/// other users.
+/// Returns the default data directory: a system directory for root, and a directory below the home directory
+/// for other users.
 fn own_data() -> PathBuf {
     let under = |name: &str, below: &str| {
         let found = std::env::var_os(name).filter(|path| !path.is_empty());
@@ -148,8 +148,8 @@ async fn wait_for_end() -> Result<(), api::Error> {
     Ok(())
 }
 
-/// Returns a future that completes after a signal that ends this command. From now on, these signals no
-/// longer end the process directly.
+/// Returns a future that completes after a signal that is supposed to end this command. After this call,
+/// these signals no longer end the process directly.
 fn signalled() -> Result<impl Future<Output = ()>, api::Error> {
     use tokio::signal::unix::{SignalKind, signal};
     let watch =

@@ -10,12 +10,13 @@ use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId, limits};
 use crate::results::Results;
 use crate::show;
 
-/// Destination of the output of one command: streamed, or collected into one JSON object.
+/// Destination for the output of one command. The output is either streamed or collected into one JSON
+/// object.
 pub struct Output {
     json: bool,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// Destination of results. With JSON, results are collected in `shown` instead.
+    /// Destination for results. With JSON, results are collected in `shown` instead.
     results: Results,
     shown: Vec<ResultLine>,
     /// Bytes of standard output and standard error that were not received.
@@ -27,12 +28,12 @@ impl Output {
         Self::showing(json, Results::naming())
     }
 
-    /// Like [`Output::new`], for code, which can have results.
+    /// Creates a destination for the output of code, which can have results.
     pub fn showing(json: bool, results: Results) -> Self {
         Self { json, stdout: Vec::new(), stderr: Vec::new(), results, shown: Vec::new(), missed: [0; 2] }
     }
 
-    /// Handles a result.
+    /// Shows a result, or collects it for the JSON object.
     pub fn result(&mut self, line: ResultLine) -> Result<(), Error> {
         if !self.json {
             return self.results.show(&line);
@@ -41,7 +42,7 @@ impl Output {
         Ok(())
     }
 
-    /// Handles a chunk of output.
+    /// Writes a chunk of output, or collects it for the JSON object.
     pub fn take(&mut self, stream: Stream, bytes: &[u8]) -> Result<(), Error> {
         match (self.json, stream) {
             (true, Stream::Stdout) => hold(&mut self.stdout, bytes),
@@ -56,7 +57,8 @@ impl Output {
         }
     }
 
-    /// Counts bytes that were not received because they were not kept. They are reported once, at the end.
+    /// Counts bytes that were not received because the server had not kept them. They are reported once, at
+    /// the end.
     pub fn miss(&mut self, stream: Stream, bytes: u64) {
         match stream {
             Stream::Stdout => self.missed[0] += bytes,
@@ -65,7 +67,8 @@ impl Output {
         }
     }
 
-    /// Reports the outcome and returns the exit code of the command. `memory` is the memory limit, if known.
+    /// Reports the outcome and returns the exit code of the command. `memory` is the memory limit in bytes,
+    /// if known.
     pub fn finish(&self, sandbox: &SandboxId, end: &ExecEnd, memory: Option<u64>) -> ExitCode {
         if self.json {
             if let Err(error) = show::value(&self.report(sandbox, Some(end))) {
@@ -93,8 +96,8 @@ impl Output {
             "stderr": String::from_utf8_lossy(&self.stderr),
             "results": self.shown,
             "stdout_bytes": end.map(|end| end.stdout_bytes),
-            // Bytes that are missing in `stdout` above. The server may have dropped more since then, which
-            // this client has received in time.
+            // Number of bytes that are missing in `stdout` above. The server may have dropped more bytes
+            // later, but this client had already received them.
             "stdout_dropped": end.map(|_| self.missed[0]),
             "stderr_bytes": end.map(|end| end.stderr_bytes),
             "stderr_dropped": end.map(|_| self.missed[1]),

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Parses a size: a number, and optionally `K`, `M` or `G` (or `KiB`, `MiB`, `GiB`) for powers of 1024.
+/// Parses a size: a number, optionally followed by `K`, `M` or `G` (or `KiB`, `MiB`, `GiB`), which are powers
+/// of 1024.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -21,8 +22,8 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     Ok((value * scale as f64) as u64)
 }
 
-/// Parses a time limit: a number with `ms`, `s`, `m`, `h` or `d` (seconds without a unit), or `none` for no
-/// limit.
+/// Parses a time limit: a number followed by `ms`, `s`, `m`, `h` or `d`. A number without a unit means
+/// seconds, and `none` means no limit.
 pub fn limit(text: &str) -> Result<Limit, String> {
     if text == "none" {
         return Ok(Limit(None));
@@ -58,7 +59,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit(pub Option<Duration>);
 
-/// Formats a size for people.
+/// Formats a size in human-readable form.
 pub fn show_bytes(bytes: u64) -> String {
     let units = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match units.into_iter().find(|(_, scale)| bytes >= *scale) {
@@ -69,7 +70,8 @@ pub fn show_bytes(bytes: u64) -> String {
     }
 }
 
-/// Formats a duration for people: the largest unit, and the next smaller unit for hours and days.
+/// Formats a duration in human-readable form: in the largest unit that fits. Hours and days also show the
+/// next smaller unit.
 pub fn show_time(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

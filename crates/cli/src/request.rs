@@ -1,4 +1,5 @@
-//! Arguments for a sandbox and for a command, shared by all commands that create or use a sandbox.
+//! Command-line options for sandboxes and commands, shared by all `bellglass` commands that create or use a
+//! sandbox.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -105,7 +106,7 @@ pub enum OnTimeoutName {
 }
 
 impl OnTimeoutName {
-    /// Returns the value for requests to the server.
+    /// Returns the action as the server's API represents it.
     pub fn of_server(self) -> OnTimeout {
         match self {
             Self::Stop => OnTimeout::Stop,
@@ -131,7 +132,7 @@ impl SandboxOptions {
         if self.allow.is_empty() { Ok(None) } else { Policy::of_words(&self.allow).map(Some) }
     }
 
-    /// Returns the requested limits, with `life` (at most 24 h) as the time to live.
+    /// Returns the requested limits, with a time to live of `life`, but at most 24 hours.
     pub fn limits(&self, life: Duration) -> WantedLimits {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let cpu_millis = self.cpus.map(|cpus| (cpus * 1000.0).round() as u64);
@@ -151,8 +152,8 @@ impl ExecOptions {
     /// Returns the exec request. `watched` is true if the output is read while the command runs.
     pub fn spec(&self, watched: bool) -> Result<ExecSpec, Error> {
         let output = match self.output {
-            // With --json, all output is collected in memory, so it must be bounded whatever the command
-            // writes.
+            // With --json, all output is collected in memory. It must therefore be bounded, no matter how
+            // much the command writes.
             Some(OutputName::Block) if self.json => OutputMode::Keep,
             None if self.json || !watched => OutputMode::Keep,
             None | Some(OutputName::Block) => OutputMode::Block,
@@ -174,7 +175,7 @@ impl ExecOptions {
 }
 
 impl TierName {
-    /// Returns the tier for runtimes of this machine.
+    /// Returns the tier as the runtimes of this machine represent it.
     pub fn of_runtime(self) -> Tier {
         match self {
             Self::Container => Tier::Container,
@@ -182,7 +183,7 @@ impl TierName {
         }
     }
 
-    /// Returns the tier for requests to the server.
+    /// Returns the tier as the server's API represents it.
     pub fn of_server(self) -> api::sandbox::Tier {
         match self {
             Self::Container => api::sandbox::Tier::Container,
@@ -206,7 +207,7 @@ pub fn pairs(option: &str, texts: &[String]) -> Result<BTreeMap<String, String>,
     Ok(pairs)
 }
 
-/// Returns a duration in milliseconds.
+/// Converts a duration to milliseconds.
 pub fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

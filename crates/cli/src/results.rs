@@ -1,9 +1,9 @@
-//! Shows results of code at a terminal or saves them: values as text, images as files or on the screen, and
+//! Shows results of code at a terminal, or saves them: values as text, images as files or on the screen, and
 //! reports about the run as notes.
 //!
-//! All results are untrusted. An image is written only under a name of plain characters with the extension of
-//! its type, and never overwrites a file. A terminal receives only images that were decoded and encoded
-//! again.
+//! All results are untrusted. An image file always has a name of plain characters with the extension of the
+//! image type, and never overwrites an existing file. An image reaches a terminal only after its base64 was
+//! decoded and encoded again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal as _, Write as _};
@@ -28,15 +28,15 @@ const PICTURES: [(&str, &str); 5] = [
 const NAME_CHARS_MAX: usize = 64;
 /// Maximum number of file names that are tried for one image.
 const NAMES_MAX: u32 = 10_000;
-/// Size of a chunk in the image protocol of kitty.
+/// Size of a chunk in kitty's image protocol, in bytes.
 const KITTY_PIECE_BYTES: usize = 4096;
 
-/// Destination of results.
+/// Destination for results.
 pub struct Results {
-    /// Directory for images. Without one, only the text form of an image is shown.
+    /// Directory for images. If `None`, only the text form of an image is shown.
     images: Option<PathBuf>,
     screen: Option<Screen>,
-    /// Number of images so far that had no usable name.
+    /// Number of images so far without a usable name.
     nameless: u32,
 }
 
@@ -47,20 +47,20 @@ enum Screen {
     Iterm,
 }
 
-/// Decoded image.
+/// Image decoded from base64.
 struct Picture {
     ending: &'static str,
     bytes: Vec<u8>,
 }
 
 impl Results {
-    /// Returns a destination that shows only text and notes.
+    /// Creates a destination that shows only text and notes.
     pub fn naming() -> Self {
         Self { images: None, screen: None, nameless: 0 }
     }
 
-    /// Returns a destination that saves images in this directory. Without one, images are displayed if the
-    /// terminal supports that, and otherwise saved in the current directory.
+    /// Creates a destination that saves images in this directory. Without a directory, images are displayed
+    /// if the terminal supports this, and otherwise saved in the current directory.
     pub fn keeping(images: Option<PathBuf>) -> Self {
         let screen = if images.is_none() && io::stdout().is_terminal() { Screen::ours() } else { None };
         Self { images: Some(images.unwrap_or_default()), screen, nameless: 0 }
@@ -129,13 +129,13 @@ impl Results {
 }
 
 impl Picture {
-    /// Returns the preferred image of a result, if there is one and it can be decoded.
+    /// Returns the preferred image of a result, or `None` if the result has no image that can be decoded.
     fn of(bundle: &Bundle) -> Option<Self> {
         PICTURES.into_iter().find_map(|(kind, ending)| {
             let text = bundle.data.get(kind)?.as_str()?;
             let bytes = match ending {
                 "svg" => text.as_bytes().to_vec(),
-                // Some encoders insert line breaks.
+                // Some encoders insert line breaks into base64.
                 _ => BASE64_STANDARD.decode(text.split_ascii_whitespace().collect::<String>()).ok()?,
             };
             Some(Self { ending, bytes })
@@ -144,7 +144,7 @@ impl Picture {
 }
 
 impl Screen {
-    /// Returns the image protocol of the current terminal, if it has one.
+    /// Returns the image protocol of the current terminal, or `None` if it cannot display images.
     fn ours() -> Option<Self> {
         let said = |name| std::env::var(name).unwrap_or_default();
         Self::of(&said("TERM"), &said("KITTY_WINDOW_ID"), &said("TERM_PROGRAM"))
@@ -157,7 +157,8 @@ impl Screen {
         matches!(program, "iTerm.app" | "WezTerm").then_some(Self::Iterm)
     }
 
-    /// Returns the control sequence that displays an image, if the terminal supports its type.
+    /// Returns the control sequence that displays an image, or `None` if the terminal does not support the
+    /// image type.
     fn draws(self, picture: &Picture) -> Option<String> {
         let encoded = BASE64_STANDARD.encode(&picture.bytes);
         match self {
@@ -182,7 +183,7 @@ impl Screen {
     }
 }
 
-/// Returns the note for a report about a run, as one line, if the report needs one.
+/// Returns a report about a run as a one-line note, or `None` if the result needs no note.
 fn note(said: &RunResult) -> Option<String> {
     Some(match said {
         RunResult::Installed { packages } => {
@@ -220,15 +221,15 @@ fn note(said: &RunResult) -> Option<String> {
                 .to_owned()
         }
         RunResult::Refused { error } => format!("the cell could not start: {}. {}", error.message, error.fix),
-        // The text of an error is already on standard error, and a terminal's output cannot be cleared
-        // afterwards.
+        // The text of an error is already on standard error. A `Clear` request is ignored, because output on
+        // a terminal cannot be cleared afterwards.
         RunResult::Value(_) | RunResult::Display(_) | RunResult::Error(_) | RunResult::Clear { .. } => {
             return None;
         }
     })
 }
 
-/// Returns a name without its extension, if it is safe as a file name in any directory.
+/// Returns a file name without its extension, or `None` if the name is not safe in every directory.
 fn stem(name: &str) -> Option<String> {
     let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
@@ -237,7 +238,8 @@ fn stem(name: &str) -> Option<String> {
     good.then(|| stem.to_owned())
 }
 
-/// Creates a new file, under another name if a file of this name exists. Returns the file and its path.
+/// Creates a new file. If a file with this name exists, adds a number to the name. Returns the file and its
+/// path.
 fn create(directory: &Path, stem: &str, ending: &str) -> io::Result<(File, PathBuf)> {
     for number in 1..=NAMES_MAX {
         let name = if number == 1 { format!("{stem}.{ending}") } else { format!("{stem}-{number}.{ending}") };

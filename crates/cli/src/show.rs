@@ -1,5 +1,5 @@
 //! Tables, notes and errors for people, and JSON for programs. In all of these, text from a sandbox, a server
-//! or a file name is escaped: it can neither control the terminal nor start a new line.
+//! or a file name is escaped, so that it can neither control the terminal nor start a new line.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -40,8 +40,8 @@ fn error_text(error: &Error) -> String {
     text
 }
 
-/// Classifies a write to standard output: a broken pipe means that the reader has left; any other error is a
-/// failure.
+/// Classifies the result of a write to standard output. A broken pipe means that the reader has closed its
+/// end. Any other error is a failure.
 pub fn heard(written: io::Result<()>) -> Result<Heard, Error> {
     match written {
         Ok(()) => Ok(Heard::Yes),
@@ -59,7 +59,8 @@ pub fn bytes(bytes: &[u8]) -> Result<(), Error> {
     heard(to.write_all(bytes).and_then(|()| to.flush())).map(drop)
 }
 
-/// Writes text to standard output without buffering. The result tells if standard output still has a reader.
+/// Writes text to standard output without buffering. The result states whether standard output still has a
+/// reader.
 pub fn text(text: &str) -> Result<Heard, Error> {
     let mut to = io::stdout().lock();
     heard(to.write_all(text.as_bytes()).and_then(|()| to.flush()))
@@ -91,7 +92,7 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> Result<(), Error> {
     text(&table_text(head, rows)).map(drop)
 }
 
-/// Formats a table with a head. Each column is as wide as its widest cell.
+/// Formats a table with a header row. Each column is as wide as its widest cell.
 pub fn table_text(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = head.iter().map(|cell| cell.chars().count()).collect();
     let rows: Vec<Vec<String>> =
@@ -114,8 +115,8 @@ pub fn table_text(head: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Escapes text to one line: control characters, line breaks, text direction marks and invisible characters
-/// are replaced by visible escapes.
+/// Escapes text so that it stays on one line. Control characters, line breaks, text direction marks and
+/// invisible characters are replaced by visible escape sequences.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -124,14 +125,14 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// Escapes text of several lines. Each line after the first is marked, so that it cannot imitate a line of
-/// the error format.
+/// Escapes text that may have several lines. Each line after the first is marked, so that it cannot imitate a
+/// line of the error format.
 fn lines(text: &str) -> String {
     text.trim_end().lines().map(escape).collect::<Vec<_>>().join("\n  |      ")
 }
 
-/// Returns equivalent JSON in which such characters are numeric escapes. They can occur only in strings,
-/// where both forms mean the same.
+/// Returns equivalent JSON in which characters that `acts` detects are numeric escapes. Such characters occur
+/// only in strings, where both forms have the same meaning.
 fn in_numbers(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {
@@ -151,8 +152,8 @@ fn acts(c: char) -> bool {
     let turns =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let parts = matches!(c, '\u{2028}' | '\u{2029}');
-    // Zero-width characters: with them, different names can look the same, and hidden text can be addressed
-    // to an LLM.
+    // Zero-width characters can make different names look the same, and can hide text that is addressed to an
+    // LLM.
     let hides =
         matches!(c, '\u{ad}' | '\u{200b}' | '\u{2060}'..='\u{2064}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}');
     c.is_control() || turns || parts || hides
@@ -162,7 +163,7 @@ fn acts(c: char) -> bool {
 mod tests {
     use super::*;
 
-    /// O-08: output of a sandbox cannot control the terminal.
+    /// Attack O-08: output of a sandbox cannot control the terminal.
     #[test]
     fn escape_sequences_are_shown_not_obeyed() {
         assert_eq!(escape("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
@@ -171,7 +172,7 @@ mod tests {
         assert_eq!(escape("plain é ☕ שלום"), "plain é ☕ שלום");
     }
 
-    /// O-08: it cannot start a line either.
+    /// Attack O-08: output of a sandbox cannot imitate a new line of a table or an error.
     #[test]
     fn a_cell_is_one_line_and_an_error_shows_which_lines_are_its_own() {
         let table = table_text(&["name"], &[vec!["one\nforged\r\u{2028}".into()]]);

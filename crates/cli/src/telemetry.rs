@@ -1,4 +1,4 @@
-//! Telemetry of a server: its log, the recorded steps, and traces for a collector.
+//! Telemetry of a server: its log, the recorded steps of requests, and traces for a collector.
 //!
 //! ```text
 //! spans that are steps ─▶ recorder (always) ─▶ `bellglass trace`
@@ -6,9 +6,9 @@
 //! everything else      ─▶ log
 //! ```
 //!
-//! Nothing waits for a collector. Spans that do not fit into the queue are dropped. If a collector does not
-//! respond, one line is logged, and another one when it responds again. The exporter has its own thread,
-//! which sends through this process's async runtime.
+//! Requests never wait for a collector. Spans that do not fit into the queue are dropped. If a collector does
+//! not respond, one line is logged, and another line when it responds again. The exporter runs in its own
+//! thread, which sends through this process's async runtime.
 
 #[cfg(test)]
 mod tests;
@@ -46,35 +46,35 @@ use crate::configuration::Log;
 const EXPORT_WITHIN: Duration = Duration::from_secs(5);
 /// Interval between two batches. It is short so that traces appear in the collector soon.
 const EXPORT_EVERY: Duration = Duration::from_secs(1);
-/// Maximum number of queued steps: those of a hundred create requests. Further steps are dropped.
+/// Maximum number of queued steps. It is enough for a hundred create requests. Further steps are dropped.
 const QUEUE: usize = 4096;
 /// Timeout for sending the last batch at shutdown.
 const FLUSH_WITHIN: Duration = Duration::from_secs(1);
-/// Maximum size of a collector's response. It contains at most an error message.
+/// Maximum size of a collector's response in bytes. The response contains at most an error message.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
-/// Path of the trace endpoint of a collector.
+/// Path of a collector's trace endpoint.
 const PATH: &str = "/v1/traces";
 
-/// Telemetry of a server, from its start to its end.
+/// Telemetry of a running server.
 pub struct Telemetry {
-    /// Recorded traces, for the platform.
+    /// Recorded traces. The server's API returns them.
     pub traces: Traces,
     exporter: Option<SdkTracerProvider>,
 }
 
-/// HTTP client that sends batches.
+/// HTTP client that sends batches of spans to the collector.
 #[derive(Debug)]
 struct Sender {
     http: reqwest::Client,
     runtime: tokio::runtime::Handle,
     to: String,
-    /// True if the last batch was not accepted.
+    /// True if the collector did not accept the last batch.
     away: AtomicBool,
 }
 
 impl Telemetry {
-    /// Starts the log in this format and the recording of steps, and the export to a collector if one is
-    /// configured.
+    /// Starts the log in this format and the recording of steps. If a collector is configured, also starts
+    /// the export to it.
     pub fn begin(form: Log, collector: Option<&str>) -> Result<Self, Error> {
         let recorder = Recorder::default();
         let exporter = collector.map(exporter).transpose()?;
@@ -83,13 +83,13 @@ impl Telemetry {
             .with(exporter.as_ref().map(exporting))
             .with(written(form, std::io::stderr))
             .try_init();
-        // Fails if a subscriber is already set, which then serves as the log.
+        // This fails if a subscriber is already set. That subscriber then serves as the log.
         drop(started);
         let join = exporter.as_ref().map(|_| join as control::trace::Join);
         Ok(Self { traces: Traces { recorder, join }, exporter })
     }
 
-    /// Sends the remaining spans, for at most `FLUSH_WITHIN`.
+    /// Sends the remaining spans. Takes at most `FLUSH_WITHIN`.
     pub async fn end(self) {
         let Some(exporter) = self.exporter else { return };
         // The shutdown blocks its thread, and depends on other threads to complete.
@@ -130,8 +130,8 @@ impl Sender {
     }
 }
 
-/// Returns the layer that writes the log in this format. Steps are excluded, so they do not add anything to
-/// its lines.
+/// Returns the layer that writes the log in this format. The layer ignores steps, so that they add nothing to
+/// the log's lines.
 fn written<S, W>(form: Log, to: W) -> Option<Box<dyn Layer<S> + Send + Sync>>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
@@ -190,8 +190,8 @@ fn exporter(collector: &str) -> Result<SdkTracerProvider, Error> {
         .build())
 }
 
-/// Returns the HTTP client for a collector. A URL without TLS needs no certificates, so it also works on a
-/// machine that has none.
+/// Returns the HTTP client for a collector. A URL without TLS needs no certificates, so this also works on a
+/// machine that has no certificates installed.
 fn http(encrypted: bool) -> Result<reqwest::Client, String> {
     let said = |error: rustls::Error| error.to_string();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -204,7 +204,7 @@ fn http(encrypted: bool) -> Result<reqwest::Client, String> {
     let tls = builder.with_no_client_auth();
     reqwest::Client::builder()
         .tls_backend_preconfigured(tls)
-        // Traces are sent only to the configured address: no redirects, no proxy.
+        // Traces are sent only to the configured address, so redirects and proxies are disabled.
         .redirect(reqwest::redirect::Policy::none())
         .no_proxy()
         .timeout(EXPORT_WITHIN)
@@ -224,12 +224,12 @@ async fn send(http: &reqwest::Client, request: Request<Bytes>) -> Result<Respons
     Ok(Response::builder().status(answer.status()).body(body.into())?)
 }
 
-/// Makes a span part of the trace that this `traceparent` value names. An invalid value is ignored.
+/// Makes a span part of the trace that a `traceparent` value identifies. An invalid value is ignored.
 fn join(span: &Span, parent: &str) {
     let said = HashMap::from([(PARENT_HEADER.to_owned(), parent.to_owned())]);
     let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &said);
     if context.span().span_context().is_valid() {
-        // Cannot fail: the span was just created and has not started.
+        // This cannot fail, because the span was just created and has not started.
         let _ = span.set_parent(context);
     }
 }

@@ -1,6 +1,7 @@
-//! Tests of the executable on a real machine: its output, its exit codes, and its leftovers.
+//! Tests of the `bellglass` executable on a real machine: its output, its exit codes, and the resources that
+//! it leaves behind.
 
-// A test fails by panicking.
+// Tests fail by panicking.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -16,10 +17,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-/// Data directory, which keeps the template between test runs.
+/// Data directory. It keeps the template between test runs.
 const DATA: &str = "/var/tmp/bellglass-test";
 
-/// Returns true if these tests may start sandboxes. The first call builds the template if it does not exist.
+/// Returns true if these tests may start sandboxes. The first call builds the template if it does not exist
+/// yet.
 fn real() -> bool {
     static TEMPLATE: Once = Once::new();
     if std::env::var_os("BELLGLASS_REAL").is_none() {
@@ -50,7 +52,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs `bellglass run`. Returns standard output, standard error and the exit code.
+/// Runs `bellglass run`. Returns its standard output, standard error and exit code.
 fn run(arguments: &[&str]) -> (String, String, Option<i32>) {
     let output = bellglass(&[&["run"], arguments].concat());
     (text(&output.stdout), text(&output.stderr), output.status.code())
@@ -114,7 +116,7 @@ fn standard_input_is_passed_on_when_asked_for() {
     assert!(began.elapsed() < Duration::from_secs(5));
 }
 
-/// An invalid option or limit fails with an error that says how to fix it.
+/// An invalid option or limit fails with an error that explains how to fix it.
 #[test]
 fn a_wrong_request_is_refused_with_its_fix_and_nothing_runs() {
     if !real() {
@@ -153,7 +155,7 @@ fn an_interrupt_cancels_the_command_and_removes_the_sandbox() {
     assert_eq!(sandboxes(), 0);
 }
 
-/// The sandbox of a killed command is removed by the next command.
+/// The next command removes the sandbox of a killed command.
 #[test]
 fn a_killed_command_is_removed_by_the_next() {
     if !real() {
@@ -175,7 +177,7 @@ fn kill(child: &Child, signal: &str) {
     assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
-/// `doctor` runs a real sandbox and exits with 0 if that works.
+/// `doctor` runs a real sandbox and exits with 0 if the sandbox works.
 #[test]
 fn doctor_proves_what_works_and_names_what_is_missing() {
     if !real() {
@@ -186,7 +188,7 @@ fn doctor_proves_what_works_and_names_what_is_missing() {
     assert_eq!((output.status.code(), &report["works"]), (Some(0), &serde_json::json!(true)));
 }
 
-/// In a mount namespace where the runtimes are hidden, `doctor` fails and names the package to install.
+/// In a mount namespace that hides the runtimes, `doctor` fails and names the package to install.
 #[test]
 fn doctor_fails_where_nothing_works_and_says_what_to_install() {
     if !real() {

@@ -1,7 +1,7 @@
-//! Tests of the executable with a server: its requests, its output and its exit codes. The server is a few
-//! lines here, so that it can also send responses that the real server never sends.
+//! Tests of the `bellglass` executable with a server: its requests, its output and its exit codes. The tests
+//! contain a minimal server of their own, which can also send responses that the real server never sends.
 
-// A test fails by panicking.
+// Tests fail by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::io::{Read as _, Write as _};
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Server that returns a response for the first line of each request, and keeps the connection open if the
-/// response says so.
+/// Server that chooses its response by the first line of each request. If the response says so, the server
+/// keeps the connection open.
 struct Server {
     url: String,
     seen: Arc<Mutex<Vec<String>>>,
 }
 
-/// Status, body, and true if the connection stays open afterwards.
+/// Response: the status, the body, and true if the connection stays open afterwards.
 struct Answer(u16, String, bool);
 
 impl Server {
@@ -112,7 +112,7 @@ fn info() -> Value {
            "stderr_bytes": 0, "duration_ms": 1})
 }
 
-/// Returns the output of a command that writes `hi` and exits with 7.
+/// Returns the output stream of a command that writes `hi` and exits with 7.
 fn lines(started: bool) -> String {
     let end = json!({"outcome": {"kind": "exited", "code": 7}, "stdout_bytes": 3, "stdout_dropped": 0, "stderr_bytes": 2,
                      "stderr_dropped": 0, "duration_us": 9, "left_running": 0});
@@ -125,7 +125,7 @@ fn lines(started: bool) -> String {
     lines.iter().skip(usize::from(!started)).map(|line| format!("{line}\n")).collect()
 }
 
-/// Returns the response of a correct server.
+/// Returns the response that a correct server sends.
 fn honest(line: &str) -> Answer {
     let page = |item: Value| json!({"items": [item]}).to_string();
     let words: Vec<_> = line.split([' ', '?']).collect();
@@ -186,7 +186,7 @@ fn a_key_comes_from_a_file_and_never_from_the_command_line() {
     assert_eq!(bare(&["--key", "secret", "list"]).output().unwrap().status.code(), Some(2));
 }
 
-/// The output is passed on byte for byte, with the exit code of the command itself.
+/// The output is passed on byte for byte, and the exit code is the command's own.
 #[test]
 fn exec_streams_and_exits_with_the_commands_own_code() {
     let server = Server::start(honest);
@@ -200,8 +200,8 @@ fn exec_streams_and_exits_with_the_commands_own_code() {
     assert_eq!((report["stdout"].as_str(), code), (Some("hi\n"), Some(7)));
 }
 
-/// Returns the output of code that writes `hi`, displays figures and a value, and has two notes about its
-/// run.
+/// Returns the output stream of code that writes `hi`, displays figures and a value, and produces two notes
+/// about its run.
 fn shown(line: &str) -> Answer {
     if !line.starts_with("POST") {
         return honest(line);
@@ -325,7 +325,7 @@ fn attach_and_logs_read_what_was_written() {
     assert!(server.seen().last().unwrap().ends_with("follow=false"));
 }
 
-/// O-08: names, labels and commands of a sandbox cannot act on the terminal.
+/// Attack O-08: names, labels and commands in a sandbox cannot control the terminal.
 #[test]
 fn what_a_sandbox_says_of_itself_is_shown_not_obeyed() {
     let server = Server::start(honest);
@@ -362,8 +362,8 @@ fn an_interrupt_cancels_an_exec_and_leaves_an_attached_one_alone() {
             std::thread::sleep(Duration::from_millis(5));
         }
         if cancels {
-            // The server does not end the exec. A second interrupt detaches, if it arrives too late to count
-            // as the first one again.
+            // The server does not end the exec. A second interrupt detaches only if it arrives late enough
+            // not to count as a repetition of the first.
             std::thread::sleep(Duration::from_millis(800));
             interrupt();
         }
@@ -407,7 +407,7 @@ fn a_copy_that_is_interrupted_leaves_no_part_of_it_in_the_sandbox() {
     };
     let server = Server::start(move |line| match line {
         _ if line.starts_with("DELETE") => Answer(200, json!({"count": 1}).to_string(), false),
-        // Never complete the response.
+        // Never complete this response.
         _ if line.contains("offset=") => Answer(200, String::new(), true),
         _ if line.starts_with("PUT") => {
             Answer(200, json!({"file": info(0), "sha256": ""}).to_string(), false)

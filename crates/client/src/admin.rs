@@ -1,5 +1,5 @@
-//! Administrative requests: projects, keys and the node, which need the role `admin`, and the server's
-//! health, which needs no key.
+//! Administrative requests. Requests for projects, keys and the node need the role `admin`; a request for the
+//! server's health needs no key.
 
 use api::account::{CreateKey, Key, NewKey, Project, PutProject, RotateKey};
 use api::limits;
@@ -37,8 +37,8 @@ impl Client {
         self.pages("/v1/keys").await
     }
 
-    /// Creates a key. The response is the only place where its secret is shown. If the connection breaks
-    /// after the request was sent, a key may exist whose secret is lost; the error reports this.
+    /// Creates a key. Only the response contains the key's secret. If the connection breaks after the request
+    /// was sent, the server may have created a key whose secret is lost; the error says so.
     ///
     /// # Errors
     /// The project does not exist, or the key's role does not allow this.
@@ -46,7 +46,7 @@ impl Client {
         self.link.call(&ApiRequest::new(Method::POST, "/v1/keys").json(request)?).await
     }
 
-    /// Creates a replacement for a key. The old key remains valid for the overlap.
+    /// Creates a replacement for a key. The old key remains valid during the overlap period.
     ///
     /// # Errors
     /// The key does not exist, or the key's role does not allow this.
@@ -55,7 +55,7 @@ impl Client {
         self.link.call(&ApiRequest::new(Method::POST, path).json(&request)?).await
     }
 
-    /// Revokes a key. Can be repeated.
+    /// Revokes a key. This is idempotent.
     ///
     /// # Errors
     /// The key does not exist, or the key's role does not allow this.
@@ -63,7 +63,7 @@ impl Client {
         self.link.done(&ApiRequest::new(Method::DELETE, format!("/v1/keys/{}", escape(id)))).await
     }
 
-    /// Returns the status of the node.
+    /// Returns the node's status.
     ///
     /// # Errors
     /// The key's role does not allow this.
@@ -71,7 +71,7 @@ impl Client {
         self.link.call(&ApiRequest::get("/v1/node")).await
     }
 
-    /// Drains the node, so that it accepts no new sandboxes, or ends the drain.
+    /// Starts or ends draining of the node. A draining node accepts no new sandboxes.
     ///
     /// # Errors
     /// The key's role does not allow this.
@@ -79,11 +79,10 @@ impl Client {
         self.link.call(&ApiRequest::new(Method::PUT, "/v1/node/drain").json(&Drain { draining })?).await
     }
 
-    /// Returns the health of the server. The request is not retried, because the caller wants the current
-    /// state.
+    /// Returns the server's health. Does not retry, because the caller wants the current state.
     ///
     /// # Errors
-    /// The server does not respond, or it is not a Bellglass server.
+    /// The server does not respond, or the response does not come from a Bellglass server.
     pub async fn health(&self) -> Result<Health, Error> {
         let ask = ApiRequest::get("/healthz");
         let response = self.link.send(&ask).await.map_err(|failure| failure.error)?;

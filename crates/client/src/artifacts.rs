@@ -18,15 +18,15 @@ use crate::error::Error;
 use crate::files::{digest, hex, sending};
 use crate::link::{ApiRequest, FailedAttempt};
 
-/// Maximum wait for one response: shorter than the idle timeout of common proxies.
+/// Maximum time to wait for one response, shorter than the idle timeout of common proxies.
 const WAIT_ONCE: Duration = Duration::from_secs(20);
 /// Minimum pause between two requests.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 impl Client {
-    /// Returns the artifacts of an exec that was started with `artifacts`. Waits up to `wait` for the exec to
-    /// end and its files to be collected; after that, an incomplete result is marked as `pending`. Works even
-    /// after the sandbox has ended.
+    /// Returns the artifacts of an exec that was started with `artifacts`. Waits up to `wait` until the exec
+    /// has ended and its files are collected. If that takes longer, the result is incomplete and marked as
+    /// `pending`. Works even after the sandbox has ended.
     ///
     /// # Errors
     /// No artifacts are stored for the exec (`not_found`).
@@ -69,7 +69,7 @@ impl Client {
         }
     }
 
-    /// Returns the bytes of an artifact, verified against its hash. They are held in memory.
+    /// Returns the bytes of an artifact after verifying its hash. Holds all bytes in memory.
     ///
     /// # Errors
     /// The artifact is no longer stored (`not_found`).
@@ -89,11 +89,11 @@ impl Client {
         }
     }
 
-    /// Writes the bytes of an artifact to `into` and verifies its hash. Not retried, because written bytes
-    /// cannot be taken back.
+    /// Writes the bytes of an artifact to `into` and verifies its hash. Does not retry, because bytes that
+    /// have been written cannot be taken back.
     ///
     /// # Errors
-    /// As [`Client::artifact`]; or the connection broke, or `into` cannot be written to.
+    /// Fails like [`Client::artifact`]. Also fails if the connection breaks or a write to `into` fails.
     pub async fn artifact_into(
         &self,
         sandbox: &SandboxId,
@@ -104,7 +104,7 @@ impl Client {
         self.try_artifact(sandbox, exec, item, into).await.map_err(|failure| failure.error)
     }
 
-    /// Stores bytes as a dataset of the project. Replaces an existing dataset of the same name.
+    /// Stores bytes as a dataset of the project. Replaces an existing dataset with the same name.
     ///
     /// # Errors
     /// The name is invalid, or there is not enough space.
@@ -114,11 +114,11 @@ impl Client {
         self.link.call(&ask.header(HeaderName::from_static(DIGEST_HEADER), &digest)).await
     }
 
-    /// Stores everything that a reader returns, as [`Client::put_dataset`] does. Not retried, because the
+    /// Stores everything that a reader returns, like [`Client::put_dataset`]. Does not retry, because the
     /// reader can be read only once.
     ///
     /// # Errors
-    /// As [`Client::put_dataset`]; or the connection broke.
+    /// Fails like [`Client::put_dataset`]. Also fails if the connection breaks.
     pub async fn put_dataset_from(
         &self,
         name: &str,
@@ -146,7 +146,7 @@ impl Client {
         Ok(page.items)
     }
 
-    /// Removes a dataset. Succeeds if it does not exist.
+    /// Removes a dataset. Succeeds even if the dataset does not exist.
     ///
     /// # Errors
     /// The server does not respond.

@@ -1,4 +1,4 @@
-//! The client and its requests for sandboxes.
+//! The API client and its sandbox requests.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,30 +16,31 @@ use crate::error::Error;
 use crate::link::{ApiRequest, ServerLink};
 use crate::patience::Patience;
 
-/// Default timeout for a response. Starts and stops take longest, on a machine that is busy with many others.
+/// Default timeout for a response. Starting and stopping sandboxes takes longest when the machine is busy
+/// with many others.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Default for the maximum silence of a stream: three missed heartbeats.
+/// Default time without data after which a stream counts as broken: three missed heartbeats.
 const SILENCE_MAX: Duration = Duration::from_millis(3 * HEARTBEAT_MS);
-/// Maximum number of pages of a list. A list of more than a million items means that the server returns pages
-/// in a loop.
+/// Maximum number of pages that a list may have. A list of more than a million items means that the server
+/// keeps returning the same pages.
 const PAGES_MAX: usize = 1000;
 
-/// Client of one server, with one key. Cheap to clone.
+/// Client for one server, authenticated with one key. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) link: Arc<ServerLink>,
 }
 
-/// Options of a client that differ from the defaults.
+/// Options of a client.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Certificates to trust, in PEM, instead of those of the operating system.
+    /// PEM file with the certificates to trust instead of the operating system's certificates.
     pub ca_file: Option<PathBuf>,
-    /// Time for which requests that can safely be repeated are retried.
+    /// How long to retry requests that can safely be repeated.
     pub patience: Patience,
     /// Timeout for one response.
     pub answer_within: Duration,
-    /// Maximum silence of a stream, after which its connection counts as broken.
+    /// Maximum time without data on a stream. After that, its connection counts as broken.
     pub silence_max: Duration,
 }
 
@@ -55,7 +56,7 @@ impl Default for Options {
 }
 
 impl Client {
-    /// Creates a client of the server at this address. Sends nothing yet.
+    /// Creates a client for the server at this address. Does not connect yet.
     ///
     /// # Errors
     /// The address or the secret is malformed.
@@ -63,10 +64,10 @@ impl Client {
         Self::with(url, secret, Options::default())
     }
 
-    /// Creates a client with options. Sends nothing yet.
+    /// Creates a client with these options. Does not connect yet.
     ///
     /// # Errors
-    /// The address, the secret or the certificate file cannot be used.
+    /// The address or the secret is malformed, or the certificate file cannot be used.
     pub fn with(url: &str, secret: &str, options: Options) -> Result<Self, Error> {
         Ok(Self { link: Arc::new(ServerLink::new(url, secret, options)?) })
     }
@@ -76,17 +77,17 @@ impl Client {
         &self.link.url
     }
 
-    /// Creates a sandbox and waits until it runs. Retries do not create a second one.
+    /// Creates a sandbox and waits until it is running. A retry does not create a second sandbox.
     ///
     /// # Errors
-    /// The request is invalid, there is no capacity, or the start failed. In the last case, everything was
-    /// cleaned up.
+    /// The request is invalid, there is no capacity, or the sandbox failed to start. After a failed start,
+    /// everything was cleaned up.
     pub async fn create(&self, request: &CreateSandbox) -> Result<Sandbox, Error> {
         request.check_asked().map_err(Error::Refused)?;
         self.link.call(&ApiRequest::new(Method::POST, "/v1/sandboxes").json(request)?.once()?).await
     }
 
-    /// Returns a sandbox by its id or its name.
+    /// Returns a sandbox by its ID or its name.
     ///
     /// # Errors
     /// The sandbox does not exist.
@@ -94,7 +95,7 @@ impl Client {
         self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}"))).await
     }
 
-    /// Lists the project's live sandboxes; with `ended`, also ended ones.
+    /// Lists the project's live sandboxes. With `ended`, includes sandboxes that have ended.
     ///
     /// # Errors
     /// The server does not respond.
@@ -102,7 +103,7 @@ impl Client {
         self.pages(&format!("/v1/sandboxes?all={ended}")).await
     }
 
-    /// Stops a sandbox and waits until everything of it is removed. Can be repeated.
+    /// Stops a sandbox and waits until all its resources are removed. This is idempotent.
     ///
     /// # Errors
     /// The sandbox does not exist.
@@ -110,7 +111,7 @@ impl Client {
         self.link.call(&ApiRequest::new(Method::DELETE, format!("/v1/sandboxes/{sandbox}"))).await
     }
 
-    /// Pauses a sandbox. Does nothing if it is paused already.
+    /// Pauses a sandbox. Does nothing if the sandbox is already paused.
     ///
     /// # Errors
     /// The sandbox is not running, or its backend does not support pausing.
@@ -118,7 +119,7 @@ impl Client {
         self.link.call(&ApiRequest::new(Method::POST, format!("/v1/sandboxes/{sandbox}/pause")).again()).await
     }
 
-    /// Resumes a paused sandbox. Does nothing if it is running.
+    /// Resumes a paused sandbox. Does nothing if the sandbox is already running.
     ///
     /// # Errors
     /// The sandbox has ended, or its backend cannot resume it.
@@ -128,10 +129,10 @@ impl Client {
             .await
     }
 
-    /// Sets a new idle time of a sandbox, counted from now.
+    /// Sets a new idle timeout for a sandbox. The timeout starts now.
     ///
     /// # Errors
-    /// The sandbox is not running, or the time is outside the allowed range.
+    /// The sandbox is not running, or the timeout is outside the allowed range.
     pub async fn renew(&self, sandbox: &SandboxId, lease: Lease) -> Result<Sandbox, Error> {
         lease.check().map_err(Error::Refused)?;
         self.link
@@ -139,7 +140,7 @@ impl Client {
             .await
     }
 
-    /// Replaces the policy of a sandbox. Open connections that the new policy does not allow are closed.
+    /// Replaces the sandbox's policy. Closes open connections that the new policy does not allow.
     ///
     /// # Errors
     /// The sandbox is not running, or the policy is invalid or not allowed for this project.
@@ -150,7 +151,7 @@ impl Client {
             .await
     }
 
-    /// Returns the lock record of a sandbox: the packages that it received.
+    /// Returns the sandbox's lock record, which lists the packages that the sandbox received.
     ///
     /// # Errors
     /// The sandbox does not exist.
@@ -166,8 +167,8 @@ impl Client {
         self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/usage"))).await
     }
 
-    /// Returns the traces of the last requests for a sandbox, the oldest first; with `exec`, only those for
-    /// that exec.
+    /// Returns the traces of the most recent requests for a sandbox, the oldest first. With `exec`, returns
+    /// only the traces of requests for that exec.
     ///
     /// # Errors
     /// The sandbox does not exist.
@@ -190,13 +191,13 @@ impl Client {
     }
 }
 
-/// Escapes a text so that it forms exactly one segment of a path or one value of a query.
+/// Escapes a text so that it forms exactly one path segment or one query value.
 pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' => escaped.push(char::from(byte)),
-            // Dots are escaped as well: `..` would name the parent directory.
+            // Dots are escaped as well, because `..` would refer to the parent directory.
             _ => escaped.push_str(&format!("%{byte:02X}")),
         }
     }

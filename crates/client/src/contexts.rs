@@ -1,4 +1,4 @@
-//! Requests for contexts: interpreters that live longer than one cell. Their cells are execs.
+//! Requests for contexts. A context is an interpreter that outlives a single cell; its cells are execs.
 
 use api::code::{ContextInfo, ContextSpec, Variable};
 use api::server::Page;
@@ -11,10 +11,10 @@ use crate::execs::CODE_WITHIN;
 use crate::link::ApiRequest;
 
 impl Client {
-    /// Creates a context. Retries do not create a second one.
+    /// Creates a context. A retry does not create a second context.
     ///
     /// # Errors
-    /// The request is invalid, or the interpreter could not be started.
+    /// The request is invalid, or the interpreter failed to start.
     pub async fn create_context(
         &self,
         sandbox: &SandboxId,
@@ -44,7 +44,7 @@ impl Client {
         self.link.call(&ApiRequest::get(path(sandbox, context))).await
     }
 
-    /// Removes a context and stops the cell that runs in it.
+    /// Removes a context and stops the cell that is running in it.
     ///
     /// # Errors
     /// The context does not exist, or its sandbox is gone.
@@ -52,11 +52,12 @@ impl Client {
         self.link.done(&ApiRequest::new(Method::DELETE, path(sandbox, context))).await
     }
 
-    /// Restarts the interpreter of a context; its variables are lost. The request cannot safely be repeated:
-    /// if the connection breaks, the error reports that the request may have reached the server.
+    /// Restarts the interpreter of a context. All variables are lost. The request is not retried, because it
+    /// cannot safely be repeated: if the connection breaks, the error says that the request may have reached
+    /// the server.
     ///
     /// # Errors
-    /// The context does not exist, or the interpreter could not be started.
+    /// The context does not exist, or the interpreter failed to start.
     pub async fn restart_context(
         &self,
         sandbox: &SandboxId,
@@ -66,8 +67,8 @@ impl Client {
         self.link.call(&ask.within(self.starts_within())).await
     }
 
-    /// Interrupts the cell that runs in a context, if any. Variables survive if the cell obeys the interrupt.
-    /// Like a restart, the request is not repeated.
+    /// Interrupts the cell that is running in a context, if any. The variables survive if the cell reacts to
+    /// the interrupt. Like a restart, the request is not retried.
     ///
     /// # Errors
     /// The context does not exist, or its sandbox is gone.
@@ -82,7 +83,7 @@ impl Client {
     /// Lists the variables of a context.
     ///
     /// # Errors
-    /// The context does not exist, or it is running a cell.
+    /// The context does not exist, or a cell is running in it.
     pub async fn variables(&self, sandbox: &SandboxId, context: &ContextId) -> Result<Vec<Variable>, Error> {
         let ask = ApiRequest::get(format!("{}/variables", path(sandbox, context)));
         let page: Page<Variable> = self.link.call(&ask).await?;

@@ -5,8 +5,8 @@ use api::{ErrorCode, Layer, Ran, Retry};
 /// An error of the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The server, or a check before the request was sent, refused the request. The code gives the cause, for
-    /// example `not_found` and `sandbox_lost` if the object no longer exists.
+    /// The request was refused, either by the server or by a check before it was sent. The error code gives
+    /// the reason; for example, `not_found` or `sandbox_lost` means that the object no longer exists.
     #[error("{}", .0.message)]
     Refused(api::Error),
     /// The server did not respond, despite retries.
@@ -14,20 +14,20 @@ pub enum Error {
     Unreachable {
         /// The server's address.
         url: String,
-        /// Result of the last attempt.
+        /// Why the last attempt failed.
         why: String,
-        /// `Ran::No` if the request certainly had no effect.
+        /// `Ran::No` if the request is known to have had no effect.
         ran: Ran,
     },
-    /// The server could not prove its identity. Nothing was sent to it.
+    /// The server could not prove its identity. No request was sent to it.
     #[error("the server at {url} is not trusted: {why}")]
     Distrusted {
         /// The server's address.
         url: String,
-        /// The problem with its certificate.
+        /// Problem with the server's certificate.
         why: String,
     },
-    /// The response of the server violates the protocol.
+    /// The server's response violates the protocol.
     #[error("the server at {url} violated the protocol: {what}")]
     Protocol {
         /// The server's address.
@@ -38,24 +38,23 @@ pub enum Error {
     /// A local file could not be read or written.
     #[error("cannot {act}: {why}")]
     Local {
-        /// The operation and the file.
+        /// The operation that failed, with the file.
         act: String,
-        /// The error of the operating system.
+        /// Error reported by the operating system.
         why: String,
     },
-    /// The configuration of the client cannot be used: an address, a key or a certificate file.
+    /// A client setting cannot be used: an address, a key or a certificate file.
     #[error("{what}: {why}")]
     Configuration {
         /// Name of the setting.
         what: String,
-        /// The problem with it.
+        /// Problem with the setting.
         why: String,
     },
 }
 
 impl Error {
-    /// Converts the error to the form in which the API reports errors, for callers that handle all errors
-    /// alike.
+    /// Converts the error to the API's error format, for callers that handle all errors alike.
     pub fn to_api(&self) -> api::Error {
         let message = self.to_string();
         let (code, layer, ran, retry, fix) = match self {
@@ -87,7 +86,7 @@ impl Error {
         api::Error { code, message, layer, ran, retry, fix }
     }
 
-    /// Returns the code with which the server refused the request, if it did.
+    /// Returns the error code if the request was refused.
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
             Self::Refused(error) => Some(error.code),

@@ -1,4 +1,4 @@
-//! Live events of the project's sandboxes, or of a session.
+//! Live events of a project's sandboxes or of a session.
 
 use api::sandbox::SandboxEvent;
 use api::session::SessionEvent;
@@ -10,22 +10,23 @@ use crate::lines::{LineError, Lines};
 use crate::link::ApiRequest;
 use crate::patience::Attempts;
 
-/// A reader of events. Events that occur while it is disconnected are lost, and the reader reports the loss.
+/// An event reader. Events that occur while the reader is disconnected are lost, and the reader reports the
+/// loss.
 pub struct Events<T = SandboxEvent> {
     client: Client,
     path: String,
     lines: Option<Lines<T>>,
     attempts: Attempts,
-    /// True if the reader was connected before: a new connection then means that events were missed.
+    /// True if the reader has been connected before. A new connection then means that events were missed.
     connected: bool,
 }
 
-/// A type of event that the server streams.
+/// An event type that the server streams.
 pub trait Telling: DeserializeOwned {
-    /// Returns the event for a loss of unknown extent.
+    /// Returns the event that reports the loss of an unknown number of events.
     fn missed() -> Self;
 
-    /// Returns true if the event only shows that the connection is alive.
+    /// Returns true if the event only shows that the connection is still alive.
     fn is_heartbeat(&self) -> bool;
 }
 
@@ -50,24 +51,24 @@ impl Telling for SessionEvent {
 }
 
 impl Client {
-    /// Subscribes to the events of all sandboxes, from now on. The first [`Events::next`] connects.
+    /// Subscribes to future events of all sandboxes. The first call of [`Events::next`] connects.
     pub fn events(&self) -> Events {
         Events::of(self, "/v1/events".into())
     }
 }
 
 impl<T: Telling> Events<T> {
-    /// Creates a reader of the event stream at a path of the API.
+    /// Creates a reader for the event stream at this API path.
     pub(crate) fn of(client: &Client, path: String) -> Self {
         let attempts = client.link.attempts();
         Self { client: client.clone(), path, lines: None, attempts, connected: false }
     }
 
-    /// Returns the next event. After a lost connection, that is `Missed` with a count of 0, because the
+    /// Returns the next event. After a lost connection, this is `Missed` with a count of 0, because the
     /// number of missed events is unknown. Cancel-safe.
     ///
     /// # Errors
-    /// The server no longer responds, or it reports that the key is no longer valid.
+    /// The server no longer responds, or the server reports that the key is no longer valid.
     pub async fn next(&mut self) -> Result<T, Error> {
         let link = &self.client.link;
         loop {

@@ -1,4 +1,4 @@
-//! A reader of one exec: every byte exactly once and in order, then the end event.
+//! A reader of one exec's output. It returns every byte exactly once and in order, followed by the end event.
 //!
 //! ```text
 //!            ┌─── disconnected, silent, not ready ────┐
@@ -7,11 +7,11 @@
 //!               └────── end ──────▶ caller; nothing follows
 //! ```
 //!
-//! The exec lives in the sandbox, independently of a connection. A reader that was disconnected requests the
-//! rest, starting at the offsets that it has reached, and checks the response: every byte must follow the one
-//! before, and the end event must agree with the number of bytes that were read. Results are lines that are
-//! sent as a whole: a reader resumes after the last complete one. A stream that closes without an end event
-//! was interrupted; this never counts as the end of the exec.
+//! The exec runs in the sandbox, independently of any connection. After a disconnect, the reader requests the
+//! rest of the output, starting at the offsets that it has reached. It checks the response: each chunk must
+//! begin where the previous one ended, and the byte counts in the end event must match the bytes that were
+//! read. Results are sent as whole lines, so a reader resumes after the last complete line. A stream that
+//! closes without an end event was interrupted; this never counts as the end of the exec.
 
 use api::exec::{ExecInfo, ExecSpec, OutputMode, Stream};
 use api::output::{Collected, Event, NDJSON, OutputLine, PerStream};
@@ -28,34 +28,35 @@ use crate::lines::{LineError, Lines};
 use crate::link::{ApiRequest, FailedAttempt};
 use crate::patience::Attempts;
 
-/// In mode `block`, output is acknowledged to the server each time this fraction of the buffer (1/4) was
-/// read: early enough that the process does not have to wait, and rarely enough that the cost is negligible.
+/// Fraction of the output buffer (1/4) that the reader may read before it acknowledges output in mode
+/// `block`. Acknowledgements are early enough that the process does not have to wait, and rare enough that
+/// their cost is negligible.
 const TELL_PARTS: u64 = 4;
-/// Maximum number of bytes that [`Exec::collect`] holds per stream: the maximum that an exec can retain.
+/// Maximum number of bytes that [`Exec::collect`] holds per stream. An exec can retain no more than that.
 const COLLECTED_BYTES_MAX: u64 = limits::OUTPUT_BYTES_MAX;
 
-/// A reader of one exec.
+/// A reader of one exec's output.
 pub struct Exec {
     client: Client,
     sandbox: SandboxId,
     id: ExecId,
     info: Option<ExecInfo>,
-    /// Offsets up to which the caller received the three streams.
+    /// Offset in each of the three streams up to which the caller has received the output.
     position: PerStream<u64>,
     taking: Option<Taking>,
     follow: bool,
-    /// Without `follow`: true once all output so far was received.
+    /// True if the reader does not follow the exec and has received all output that existed so far.
     caught_up: bool,
     lines: Option<Lines<OutputLine>>,
     attempts: Attempts,
     ended: bool,
 }
 
-/// State of the acknowledgements that a reader sends to the server.
+/// State of a reader's acknowledgements to the server.
 struct Taking {
     told: [u64; 2],
     every: u64,
-    /// True if the next acknowledgement is due now, regardless of its size.
+    /// True if the next acknowledgement is due now, regardless of how many bytes it covers.
     now: bool,
 }
 
@@ -98,10 +99,10 @@ impl Exec {
         Self { follow: false, ..self }
     }
 
-    /// Makes the reader acknowledge output to the server, so that an exec in mode `block`, which buffers
-    /// `output_bytes` bytes, can continue. A reader that started its exec does this automatically. For an
-    /// attached reader it has to be enabled explicitly, because bytes that one reader has acknowledged are
-    /// lost to all others.
+    /// Makes the reader acknowledge output to the server, so that an exec in mode `block` with a buffer of
+    /// `output_bytes` bytes can continue. A reader that started the exec does this automatically. For a
+    /// reader that is attached to an existing exec, the caller must enable it, because output that one reader
+    /// has acknowledged is lost to all others.
     pub fn taking(self, output_bytes: u64) -> Self {
         let taking = Taking { told: [0; 2], every: output_bytes / TELL_PARTS, now: false };
         Self { taking: Some(taking), ..self }
@@ -113,12 +114,12 @@ impl Exec {
         self.leave();
     }
 
-    /// Returns the id of the exec.
+    /// Returns the exec's ID.
     pub fn id(&self) -> &ExecId {
         &self.id
     }
 
-    /// Returns the state of the exec when this reader started it.
+    /// Returns the exec's state at its start. Returns `None` if this reader did not start the exec.
     pub fn info(&self) -> Option<&ExecInfo> {
         self.info.as_ref()
     }
@@ -128,8 +129,8 @@ impl Exec {
         self.position
     }
 
-    /// Returns the next event; none after the end. Reconnects as often as necessary. Cancel-safe. After an
-    /// error, another call continues at the same offset.
+    /// Returns the next event, or `None` after the end. Reconnects as often as necessary. Cancel-safe. After
+    /// an error, the next call continues at the same offset.
     ///
     /// # Errors
     /// The exec or its sandbox no longer exists (`not_found`, `sandbox_lost`), the server does not respond,
@@ -174,10 +175,10 @@ impl Exec {
         Ok(None)
     }
 
-    /// Reads to the end. Holds at most the maximum that an exec can retain.
+    /// Reads to the end and returns all output. Holds at most as many bytes per stream as an exec can retain.
     ///
     /// # Errors
-    /// As [`Exec::next`]; `too_large` if an exec in mode `block` wrote more than that.
+    /// Fails like [`Exec::next`]. Also fails with `too_large` if an exec in mode `block` wrote more than that.
     pub async fn collect(mut self) -> Result<Collected, Error> {
         let (mut stdout, mut stderr, mut results) = (Vec::new(), Vec::new(), Vec::new());
         loop {
@@ -201,7 +202,7 @@ impl Exec {
         }
     }
 
-    /// Returns the request for all output that was not read yet.
+    /// Returns the request for all output that has not been read yet.
     fn rest(&self) -> ApiRequest {
         let (PerStream { stdout, stderr, results }, follow) = (self.position, self.follow);
         let offsets = format!("stdout={stdout}&stderr={stderr}&results={results}");
@@ -209,17 +210,18 @@ impl Exec {
         ApiRequest::get(path).accept(NDJSON).within(self.client.link.options.silence_max)
     }
 
-    /// Checks a line against the lines before it.
+    /// Checks a line against the previous lines and updates the position.
     fn accept(&mut self, line: OutputLine) -> Result<Option<Event>, FailedAttempt> {
-        // Without `follow`, a heartbeat marks the end of the output so far. A second heartbeat has the same
-        // meaning.
+        // Without `follow`, a heartbeat means that the server has sent all output so far. A second heartbeat
+        // in a row means that the reader is done.
         let quiet = !self.follow && line == OutputLine::Heartbeat;
         self.ended = quiet && self.caught_up;
         self.caught_up = quiet;
         match line {
             OutputLine::Started { .. } => Err(self.lie("received a second `started` event".into())),
             OutputLine::Heartbeat => {
-                // No output: the process may be blocked until the output that was read is acknowledged.
+                // No output arrives. The process may be blocked until the reader acknowledges the output that
+                // it has read.
                 if let Some(taking) = &mut self.taking {
                     let PerStream { stdout, stderr, .. } = self.position;
                     taking.now = taking.told != [stdout, stderr];
@@ -290,7 +292,7 @@ impl Exec {
         }
     }
 
-    /// Acknowledges output to the server: everything that the caller received before it called `next` again.
+    /// Acknowledges all output that the caller received before the current call of `next`.
     async fn tell(&mut self) -> Result<(), Error> {
         let (PerStream { stdout, stderr, .. }, path) = (self.position, self.path());
         let Some(taking) = &mut self.taking else { return Ok(()) };
@@ -302,7 +304,8 @@ impl Exec {
         let ask = ApiRequest::new(Method::PUT, format!("{path}/read?stdout={stdout}&stderr={stderr}"));
         match self.client.link.done(&ask).await {
             Ok(()) => {}
-            // If the exec or its sandbox is gone, the output stream reports this, as an outcome or an error.
+            // If the exec or its sandbox no longer exists, the output stream reports that as an outcome or an
+            // error.
             Err(error) if matches!(error.code(), Some(ErrorCode::SandboxLost | ErrorCode::NotFound)) => {}
             Err(error) => return Err(error),
         }
@@ -314,8 +317,8 @@ impl Exec {
         format!("/v1/sandboxes/{}/execs/{}", self.sandbox, self.id)
     }
 
-    /// Drops the connection but keeps the position. Requests a new acknowledgement, because a restarted
-    /// server may not know the last one.
+    /// Drops the connection but keeps the position. Makes an acknowledgement due, because a restarted server
+    /// may not know the last one.
     fn leave(&mut self) {
         self.lines = None;
         self.caught_up = false;

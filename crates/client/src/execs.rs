@@ -1,4 +1,4 @@
-//! Requests for execs, except reading their output.
+//! Requests for execs, except for reading their output.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::link::{ApiRequest, FailedAttempt};
 use crate::patience::Trouble;
 use crate::stdin::Stdin;
 
-/// Minimum timeout for requests that start code. The server waits up to 90 s for an interpreter that imports
-/// the packages of its template.
+/// Minimum timeout for requests that start code. The server waits up to 90 s for an interpreter to import the
+/// packages of its template.
 pub(crate) const CODE_WITHIN: Duration = Duration::from_secs(100);
 
 impl Client {
-    /// Starts a command or code and returns a reader of its output. Retries do not start it twice.
+    /// Starts a command or code and returns a reader for its output. A retry does not start it twice.
     ///
     /// # Errors
     /// The command could not be started, or the sandbox is gone.
@@ -29,20 +29,20 @@ impl Client {
         self.exec_at(format!("/v1/sandboxes/{sandbox}/execs"), sandbox, spec).await
     }
 
-    /// As [`Client::exec`], but the server cancels the exec if the connection breaks before the exec ends. A
-    /// reader that reconnects then reads the outcome `cancelled`.
+    /// Like [`Client::exec`], but the server cancels the exec if the connection breaks before the exec ends.
+    /// A reader that reconnects then receives the outcome `cancelled`.
     ///
     /// # Errors
-    /// As [`Client::exec`].
+    /// Fails like [`Client::exec`].
     pub async fn exec_while_connected(&self, sandbox: &SandboxId, spec: &ExecSpec) -> Result<Exec, Error> {
         let path = format!("/v1/sandboxes/{sandbox}/execs?cancel_on_disconnect=true");
         self.exec_at(path, sandbox, spec).await
     }
 
-    /// Starts a command without reading its output. Retries do not start it twice.
+    /// Starts a command without reading its output. A retry does not start it twice.
     ///
     /// # Errors
-    /// As [`Client::exec`].
+    /// Fails like [`Client::exec`].
     pub async fn start(&self, sandbox: &SandboxId, spec: &ExecSpec) -> Result<ExecInfo, Error> {
         spec.check().map_err(Error::Refused)?;
         let path = format!("/v1/sandboxes/{sandbox}/execs");
@@ -67,23 +67,24 @@ impl Client {
         self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/execs/{exec}"))).await
     }
 
-    /// Returns a reader of an exec that was started earlier, from the first byte to the end. Sends nothing
-    /// yet.
+    /// Returns a reader for an exec that was started earlier. It reads from the first byte to the end. Does
+    /// not connect yet.
     pub fn reader(&self, sandbox: &SandboxId, exec: &ExecId) -> Exec {
         Exec::attach(self.clone(), sandbox.clone(), exec.clone())
     }
 
-    /// Returns a reader of the output that an exec has written so far. It does not wait for more.
+    /// Returns a reader for the output that an exec has written so far. The reader does not wait for more
+    /// output.
     pub fn reader_of_now(&self, sandbox: &SandboxId, exec: &ExecId) -> Exec {
         self.reader(sandbox, exec).until_now()
     }
 
-    /// Returns a writer to an exec that was started with `stdin`. It starts at the first byte.
+    /// Returns a writer to the standard input of an exec that was started with `stdin`, starting at offset 0.
     pub fn stdin(&self, sandbox: &SandboxId, exec: &ExecId) -> Stdin {
         Stdin::new(self.clone(), sandbox.clone(), exec.clone())
     }
 
-    /// Cancels an exec: its outcome will be `cancelled`, unless it has ended already.
+    /// Cancels an exec. Its outcome is then `cancelled`, unless the exec had already ended.
     ///
     /// # Errors
     /// The exec does not exist, or its sandbox is gone.
@@ -93,11 +94,12 @@ impl Client {
             .await
     }
 
-    /// Sends a signal to all processes of an exec and returns their number. A signal cannot safely be sent
-    /// again: if the connection breaks, the error reports that the signal may have been delivered.
+    /// Sends a signal to all processes of an exec and returns the number of processes. The request is not
+    /// retried, because a signal cannot safely be sent twice: if the connection breaks, the error says that
+    /// the signal may have been delivered.
     ///
     /// # Errors
-    /// The number is not a valid signal, or the exec does not exist.
+    /// The signal number is invalid, or the exec does not exist.
     pub async fn signal(&self, sandbox: &SandboxId, exec: &ExecId, signal: i32) -> Result<u32, Error> {
         let path = format!("/v1/sandboxes/{sandbox}/execs/{exec}/signal");
         let ask = ApiRequest::new(Method::POST, path).json(&SignalRequest { signal })?;
@@ -105,8 +107,8 @@ impl Client {
         Ok(said.processes)
     }
 
-    /// Returns the request that starts an exec. Code gets a longer timeout, because it may have to wait for
-    /// its interpreter.
+    /// Returns the request that starts an exec. Requests that run code get a longer timeout, because the code
+    /// may have to wait for its interpreter.
     fn starting(&self, path: String, spec: &ExecSpec) -> Result<ApiRequest, Error> {
         let ask = ApiRequest::new(Method::POST, path).json(spec)?.once()?;
         let within = self.link.options.answer_within;
@@ -127,7 +129,7 @@ impl Client {
         }
     }
 
-    /// Sends the start request once and reads up to the `started` event.
+    /// Sends the start request once and reads the response up to the `started` event.
     async fn try_exec(&self, ask: &ApiRequest) -> Result<(ExecInfo, Lines<OutputLine>), FailedAttempt> {
         let mut lines = Lines::new(self.link.open(ask).await?);
         let fatal = |error| FailedAttempt { error, trouble: None, pause: None };
@@ -153,7 +155,8 @@ impl Client {
     }
 }
 
-/// Converts the error with which a stream ended. It counts as temporary if the server marked a retry as safe.
+/// Converts the error that ended a stream. The error counts as temporary if the server marked a retry as
+/// safe.
 pub(crate) fn last_words(error: api::Error) -> FailedAttempt {
     let trouble = (error.retry == api::Retry::Safe).then_some(Trouble::Connection);
     FailedAttempt { error: Error::Refused(error), trouble, pause: None }

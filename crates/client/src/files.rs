@@ -1,12 +1,12 @@
-//! Requests for the files of a sandbox.
+//! Requests for files in a sandbox.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`reader`] | the bytes of one file, over as many connections as necessary |
-//! | [`transfer`] | transfers of whole files between this machine and a sandbox: resumable, verified by hash |
+//! | [`reader`] | the reader of one file, over as many connections as necessary |
+//! | [`transfer`] | resumable transfers of whole files between this machine and a sandbox, verified by hash |
 //! | [`sending`] | streamed request bodies |
 //! | [`archive`] | many files as one archive |
-//! | [`watch`] | live events of files |
+//! | [`watch`] | live file events |
 
 mod archive;
 mod reader;
@@ -35,11 +35,11 @@ pub use reader::FileReader;
 pub use transfer::ProgressCallback;
 pub use watch::FileWatch;
 
-/// Maximum number of pages of a listing. More than ten million entries mean that the server returns pages in
-/// a loop.
+/// Maximum number of pages that a listing may have. A listing of more than ten million entries means that the
+/// server keeps returning the same pages.
 const PAGES_MAX: usize = 10_000;
 
-/// Query parameter that makes the server use BLAKE3 as the hash of its response.
+/// Query parameter that makes the server hash the content with BLAKE3.
 const BLAKE3: &str = "&digest=blake3";
 
 /// The files of one sandbox. Cheap to clone.
@@ -49,7 +49,8 @@ pub struct Files {
     sandbox: SandboxId,
     /// True if files are accessed as root.
     as_root: bool,
-    /// Parts of uploads that were dropped before they were complete. At most one per upload.
+    /// Partial files that dropped uploads left in the sandbox, at most one per upload. [`Files::tidy`]
+    /// removes them.
     left: Arc<Mutex<Vec<FilePath>>>,
 }
 
@@ -57,14 +58,14 @@ pub struct Files {
 pub type FilePage = Page<FileInfo>;
 
 impl Client {
-    /// Returns access to the files of a sandbox. Sends nothing yet.
+    /// Returns access to the files of a sandbox. Does not connect yet.
     pub fn files(&self, sandbox: &SandboxId) -> Files {
         Files { client: self.clone(), sandbox: sandbox.clone(), as_root: false, left: Arc::default() }
     }
 }
 
 impl Files {
-    /// Accesses the same files as root of the sandbox. Requests fail if the project does not allow root.
+    /// Accesses files as root of the sandbox. Requests fail if the project does not allow root.
     #[must_use]
     pub fn as_root(self) -> Self {
         Self { as_root: true, ..self }
@@ -73,7 +74,7 @@ impl Files {
     /// Returns the metadata of a path. Symlinks are not followed.
     ///
     /// # Errors
-    /// The path does not exist, or it must not be inspected.
+    /// The path does not exist, or it is not accessible.
     pub async fn stat(&self, path: &FilePath) -> Result<FileInfo, Error> {
         self.client.link.call(&ApiRequest::get(self.route("", &[("path", path)]))).await
     }
@@ -81,7 +82,7 @@ impl Files {
     /// Lists a directory and its subdirectories down to `depth`.
     ///
     /// # Errors
-    /// The path is not a directory, or it must not be read.
+    /// The path is not a directory, or it cannot be read.
     pub async fn list(&self, path: &FilePath, depth: u32) -> Result<Vec<FileInfo>, Error> {
         let (mut items, mut cursor) = (Vec::new(), None);
         for _ in 0..PAGES_MAX {
@@ -95,10 +96,10 @@ impl Files {
         Err(self.client.link.protocol(format!("a listing has more than {PAGES_MAX} pages")))
     }
 
-    /// Returns one page of a listing: the first, or the page after the one with this cursor as its `next`.
+    /// Returns one page of a listing. Pass no cursor for the first page, and then the previous page's `next`.
     ///
     /// # Errors
-    /// As [`Files::list`].
+    /// Fails like [`Files::list`].
     pub async fn page(&self, path: &FilePath, depth: u32, cursor: Option<&str>) -> Result<FilePage, Error> {
         let mut route = self.route("/list", &[("path", path)]);
         route.push_str(&format!("&depth={depth}"));
@@ -108,15 +109,15 @@ impl Files {
         self.client.link.call(&ApiRequest::get(route)).await
     }
 
-    /// Returns the SHA-256 of a regular file, computed in the sandbox.
+    /// Returns the SHA-256 hash of a regular file, computed in the sandbox.
     ///
     /// # Errors
-    /// The path is not a regular file, or it must not be read.
+    /// The path is not a regular file, or it cannot be read.
     pub async fn hash(&self, path: &FilePath) -> Result<HashedFile, Error> {
         self.hash_at(self.route("/hash", &[("path", path)])).await
     }
 
-    /// Returns the BLAKE3 of a file instead. Transfers in several chunks are verified with it.
+    /// Returns the BLAKE3 hash of a file. It is used to verify transfers that consist of several chunks.
     async fn blake3(&self, path: &FilePath) -> Result<HashedFile, Error> {
         self.hash_at(self.route("/hash", &[("path", path)]) + BLAKE3).await
     }
@@ -129,7 +130,7 @@ impl Files {
     /// Reads a regular file of at most `most` bytes.
     ///
     /// # Errors
-    /// The file is larger (`too_large`), is not a regular file, or changes faster than it can be read.
+    /// The file is larger than `most` (`too_large`), it is not a regular file, or it changed during the read.
     pub async fn read(&self, path: &FilePath, most: u64) -> Result<Vec<u8>, Error> {
         let mut reader = self.reader(path).await?;
         if reader.info().size_bytes > most {
@@ -142,7 +143,7 @@ impl Files {
         Ok(bytes)
     }
 
-    /// Writes a file atomically: it has either its new content or its old one. `mode` sets its permissions.
+    /// Writes a file atomically: readers see either its old or its new content. `mode` sets its permissions.
     ///
     /// # Errors
     /// The path cannot be written to.
@@ -153,7 +154,7 @@ impl Files {
         self.client.link.call(&ask.header(HeaderName::from_static(DIGEST_HEADER), &digest)).await
     }
 
-    /// Writes a file atomically from a reader. Not retried, because the reader can be read only once.
+    /// Writes a file atomically from a reader. Does not retry, because the reader can be read only once.
     ///
     /// # Errors
     /// The path cannot be written to, or the connection broke.
@@ -179,19 +180,19 @@ impl Files {
         Ok(sent)
     }
 
-    /// Creates a directory and its parents. Succeeds if it already exists.
+    /// Creates a directory and its parents. Succeeds if the directory already exists.
     ///
     /// # Errors
-    /// The path is not a directory, or it must not be created.
+    /// The path exists and is not a directory, or the directory cannot be created.
     pub async fn make(&self, path: &FilePath) -> Result<u64, Error> {
         // Creating a directory can safely be repeated.
         self.counted(ApiRequest::new(Method::POST, self.route("/make", &[("path", path)])).again()).await
     }
 
-    /// Renames a file or directory. With `replace`, an existing file of the new name is replaced.
+    /// Renames a file or directory. With `replace`, replaces an existing file at the new path.
     ///
     /// # Errors
-    /// `from` does not exist, or `to` exists. If the connection breaks, the error reports that the rename may
+    /// `from` does not exist, or `to` exists. If the connection breaks, the error says that the rename may
     /// have happened.
     pub async fn rename(&self, from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
         let route = self.route("/move", &[("from", from), ("to", to)]) + &format!("&replace={replace}");
@@ -201,26 +202,27 @@ impl Files {
     /// Copies a file, or a directory with its content.
     ///
     /// # Errors
-    /// As [`Files::rename`].
+    /// Fails like [`Files::rename`].
     pub async fn copy(&self, from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
         let route = self.route("/copy", &[("from", from), ("to", to)]) + &format!("&replace={replace}");
         self.counted(ApiRequest::new(Method::POST, route)).await
     }
 
-    /// Removes a file or directory; with `all`, a directory with its content. Succeeds if it does not exist.
+    /// Removes a file or directory. With `all`, also removes the content of a directory. Succeeds if the path
+    /// does not exist.
     ///
     /// # Errors
-    /// It must not be removed, or it is a directory that is not empty.
+    /// The path cannot be removed, or it is a directory that is not empty.
     pub async fn remove(&self, path: &FilePath, all: bool) -> Result<u64, Error> {
         let route = self.route("", &[("path", path)]) + &format!("&all={all}");
         self.counted(ApiRequest::new(Method::DELETE, route)).await
     }
 
-    /// Replaces a text in a file and returns the number of replacements.
+    /// Replaces text in a file and returns the number of replacements.
     ///
     /// # Errors
-    /// The file does not contain the text, or it contains the text more than once and the request did not ask
-    /// to replace all.
+    /// The file does not contain the text, or it contains the text more than once although the request did
+    /// not ask to replace all occurrences.
     pub async fn edit(&self, path: &FilePath, edit: &EditRequest) -> Result<u64, Error> {
         let ask = ApiRequest::new(Method::POST, self.route("/edit", &[("path", path)])).json(edit)?;
         self.counted(ask).await

@@ -1,4 +1,4 @@
-//! The typed client of Bellglass's public API.
+//! Typed client for Bellglass's public API.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), client::Error> {
@@ -14,26 +14,26 @@
 //! |---|---|
 //! | [`Client`] | sandboxes: create, find, list, renew, stop |
 //! | `execs` | execs: start, list, signal, cancel |
-//! | `contexts` | live interpreters: create, list, restart, interrupt, remove, variables |
+//! | `contexts` | live interpreters: create, list, restart, interrupt, remove, list variables |
 //! | `artifacts` | artifacts of execs, and datasets for sandboxes |
-//! | `sessions` | sessions of agents: create, call tools, retrieve files, end |
+//! | `sessions` | agent sessions: create, call tools, retrieve files, end |
 //! | `secrets` | secrets: set, list, remove |
-//! | `admin` | projects, keys, the node, the server's health |
-//! | [`Exec`] | a reader of one exec: every byte once, then its end |
-//! | [`Stdin`] | a writer to one exec |
-//! | [`Terminal`] | a terminal: keys in, screen out, over as many connections as necessary |
+//! | `admin` | projects, keys, the node and the server's health |
+//! | [`Exec`] | a reader of one exec's output: every byte once, then the end event |
+//! | [`Stdin`] | a writer to one exec's standard input |
+//! | [`Terminal`] | a terminal: keyboard input, screen output, over as many connections as necessary |
 //! | [`Events`] | live events of the project's sandboxes or of a session |
 //! | [`Tunnel`] | a connection to a port inside a sandbox |
 //! | [`Files`] | the files of a sandbox: inspect, read, write, transfer, watch |
 //! | `link` | one request over as many connections as necessary |
-//! | `lines` | lines of JSON from a body, with a size limit |
+//! | `lines` | lines of JSON from a response body, with a size limit |
 //! | `patience` | retry policy |
-//! | `tls` | trusted certificates |
-//! | [`Error`] | errors, with the information that a caller needs to handle them |
+//! | `tls` | certificates that the client trusts |
+//! | [`Error`] | errors, with the information that callers need to handle them |
 //!
-//! Invariants: a request is repeated only if the repetition has no additional effect; every wait, line and
-//! body is bounded; the output of an exec is incomplete, and reading it ends in an error, until the end event
-//! was received.
+//! Invariants: A request is repeated only if repeating it has no additional effect. Every wait, line and body
+//! is bounded. The output of an exec counts as complete only after its end event; without this event, reading
+//! it ends with an error.
 
 #![forbid(unsafe_code)]
 

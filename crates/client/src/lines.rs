@@ -1,4 +1,4 @@
-//! Lines of JSON from a body of unlimited length.
+//! Lines of JSON from a response body of unlimited length.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::link;
 
-/// A line-by-line reader of one body. Holds at most one line and the chunk that completed it.
+/// A line-by-line reader of one response body. Holds at most one line and the chunk that completed it.
 pub(crate) struct Lines<T> {
     response: Response,
     buffer: BytesMut,
@@ -19,10 +19,10 @@ pub(crate) struct Lines<T> {
     of: PhantomData<fn() -> T>,
 }
 
-/// Reason why there is no next line.
+/// Reason why no next line is available.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum LineError {
-    /// The connection closed or fell silent, within a line or between two lines.
+    /// The connection was closed or fell silent, either within a line or between two lines.
     Cut(String),
     /// The data received is not a valid line.
     Nonsense(String),
@@ -33,7 +33,7 @@ impl<T: DeserializeOwned> Lines<T> {
         Self { response, buffer: BytesMut::new(), scanned: 0, of: PhantomData }
     }
 
-    /// Returns the next line, if one arrives within `silence`. Cancel-safe: no data is lost.
+    /// Returns the next line if one arrives within `silence`. Cancel-safe: a dropped call loses no data.
     pub async fn next(&mut self, silence: Duration) -> Result<T, LineError> {
         loop {
             if let Some(line) = self.line()? {
@@ -49,7 +49,7 @@ impl<T: DeserializeOwned> Lines<T> {
         }
     }
 
-    /// Takes a complete line from the buffer.
+    /// Removes a complete line from the buffer and returns it.
     fn line(&mut self) -> Result<Option<BytesMut>, LineError> {
         let fresh = self.buffer.get(self.scanned..).unwrap_or_default();
         match fresh.iter().position(|byte| *byte == b'\n') {

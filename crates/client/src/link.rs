@@ -1,8 +1,8 @@
-//! One request over as many connections as necessary.
+//! API requests, each sent over as many connections as necessary.
 //!
-//! A request is repeated if it failed before anything was sent, or if the repetition has no additional
-//! effect: it reads or replaces something, or carries an idempotency key. All other requests that fail after
-//! they were sent return `ran: unknown`.
+//! A request is repeated if it failed before anything was sent, or if repeating it has no additional effect.
+//! This is the case if the request only reads data, replaces something, or carries an idempotency key. Any
+//! other request that fails after it was sent returns `ran: unknown`.
 
 use std::error::Error as StdError;
 use std::time::{Duration, Instant};
@@ -26,25 +26,25 @@ use crate::error::Error;
 use crate::patience::{Attempts, Trouble};
 use crate::tls;
 
-/// Timeout for establishing a connection. Even a connection around the world takes a tenth of this.
+/// Timeout for establishing a connection. Even a connection around the world takes only a tenth of this.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// Idle time before the first TCP keepalive probe, and interval between probes. With `KEEPALIVE_PROBES`, a
-/// dead connection is detected after 15 s, which is also the default for the maximum silence of a stream.
+/// dead connection is detected after 15 s, which is also the default of `Options::silence_max`.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 2;
-/// Maximum size of an error response that is read. Errors of the server are shorter.
+/// Maximum size of an error response. Error responses of the server are smaller.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
-/// Maximum number of characters of a foreign response that an error message quotes.
+/// Maximum number of characters that an error message quotes from a response that no Bellglass server sent.
 const FOREIGN_SHOWN: usize = 200;
 
-/// A server and the HTTP client for it.
+/// A server's address and the HTTP client for it.
 pub(crate) struct ServerLink {
     http: reqwest::Client,
     pub url: String,
     pub options: Options,
 }
 
-/// A request.
+/// A request to the API.
 #[derive(Clone)]
 pub(crate) struct ApiRequest {
     method: Method,
@@ -55,7 +55,7 @@ pub(crate) struct ApiRequest {
     repeatable: bool,
 }
 
-/// A failed attempt, and whether another attempt may succeed.
+/// A failed attempt. `trouble` is set if another attempt may succeed.
 pub(crate) struct FailedAttempt {
     pub error: Error,
     pub trouble: Option<Trouble>,
@@ -84,7 +84,7 @@ impl ApiRequest {
         Self { body, ..self }
     }
 
-    /// Adds a fresh idempotency key, with which the server performs the request only once.
+    /// Adds a fresh idempotency key, which makes the server perform the request only once despite retries.
     pub fn once(mut self) -> Result<Self, Error> {
         let random = random("an idempotency key")?;
         let key = format!("{:032x}", u128::from_be_bytes(random));
@@ -106,7 +106,7 @@ impl ApiRequest {
         self
     }
 
-    /// Adds a header. Ignores a value that is not valid in a header.
+    /// Adds a header. Ignores values that headers cannot contain.
     pub fn header(mut self, name: HeaderName, value: &str) -> Self {
         if let Ok(value) = HeaderValue::from_str(value) {
             self.headers.insert(name, value);
@@ -121,7 +121,7 @@ impl ApiRequest {
 }
 
 impl FailedAttempt {
-    /// Returns the pause before the next attempt, or the error if there is to be none.
+    /// Returns the pause before the next attempt, or the error if no further attempt is allowed.
     pub fn pause(self, attempts: &mut Attempts) -> Result<Duration, Error> {
         let Some(trouble) = self.trouble else { return Err(self.error) };
         attempts.after(trouble, self.pause, Instant::now()).ok_or(self.error)
@@ -148,14 +148,14 @@ impl ServerLink {
         }
         let tls = tls::config(encrypted, options.ca_file.as_deref())?;
         let builder = reqwest::Client::builder();
-        // Without encryption, a proxy from the environment could read the key.
+        // Without encryption, a proxy that the environment configures could read the key.
         let may_use_proxy = encrypted || api::defence::is_off("N-40");
         let builder = if may_use_proxy { builder } else { builder.no_proxy() };
         let http = builder
             .tls_backend_preconfigured(tls)
             .default_headers(headers(secret)?)
             .http1_only()
-            // The key must go to the configured server only, and retries are decided in this module.
+            // The key must be sent to the configured server only, and this module decides about retries.
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
             .connect_timeout(CONNECT_WITHIN)
@@ -182,7 +182,7 @@ impl ServerLink {
         }
     }
 
-    /// Sends a request, with retries, whose response has no content of interest.
+    /// Sends a request, with retries, and discards the response body.
     pub async fn done(&self, ask: &ApiRequest) -> Result<(), Error> {
         let mut attempts = self.attempts();
         loop {
@@ -193,7 +193,7 @@ impl ServerLink {
         }
     }
 
-    /// Sends a request once. Returns a response with a success status, whose body is not read yet.
+    /// Sends a request once. Returns the response, with its body unread, if its status is a success.
     pub async fn open(&self, ask: &ApiRequest) -> Result<Response, FailedAttempt> {
         let response = self.send(ask).await?;
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(ask, response).await) }
@@ -223,8 +223,8 @@ impl ServerLink {
         response.upgrade().await.map_err(|error| self.lost(&ask, &error))
     }
 
-    /// Sends a request once, with a streamed body. Returns a response with a success status. Has no timeout
-    /// of its own: the caller that streams the body enforces one.
+    /// Sends a request once, with a streamed body. Returns the response if its status is a success. Has no
+    /// timeout, because the caller that streams the body enforces one.
     pub async fn open_with(&self, ask: &ApiRequest, body: reqwest::Body) -> Result<Response, FailedAttempt> {
         let response = self.request(ask).body(body).send().await.map_err(|error| self.lost(ask, &error))?;
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(ask, response).await) }
@@ -245,7 +245,7 @@ impl ServerLink {
         }
     }
 
-    /// Waits before the next attempt, or returns the error of the last one.
+    /// Waits before the next attempt, or returns the last attempt's error if no further attempt is allowed.
     pub async fn pause(&self, attempts: &mut Attempts, failure: FailedAttempt) -> Result<(), Error> {
         tokio::time::sleep(failure.pause(attempts)?).await;
         Ok(())
@@ -255,7 +255,7 @@ impl ServerLink {
         Attempts::new(self.options.patience)
     }
 
-    /// Returns the failure for a connection that broke after the server may have begun to process the
+    /// Returns the failure for a connection that broke after the server may have started to process the
     /// request.
     pub fn cut(&self, why: String) -> FailedAttempt {
         let error = Error::Unreachable { url: self.url.clone(), why, ran: Ran::Unknown };
@@ -313,7 +313,7 @@ impl ServerLink {
         }
     }
 
-    /// Handles a response that did not come from a Bellglass server, for example from a proxy.
+    /// Handles a response that comes from a different kind of server, such as a proxy.
     fn foreign(
         &self,
         ask: &ApiRequest,
@@ -360,20 +360,20 @@ fn random(what: &str) -> Result<[u8; 16], Error> {
     }
 }
 
-/// Returns a random key that the server must acknowledge in its response to the handshake.
+/// Returns a random key. The server's handshake response must contain a value that is derived from it.
 fn random_key() -> Result<HeaderValue, Error> {
     let what = "a WebSocket key";
     HeaderValue::from_str(&BASE64_STANDARD.encode(random(what)?))
         .map_err(|error| Error::Configuration { what: what.into(), why: error.to_string() })
 }
 
-/// Returns the innermost cause of an error, without the layers around it.
+/// Returns the innermost cause of an error, without the errors that wrap it.
 pub(crate) fn root_cause(error: &reqwest::Error) -> String {
     chain(error).last().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Returns true if the server failed to prove its identity, in which case retries are useless. An `io::Error`
-/// exposes the error that it wraps through `get_ref` and not through `source`, so both are followed.
+/// Returns true if the server failed to prove its identity, so that retries are useless. An `io::Error`
+/// exposes the error that it wraps through `get_ref` but not through `source`, so this function follows both.
 fn is_distrust(error: &(dyn StdError + 'static)) -> bool {
     let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
     error.is::<rustls::Error>()
@@ -387,9 +387,9 @@ fn chain<'a>(error: &'a reqwest::Error) -> impl Iterator<Item = &'a (dyn StdErro
     })
 }
 
-/// Classifies an error of the server: temporary, and of which kind, or permanent.
+/// Returns the kind of temporary trouble that an error response reports, or `None` if the error is permanent.
 fn refused(status: StatusCode, error: &api::Error) -> Option<Trouble> {
-    // Waiting does not help against a quota: the caller has to free some of it.
+    // Waiting does not help if a quota is exhausted; the caller must free some of it.
     if error.retry != Retry::Safe || error.code == ErrorCode::QuotaExceeded {
         None
     } else if matches!(error.code, ErrorCode::Capacity | ErrorCode::RateLimited) {

@@ -1,24 +1,24 @@
-//! Retry policy: for how long and how often a request is repeated. Pure: time is a parameter.
+//! Retry policy: how long and how often a request is repeated. Performs no I/O; the time is a parameter.
 
 use std::time::{Duration, Instant};
 
-/// Default for the retry time while the server does not respond. A restart, including its sandboxes, takes
-/// less; a server that is away for longer is down.
+/// Default time for which requests are retried while the server does not respond. A restart of the server
+/// with its sandboxes takes less time; a server that does not respond for longer counts as down.
 pub const CONNECTION_WITHIN: Duration = Duration::from_secs(60);
-/// Default for the retry time while the server is busy. A full machine may have capacity again when a sandbox
-/// ends; after this time, the caller should get an error instead.
+/// Default time for which requests are retried while the server is busy. A full machine may have capacity
+/// again as soon as a sandbox ends. After this time, an error is more useful to the caller.
 pub const BUSY_WITHIN: Duration = Duration::from_secs(15);
-/// First pause. A connection that broke by chance works again immediately.
+/// Duration of the first pause. After a random connection failure, an immediate retry usually succeeds.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
-/// Maximum pause that we choose. Half a second is negligible for a person and for the server.
+/// Maximum pause that the client chooses itself. Half a second is negligible for both users and the server.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// Time for which a request is retried, from its first failure.
+/// How long a request is retried, counted from its first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// Limit while the server does not respond or reports that it is not ready.
     pub connection: Duration,
-    /// Limit while the server reports that it has no capacity or that the rate limit is exceeded.
+    /// Limit while the server reports a lack of capacity or an exceeded rate limit.
     pub busy: Duration,
 }
 
@@ -50,8 +50,8 @@ impl Attempts {
         Self { patience, since: None, pause: PAUSE_MIN }
     }
 
-    /// Returns the pause before the next attempt; none if the time is up. A pause that the server requests is
-    /// respected, unless it is too long.
+    /// Returns the pause before the next attempt, or `None` if the retry time is over. If the server requests
+    /// a longer pause, that pause is used, unless it exceeds the retry time.
     pub fn after(&mut self, trouble: Trouble, asked: Option<Duration>, now: Instant) -> Option<Duration> {
         let within = match trouble {
             Trouble::Connection => self.patience.connection,

@@ -1,4 +1,4 @@
-//! Ports of a sandbox: their addresses, public access, and connections to them.
+//! Requests for ports of a sandbox: their addresses, public access, and connections to them.
 
 use std::io;
 use std::pin::Pin;
@@ -14,14 +14,14 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::link::ApiRequest;
 
-/// A connection to a port inside a sandbox. It breaks when the server stops; a new one can be opened after
-/// the restart.
+/// A connection to a port inside a sandbox. The connection breaks when the server stops; after a restart of
+/// the server, a new one can be opened.
 pub struct Tunnel {
     bytes: reqwest::Upgraded,
 }
 
 impl Client {
-    /// Returns the address of a port of a sandbox.
+    /// Returns the address of a sandbox's port.
     ///
     /// # Errors
     /// The sandbox is not running, or the key's role does not allow this.
@@ -29,7 +29,8 @@ impl Client {
         self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/ports/{port}"))).await
     }
 
-    /// Makes a port public for everyone who knows its address, or ends this. Can be repeated.
+    /// Makes a port accessible to everyone who knows its address, or makes it private again. This is
+    /// idempotent.
     ///
     /// # Errors
     /// The sandbox is not running, or the key's role does not allow this.
@@ -38,7 +39,7 @@ impl Client {
         self.link.call(&ApiRequest::new(Method::PUT, path).json(asked)?).await
     }
 
-    /// Connects to a port inside a sandbox. Waits for a server that is restarting.
+    /// Connects to a port inside a sandbox. If the server is restarting, waits until it is available.
     ///
     /// # Errors
     /// Nothing listens on the port, the sandbox is not running, or the server does not respond.

@@ -1,4 +1,4 @@
-//! Requests for secrets. None of them returns a value.
+//! Requests for secrets. No response contains a secret's value.
 
 use api::secret::{PutSecret, Secret, check_name};
 use api::server::Page;
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::link::ApiRequest;
 
 impl Client {
-    /// Stores a value under a name. Replaces an existing value. Can be repeated.
+    /// Stores a value under a name. Replaces an existing value. This is idempotent.
     ///
     /// # Errors
     /// The name or the value is invalid, or the key's role does not allow this.
@@ -28,7 +28,7 @@ impl Client {
         Ok(page.items)
     }
 
-    /// Removes a secret. Succeeds if it does not exist.
+    /// Removes a secret. Succeeds even if the secret does not exist.
     ///
     /// # Errors
     /// The name is invalid, or the key's role does not allow this.

@@ -17,29 +17,30 @@ use crate::error::Error;
 use crate::events::Events;
 use crate::link::ApiRequest;
 
-/// Timeout for a tool call. A call waits for all calls before it, and each of them may take the maximum time.
+/// Timeout for a tool call. A call waits for all calls queued before it, each of which may take the maximum
+/// time.
 const CALL_WITHIN: Duration = Duration::from_secs(TIMEOUT_SECONDS_MAX * (WAITING_MAX as u64 + 2));
-/// Maximum size of a file that is downloaded, since it is held in memory.
+/// Maximum size of a downloaded file. Downloads are held in memory.
 const FILE_BYTES_MAX: usize = 1 << 30;
 
-/// Response of a tool.
+/// A tool's response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Called {
-    /// Id of the run.
+    /// ID of the run.
     pub run: ExecId,
-    /// Result of the tool.
+    /// The tool's result.
     pub result: Value,
 }
 
-/// Options of a tool call that differ from the defaults.
+/// Options of a tool call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calling {
-    /// True if the run is cancelled when the connection breaks. The call is then not retried either.
+    /// True if the run is cancelled when the connection breaks. Such a call is not retried.
     pub ends_with_caller: bool,
 }
 
 impl Client {
-    /// Creates a session. Retries do not create a second one.
+    /// Creates a session. A retry does not create a second session.
     ///
     /// # Errors
     /// The request is invalid.
@@ -64,7 +65,7 @@ impl Client {
         self.link.call(&ApiRequest::get(format!("/v1/sessions/{session}"))).await
     }
 
-    /// Ends a session and stops its sandbox. Can be repeated.
+    /// Ends a session and stops its sandbox. This is idempotent.
     ///
     /// # Errors
     /// The session does not exist.
@@ -72,8 +73,8 @@ impl Client {
         self.link.call(&ApiRequest::new(Method::DELETE, format!("/v1/sessions/{session}"))).await
     }
 
-    /// Frees the resources that a session holds on the machine, after its current run has finished. Can be
-    /// repeated.
+    /// Waits for the session's current run, then frees the resources that the session holds on the machine.
+    /// This is idempotent.
     ///
     /// # Errors
     /// The session does not exist.
@@ -82,11 +83,11 @@ impl Client {
         self.link.call(&ask.within(CALL_WITHIN)).await
     }
 
-    /// Adds a dataset to a session: a file that every sandbox of the session receives before anything runs in
-    /// it.
+    /// Adds a dataset to a session. Every sandbox of the session receives this file before anything runs in
+    /// the sandbox.
     ///
     /// # Errors
-    /// The file is too large, or another dataset has the same file name.
+    /// The file is too large, or a different dataset has the same file name.
     pub async fn add_dataset(
         &self,
         session: &SessionId,
@@ -97,7 +98,7 @@ impl Client {
         self.link.call(&ApiRequest::new(Method::PUT, path).raw(bytes)).await
     }
 
-    /// Calls a tool and waits for its result. Retries do not run it twice.
+    /// Calls a tool and waits for its result. A retry does not run the tool twice.
     ///
     /// # Errors
     /// The tool does not exist, its arguments are invalid, or it could not be run.
@@ -147,10 +148,10 @@ impl Client {
         Ok(page.items)
     }
 
-    /// Returns the output of a run to a stream (`stdout` or `stderr`), starting at an offset.
+    /// Returns the output that a run wrote to `stream` (`stdout` or `stderr`), starting at an offset.
     ///
     /// # Errors
-    /// No output of the run is stored.
+    /// No output is stored for the run.
     pub async fn run_output(
         &self,
         session: &SessionId,
@@ -175,7 +176,7 @@ impl Client {
         Ok(page.items)
     }
 
-    /// Returns the bytes of an artifact of a session.
+    /// Returns the bytes of a session's artifact.
     ///
     /// # Errors
     /// The session has no such artifact.
@@ -191,12 +192,12 @@ impl Client {
         self.link.done(&ApiRequest::new(Method::DELETE, format!("/v1/sessions/{session}/artifacts"))).await
     }
 
-    /// Subscribes to the events of a session, from now on. The first [`Events::next`] connects.
+    /// Subscribes to future events of a session. The first call of [`Events::next`] connects.
     pub fn session_events(&self, session: &SessionId) -> Events<SessionEvent> {
         Events::of(self, format!("/v1/sessions/{session}/events"))
     }
 
-    /// Returns the tools of a set in a format: `bellglass`, `openai`, `anthropic` or `mcp`.
+    /// Returns the tools of a tool set in the given format: `bellglass`, `openai`, `anthropic` or `mcp`.
     ///
     /// # Errors
     /// The format does not exist.
@@ -205,7 +206,7 @@ impl Client {
         self.link.call(&ApiRequest::get(format!("/v1/tools?set={set}&format={format}"))).await
     }
 
-    /// Returns the instructions of a tool set for the model.
+    /// Returns a tool set's instructions for the model.
     ///
     /// # Errors
     /// The server does not respond.

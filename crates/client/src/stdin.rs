@@ -1,5 +1,5 @@
-//! A writer to one exec. Every byte has an offset, so a write whose response was lost is sent again without
-//! duplicating input.
+//! A writer to an exec's standard input. Every byte has an offset, so a write whose response was lost can be
+//! repeated without duplicating input.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +12,14 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::link::ApiRequest;
 
-/// Timeout for a write. A write waits while the process does not read, and this is the maximum lifetime of a
+/// Timeout for a write. A write blocks while the process does not read, for at most the maximum lifetime of a
 /// process.
 const WRITE_WITHIN: Duration = Duration::from_millis(limits::DEADLINE_MS_MAX);
 
-/// Pause before a chunk that the process did not read is sent again, in case the server rejects it
-/// immediately.
+/// Pause before a chunk is sent again because the process did not read it. Prevents a busy loop if the server
+/// rejects the chunk immediately.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Maximum size of a chunk, which is the limit of the server.
+/// Maximum size of a chunk. This is the server's limit.
 const PIECE_BYTES_MAX: usize = 1 << 20;
 
 /// A writer to the standard input of one exec.
@@ -35,7 +35,7 @@ impl Stdin {
         Self { client, sandbox, exec, offset: 0 }
     }
 
-    /// Starts at this offset instead of at the first byte.
+    /// Starts writing at this offset instead of at the first byte.
     pub fn at(self, offset: u64) -> Self {
         Self { offset, ..self }
     }
@@ -67,8 +67,8 @@ impl Stdin {
         let began = Instant::now();
         let Received { received } = loop {
             match client.link.call(&ask).await {
-                // The server limits both the time for which it holds a request and the number of requests
-                // that it holds. The process may take longer to read, so the chunk is sent again.
+                // The server limits both how long it holds a request and how many requests it holds. The
+                // process may take longer to read, so the chunk is sent again.
                 Err(error) if error.code().is_some_and(is_wait) && began.elapsed() < WRITE_WITHIN => {
                     tokio::time::sleep(PAUSE).await;
                 }

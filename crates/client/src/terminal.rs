@@ -1,4 +1,4 @@
-//! A terminal in a sandbox: keys in, screen out, over as many connections as necessary.
+//! A terminal in a sandbox: keyboard input and screen output, over as many connections as necessary.
 //!
 //! ```text
 //!            ┌─────── disconnected, silent, not ready ────────┐
@@ -6,10 +6,11 @@
 //! connect ──▶ opened: input continues ──▶ output, gaps, acknowledgements ──▶ end
 //! ```
 //!
-//! The exec lives in the sandbox. Output is requested from the offset reached. Input is retained until the
-//! server acknowledges it, and is sent again on the next connection from the acknowledged offset: each key
-//! arrives once, even if the server was killed. Only one client may type at a time. Input of another client
-//! becomes visible in the offsets and is reported as an error, instead of being mixed with ours.
+//! The exec runs in the sandbox, independently of any connection. A new connection requests output from the
+//! offset that the client has reached. Input is retained until the server acknowledges it; a new connection
+//! sends it again from the acknowledged offset. Each keystroke therefore arrives once, even if the server was
+//! killed. Only one client may type at a time. Input of a different client is visible in the offsets and is
+//! reported as an error instead of being mixed with this client's input.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -34,37 +35,37 @@ use crate::execs::last_words;
 use crate::link::{ApiRequest, FailedAttempt};
 use crate::patience::Attempts;
 
-/// Maximum amount of input that is not acknowledged yet: more than a person pastes.
+/// Maximum amount of unacknowledged input. This is more than a person pastes at once.
 const PENDING_BYTES_MAX: usize = 1 << 20;
 /// Maximum amount of input in flight. Input that the process does not read stays in the client, so that it
-/// does not hold up sizes and signals.
+/// does not delay size changes and signals.
 const WINDOW_BYTES: u64 = INPUT_BYTES_MAX as u64;
-/// Maximum size of a message that is accepted: four times the size of the largest message that servers send.
+/// Maximum size of an incoming message: four times the size of the largest message that servers send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of signals that wait for a connection.
 const SIGNALS_MAX: usize = 16;
 
 type TerminalSocket = WebSocketStream<Upgraded>;
 
-/// One terminal, driven by [`Terminal::next`]: data is sent and received only while the caller awaits it.
+/// A terminal. Sends and receives data only while the caller awaits [`Terminal::next`].
 pub struct Terminal {
     client: Client,
     sandbox: SandboxId,
     id: ExecId,
-    /// Offset of the output that the caller has received.
+    /// Offset up to which the caller has received the output.
     position: u64,
-    /// Input from the offset `received` on.
+    /// Input that has not been acknowledged yet. It begins at the offset `received`.
     pending: BytesMut,
     received: Option<u64>,
-    /// Offset up to which input was sent on this connection.
+    /// Offset up to which input was sent over the current connection.
     sent: u64,
     size: Option<TerminalSize>,
     requests: VecDeque<TerminalRequest>,
     socket: Option<Box<TerminalSocket>>,
-    /// Connection attempt in progress. It is a task, so that it continues while the caller drops `next` to
-    /// handle something else.
+    /// Connection attempt in progress. It runs as a task, so that it continues if the caller drops the future
+    /// of `next` to handle something else.
     connecting: Option<JoinHandle<Result<TerminalSocket, FailedAttempt>>>,
-    /// Time of the next connection attempt, if it must wait.
+    /// Time of the next connection attempt, if the client must wait before it.
     pause_until: Option<Instant>,
     /// Time at which the server last sent something.
     heard: Instant,
@@ -73,10 +74,10 @@ pub struct Terminal {
     ended: bool,
 }
 
-/// An event of a terminal.
+/// A terminal event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TerminalUpdate {
-    /// The terminal is connected, for the first time or again.
+    /// The terminal is connected, either for the first time or again.
     Connected,
     /// The connection was lost and is being reestablished.
     Reconnecting,
@@ -87,31 +88,32 @@ pub enum TerminalUpdate {
         /// The bytes.
         bytes: Bytes,
     },
-    /// Output that was not retained.
+    /// A range of output that the server no longer retains.
     Gap {
         /// Offset of the first missing byte.
         from: u64,
         /// Offset of the first byte after the gap.
         to: u64,
     },
-    /// A size or a signal was refused; the terminal remains usable.
+    /// The server refused a size or a signal. The terminal remains usable.
     Refused(api::Error),
     /// The exec has ended. No event follows.
     End(ExecEnd),
 }
 
 impl Client {
-    /// Starts a command on a terminal. Requires a spec with `terminal`. Retries do not start it twice.
+    /// Starts a command on a terminal. The spec must request a `terminal`. A retry does not start the command
+    /// twice.
     ///
     /// # Errors
-    /// As [`Client::start`]; `capacity` if the sandbox has too many terminals.
+    /// Fails like [`Client::start`]. Also fails with `capacity` if the sandbox has too many terminals.
     pub async fn terminal(&self, sandbox: &SandboxId, spec: &ExecSpec) -> Result<Terminal, Error> {
         let info = self.start(sandbox, spec).await?;
         Ok(self.terminal_of(sandbox, &info.id))
     }
 
-    /// Returns the terminal of an exec that was started earlier, from the first retained byte. Sends nothing
-    /// yet.
+    /// Returns the terminal of an exec that was started earlier. Reads from the first retained byte. Does not
+    /// connect yet.
     pub fn terminal_of(&self, sandbox: &SandboxId, exec: &ExecId) -> Terminal {
         Terminal {
             client: self.clone(),
@@ -135,7 +137,7 @@ impl Client {
 }
 
 impl Terminal {
-    /// Returns the id of the exec.
+    /// Returns the exec's ID.
     pub fn id(&self) -> &ExecId {
         &self.id
     }
@@ -145,7 +147,7 @@ impl Terminal {
         self.position
     }
 
-    /// Starts reading at this offset instead of at the first byte. Must be called before anything was read.
+    /// Starts reading at this offset instead of at the first byte. Must be called before anything is read.
     pub fn seek(&mut self, position: u64) {
         self.position = position;
         (self.socket, self.connecting, self.opened) = (None, None, false);
@@ -190,17 +192,19 @@ impl Terminal {
         self.requests.push_back(TerminalRequest::Resize(size));
     }
 
-    /// Sends a signal to all processes of the exec, at most once: it is lost if the connection breaks.
+    /// Sends a signal to all processes of the exec, at most once. The signal is lost if the connection
+    /// breaks.
     pub fn signal(&mut self, signal: i32) {
         if self.requests.len() < SIGNALS_MAX {
             self.requests.push_back(TerminalRequest::Signal(signal));
         }
     }
 
-    /// Returns the next event; none after the end. Cancel-safe.
+    /// Returns the next event, or `None` after the end. Cancel-safe.
     ///
     /// # Errors
-    /// As [`crate::Exec::next`]; also `conflict` if another client typed or the exec has no terminal.
+    /// Fails like [`crate::Exec::next`]. Also fails with `conflict` if another client typed or if the exec
+    /// has no terminal.
     pub async fn next(&mut self) -> Result<Option<TerminalUpdate>, Error> {
         while !self.ended {
             let failure = match self.step().await {
@@ -225,8 +229,8 @@ impl Terminal {
         Ok(None)
     }
 
-    /// Makes one step towards the next message, or returns it. Cancel-safe: all waits continue in the next
-    /// call.
+    /// Connects if necessary and returns `None`, or waits for the next message and returns it. Cancel-safe:
+    /// the next call continues any wait.
     async fn step(&mut self) -> Result<Option<Message>, FailedAttempt> {
         if let Some(at) = self.pause_until {
             tokio::time::sleep_until(at).await;
@@ -276,7 +280,7 @@ impl Terminal {
             let Some(next) = self.outgoing() else { break };
             socket.as_mut().start_send(next)?;
         }
-        // The flush may be incomplete; the next poll continues it.
+        // The flush may remain incomplete; the next poll continues it.
         let _ = socket.as_mut().poll_flush(context)?;
         match socket.poll_next(context) {
             Poll::Ready(Some(message)) => Poll::Ready(message),
@@ -303,7 +307,7 @@ impl Terminal {
         Some(Message::binary(next))
     }
 
-    /// Checks a message against the messages before it.
+    /// Checks a message against the previous messages and updates the state.
     fn accept(&mut self, message: &Message) -> Result<Option<TerminalUpdate>, FailedAttempt> {
         match message {
             Message::Binary(whole) => {
@@ -373,7 +377,9 @@ impl Terminal {
         }
     }
 
-    /// Records that input up to this offset was received. At most `ours` bytes of it can be our own.
+    /// Records that the server received input up to this offset. This client can have sent at most `ours`
+    /// bytes of the newly received input. If there are more, another client has typed, and this function
+    /// returns an error.
     fn take_receipt(&mut self, received: u64, ours: u64) -> Result<(), FailedAttempt> {
         let before = *self.received.get_or_insert(received);
         let Some(new) = received.checked_sub(before) else {

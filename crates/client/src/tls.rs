@@ -1,4 +1,4 @@
-//! Trusted certificates: those of the operating system, or only those of a given file.
+//! Certificates that the client trusts: the operating system's, or only those in a given file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use rustls_platform_verifier::BuilderVerifierExt as _;
 
 use crate::error::Error;
 
-/// Returns the TLS configuration of the client. Without TLS in the server's address, no certificates are
+/// Returns the client's TLS configuration. If the server's address does not use TLS, no certificates are
 /// loaded, so that the client also works on a machine that has none.
 pub(crate) fn config(encrypted: bool, ca_file: Option<&Path>) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());

@@ -1,6 +1,7 @@
-//! Accounts: the lookup of the key in a request, and the limits that a project's requests share.
+//! Accounts: the lookup of a request's key, and the limits that all requests of a project share.
 //!
-//! Unknown, revoked, expired and malformed keys cost the same work and get the same response.
+//! Unknown, revoked, expired and malformed keys take the same amount of work and get the same response, so a
+//! client cannot tell them apart.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -24,36 +25,41 @@ use crate::credential::{ApiKey, KeyHash};
 use crate::fault::{Answer, Fault};
 use crate::store::{self, Store};
 
-/// Maximum number of keys cached in memory. A server with more keys reads the store again from time to time.
+/// Maximum number of keys cached in memory. When the cache is full, it is cleared, and keys are read from the
+/// store again.
 const KNOWN_MAX: usize = 10_000;
-/// Maximum number of requests without a valid key from one address in a minute. More get `rate_limited`,
-/// which is not recorded in the audit log.
+/// Maximum number of requests without a valid key that one address may send per minute. Further requests get
+/// `rate_limited` and are not recorded in the audit log.
 const WRONG_PER_MINUTE: u32 = 30;
-/// Maximum number of addresses whose invalid keys are counted.
+/// Maximum number of addresses for which invalid keys are counted. At the limit, all counters are cleared.
 const ADDRESSES_MAX: usize = 10_000;
-/// Maximum memory for a project's request bodies, in KiB: 80 unread chunks of standard input, or five exec
-/// requests of the maximum size. With the memory of its connections, a project stays below 128 MiB (H-41).
+/// Maximum memory for a project's request bodies, in KiB. This is enough for 80 unread chunks of standard
+/// input, or for five exec requests of the maximum size. Together with the memory of its connections, a
+/// project uses less than 128 MiB (attack H-41).
 const BODIES_KIB_MAX: usize = 80 << 10;
-/// Maximum number of open streams of one project: each may buffer a megabyte of unread output here.
+/// Maximum number of open streams of one project. For each stream, the server may buffer a megabyte of unread
+/// output.
 const STREAMS_MAX: usize = 512;
-/// Maximum memory for a project's pending responses, in KiB. Each response counts `ANSWER_KIB` more than its
-/// size, for the other memory of its request.
+/// Maximum memory for a project's pending responses, in KiB. Each response counts as its size plus
+/// `ANSWER_KIB`, which accounts for the other memory of its request.
 const ANSWERS_KIB_MAX: usize = 32 << 10;
 const ANSWER_KIB: usize = 8;
-/// Maximum number of concurrent requests of one project, including open streams. More would block the store
-/// for other projects.
+/// Maximum number of concurrent requests of one project, including open streams. With a higher limit, one
+/// project could block the store for all others.
 const REQUESTS_MAX: usize = 1024;
 /// Maximum number of execs of one project that are starting at the same time.
 const LAUNCHES_MAX: usize = 256;
 
-/// Maximum number of lookups of a key in one request. A lookup is repeated if keys changed in the meantime.
+/// Maximum number of times that one request looks up its key. The lookup is repeated if any key changes while
+/// it is in progress.
 const LOOKS_MAX: usize = 8;
 
-/// The key of a request, and the project that it acts for.
+/// Key of a request, and the limits of the key's project.
 pub struct Account {
-    /// The key; for the token of a sandbox, a synthetic key.
+    /// Key that the request presented or, if it presented a sandbox token, a synthetic key.
     pub key: Key,
-    /// Cancelled when the key is revoked, which ends the streams that were opened with it.
+    /// Token that is cancelled when the key is revoked. The cancellation ends the streams that were opened
+    /// with the key.
     pub revoked: CancellationToken,
     /// The project's quota.
     pub quota: Quota,
@@ -77,27 +83,28 @@ pub struct Share {
     requests: Arc<Semaphore>,
 }
 
-/// In-memory cache of keys. Only this process writes the store, so cached entries are never stale.
+/// In-memory cache of keys. Only this process writes to the store, so cached entries are never stale.
 #[derive(Default)]
 pub struct Accounts {
     known: Mutex<AccountCache>,
     wrong: Mutex<HashMap<IpAddr, Arc<DefaultDirectRateLimiter>>>,
-    /// Limiter of audit log entries about invalid keys.
+    /// Rate limiter for audit log entries about invalid keys.
     pub failures: Failures,
     lookups: Lookups,
 }
 
 #[derive(Default)]
 struct AccountCache {
-    /// Accounts by the hash of their key. Only hashes are ever looked up here.
+    /// Accounts by the hash of their key. Entries are looked up only by a hash that the server computed,
+    /// never by text from a request.
     accounts: HashMap<KeyHash, Arc<Account>>,
-    /// Accounts by project, for requests with a token of one of the project's sandboxes. Text from a request
-    /// is never a lookup key here.
+    /// Accounts by project and kind of credential, for requests that present a token of one of the project's
+    /// sandboxes. Entries are never looked up by text from a request.
     acting: HashMap<(String, Credential), Arc<Account>>,
-    /// Cancellation token of each key, by key id, kept until the key is revoked. Unbounded, because only
-    /// administrators create keys.
+    /// Cancellation token of each key, by key ID, kept until the key is revoked. The map needs no limit,
+    /// because only administrators create keys.
     ends: HashMap<String, CancellationToken>,
-    /// Last use of each key that is not yet in the store, by key id.
+    /// Time of each key's last use, by key ID, if that time is not yet in the store.
     used_ms: HashMap<String, u64>,
     shares: HashMap<String, Arc<Share>>,
     /// Number of changes to keys or quotas. Data that was read from the store before a change is not cached
@@ -105,20 +112,22 @@ struct AccountCache {
     changes: u64,
 }
 
-/// One of a project's rates.
+/// Rate limit of a project.
 #[derive(Clone, Copy)]
 pub enum Rate {
-    /// Creating sandboxes.
+    /// Rate at which sandboxes are created.
     Create,
-    /// Starting execs.
+    /// Rate at which execs are started.
     Exec,
 }
 
 impl Accounts {
-    /// Returns the account of the key with this secret.
+    /// Returns the account for the key with this secret.
     ///
     /// # Errors
-    /// `unauthorized`, always with the same message; `rate_limited` for an address with too many attempts.
+    /// `unauthorized`, always with the same message: the request has no valid key. `rate_limited`: its
+    /// address has sent too many such requests, or too many key lookups are in progress. `store_unavailable`:
+    /// the store does not respond.
     pub async fn authenticate(
         &self,
         store: &Store,
@@ -126,14 +135,14 @@ impl Accounts {
         from: Option<IpAddr>,
         now_ms: u64,
     ) -> Answer<Arc<Account>> {
-        // Setting the clock back does not revive an expired key.
+        // This time never goes back, so an expired key stays expired even if the system clock is set back.
         let now_ms = store.now_ms(now_ms);
         let shown = secret.unwrap_or_default();
         let account = match ApiKey::parse(shown) {
             Some(key) => self.by_key(store, key.hash()).await?,
             // A request without a secret does not query the store.
             None if secret.is_none() => None,
-            // Malformed keys cost as much work as unknown ones.
+            // A malformed key takes as much work as an unknown key.
             None => {
                 self.look_for_no_key(store).await?;
                 self.without_defence(shown)
@@ -145,8 +154,8 @@ impl Accounts {
                 Ok(account)
             }
             Some(_) => {
-                // Expired keys are cached, so query the store here as well: the response takes as long as for
-                // an unknown key.
+                // An expired key may be in the cache. Query the store anyway, so that the response takes as
+                // long as for an unknown key.
                 self.look_for_no_key(store).await?;
                 Err(self.refuse(from))
             }
@@ -154,7 +163,7 @@ impl Accounts {
         }
     }
 
-    /// Takes as long as the lookup of an unknown key.
+    /// Queries the store for a hash that no key has, which takes as long as the lookup of an unknown key.
     async fn look_for_no_key(&self, store: &Store) -> Answer<()> {
         let _place = self.lookups.place()?;
         store.key_by_hash(&KeyHash::of_no_key()).await?;
@@ -177,11 +186,11 @@ impl Accounts {
         Err(busy("the key could not be looked up because keys are being changed".into()))
     }
 
-    /// Returns the account for a request with a token of one of the project's sandboxes: role write, without
-    /// a key.
+    /// Returns the account for a request that presents a token of one of the project's sandboxes. The account
+    /// has a synthetic key with the role `write`.
     ///
     /// # Errors
-    /// The store does not respond, or there is no such project.
+    /// The store does not respond, or the project does not exist.
     pub async fn acting_for(
         &self,
         store: &Store,
@@ -213,14 +222,15 @@ impl Accounts {
         Ok(account)
     }
 
-    /// Negative control of H-22, in test builds: returns the account of the named project without
-    /// authentication, as before the defence.
+    /// Returns the account of the named project without authentication, as the server did before the defence
+    /// against attack H-22 existed. Has an effect only in test builds in which that defence is off, as the
+    /// control of the attack's test.
     fn without_defence(&self, shown: &str) -> Option<Arc<Account>> {
         let project = api::defence::is_off("H-22").then(|| shown.strip_prefix("of project "))??;
         locked(&self.known).acting.get(&(project.to_owned(), Credential::Agent)).cloned()
     }
 
-    /// Removes a revoked key from the cache, and ends the streams that were opened with it.
+    /// Removes a revoked key from the cache, and ends the streams that were opened with the key.
     pub fn revoke(&self, id: &str) {
         self.forget();
         let ends = locked(&self.known).ends.remove(id);
@@ -229,12 +239,13 @@ impl Accounts {
         }
     }
 
-    /// Takes the last uses of keys that are not yet in the store: key id and milliseconds since 1970.
+    /// Removes and returns the last uses of keys that are not yet in the store: times in milliseconds since
+    /// 1970, by key ID.
     pub fn take_used(&self) -> HashMap<String, u64> {
         std::mem::take(&mut locked(&self.known).used_ms)
     }
 
-    /// Puts back uses that the store did not save, unless a later one has been recorded.
+    /// Restores last uses that the store could not save, except for keys that have been used again since.
     pub fn put_back_used(&self, used_ms: HashMap<String, u64>) {
         let mut known = locked(&self.known);
         for (id, at_ms) in used_ms {
@@ -242,13 +253,13 @@ impl Accounts {
         }
     }
 
-    /// Returns the last use of a key if it is not yet in the store.
+    /// Returns the time of a key's last use if it is not yet in the store.
     pub fn used_ms(&self, id: &str) -> Option<u64> {
         locked(&self.known).used_ms.get(id).copied()
     }
 
-    /// Clears the cache after a change to some keys. Shared limits are kept, so that no project gets a second
-    /// set of them.
+    /// Clears the cache after keys have changed. Keeps the shared limits, so that no project gets a second
+    /// set of limits.
     pub fn forget(&self) {
         let mut known = locked(&self.known);
         known.accounts.clear();
@@ -267,8 +278,8 @@ impl Accounts {
         (known.accounts.get(hash).cloned(), known.changes)
     }
 
-    /// Caches a key read from the store, unless keys have changed since: a key that was read while it was
-    /// being revoked would otherwise be valid until the server stops.
+    /// Caches a key that was read from the store. Returns `None` if keys have changed since the read. Without
+    /// this check, a key that was read while it was being revoked would stay valid until the server stops.
     fn learn(&self, hash: KeyHash, key: Key, project: &Project, changes: u64) -> Option<Arc<Account>> {
         let mut known = locked(&self.known);
         if known.changes != changes {
@@ -282,8 +293,8 @@ impl Accounts {
         Some(account)
     }
 
-    /// Returns the error for a request without a valid key: `unauthorized`, or `rate_limited` after too many
-    /// from one address.
+    /// Counts a request without a valid key against its address, and returns the error for it:
+    /// `unauthorized`, or `rate_limited` after too many such requests.
     pub fn refuse(&self, from: Option<IpAddr>) -> Fault {
         let mut wrong = locked(&self.wrong);
         if wrong.len() >= ADDRESSES_MAX {
@@ -338,10 +349,10 @@ impl Account {
         !self.revoked.is_cancelled() && self.key.expires_at_ms.is_none_or(|end| end > now_ms)
     }
 
-    /// Rejects a key with a lower role.
+    /// Checks that the key has at least this role.
     ///
     /// # Errors
-    /// `forbidden`.
+    /// `forbidden`: the key's role is too low.
     pub fn require(&self, role: Role) -> Answer<()> {
         if self.key.role >= role {
             return Ok(());
@@ -358,10 +369,10 @@ impl Account {
         .into())
     }
 
-    /// Rejects requests that exceed the project's rate.
+    /// Counts a request against this rate, and checks that the project has not exceeded the rate.
     ///
     /// # Errors
-    /// `rate_limited`, with the time after which to retry.
+    /// `rate_limited`, with the delay before a retry: the project has exceeded the rate.
     pub fn pace(&self, rate: Rate) -> Answer<()> {
         let (limiter, what, most) = match rate {
             Rate::Create => (&self.share.creates, "creates_per_second", self.quota.creates_per_second),
@@ -377,7 +388,7 @@ impl Account {
 }
 
 impl Share {
-    /// Creates the rates and permits of a project with this quota.
+    /// Creates the rate limiters and permits for a project with this quota.
     pub fn new(quota: &Quota) -> Self {
         let rate = |per_second: u32, burst: u32| {
             let quota = governor::Quota::per_second(at_least_one(per_second));
@@ -404,7 +415,7 @@ impl Share {
             .map_err(|_| busy(format!("the project is already starting {LAUNCHES_MAX} execs, the maximum")))
     }
 
-    /// Returns a permit for an open stream.
+    /// Acquires a permit for an open stream.
     ///
     /// # Errors
     /// `rate_limited`: the project has the maximum number of open streams.
@@ -425,8 +436,9 @@ impl Share {
         })
     }
 
-    /// Reserves memory for a response of this many bytes until the response has been sent. Returns `None` if
-    /// the project's pending responses leave too little.
+    /// Reserves memory for a response of this many bytes until the returned permit is dropped, which must be
+    /// after the response has been sent. Returns `None` if the project's pending responses leave too little
+    /// memory.
     pub fn answer(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let kib = u32::try_from(bytes.div_ceil(1024) + ANSWER_KIB).unwrap_or(u32::MAX);
         Arc::clone(&self.answers).try_acquire_many_owned(kib).ok()
@@ -435,7 +447,7 @@ impl Share {
     /// Reserves memory for a body of this many bytes until the returned permit is dropped.
     ///
     /// # Errors
-    /// `rate_limited`: the project's other bodies leave too little.
+    /// `rate_limited`: the project's other bodies leave too little memory.
     pub fn room(&self, bytes: usize) -> Answer<OwnedSemaphorePermit> {
         let kib = u32::try_from(bytes.div_ceil(1024).max(1)).unwrap_or(u32::MAX);
         let bodies = Arc::clone(&self.bodies);
@@ -451,7 +463,7 @@ impl Share {
 /// Creates a key, and returns it with the hash under which it is stored.
 ///
 /// # Errors
-/// The kernel has no random bytes.
+/// The kernel's random number generator is unavailable.
 pub fn mint(ask: &CreateKey, now_ms: u64) -> Answer<(NewKey, KeyHash)> {
     let secret = ApiKey::fresh()?;
     let key = Key {
@@ -467,7 +479,7 @@ pub fn mint(ask: &CreateKey, now_ms: u64) -> Answer<(NewKey, KeyHash)> {
     Ok((NewKey { key, secret: secret.reveal() }, secret.hash()))
 }
 
-/// Returns the error for a request that exceeds a limit at the moment.
+/// Builds the error for a request that currently exceeds a limit.
 pub fn busy(message: String) -> Fault {
     Error {
         code: ErrorCode::RateLimited,
@@ -544,7 +556,8 @@ mod tests {
             let (hash, key, project) = asked(project);
             accounts.learn(hash, key, &project, 0).unwrap()
         });
-        // Another key changes: the account that is cached again afterwards keeps its cancellation token.
+        // Simulate a change to another key. Accounts that are cached again after the change keep their
+        // cancellation tokens.
         accounts.forget();
         accounts.revoke(&one.key.id);
         assert!(one.revoked.is_cancelled() && !other.revoked.is_cancelled());

@@ -4,22 +4,24 @@
 //! {"seq":7,"at_ms":…,"key":"k1","project":"p","act":"exec","sandbox":"s…","exec":"e…","detail":"argv sha256:…","prev":"…"}
 //! ```
 //!
-//! `prev` is the SHA-256 of the previous line without its newline; in the first line it is zeros. Therefore
-//! [`verify`] detects changed, removed and inserted lines, and missing files. It detects truncation with the
-//! head file beside the log (`files`); against an attacker who can change both, store [`Verified::head`]
-//! elsewhere.
+//! `prev` is the SHA-256 of the previous line without its newline. In the first line, it consists of zeros.
+//! Therefore [`verify`] detects changed, removed and inserted lines, and missing files. To detect truncation,
+//! it compares the log with the head file beside it (see `files`). An attacker who can change both files can
+//! hide a truncation. To detect even that, store [`Verified::head`] elsewhere.
 //!
-//! Ids, acts, sizes and paths are recorded; secrets, variables, output and the arguments of a command are
-//! not. Text that a caller chose is truncated to [`DETAIL_BYTES_MAX`] and escaped to printable ASCII.
+//! The log records IDs, acts, sizes and paths. It does not record secrets, environment variables, output or
+//! command arguments. Text that a caller chose is truncated to [`DETAIL_BYTES_MAX`] and escaped to printable
+//! ASCII.
 //!
-//! **Recording never blocks.** [`Audit::record`] puts an entry into a bounded queue or, if the queue is full,
-//! counts it as missed; the count becomes an entry of its own. One thread writes all queued entries at once,
-//! and syncs them to disk within [`SYNC_EVERY`]. If the server is killed, entries still in the queue are
-//! lost. The next server removes an incomplete last line and records that in an entry.
+//! **Recording never blocks.** [`Audit::record`] puts an entry into a bounded queue. If the queue is full,
+//! the entry is counted as missed instead, and the count is later recorded in a separate entry. One thread
+//! writes the queued entries in groups and syncs them to disk within [`SYNC_EVERY`]. If the server is killed,
+//! entries that are still in the queue are lost. The next server removes an incomplete last line and records
+//! the removal in an entry.
 //!
-//! **The log is rotated.** A full file is renamed, and the chain continues in the next one. When all files
-//! exceed [`Bounds::bytes_max`], the oldest is removed, and an entry records the number and the hash at which
-//! the rest begins.
+//! **The log is rotated.** A full file is renamed, and the chain continues in a new file. When the files
+//! together exceed [`Bounds::bytes_max`], the oldest file is removed. An entry then records where the
+//! remaining log begins: the number of its first entry, and the hash of the line before that entry.
 
 mod chain;
 mod files;
@@ -44,16 +46,17 @@ pub use chain::{Verified, hex, verify};
 pub use files::Bounds;
 use writer::{Word, Writer};
 
-/// Maximum length of a detail: a hash with its name, or a short sentence.
+/// Maximum length of an entry's detail. This is enough for a hash with its name, or for a short sentence.
 pub const DETAIL_BYTES_MAX: usize = 256;
-/// Maximum length of a key's id or a project's name. Real ones are shorter; longer text is untrusted input.
+/// Maximum length of a recorded key ID or project name. Valid IDs and names are shorter; longer text can only
+/// be untrusted input.
 const NAME_BYTES_MAX: usize = 64;
-/// Maximum number of entries waiting to be written: several seconds on the busiest node, and at most some
-/// megabytes.
+/// Maximum number of entries in the queue. The busiest node produces this many in several seconds, and they
+/// use at most a few megabytes.
 const QUEUE: usize = 8192;
-/// Interval between syncs to disk: a power failure may lose this much.
+/// Interval between syncs to disk. A power failure may lose the entries of one interval.
 pub const SYNC_EVERY: Duration = Duration::from_secs(1);
-/// Interval between the attempts of [`Audit::flush`] to enqueue when the queue is full.
+/// Interval at which [`Audit::flush`] retries while the queue is full.
 const FLUSH_AGAIN: Duration = Duration::from_millis(5);
 
 /// The audit log. Cheap to clone; the file is closed when the last clone is dropped.
@@ -63,7 +66,7 @@ pub struct Audit {
     missed: Arc<AtomicU64>,
 }
 
-/// The action of an entry. The set is closed.
+/// Action that an entry records. The set of actions is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Act {
@@ -85,9 +88,9 @@ pub enum Act {
     ProjectPut,
     /// The build of a template was started; the detail is its name.
     TemplateBuild,
-    /// A sandbox was created and runs; the detail says whether it was pre-warmed.
+    /// A sandbox was created and is running; the detail states whether it was pre-warmed.
     SandboxCreate,
-    /// A request to create a sandbox failed; the detail is the code of the error.
+    /// A request to create a sandbox failed; the detail is the error code.
     SandboxRefused,
     /// A stop of a sandbox was requested.
     SandboxStop,
@@ -105,11 +108,11 @@ pub enum Act {
     Resume,
     /// An exec was started; the detail is the hash of its argv, or the language, length and hash of its code.
     Exec,
-    /// An exec was sent a signal.
+    /// A signal was sent to an exec.
     ExecSignal,
     /// An exec was cancelled.
     ExecCancel,
-    /// A context was created; the detail is its id.
+    /// A context was created; the detail is its ID.
     ContextCreate,
     /// A restart of a context was requested.
     ContextRestart,
@@ -117,7 +120,7 @@ pub enum Act {
     ContextInterrupt,
     /// A context was removed.
     ContextRemove,
-    /// A port was made public or private again; the detail says which.
+    /// A port was made public, or private again; the detail states which.
     Port,
     /// A tunnel to a port was opened; the detail is the port.
     Tunnel,
@@ -147,11 +150,11 @@ pub enum Act {
     DatasetPut,
     /// A dataset was removed.
     DatasetRemove,
-    /// A session was created; the detail is its id.
+    /// A session was created; the detail is its ID.
     SessionCreate,
-    /// A session was ended; the detail is its id.
+    /// A session was ended; the detail is its ID.
     SessionEnd,
-    /// The stored data of a session was removed; the detail is its id.
+    /// The stored data of a session was removed; the detail is its ID.
     SessionClear,
     /// A secret was set; the detail is its name.
     SecretSet,
@@ -159,21 +162,23 @@ pub enum Act {
     SecretRemove,
     /// Draining of the node was started or stopped.
     Drain,
-    /// A request of a project was refused because of its quota.
+    /// A request was refused because it would have exceeded the project's quota.
     QuotaRefused,
-    /// Entries were lost because they came too fast or could not be written; the detail is their number.
+    /// Entries were lost because they arrived faster than they could be written, or because a write failed;
+    /// the detail holds their count.
     Missed,
-    /// An incomplete line of a killed server was removed.
+    /// An incomplete last line, left behind by a killed server, was removed.
     Torn,
-    /// The oldest file of this log was removed; the detail is the position at which the rest begins.
+    /// The oldest file of this log was removed; the detail is the position at which the remaining log begins.
     AuditPrune,
-    /// Entries are missing at the end of the log; the detail is their number.
+    /// Entries were missing at the end of the log when it was opened; the detail is their number.
     AuditCut,
-    /// The chain of this log is broken; the detail is the position.
+    /// The chain of this log is broken; the detail is the position of the break.
     AuditBroken,
 }
 
-/// An action and its caller. Fields that do not apply are absent.
+/// Entry of the log: an action, and the key, project, sandbox and exec that it concerns. Fields that do not
+/// apply are absent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     at_ms: u64,
@@ -185,7 +190,7 @@ pub struct Entry {
     detail: Option<String>,
 }
 
-/// Error on opening the log.
+/// Error that occurs when the log is opened.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read or written.
@@ -218,7 +223,7 @@ pub enum Error {
 pub struct Damaged {
     /// Name of the file.
     pub file: String,
-    /// Line number in the file, counted from 1; zero if only the end of the file was read.
+    /// Line number in the file, counted from 1, or 0 if the damage does not concern a particular line.
     pub line: u64,
     /// Description of the damage.
     pub what: String,
@@ -226,10 +231,11 @@ pub struct Damaged {
 
 impl Audit {
     /// Opens the log, or creates it if it does not exist, and starts the thread that writes it. `now_ms` is
-    /// the time of entries about damage at the end of the log.
+    /// the time recorded in entries about damage at the end of the log.
     ///
     /// # Errors
-    /// The file cannot be written, another process writes it, or its last line is not a valid entry.
+    /// The file cannot be read or written, another process is writing to it, or its last line is not a valid
+    /// entry.
     pub fn open(path: &Path, now_ms: u64, bounds: Bounds) -> Result<Self, Error> {
         let missed = Arc::<AtomicU64>::default();
         let writer = Writer::open(path, now_ms, Arc::clone(&missed), bounds)?;
@@ -262,18 +268,19 @@ impl Audit {
             }
             tokio::time::sleep(FLUSH_AGAIN).await;
         }
-        // The writer drops the sender only when it terminates; then there is nothing left to wait for.
+        // The writer drops the sender without a message only if it terminates. In that case, there is nothing
+        // left to wait for.
         let _ = wait.await;
     }
 }
 
 impl Entry {
-    /// Creates an entry about an action at a time in milliseconds since 1970.
+    /// Creates an entry about an action. `at_ms` is the time of the action in milliseconds since 1970.
     pub fn new(at_ms: u64, act: Act) -> Self {
         Self { at_ms, act, key: None, project: None, sandbox: None, exec: None, detail: None }
     }
 
-    /// Sets the key, by its id; the key's secret is never recorded.
+    /// Sets the key by its ID. The key's secret is never recorded.
     #[must_use]
     pub fn key(mut self, id: &str) -> Self {
         self.key = Some(printable(id, NAME_BYTES_MAX));
@@ -301,7 +308,7 @@ impl Entry {
         self
     }
 
-    /// Sets the detail; it is truncated and escaped.
+    /// Sets the detail, after truncating and escaping it.
     #[must_use]
     pub fn detail(mut self, text: &str) -> Self {
         self.detail = Some(printable(text, DETAIL_BYTES_MAX));
@@ -318,7 +325,8 @@ impl Entry {
         self.detail(&format!("{language} <code, {bytes} bytes> sha256:{}", chain::hex(&hash)))
     }
 
-    /// Sets the detail to the hash of a command: enough to recognize it, not enough to read it.
+    /// Sets the detail to the hash of a command. With the hash, a reader can recognize a known command, but
+    /// cannot reconstruct an unknown one.
     #[must_use]
     pub fn argv<W: AsRef<[u8]>>(self, argv: &[W]) -> Self {
         let mut hash = Sha256::new();

@@ -1,8 +1,9 @@
 //! Secrets that are stored only as hashes: API keys and single-use tickets.
 //!
-//! Each consists of a prefix, which secret scanners recognize, and 256 random bits in lower-case hexadecimal.
-//! With that much entropy, a slow hash would be no safer than SHA-256. The prefix is not hashed: `bgk_KEY`,
-//! `e2b_KEY` (the form that E2B's SDKs require) and the bare digits of earlier releases are the same key.
+//! Each secret consists of a prefix, which secret scanners recognize, and 256 random bits in lower-case
+//! hexadecimal. With that much entropy, a slow hash would be no safer than SHA-256. The prefix is not hashed:
+//! `bgk_KEY`, `e2b_KEY` (the form that E2B's SDKs require) and the bare digits of earlier releases are the
+//! same key.
 
 use node::machine::random;
 use sha2::{Digest, Sha256};
@@ -15,10 +16,10 @@ pub const KEY_PREFIX: &str = "bgk_";
 pub const E2B_PREFIX: &str = "e2b_";
 /// Prefix of a ticket.
 pub const TICKET_PREFIX: &str = "bgt_";
-/// Length of 32 bytes in hexadecimal.
+/// Number of hexadecimal digits that encode 32 bytes.
 const DIGITS: usize = 64;
 
-/// A well-formed API key of a request.
+/// A well-formed API key.
 pub struct ApiKey(Digits);
 
 /// A ticket, which permits one operation once.
@@ -39,7 +40,7 @@ impl ApiKey {
     /// Creates a random key.
     ///
     /// # Errors
-    /// The kernel has no random bytes.
+    /// The kernel's random number generator is unavailable.
     pub fn fresh() -> Result<Self, node::Error> {
         Ok(Self(Digits::fresh()?))
     }
@@ -67,8 +68,8 @@ impl ApiKey {
 }
 
 impl KeyHash {
-    /// Returns a hash that no key has. Looking it up for malformed text makes that cost as much as an unknown
-    /// key.
+    /// Returns a hash that no key has. It is looked up for malformed keys, so that they take as much work as
+    /// unknown keys.
     pub fn of_no_key() -> Self {
         Self(Sha256::digest("").into())
     }
@@ -78,7 +79,7 @@ impl Ticket {
     /// Creates a random ticket.
     ///
     /// # Errors
-    /// The kernel has no random bytes.
+    /// The kernel's random number generator is unavailable.
     pub fn fresh() -> Result<Self, node::Error> {
         Ok(Self(Digits::fresh()?))
     }

@@ -1,4 +1,5 @@
-//! Errors of the platform: the error of the API, and when a client should retry. HTTP is not known here.
+//! Platform errors: an API error, and the delay after which the client should retry. This module does not
+//! depend on HTTP.
 
 use std::time::Duration;
 
@@ -6,31 +7,31 @@ use api::{Error, ErrorCode, Layer, Ran, Retry};
 
 use crate::store;
 
-/// Default delay before a retry. A start or a stop takes about a tenth of it.
+/// Default delay before a retry. Starting or stopping a sandbox takes about a tenth of this time.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// An error of the API, with the delay after which a client should retry.
+/// API error, with the delay after which the client should retry.
 #[derive(Debug)]
 pub struct Fault {
     error: Error,
     after: Option<Duration>,
 }
 
-/// Result of an operation of the platform.
+/// Result of a platform operation.
 pub type Answer<T> = Result<T, Fault>;
 
 impl Fault {
-    /// The error of the API.
+    /// Returns the API error.
     pub fn error(&self) -> &Error {
         &self.error
     }
 
-    /// The delay after which a client should retry, if retrying can help.
+    /// Returns the delay after which the client should retry, if retrying can help.
     pub fn retry_after(&self) -> Option<Duration> {
         self.after
     }
 
-    /// Sets the delay after which a client should retry.
+    /// Sets the delay after which the client should retry.
     #[must_use]
     pub fn after(self, after: Duration) -> Self {
         Self { after: Some(after), ..self }
@@ -84,7 +85,8 @@ impl From<node::Error> for Fault {
         if told.code != ErrorCode::Platform {
             return told.into();
         }
-        // Only the operator may see paths and command lines of the machine.
+        // Only the operator may see the machine's paths and command lines. Log them, and hide them from the
+        // client.
         tracing::error!(error = told.message, "a request failed with an internal error");
         node::error::discreet(told, "complete the request").into()
     }

@@ -1,8 +1,8 @@
 //! Reconciliation of the store with the node.
 //!
 //! The node is the authority on running sandboxes; the store is the authority on requests and their results.
-//! The node reports the end of a sandbox until the store has recorded it, and only then deletes its own
-//! record. Sandboxes that are missing from the store are added to it: an empty store never stops a sandbox.
+//! The node keeps the record of an ended sandbox until the store has saved the end. A sandbox that is missing
+//! from the store is added to it, so an empty store never causes a sandbox to be stopped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,22 +19,24 @@ use crate::audit::{Act, Entry};
 use crate::platform::Platform;
 use crate::store;
 
-/// Maximum number of changes in one transaction: a burst of creates is written at once.
+/// Maximum number of changes in one transaction. It is large enough that a burst of create requests is saved
+/// at once.
 const CHANGES_AT_ONCE: usize = 64;
-/// Interval between passes over all ended sandboxes, which catch missed events and failed writes.
+/// Interval between passes over all ended sandboxes. The passes catch events that were missed and writes that
+/// failed.
 const COMPARE_EVERY: Duration = Duration::from_secs(5);
 /// Maximum interval between two rounds of store upkeep.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-/// Retention of records of ended sandboxes. The reason of an end must be available for a day; a week is more
-/// practical for people.
+/// Time for which the records of ended sandboxes are retained. The reason why a sandbox ended must be
+/// available for a day; a week is more practical for people.
 const REMEMBER: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Interval between removals of unused layers and old records.
 const TIDY_EVERY: Duration = Duration::from_secs(600);
 
-/// Interval between writes of the last uses of keys.
+/// Interval at which the last uses of keys are saved.
 const NOTE_USE_EVERY: Duration = Duration::from_secs(60);
 
-/// Updates the store to match the node, once, before the server accepts requests.
+/// Updates the store once to match the node. Must complete before the server accepts requests.
 ///
 /// # Errors
 /// The store does not respond.
@@ -54,8 +56,8 @@ pub async fn begin(platform: &Platform) -> Result<(), store::Error> {
         if platform.node.find(&sandbox.id).is_some() {
             continue;
         }
-        // The node writes its record before it creates a sandbox. A sandbox without a record was never
-        // started, or the node's disk was replaced.
+        // The node writes its record before it creates a sandbox. If the node has no record of a sandbox, the
+        // sandbox was never started, or the node's disk was replaced.
         let reason = match sandbox.state {
             _ if platform.node.has_lost_record(&sandbox.id) => EndReason::RecordDamaged,
             SandboxState::Starting => EndReason::Interrupted,
@@ -81,8 +83,8 @@ pub async fn follow(platform: Arc<Platform>) {
     let mut events = platform.node.events();
     loop {
         let until = Instant::now() + COMPARE_EVERY;
-        // Changes are written as their events arrive. The pass below finds ends whose event was missed or could not
-        // be written.
+        // Write changes as their events arrive. The pass after this loop finds ends whose events were missed
+        // or could not be written.
         while let Ok(heard) = timeout_at(until, events.recv()).await {
             match heard {
                 Ok(SandboxEvent::Changed { sandbox }) => {
@@ -105,8 +107,8 @@ pub async fn follow(platform: Arc<Platform>) {
     }
 }
 
-/// Returns a change, followed by those published while earlier ones were written, so that all are written at
-/// once.
+/// Returns the first change, followed by the changes that were published while earlier ones were being
+/// written, so that one transaction can write all of them.
 fn changes(events: &mut Receiver<SandboxEvent>, first: Sandbox) -> Vec<Sandbox> {
     let mut changed = vec![first];
     while changed.len() < CHANGES_AT_ONCE
@@ -116,7 +118,7 @@ fn changes(events: &mut Receiver<SandboxEvent>, first: Sandbox) -> Vec<Sandbox> 
             changed.push(*sandbox);
         }
     }
-    // `starting` is already in the store: it was recorded with the request.
+    // The state `starting` is already in the store, because it was recorded with the request.
     changed.retain(|sandbox| sandbox.state != SandboxState::Starting);
     changed
 }
@@ -143,7 +145,7 @@ pub async fn write_down(platform: Arc<Platform>) {
     }
 }
 
-/// Saves the last uses of keys. If the store fails, they are saved in the next round.
+/// Saves the last uses of keys periodically. If the store fails, they are saved in the next round.
 pub async fn note_use(platform: Arc<Platform>) {
     loop {
         tokio::time::sleep(NOTE_USE_EVERY).await;
@@ -154,7 +156,7 @@ pub async fn note_use(platform: Arc<Platform>) {
     }
 }
 
-/// Runs the upkeep of the store: retries of failed writes, and work that is due.
+/// Runs the store's upkeep periodically: retries failed writes, and does work that is due.
 pub async fn look_after(platform: Arc<Platform>) {
     loop {
         platform.store.time_is_due(UPKEEP_EVERY).await;
@@ -162,7 +164,7 @@ pub async fn look_after(platform: Arc<Platform>) {
     }
 }
 
-/// Deletes old records of sandboxes and sessions, and removes unused layers.
+/// Periodically deletes old records of sandboxes and sessions, and removes unused layers.
 pub async fn tidy(platform: Arc<Platform>) {
     loop {
         let before = clock::wall_ms().saturating_sub(clock::millis(REMEMBER));
@@ -187,13 +189,13 @@ async fn keep(platform: &Platform, shown: &Sandbox) -> Result<(), store::Error> 
     keep_all(platform, std::slice::from_ref(shown)).await
 }
 
-/// Like [`keep`], for several sandboxes.
+/// Like [`keep`], but for several sandboxes.
 async fn keep_all(platform: &Platform, all: &[Sandbox]) -> Result<(), store::Error> {
     if all.is_empty() {
         return Ok(());
     }
     let moved = match platform.store.moved_all(all).await {
-        // A damaged row must not block the others.
+        // A damaged row must not block the updates of other sandboxes.
         Err(store::Error::Damaged(_)) if all.len() > 1 => {
             for shown in all {
                 if let Ok(moved) = platform.store.moved(shown).await {
@@ -210,8 +212,8 @@ async fn keep_all(platform: &Platform, all: &[Sandbox]) -> Result<(), store::Err
     Ok(())
 }
 
-/// Completes an update of the store: adds a sandbox that the store does not know, and, for an ended one,
-/// records the end in the audit log and deletes the node's record.
+/// Completes an update of the store. If the store does not know the sandbox, adds it. If the sandbox has
+/// ended, records the end in the audit log and deletes the node's record.
 async fn kept(platform: &Platform, shown: &Sandbox, moved: bool) -> Result<(), store::Error> {
     if !moved && platform.store.sandbox(&shown.project, shown.id.as_str()).await?.is_none() {
         platform.store.adopt(shown).await?;

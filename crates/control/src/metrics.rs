@@ -1,4 +1,4 @@
-//! Metrics in the format of Prometheus.
+//! Metrics in Prometheus format.
 
 use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
@@ -16,10 +16,12 @@ use prometheus_client::registry::Registry;
 
 type Labels = Vec<(&'static str, String)>;
 
-/// Histogram buckets, from a millisecond to half a minute: a start takes 60 ms, a wait in the queue seconds.
+/// Histogram buckets in seconds, from a millisecond to half a minute. Starting a sandbox takes 60 ms; waiting
+/// in the queue can take seconds.
 const SECONDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
-/// Methods that are counted by name. Clients can invent others, and each name would be stored permanently.
+/// HTTP methods that are counted by name. Clients can invent others, and each new name would add a permanent
+/// counter.
 const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"];
 
 /// Metrics of the server.
@@ -101,7 +103,8 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts an answered request. `route` is the route's pattern, so clients cannot invent new values.
+    /// Counts a request that got a response. `route` is the route's pattern, so clients cannot invent new
+    /// values.
     pub fn answered(&self, route: &str, method: &str, status: u16, took: Duration) {
         let method = if METHODS.contains(&method) { method } else { "other" };
         let labels = vec![("route", route.to_owned()), ("method", method.to_owned())];
@@ -110,7 +113,7 @@ impl Metrics {
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// Counts a create request whose sandbox runs.
+    /// Counts a create request that succeeded, and records the time that it took.
     pub fn created(&self, took: Duration) {
         self.create_seconds.observe(took.as_secs_f64());
         self.creates.get_or_create(&vec![("result", "ok".into())]).inc();
@@ -121,7 +124,7 @@ impl Metrics {
         self.creates.get_or_create(&vec![("result", code.name().into())]).inc();
     }
 
-    /// Counts a sandbox that has ended. Other changes of state have no effect.
+    /// Counts a sandbox that has ended. Other state changes have no effect.
     pub fn changed(&self, sandbox: &Sandbox) {
         if let Some(reason) = sandbox.reason.filter(|_| sandbox.state.is_terminal()) {
             self.ends.get_or_create(&vec![("reason", reason.name().into())]).inc();
@@ -143,8 +146,8 @@ impl Metrics {
 }
 
 impl Metrics {
-    /// Updates the metrics of the pool. A template has one entry for each set of limits, of which there may
-    /// be many, so the entries are added up.
+    /// Updates the metrics of the pool. The pool has a separate entry for each template and set of limits. A
+    /// template may have many sets of limits, so its entries are added up.
     fn show_pool(&self, pool: &[PoolStatus]) {
         self.pool.clear();
         for one in pool {

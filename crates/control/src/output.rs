@@ -1,16 +1,18 @@
-//! Output of execs as lines of JSON: text is never split inside a character.
+//! Exec output as lines of JSON. Text is never split inside a character.
 
 use api::exec::Stream;
 use api::output::{OutputLine, PerStream};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-/// Bytes of incomplete characters, and the offset of the first byte, for each stream.
+/// For each stream, the bytes of an incomplete character at its end, and the offset of the first of these
+/// bytes.
 #[derive(Default)]
 pub struct Carried(PerStream<(u64, Vec<u8>)>);
 
 impl Carried {
-    /// Returns lines for these bytes and the carried ones. Carries a character that is incomplete at the end.
+    /// Returns lines for the carried bytes followed by these bytes. If the last character is incomplete,
+    /// carries its bytes over to the next call.
     pub fn take(&mut self, stream: Stream, offset: u64, bytes: &[u8]) -> Vec<OutputLine> {
         let (at, carried) = self.0.get_mut(stream);
         let first = if carried.is_empty() { offset } else { *at };
@@ -19,7 +21,7 @@ impl Carried {
         let valid = match std::str::from_utf8(&whole) {
             Ok(_) => whole.len(),
             Err(error) if error.error_len().is_none() => error.valid_up_to(),
-            // Not text: return all bytes unchanged.
+            // The bytes are not valid UTF-8. Return all of them unchanged.
             Err(_) => return vec![data(stream, first, &whole)],
         };
         let rest = whole.split_off(valid);
@@ -28,14 +30,14 @@ impl Carried {
         if whole.is_empty() { Vec::new() } else { vec![data(stream, first, &whole)] }
     }
 
-    /// Returns the carried bytes of a stream, whose character will not be completed.
+    /// Returns the carried bytes of a stream when no further bytes can complete their character.
     pub fn flush(&mut self, stream: Stream) -> Vec<OutputLine> {
         let (at, carried) = self.0.get_mut(stream);
         let bytes = std::mem::take(carried);
         if bytes.is_empty() { Vec::new() } else { vec![data(stream, *at, &bytes)] }
     }
 
-    /// Returns the carried bytes of a stream if they are from before this offset.
+    /// Returns the carried bytes of a stream if they begin before this offset.
     pub fn flush_before(&mut self, stream: Stream, offset: u64) -> Vec<OutputLine> {
         let (at, _) = self.0.get_mut(stream);
         if *at < offset { self.flush(stream) } else { Vec::new() }

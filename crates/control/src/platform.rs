@@ -1,4 +1,4 @@
-//! State shared by all requests, and operations of more than one step.
+//! State shared by all requests, and operations that take more than one step.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,26 +23,27 @@ use crate::store::{Request, Requested, Store};
 use crate::trace::Traces;
 use crate::vault::Vault;
 
-/// Interval between health probes; the reported health is only slightly older than this.
+/// Interval between health probes. The reported health is only slightly older than this.
 const TRY_EVERY: Duration = Duration::from_secs(30);
 /// Minimum interval between checks of the store.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Timeout for a stop request. A stop takes milliseconds; after the timeout the caller gets an error, and the
-/// stop continues.
+/// Timeout for a stop request. Stopping a sandbox takes milliseconds. After the timeout, the caller gets an
+/// error, and the stop continues.
 const STOP_WITHIN: Duration = Duration::from_secs(60);
-/// Interval between two attempts to stop a sandbox that is not on its node yet: about the time that a create needs to get there.
+/// Interval between attempts to stop a sandbox that its node does not know yet. A create request takes about
+/// this long to reach the node.
 const STOP_AGAIN: Duration = Duration::from_millis(10);
 /// Timeout for a health probe.
 const TRY_WITHIN: Duration = Duration::from_secs(20);
-/// Maximum number of retries of a request whose start was interrupted. One is enough unless the end is not in
-/// the store yet.
+/// Maximum number of retries of a create request if an earlier start of the sandbox was interrupted. One
+/// retry is enough unless the end of that start is not in the store yet.
 const ASK_AGAIN_MAX: u32 = 3;
 
 /// The platform on one machine.
 pub struct Platform {
     /// The node of this machine.
     pub node: Node,
-    /// Accounts and history.
+    /// Accounts, and the history of sandboxes.
     pub store: Store,
     /// Secrets.
     pub vault: Arc<Vault>,
@@ -52,9 +53,9 @@ pub struct Platform {
     pub accounts: Accounts,
     /// Counters.
     pub metrics: Metrics,
-    /// Timings of requests.
+    /// Traces of requests.
     pub traces: Traces,
-    /// Sessions in use.
+    /// Agent sessions in use.
     pub sessions: Sessions,
     tried: Tried,
 }
@@ -63,16 +64,16 @@ pub struct Platform {
 pub struct NewSandbox {
     /// Parameters of the sandbox.
     pub request: CreateSandbox,
-    /// The key that makes a repeated request return the same sandbox.
+    /// Idempotency key. A repeated request with the same key returns the same sandbox.
     pub idempotency: Option<String>,
-    /// Requests that resume the sandbox when it is paused.
+    /// Setting that determines which requests resume the sandbox while it is paused.
     pub auto_resume: AutoResume,
 }
 
 /// Results of the last health checks.
 struct Tried {
     began: Instant,
-    /// Milliseconds from `began` to the end of the last probe; 0 before the first.
+    /// Milliseconds from `began` to the end of the last probe, or 0 before the first probe has ended.
     at_ms: AtomicU64,
     /// Duration of the last probe; `u64::MAX` if it failed.
     took_ms: AtomicU64,
@@ -81,14 +82,14 @@ struct Tried {
 }
 
 impl NewSandbox {
-    /// Creates a request for a sandbox that resumes on any request when it is paused.
+    /// Creates a request for a sandbox that any request resumes while it is paused.
     pub fn once(request: CreateSandbox, idempotency: Option<String>) -> Self {
         Self { request, idempotency, auto_resume: AutoResume::default() }
     }
 }
 
 impl Platform {
-    /// Creates a platform from its parts. Nothing runs yet: see [`crate::follow::begin`].
+    /// Creates a platform from its parts. Does not start any background work; see [`crate::follow::begin`].
     pub fn new(node: Node, store: Store, audit: Audit) -> Self {
         let tried = Tried {
             began: Instant::now(),
@@ -102,7 +103,7 @@ impl Platform {
         Self { node, store, vault, audit, accounts, metrics, traces: Traces::default(), sessions, tried }
     }
 
-    /// Replaces the recorder of request traces.
+    /// Sets the state for tracing requests.
     #[must_use]
     pub fn traced_by(self, traces: Traces) -> Self {
         Self { traces, ..self }
@@ -114,10 +115,10 @@ impl Platform {
         self.audit.record(with(entry));
     }
 
-    /// Creates a sandbox, once for each idempotency key. The returned flag is true if the sandbox is new.
+    /// Creates a sandbox, at most one per idempotency key. The returned flag is true if the sandbox is new.
     ///
-    /// The creation completes even if the caller disconnects: the result is a sandbox, whose idle time then
-    /// runs, or nothing.
+    /// The creation completes even if the caller disconnects. It then leaves either a sandbox, whose idle
+    /// time has begun, or nothing.
     ///
     /// # Errors
     /// The request is rejected, or the start failed and everything was removed.
@@ -134,10 +135,10 @@ impl Platform {
         self.create_own(account, new).await
     }
 
-    /// Like [`Platform::create`], for components of the server, which may set reserved labels.
+    /// Like [`Platform::create`], but for components of the server, which may set reserved labels.
     ///
     /// # Errors
-    /// As [`Platform::create`].
+    /// See [`Platform::create`].
     pub async fn create_own(
         self: &Arc<Self>,
         account: &Arc<Account>,
@@ -196,7 +197,7 @@ impl Platform {
             quota: &account.quota,
             idempotency: idempotency.as_deref().map(|key| (key, hash)),
         };
-        // A repeated request is answered from the store, even if the node has no capacity.
+        // A repeated request gets its response from the store, even if the node has no capacity.
         let mut again = 0..ASK_AGAIN_MAX;
         let (sandbox, new) = loop {
             match self.store.request(&ask).await {
@@ -204,14 +205,15 @@ impl Platform {
                 Ok(Requested::Known(sandbox)) => {
                     let settled = self.node.settled(&sandbox.id).await.unwrap_or_else(|| sandbox.clone());
                     if settled.reason != Some(EndReason::Interrupted) || again.next().is_none() {
-                        // Repeat the error of a failed start: the sandbox does not exist.
+                        // If the start failed, the sandbox does not exist. Return the error of the failed
+                        // start again.
                         if let (Some(EndReason::StartFailed), Some(error)) = (settled.reason, settled.error) {
                             return Err(error.into());
                         }
                         break (sandbox, false);
                     }
-                    // The server was killed while the sandbox started. No code of the caller ran in it;
-                    // recording its end releases the idempotency key.
+                    // An earlier server was killed while the sandbox was starting, so none of the caller's
+                    // code ran in it. Recording the end of the sandbox releases the idempotency key.
                     self.store.moved(&settled).await?;
                 }
                 Err(error) => {
@@ -229,7 +231,8 @@ impl Platform {
         let begun = Instant::now();
         match self.node.create(&sandbox.id, &order, claim).await {
             Ok(shown) => {
-                // The caller need not wait for the store: `follow` updates it from the node's events.
+                // Do not make the caller wait for the store: `follow` updates the store from the node's
+                // events.
                 self.metrics.created(begun.elapsed());
                 Ok((shown, new))
             }
@@ -249,9 +252,9 @@ impl Platform {
         }
     }
 
-    /// Returns the requested sandbox and the claim to a pre-warmed one, if any, whose id the sandbox then
-    /// gets. Errors in the order are left to the node, which reports them on creation: a repeated request
-    /// must still get its first result.
+    /// Returns the requested sandbox, and a claim to a pre-warmed sandbox if one is available. In that case,
+    /// the requested sandbox gets the ID of the pre-warmed one. Does not report errors in the order. The node
+    /// reports them when it creates the sandbox, because a repeated request must still get its first result.
     fn planned(&self, order: &Order) -> Answer<(Sandbox, Option<Claim>)> {
         let Order { project, request, .. } = order;
         let (limits, claim) = match self.node.plan(order) {
@@ -267,8 +270,8 @@ impl Platform {
         Ok((Sandbox { limits, ..asked }, claim))
     }
 
-    /// Returns true if a request with this idempotency key was made before. A node without capacity still
-    /// answers it.
+    /// Returns true if a request with this idempotency key was made before. Such a request gets a response
+    /// even if the node has no capacity.
     async fn knows(&self, project: &str, key: Option<&str>) -> Answer<bool> {
         match key {
             Some(key) => Ok(self.store.knows_key(project, key).await?),
@@ -276,15 +279,15 @@ impl Platform {
         }
     }
 
-    /// Withdraws a request that the node rejected before starting it. If the node did start it, saves its
-    /// state instead.
+    /// Withdraws the request for a sandbox that the node rejected before starting it. If the node did start
+    /// the sandbox, saves the sandbox's state instead.
     async fn gave_up(&self, sandbox: &Sandbox) {
         let ended = match self.node.find(&sandbox.id) {
             Some(shown) => self.store.moved(&shown).await,
             None => self.store.withdraw(&sandbox.id).await,
         };
         if let Err(error) = ended {
-            // It is compared with the node again, at the latest when the server restarts.
+            // The store is compared with the node again later, at the latest when the server restarts.
             tracing::warn!(
                 sandbox = %sandbox.id,
                 error = node::error::chain(&error),
@@ -293,8 +296,8 @@ impl Platform {
         }
     }
 
-    /// Returns a sandbox of this project, by id or by name. A sandbox of another project is not found, and
-    /// the lookup takes equally long.
+    /// Returns the project's sandbox with this ID or name. A sandbox of another project is reported as
+    /// missing, and the lookup takes equally long.
     ///
     /// # Errors
     /// `not_found`, or the store does not respond.
@@ -312,7 +315,7 @@ impl Platform {
     /// Returns a sandbox of this project that has not ended.
     ///
     /// # Errors
-    /// As [`Platform::sandbox`]; `sandbox_lost`, with the cause, if the sandbox has ended.
+    /// See [`Platform::sandbox`]. In addition: `sandbox_lost`, with the cause, if the sandbox has ended.
     pub async fn running(&self, account: &Account, named: &str) -> Answer<Sandbox> {
         let sandbox = self.sandbox(account, named).await?;
         if sandbox.state.is_terminal() {
@@ -321,10 +324,10 @@ impl Platform {
         Ok(sandbox)
     }
 
-    /// Stops a sandbox and waits until all of it is removed.
+    /// Stops a sandbox, and waits until all parts of it have been removed.
     ///
     /// # Errors
-    /// As [`Platform::sandbox`].
+    /// See [`Platform::sandbox`]. In addition: `deadline` if the sandbox does not stop in time.
     pub async fn stop(&self, account: &Account, named: &str) -> Answer<Sandbox> {
         let sandbox = self.sandbox(account, named).await?;
         if sandbox.state.is_terminal() {
@@ -341,8 +344,8 @@ impl Platform {
         Ok(ended)
     }
 
-    /// Stops a sandbox on its node. A create writes its row to the store before the node has the sandbox.
-    /// Therefore, if the node does not know a sandbox that has not ended, the stop is retried.
+    /// Stops a sandbox on its node. A create request writes its row to the store before the node knows the
+    /// sandbox. Therefore, if the node does not know the sandbox although it has not ended, retries the stop.
     async fn stopped(&self, account: &Account, id: &SandboxId) -> Answer<Sandbox> {
         loop {
             if let Some(ended) = self.node.stop(id, EndReason::Stopped).await {
@@ -356,8 +359,8 @@ impl Platform {
         }
     }
 
-    /// Returns the current state of the sandbox on the node, and saves it in the store. If that fails, the store
-    /// gets it with a later change.
+    /// Returns the current state of the sandbox on the node, and saves it in the store. If the store cannot
+    /// be written, it is updated with a later change.
     pub async fn saved(&self, sandbox: Sandbox) -> Sandbox {
         let Some(shown) = self.node.find(&sandbox.id) else { return sandbox };
         let _ = self.store.moved(&shown).await;
@@ -377,8 +380,8 @@ impl Platform {
         Health { ok: store && sandbox, store, sandbox, tried_ms_ago, took_ms }
     }
 
-    /// Returns true if the store can be written. Any caller may query the health, and each check delays other
-    /// writers, so a recent result is reused.
+    /// Returns true if the store can be written. Reuses a recent result, because any caller may query the
+    /// health, and each check delays other writers.
     async fn store_answers(&self) -> bool {
         let mut seen = self.tried.store.lock().await;
         match *seen {
@@ -391,7 +394,7 @@ impl Platform {
         }
     }
 
-    /// Probes a sandbox repeatedly, for ever.
+    /// Runs a health probe of the node at regular intervals, forever.
     pub async fn try_sandboxes(&self) {
         loop {
             let begun = Instant::now();
@@ -417,7 +420,7 @@ impl Platform {
     }
 }
 
-/// Returns the error for a sandbox that does not exist in this project.
+/// Builds the error for a sandbox that does not exist in this project.
 pub fn missing(named: &str) -> Error {
     let shown: String = named.chars().take(api::id::ID_BYTES_MAX).collect();
     Error {
@@ -427,7 +430,7 @@ pub fn missing(named: &str) -> Error {
     }
 }
 
-/// Creates the order for a request, with the permissions of the project's quota.
+/// Creates the order for a request, with the permissions that the project's quota grants.
 fn ordered(account: &Account, request: CreateSandbox, auto_resume: AutoResume) -> Order {
     let (may_open, may_root) = (account.quota.open, account.quota.root);
     Order { project: account.key.project.clone(), request, may_open, may_root, auto_resume }

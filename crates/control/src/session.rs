@@ -1,19 +1,20 @@
-//! Sessions: the tool calls of one agent, which share files and a sandbox that is created on the first call.
+//! Sessions: a session consists of the tool calls of one agent. The calls share files and a sandbox, which is
+//! created on the first call.
 //!
 //! ```text
 //! call ─▶ validation (tools) ─▶ queue (FIFO) ─▶ sandbox, created or found ─▶ datasets ─▶ run ─▶ files stored ─▶ response
 //! ```
 //!
-//! A call continues if its client disconnects, unless the client asked to cancel it then. The record of a
-//! session is in the store and its files are on the node; the queue of calls is only in memory, and is empty
-//! after a restart of the server.
+//! A call continues if its client disconnects, unless the client requested that it be cancelled in that case.
+//! The record of a session is in the store, and its files are on the node. The queue of calls is only in
+//! memory, so it is empty after the server restarts.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`flight`] | a call in progress, shared by all callers that wait for it |
-//! | `run` | a run: one tool call, from its turn to its response |
+//! | `run` | a run: one tool call, from its turn in the queue to its response |
 //! | `tool` | the steps of each tool |
-//! | `sandbox` | the sandbox of a session: created, found, lost, released |
+//! | `sandbox` | the sandbox of a session: created, reused, replaced, released |
 //! | `exec` | one exec of a run: its output for listeners, for the response and for storage |
 //! | `files` | files that a session stores |
 
@@ -49,12 +50,13 @@ use flight::Flight;
 
 /// Maximum number of events by which a slow client may lag behind.
 const EVENTS: usize = 256;
-/// Maximum time that the end of a session waits for its run, so that the last event of the run comes first.
+/// Maximum time for which the end of a session waits for the session's current run, so that the run's last
+/// event is published before the end.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(10);
 /// Maximum number of runs stored per session.
 const RUNS_MAX: usize = 200;
 
-/// Sessions that were requested since the server started, or are in use.
+/// Sessions in memory. A session is loaded when a request names it, and dropped later when it is not in use.
 #[derive(Default)]
 pub struct Sessions {
     live: Mutex<HashMap<SessionId, Arc<Live>>>,
@@ -85,12 +87,12 @@ pub struct ToolRequest<'a> {
     pub keyed: bool,
 }
 
-/// State that only the holder of the lock uses.
+/// State that only the holder of the lock on runs uses.
 #[derive(Default)]
 struct TurnState {
     /// The sandbox that was used last.
     of: Option<api::SandboxId>,
-    /// Versions of its output files that are stored, by name.
+    /// Versions of that sandbox's output files that are stored, by file name.
     kept: HashMap<String, String>,
     /// The task that stops the sandbox of the previous run.
     leaving: Option<tokio::task::JoinHandle<()>>,
@@ -100,7 +102,7 @@ struct TurnState {
 struct QueuePermit(Arc<Live>);
 
 impl Sessions {
-    /// Creates a session. Starts no sandbox.
+    /// Creates a session, without starting a sandbox.
     ///
     /// # Errors
     /// The request is invalid, or the project is at its limit.
@@ -118,13 +120,15 @@ impl Sessions {
         }
         platform.node.vouch(&account.key.project, &policy).await?;
         let limits = WantedLimits {
-            // The default that the tool descriptions state, regardless of the template (requirement A8.02).
+            // Use the default that the tool descriptions state, regardless of the template (requirement
+            // A8.02).
             memory_bytes: request.limits.memory_bytes.or(Some(Limits::default().memory_bytes)),
-            // The lifetime of a sandbox must not limit its calls (requirement A1.05), so it is the maximum.
+            // The lifetime of a sandbox must not limit the calls of the session (requirement A1.05), so use
+            // the maximum.
             ttl_ms: request.limits.ttl_ms.or(Some(Limits::MAX.ttl_ms)),
             tmp_bytes: request.limits.tmp_bytes.or(match request.set {
                 // Datasets and results must remain for the lifetime of the session (requirement A2.07), so
-                // `/tmp` is on disk.
+                // store `/tmp` on disk.
                 ToolSet::Analysis => Some(0),
                 ToolSet::Python | ToolSet::Interpreter => None,
             }),
@@ -158,7 +162,7 @@ impl Sessions {
         Ok(known.unwrap_or(record).session)
     }
 
-    /// Returns a session of this project. Sessions of other projects are not found.
+    /// Returns the project's session with this ID. A session of another project is reported as missing.
     ///
     /// # Errors
     /// `not_found`, or the store does not respond.
@@ -176,7 +180,7 @@ impl Sessions {
         Ok(Arc::clone(found))
     }
 
-    /// Deletes sessions that have not changed for a long time, with all their data. Also drops unused
+    /// Deletes sessions that have not changed since `before_ms`, with all their data. Also drops unused
     /// sessions from memory.
     ///
     /// # Errors
@@ -229,8 +233,9 @@ impl Live {
         self.events.subscribe()
     }
 
-    /// Ends the session: stops its sandbox and rejects further calls. If the stop fails, it is logged, and
-    /// the limits of the sandbox end it later (requirement A1.04). Can be repeated.
+    /// Ends the session: stops its sandbox and rejects further calls. If the sandbox cannot be stopped, the
+    /// failure is logged, and the sandbox's own limits end it later (requirement A1.04). This operation can
+    /// be repeated.
     ///
     /// # Errors
     /// The store does not respond.
@@ -254,14 +259,14 @@ impl Live {
                 "cannot remove the datasets of an ended session; will retry later"
             );
         }
-        // The run that lost its sandbox publishes its end first.
+        // Wait until the run that lost its sandbox has published its own end.
         let _ = tokio::time::timeout(LAST_WORDS_WITHIN, self.turn.lock()).await;
         self.say(SessionEvent::SessionEnded);
         Ok(session)
     }
 
-    /// Releases all resources of the session on the machine: waits for the current run, then stops the
-    /// sandbox (requirement A1.06). Can be repeated.
+    /// Releases all resources that the session uses on the machine: waits for the current run, then stops the
+    /// sandbox (requirement A1.06). This operation can be repeated.
     ///
     /// # Errors
     /// The store does not respond.
@@ -274,7 +279,8 @@ impl Live {
         Ok(record.session.clone())
     }
 
-    /// Adds a dataset, whose content is already stored, to all sandboxes from now on.
+    /// Adds a dataset to the session. Its content must already be stored. From now on, every sandbox of the
+    /// session gets the dataset.
     ///
     /// # Errors
     /// Another name maps to the same file, there are too many datasets, or the store does not respond
@@ -289,22 +295,23 @@ impl Live {
         let dataset = self.check_dataset(&record, name, size_bytes)?;
         record.session.datasets.retain(|other| other.name != name);
         record.session.datasets.push(dataset.clone());
-        // The sandbox has the previous content.
+        // The sandbox may have the previous content of the dataset, so copy the dataset again.
         record.placed.retain(|path| *path != dataset.path);
         self.save(platform, &record).await?;
         Ok(dataset)
     }
 
-    /// Returns true if the content of a dataset with this name is in use.
+    /// Returns true if the session is open and has a dataset with this name. The stored content of the
+    /// dataset is then in use.
     pub async fn has_dataset(&self, name: &str) -> bool {
         let record = self.record.lock().await;
         check_open(&record.session).is_ok() && record.session.datasets.iter().any(|one| one.name == name)
     }
 
-    /// Rejects a dataset that could not be added, before its content is received.
+    /// Checks that a dataset with this name can be added, before its content is received.
     ///
     /// # Errors
-    /// As [`Live::add_dataset`].
+    /// See [`Live::add_dataset`].
     pub async fn accepts_dataset(&self, name: &str) -> Answer<()> {
         let record = self.record.lock().await;
         Ok(self.check_dataset(&record, name, 0).map(drop)?)
@@ -374,7 +381,7 @@ impl Live {
     }
 
     fn say(&self, event: SessionEvent) {
-        // Ignore the error: there may be no listener.
+        // Ignore an error, which means that there are no listeners.
         let _ = self.events.send(event);
     }
 }
@@ -390,7 +397,7 @@ pub fn dataset_key(name: &str) -> String {
     hex(&Sha256::digest(name))
 }
 
-/// Rejects a session that has ended.
+/// Checks that a session has not ended.
 fn check_open(session: &Session) -> Result<(), Error> {
     match session.state {
         SessionState::Open => Ok(()),

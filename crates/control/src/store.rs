@@ -1,35 +1,36 @@
 //! The store: projects, keys, encrypted secrets, sessions, and the history of every sandbox, in one SQLite
 //! file.
 //!
-//! Each method is one operation and one transaction. Writers take the write lock first (`BEGIN IMMEDIATE`),
-//! so the data behind a decision cannot change before the decision is written: a quota cannot be exceeded
-//! between counting and inserting. Readers use separate connections, which writers never block (write-ahead
-//! log). No project has more than half of these connections (`read`).
+//! Each method is one operation and one transaction. Writers acquire the write lock first (`BEGIN
+//! IMMEDIATE`), so the data behind a decision cannot change before the decision is written. For example, a
+//! quota cannot be exceeded between counting and inserting. Readers use separate connections, which writers
+//! never block, because SQLite uses a write-ahead log. No project can use more than half of these connections
+//! (see `read`).
 //!
 //! ```text
-//! starting ──▶ running ──▶ stopping ──▶ ended, lost     forwards only; the last two are final
+//! starting ──▶ running ──▶ stopping ──▶ ended, lost     states only move forward; the last two are final
 //! ```
 //!
-//! **If the store is unavailable**, every method fails within twice [`WAIT`]; a long queue that moves does
-//! not count as unavailable. Sandboxes on the node keep running, and the node's journal keeps their changes
-//! until the store can save them.
+//! **If the store is unavailable**, every method fails within twice [`WAIT`]. A long queue that is still
+//! moving does not count as unavailable. Sandboxes on the node keep running, and the node's journal keeps
+//! their changes until the store can save them.
 //!
-//! **Durability.** A killed server loses no write that it acknowledged. A power failure may lose the last
-//! changes of sandboxes, which it terminates anyway; it loses no key and no project.
+//! **Durability.** If the server is killed, no acknowledged write is lost. A power failure may lose the last
+//! changes of sandboxes, which it terminates anyway, but it loses no key and no project.
 //!
-//! **Damage** is never mistaken for an empty store. A store is created completely under another name and then
-//! renamed, so a file without our tables, even an empty one, is [`Error::Damaged`], and so is a write-ahead
-//! log without its file. A log that SQLite would ignore is [`Error::Log`]; keys, projects and secrets are
-//! never only in the log (`wal`).
+//! **Damage** is never mistaken for an empty store. A store is created completely under a temporary name and
+//! then renamed. Therefore a file without Bellglass's tables, even an empty file, is reported as
+//! [`Error::Damaged`], and so is a write-ahead log without its store. A log that SQLite would ignore is
+//! reported as [`Error::Log`]. Keys, projects and secrets are never only in the log (see `wal`).
 //!
-//! **On a full disk**, a key can still be revoked (`reserve`). **If the clock is set back**, expired keys
-//! stay expired (`time`).
+//! **On a full disk**, a key can still be revoked (see `reserve`). **If the clock is set back**, expired keys
+//! stay expired (see `time`).
 //!
-//! **Versions.** Migrations are embedded, numbered from 1, at most one per release, and forward only. A store
-//! that is one step newer can still be opened, so that a release can be rolled back; a store that is newer
-//! than that is refused ([`Error::Newer`]). Therefore a migration may only add objects that the previous
-//! release ignores: tables, indices, columns with a default. A stored body may only gain fields and values
-//! that the previous release can read.
+//! **Versions.** Migrations are embedded in the executable, numbered from 1, and forward only. A release adds
+//! at most one migration. A store that is one step newer than this release can still be opened, so that a
+//! release can be rolled back. A store that is even newer is refused ([`Error::Newer`]). Therefore a
+//! migration may only add objects that the previous release ignores: tables, indices, and columns with a
+//! default. A stored body may only gain fields and values that the previous release can read.
 
 mod account;
 mod history;
@@ -66,20 +67,21 @@ use reserve::Reserve;
 pub use session::SessionRecord;
 use time::Latest;
 
-/// Timeout for the write queue while it does not move, and then again for a lock that another process holds.
-/// A create must be refused within a second if the store is unavailable (L-04).
+/// Timeout for a stalled write queue, and then again for a lock that another process holds. If the store is
+/// unavailable, a create request must be refused within a second (attack L-04).
 pub const WAIT: Duration = Duration::from_millis(500);
-/// Number of polls of a stalled queue before a caller gives up. A server that was itself suspended, by a
-/// hypervisor or a debugger, misses one poll and not all, so its own suspension does not count as a stalled
-/// queue.
+/// Number of polls without progress after which a writer considers the queue stalled. If the server itself
+/// was suspended, by a hypervisor or a debugger, it misses only one poll. Its own suspension is therefore not
+/// mistaken for a stalled queue.
 const LOOKS: u32 = 5;
-/// Timeout for opening the file when a server starts. Long, because no caller is waiting yet, and the server
-/// cannot run without the store.
+/// Timeout for opening the file when a server starts. It is long, because no caller is waiting yet, and the
+/// server cannot run without the store.
 const OPENING: Duration = Duration::from_secs(10);
-/// Timeout for the write queue while it moves: half of a client's timeout.
+/// Timeout for waiting in a write queue that is moving. It is half of a client's timeout.
 const TURN_WITHIN: Duration = Duration::from_secs(30);
-/// Page cache of a connection, as SQLite's negative number of KiB. It holds the upper pages of every index.
-/// The kernel caches the rest, so the memory of a server does not grow with its history.
+/// Size of a connection's page cache: a negative number is SQLite's notation for a size in KiB. The cache
+/// holds the upper pages of every index. The kernel caches the rest, so the server's memory does not grow
+/// with the history of sandboxes.
 const CACHE: &str = "-256";
 
 /// The store. Cheap to clone.
@@ -89,7 +91,7 @@ pub struct Store {
     writer: SqlitePool,
     readers: Readers,
     turns: Arc<Turns>,
-    /// The time by which keys expire.
+    /// Time against which the expiry of keys is checked.
     latest: Arc<Latest>,
     /// Disk space for revocations on a full disk.
     reserve: Arc<Reserve>,
@@ -99,11 +101,12 @@ pub struct Store {
 #[derive(Debug)]
 struct Turns {
     queue: Arc<Semaphore>,
-    /// Number of transactions that got the write lock. While it grows, the queue moves.
+    /// Number of transactions that have acquired the write lock. While this number grows, the queue is
+    /// moving.
     begun: AtomicU64,
     /// True if the connection may be in the mode that waits for the disk at each commit.
     synced: AtomicBool,
-    /// True if the log holds changes that should already be in the file.
+    /// True if the write-ahead log contains changes that should already be in the store's file.
     unfolded: AtomicBool,
 }
 
@@ -112,7 +115,8 @@ struct Writer {
     connection: PoolConnection<Sqlite>,
     turns: Arc<Turns>,
     _turn: OwnedSemaphorePermit,
-    /// Span from entering the queue to the drop of this value, which is after the transaction has ended.
+    /// Span that begins when the writer enters the queue, and ends when this value is dropped, after the
+    /// transaction.
     _step: Span,
 }
 
@@ -128,7 +132,8 @@ pub enum Error {
         #[source]
         source: sqlx::Error,
     },
-    /// The store cannot be parsed. Missing data proves nothing.
+    /// The content of the store is invalid. If data is missing from it, that does not prove that the data
+    /// never existed.
     #[error(
         "the store is damaged: {0}; restore the store from a copy, or move the store away to start with an empty store"
     )]
@@ -143,12 +148,12 @@ pub enum Error {
         /// Path of the log.
         path: String,
     },
-    /// A key is revoked only in memory, not on disk.
+    /// A key is revoked in memory, but the revocation could not be saved to disk.
     #[error(
         "key {key} is revoked, but the revocation could not be saved to disk: the key would work again if the server stopped now"
     )]
     NotLasting {
-        /// Id of the key.
+        /// ID of the key.
         key: String,
         /// Cause.
         #[source]
@@ -164,43 +169,43 @@ pub enum Error {
         /// The newest schema that this release supports.
         known: i64,
     },
-    /// The idempotency key or the id is in use for another request.
+    /// The idempotency key or the ID was already used for a different request.
     #[error("the same key was used for another request")]
     Conflict,
-    /// A live sandbox of the project has this name.
+    /// A live sandbox of the project already has this name.
     #[error("a live sandbox already has the name {0}")]
     NameTaken(String),
     /// The project would exceed its quota.
     #[error("the request exceeds the project's quota: {what} is {most}")]
     Quota {
-        /// The field of the quota.
+        /// Field of the quota that would be exceeded.
         what: &'static str,
-        /// Its value.
+        /// Value of that field.
         most: u64,
     },
-    /// There is no such project.
+    /// The project does not exist.
     #[error("there is no project {0:?}")]
     NoProject(String),
-    /// The cursor does not come from a page.
+    /// The cursor was not returned with any page.
     #[error("the cursor is invalid")]
     Cursor,
 }
 
-/// Durability of a write when it returns.
+/// Durability of a write at the time when its method returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lasting {
     /// Survives a killed server, but not a power failure: `synchronous=NORMAL`, which does not wait for the
     /// disk.
     Process,
-    /// Survives a power failure too. A revoked key must not become valid again, and a key handed out must
-    /// work. With `FULL`, SQLite syncs the write-ahead log before a commit returns; unlike a checkpoint, that
-    /// does not wait for readers.
+    /// Survives a power failure too. This is required because a revoked key must never become valid again,
+    /// and a key that was handed out must work. With `synchronous=FULL`, SQLite syncs the write-ahead log
+    /// before a commit returns. Unlike a checkpoint, this does not wait for readers.
     Machine,
 }
 
 impl Store {
-    /// Opens the store, or creates it if it does not exist. Only one process may do so at a time, which the
-    /// node's lock on the data directory ensures.
+    /// Opens the store, or creates it if it does not exist. Only one process may open the store at a time,
+    /// which the node's lock on the data directory ensures.
     ///
     /// # Errors
     /// The store is damaged, too new or locked, or cannot be created.
@@ -218,7 +223,8 @@ impl Store {
         let (latest, reserve) = (Arc::default(), Arc::new(Reserve::open(path)));
         let mut connection = writer.acquire().await.map_err(failed("be opened"))?;
         schema::check(&mut connection).await?;
-        // Not earlier, because this writes. A copy made with SQLite's own tools may have another mode.
+        // Set the mode only now, because this statement writes to the file. A copy made with SQLite's own
+        // tools may be in a different mode.
         sqlx::query("PRAGMA journal_mode = WAL")
             .execute(&mut *connection)
             .await
@@ -228,13 +234,13 @@ impl Store {
         let readers = Readers::open(&options.read_only(true)).await.map_err(failed("be opened"))?;
         let store = Self { writer, readers, turns, latest, reserve };
         store.read_time().await?;
-        // On failure, pending revocations are enforced from memory.
+        // If this fails, pending revocations are still enforced from memory.
         let _ = store.write_revocations().await;
         Ok(store)
     }
 
-    /// Does work that failed before or is due: saves revocations and the time, empties the log. To be called
-    /// periodically.
+    /// Does maintenance that failed before or is due: saves pending revocations and the time, and empties the
+    /// write-ahead log. Must be called periodically.
     pub async fn upkeep(&self) {
         let done = async {
             self.write_revocations().await?;
@@ -249,7 +255,7 @@ impl Store {
         }
     }
 
-    /// Checks that the store can be written, by saving the time.
+    /// Checks that the store can be written, by saving the current time.
     ///
     /// # Errors
     /// The store does not respond.
@@ -276,7 +282,8 @@ impl Store {
         let acquired = tokio::time::timeout(WAIT, self.writer.acquire()).await;
         let mut connection = acquired.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(failed(act))?;
         // A connection starts in mode `NORMAL`. A writer may have been dropped before it could reset `FULL`,
-        // so the next writer that does not need `FULL` resets it. Writers that need `FULL` always set it.
+        // so the next writer that does not need `FULL` resets the mode. A writer that needs `FULL` always
+        // sets it.
         let pragma = match lasting {
             Lasting::Process => {
                 self.turns.synced.load(Ordering::Acquire).then_some("PRAGMA synchronous = NORMAL")
@@ -293,7 +300,8 @@ impl Store {
 }
 
 impl Turns {
-    /// Waits for the write lock: up to `TURN_WITHIN` while the queue moves, only `WAIT` while it is stalled.
+    /// Waits for the write lock: for at most `TURN_WITHIN` while the queue moves, but only `WAIT` while it is
+    /// stalled.
     async fn next(&self) -> Result<OwnedSemaphorePermit, sqlx::Error> {
         let deadline = Instant::now() + TURN_WITHIN;
         let mut turn = pin!(Arc::clone(&self.queue).acquire_owned());
@@ -325,7 +333,8 @@ impl DerefMut for Writer {
     }
 }
 
-/// Begins a transaction that holds the write lock from the start. Rolled back if dropped without a commit.
+/// Begins a transaction that holds the write lock from the start. A transaction that is dropped without a
+/// commit is rolled back.
 async fn begin<'c>(writer: &'c mut Writer, act: &'static str) -> Result<Transaction<'c, Sqlite>, Error> {
     let transaction = writer.connection.begin_with("BEGIN IMMEDIATE").await.map_err(failed(act))?;
     writer.turns.begun.fetch_add(1, Ordering::AcqRel);
@@ -333,7 +342,7 @@ async fn begin<'c>(writer: &'c mut Writer, act: &'static str) -> Result<Transact
 }
 
 impl Writer {
-    /// Reports a statement outside of a transaction as progress of the queue.
+    /// Reports a statement that ran outside of a transaction as progress of the queue.
     fn had_its_turn(&self) {
         self.turns.begun.fetch_add(1, Ordering::AcqRel);
     }
@@ -341,7 +350,8 @@ impl Writer {
 
 /// Returns the options of a pool with one connection.
 fn pool() -> SqlitePoolOptions {
-    // Connections to a file do not become stale, and closing the last one would delete the write-ahead log.
+    // Keep the connection open. A connection to a file does not become stale, and closing the last connection
+    // would delete the write-ahead log.
     SqlitePoolOptions::new()
         .max_connections(1)
         .acquire_timeout(OPENING)
@@ -351,8 +361,8 @@ fn pool() -> SqlitePoolOptions {
         .after_release(|connection, _| {
             Box::pin(async move {
                 // On a full disk, SQLite itself rolls the transaction back. The driver's own rollback then
-                // fails, so the driver considers the transaction open and would refuse every later one. The
-                // ping waits for the driver's rollback.
+                // fails, so the driver considers the transaction open and would refuse every later
+                // transaction. The ping waits for the driver's rollback.
                 connection.ping().await?;
                 Ok(!connection.is_in_transaction())
             })
@@ -369,9 +379,10 @@ fn options(path: &Path) -> SqliteConnectOptions {
         .pragma("cache_size", CACHE)
 }
 
-/// Distinguishes damage from unavailability.
+/// Returns a function that converts a driver error into a store error, which distinguishes damage from
+/// unavailability.
 fn failed(act: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
-    /// `SQLITE_CORRUPT` and `SQLITE_NOTADB`, the low byte of their extended codes.
+    /// Error codes `SQLITE_CORRUPT` and `SQLITE_NOTADB`, which are the low byte of their extended codes.
     const DAMAGE: [i32; 2] = [11, 26];
     move |source| {
         let code = source.as_database_error().and_then(|error| error.code()?.parse::<i32>().ok());
@@ -393,7 +404,8 @@ fn body<T: serde::Serialize>(id: &str, value: &T) -> Result<String, Error> {
     serde_json::to_string(value).map_err(|error| Error::Damaged(format!("row {id}: {error}")))
 }
 
-/// Converts to SQLite's signed integers. Larger values become the maximum, which has the same effect.
+/// Converts a number to SQLite's signed integer type. A number that is too large becomes the maximum, which
+/// has the same effect.
 fn integer(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

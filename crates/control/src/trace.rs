@@ -1,13 +1,13 @@
-//! Timing of requests: recording and export of the spans that are steps, as defined in [`api::trace`].
+//! Request timing: records and exports the spans that represent steps, as defined in [`api::trace`].
 //!
 //! ```text
 //! attend: root span ─▶ handler, node, runtime: spans below it ─▶ Recorder: the last requests of each sandbox ─▶ GET …/trace
 //!                                                             └▶ an exporter, if the executable configures one
 //! ```
 //!
-//! The recorder keeps the steps in memory, with three limits. It samples nothing and writes nothing to disk.
-//! A step costs 0.8 µs, or 0.2 µs outside of a request (release build; `a_step_costs_microseconds`). Spans of
-//! other targets cost nothing.
+//! The recorder keeps the steps in memory, within three limits. It neither samples requests nor writes to
+//! disk. Recording a step takes 0.8 µs, or 0.2 µs outside of a request (in a release build, measured by
+//! `a_step_costs_microseconds`). Spans with other targets take no time.
 
 mod recorder;
 
@@ -24,23 +24,24 @@ pub use recorder::Recorder;
 
 /// Field that marks a span as the root of a trace.
 const ROOT: &str = "sandbox";
-/// Name of the request header with the trace that the request belongs to.
+/// Name of the request header that identifies the caller's trace.
 pub const PARENT_HEADER: &str = "traceparent";
 
-/// Function that adds a span to the caller's trace, which this header value names. An invalid value has no
-/// effect.
+/// Function that adds a span to the caller's trace. Its second argument is the value of the header
+/// [`PARENT_HEADER`]. An invalid value has no effect.
 pub type Join = fn(&Span, &str);
 
-/// State for tracing.
+/// State for tracing requests.
 #[derive(Clone, Default)]
 pub struct Traces {
-    /// Recorder of the latest requests.
+    /// Recorder of the traces of the latest requests.
     pub recorder: Recorder,
-    /// Function that adds a request to the trace of its caller, if traces leave this machine.
+    /// Function that adds a request to the trace of its caller. It is set only if traces are exported from
+    /// this machine.
     pub join: Option<Join>,
 }
 
-/// Filter for the spans of traces: roots, and steps below a root.
+/// Filter that selects the spans of traces: root spans, and steps below a root span.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Steps;
 
@@ -63,8 +64,9 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Filter<S> for Steps {
 }
 
 impl Traces {
-    /// Returns the span of a request that acts on a sandbox, within the trace that the request names. For any
-    /// other request, returns an empty span.
+    /// Returns the root span for a request that creates a sandbox, stops a sandbox or starts an exec. If the
+    /// request names its caller's trace, the span becomes part of that trace. For any other request, returns
+    /// an empty span.
     pub fn of_request(&self, method: &str, route: &str, parent: Option<&str>) -> Span {
         let span = match (method, route) {
             ("POST", "/v1/sandboxes") => create(),
@@ -94,12 +96,12 @@ pub fn stop() -> Span {
     info_span!(target: STEP, "stop", sandbox = Empty, exec = Empty)
 }
 
-/// Records the sandbox of the current request. The current span must be its root.
+/// Records the sandbox of the current request. The current span must be the request's root span.
 pub fn about(sandbox: &SandboxId) {
     Span::current().record("sandbox", sandbox.as_str());
 }
 
-/// Records the sandbox and the exec of the current request. The current span must be its root.
+/// Records the sandbox and the exec of the current request. The current span must be the request's root span.
 pub fn about_exec(sandbox: &SandboxId, exec: &ExecId) {
     let span = Span::current();
     span.record("exec", exec.as_str());

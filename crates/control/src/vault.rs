@@ -1,14 +1,14 @@
-//! Storage of secrets: encrypted in the store, with a key in a file beside it. A copy of the store alone
-//! reveals nothing.
+//! Storage of secrets. They are encrypted in the store, and the encryption key is in a separate file beside
+//! it. A copy of the store alone reveals nothing.
 //!
 //! ```text
 //! secrets.key: 32 random bytes, created once ──┐
 //! store: nonce, sealed value ──────────────────┴─▶ decrypted for an outgoing request, then discarded
 //! ```
 //!
-//! Encrypted data is bound to its project and name: a row moved to another place cannot be decrypted there.
-//! The authority of a project is stored in the same way. It is replaceable: if its key cannot be decrypted, a
-//! new authority is created.
+//! Encrypted data is bound to its project and name, so a row that is moved to a different project or name
+//! cannot be decrypted. The certificate authority of a project is stored in the same way. It is replaceable:
+//! if its key cannot be decrypted, a new authority is created.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -34,15 +34,17 @@ use crate::store::{self, Store};
 /// Name of the key file in the data directory.
 pub const KEY_FILE: &str = "secrets.key";
 const KEY_BYTES: usize = 32;
-/// Maximum number of authorities cached in memory. Others are read from the store again.
+/// Maximum number of authorities cached in memory. When the cache is full, it is cleared, and authorities are
+/// read from the store again.
 const AUTHORITIES_MAX: usize = 1024;
 
-/// The vault of secrets and authorities.
+/// Vault of secrets and certificate authorities.
 pub struct Vault {
     store: Store,
     path: PathBuf,
     key: OnceLock<LessSafeKey>,
-    /// Cache of authorities. The lock is held while an authority is created, so that each is created once.
+    /// Cache of authorities, by project. The lock is held while an authority is created, so that each
+    /// authority is created only once.
     authorities: Mutex<HashMap<String, Arc<Authority>>>,
 }
 
@@ -55,7 +57,7 @@ pub enum Error {
     /// Secrets exist, but the key that encrypts them is missing.
     #[error("cannot open the secrets: their key {KEY_FILE} is missing from the data directory")]
     KeyMissing,
-    /// The key exists, but it is a different one.
+    /// The key file exists, but it does not match the key that encrypted this secret.
     #[error("{0} was sealed with a different key than the one in {KEY_FILE}")]
     KeyForeign(String),
     /// The key file cannot be used.
@@ -67,7 +69,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The system has no random bytes.
+    /// The system's random number generator is unavailable.
     #[error("cannot seal a secret: the system has no random bytes")]
     Random,
     /// An authority could not be created.
@@ -76,7 +78,7 @@ pub enum Error {
 }
 
 impl Vault {
-    /// Creates a vault for a store, with the key in a data directory.
+    /// Creates a vault for a store. The key file is in the data directory.
     pub fn new(store: Store, data: &Path) -> Self {
         Self { store, path: data.join(KEY_FILE), key: OnceLock::new(), authorities: Mutex::default() }
     }
@@ -135,7 +137,8 @@ impl Vault {
         Ok([&nonce[..], &sealed].concat())
     }
 
-    /// Decrypts data of this place. Returns `None` if it was encrypted for another place or with another key.
+    /// Decrypts the data that is stored at this place. Returns `None` if it was encrypted for a different
+    /// place or with a different key.
     async fn unseal(&self, place: &str, sealed: Vec<u8>) -> Result<Option<Zeroizing<Vec<u8>>>, Error> {
         let key = self.key().await?;
         let mut sealed = Zeroizing::new(sealed);
@@ -218,12 +221,14 @@ fn told(error: Error) -> api::Error {
     }
 }
 
-/// Returns the place of a secret, to which encrypted data is bound. Neither part can contain the separator.
+/// Returns the text that identifies the place of a secret. The encrypted data is bound to this text. Neither
+/// the project nor the name can contain the separator.
 fn secret_of(project: &str, name: &str) -> String {
     format!("secret\0{project}\0{name}")
 }
 
-/// Creates a key. The file is complete, on disk, and readable only by its owner before the key is used.
+/// Creates the key file and returns the key. Before the key is used, the file is complete, on disk, and
+/// readable only by its owner.
 fn make(path: &Path) -> Result<Vec<u8>, Error> {
     let mut key = vec![0; KEY_BYTES];
     SystemRandom::new().fill(&mut key).map_err(|_| Error::Random)?;
@@ -236,8 +241,8 @@ fn make(path: &Path) -> Result<Vec<u8>, Error> {
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
         file.write_all(&key)?;
         file.sync_all()?;
-        // Link instead of rename, so an existing key is never overwritten; if two processes race, both use
-        // the winner's key.
+        // Use a link instead of a rename, so that an existing key is never overwritten. If two processes
+        // race, both use the key that was linked first.
         let linked = fs::hard_link(&fresh, path);
         fs::remove_file(&fresh)?;
         match linked {

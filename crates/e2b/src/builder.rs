@@ -1,7 +1,7 @@
-//! Builds of templates by E2B's SDKs: request, upload of files, start and status.
+//! Template builds by E2B's SDKs: request, upload of files, start and status.
 //!
-//! Templates are shared by all projects, so only an administrator's key may build one. The steps run where
-//! the steps of any recipe run: in sandboxes created only for the build. Those can reach only package
+//! All projects share the same templates, so only an administrator's key may build one. As with any recipe,
+//! the steps run in sandboxes that are created only for the build. These sandboxes can reach only package
 //! registries, unless the project may have open egress.
 
 use std::sync::Arc;
@@ -36,14 +36,14 @@ use super::fault::{By, E2bRejection, E2bResult, Given, not_offered};
 use super::shown::{ours, theirs};
 use super::steps::{Plan, StartBuildRequest};
 
-/// Limits on the network traffic of the steps of a build.
+/// Limits on the network traffic of a build's steps.
 const BYTES_PER_SECOND: u64 = 1 << 30;
 const BYTES_MAX: u64 = 64 << 30;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NewTemplateRequest {
-    /// Called `alias` by older clients.
+    /// Name of the template. Older clients send it as `alias`.
     #[serde(alias = "alias")]
     name: String,
     #[serde(default)]
@@ -167,7 +167,7 @@ pub async fn receive(
     Ok(StatusCode::OK)
 }
 
-/// Starts a build that was requested.
+/// Starts a build that was registered by an earlier request.
 pub async fn begin(
     By(caller): By<Caller<Admin>>,
     State(Adapter { platform, clients, .. }): State<Adapter>,
@@ -231,7 +231,7 @@ impl NewTemplateRequest {
     }
 }
 
-/// Builds the template. If a step fails, stops whatever it left running.
+/// Builds the template. If the build fails, stops the sandboxes that it left running.
 async fn made(platform: &Platform, build: &Arc<Build>, plan: Plan, reach: Policy) -> Result<(), Error> {
     let data = platform.node.data();
     let (builder, home) = Builder::below(data)
@@ -243,7 +243,7 @@ async fn made(platform: &Platform, build: &Arc<Build>, plan: Plan, reach: Policy
         );
     }
     let (with, of) = (Arc::clone(&builder), Arc::clone(build));
-    // A separate task: even if the build panics, the cleanup below runs.
+    // Build in a separate task, so that the cleanup below runs even if the build panics.
     let making = tokio::spawn(async move {
         let order = BuildOrder {
             unwritten: plan.unwritten,
@@ -258,13 +258,13 @@ async fn made(platform: &Platform, build: &Arc<Build>, plan: Plan, reach: Policy
         Ok(Err(error)) => error.to_api(),
         Err(_) => interrupted(),
     };
-    // Sandboxes that cannot be stopped now are removed at the next start.
+    // Sandboxes that cannot be stopped now are removed when the server starts again.
     let _ = builder.abandon().await;
     Err(error)
 }
 
-/// Returns the egress policy of a build's commands: package registries, or everything if the project may have
-/// open egress.
+/// Returns the egress policy for the commands of a build: package registries, or everything if the project
+/// may have open egress.
 fn reach(open: bool) -> Policy {
     let presets = [Preset::DebianPackages, Preset::PythonPackages, Preset::NodePackages];
     Policy {
@@ -276,12 +276,12 @@ fn reach(open: bool) -> Policy {
     }
 }
 
-/// Returns the announced length of the body, or 0 if none was announced.
+/// Returns the length of the body from the `Content-Length` header, or 0 if there is no valid header.
 fn length(headers: &HeaderMap) -> u64 {
     headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0)
 }
 
-/// Returns a random id in the form of a UUID, which clients expect.
+/// Returns a random ID in the form of a UUID, which clients expect.
 fn uuid() -> Result<String, E2bRejection> {
     let digits = hex(&node::machine::random::<16>()?);
     let part = |range: std::ops::Range<usize>| digits.get(range).unwrap_or_default().to_owned();

@@ -5,8 +5,8 @@
 //!                                              └────────▶ error, with the step
 //! ```
 //!
-//! Builds run one at a time. The state of a build stays in memory until many newer builds displace it or the
-//! server restarts. The log of a template's last build is stored with the template.
+//! Builds run one at a time. The state of a build stays in memory until the server restarts or many newer
+//! builds displace it. The log of a template's last build is stored with the template.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,11 +29,11 @@ use super::time::rfc3339;
 const BUILDS_MAX: usize = 64;
 /// Maximum number of builds that are queued or running. Only one build runs at a time.
 const WAITING_MAX: usize = 16;
-/// Limits on the output that is retained of one build: total bytes, and characters per line. The template's
-/// log has the rest.
+/// Limits on the output of one build that is kept in memory: total bytes, and characters per line. The
+/// template's log contains the rest.
 const SHOWN_BYTES_MAX: usize = 1 << 20;
 const LINE_CHARS_MAX: usize = 2000;
-/// Maximum number of lines in one response. Clients request further pages until one is empty.
+/// Maximum number of lines in one response. Clients request further pages until a page is empty.
 const PAGE_LINES: usize = 100;
 /// Time within which the files of a step must be uploaded.
 const TICKET_VALID: Duration = Duration::from_secs(3600);
@@ -49,8 +49,8 @@ pub struct Builds {
 
 /// Permission to upload one archive without a key.
 struct Ticket {
-    /// Account that requested the ticket. The upload counts against its project, and revoking its key
-    /// invalidates the ticket.
+    /// Account that requested the ticket. The upload counts against the account's project, and revoking the
+    /// account's key invalidates the ticket.
     account: Arc<Account>,
     archive: String,
     until_ms: u64,
@@ -58,11 +58,11 @@ struct Ticket {
 
 /// One build.
 pub struct Build {
-    /// Id for clients.
+    /// ID by which clients identify the build.
     pub id: String,
     /// Name of the template.
     pub template: String,
-    /// Limits of the template's sandboxes, as far as the client specified them.
+    /// Limits that the client specified for the template's sandboxes.
     pub limits: WantedLimits,
     now: Mutex<Now>,
 }
@@ -74,10 +74,10 @@ struct Now {
     /// Number of the current step; 0 before the first.
     step: usize,
     lines: Vec<BuildLogLine>,
-    /// Size of `lines` in bytes, and whether this size caused output to be omitted.
+    /// Size of `lines` in bytes, and whether output was omitted because this size exceeded its limit.
     bytes: usize,
     cut: bool,
-    /// Incomplete last line of the output.
+    /// Incomplete last line of the output so far.
     open: Vec<u8>,
 }
 
@@ -103,7 +103,7 @@ impl Default for Builds {
 }
 
 impl Builds {
-    /// Registers a build that was requested.
+    /// Registers a new build.
     pub fn add(&self, id: String, template: String, limits: WantedLimits) -> Arc<Build> {
         let build = Arc::new(Build { id, template, limits, now: Mutex::default() });
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,7 +118,7 @@ impl Builds {
         build
     }
 
-    /// Returns the build with this id, of this template.
+    /// Returns the build of this template with this ID.
     ///
     /// # Errors
     /// The build does not exist.
@@ -166,8 +166,8 @@ impl Builds {
         tickets.insert(ticket, Ticket { archive, account, until_ms });
     }
 
-    /// Redeems a ticket for this archive and returns the account that requested it. The ticket is used up
-    /// even if it is for another archive. It is invalid if the key that requested it no longer works.
+    /// Redeems a ticket for this archive, and returns the account that requested it. The ticket is used up
+    /// even if it was issued for a different archive. It is invalid if its account's key is no longer valid.
     pub fn take(&self, ticket: TicketHash, archive: &str, now: u64) -> Option<Arc<Account>> {
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         let found = tickets.remove(&ticket)?;
@@ -195,8 +195,8 @@ impl Build {
             TemplateProgress::Step { number, count, what, kept } => {
                 now.finish_line();
                 now.step = number;
-                // Step 0 stands for the steps that Bellglass added, which the user did not write: only their
-                // failures are shown.
+                // Step 0 represents the steps that Bellglass added. The user did not write them, so only
+                // their failures are shown.
                 if number > 0 {
                     let note = if kept { " (cached)" } else { "" };
                     now.say("info", &format!("[{number}/{count}] {what}{note}"));
@@ -230,7 +230,7 @@ impl Build {
         };
     }
 
-    /// Returns the status of the build, with its output from this line on.
+    /// Returns the status of the build, with its output from line `offset` on.
     pub fn shown(&self, offset: usize) -> Value {
         let now = self.lock();
         let page = now.lines.iter().skip(offset).take(PAGE_LINES);
@@ -291,7 +291,7 @@ impl Now {
         self.lines.push(BuildLogLine { at_ms: clock::wall_ms(), level, text });
     }
 
-    /// Appends output, line by line.
+    /// Appends output, and records each line when it is complete.
     fn write(&mut self, bytes: &[u8]) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.open.extend_from_slice(piece);

@@ -1,8 +1,9 @@
-//! Code and contexts: E2B's code interpreter, implemented with our contexts.
+//! Code and contexts: E2B's code interpreter, implemented with Bellglass contexts.
 //!
-//! Python and bash code runs in a context that keeps its state: one per language, unless the request names
-//! another. A response consists of one JSON object per line, in ASCII: the JavaScript SDK decodes each
-//! network chunk separately, and would corrupt a character whose bytes are in two chunks.
+//! Python and Bash code runs in a context that keeps its state. There is one context per language, unless the
+//! request names a different one. A response consists of one JSON object per line, in ASCII. The JavaScript
+//! SDK decodes each network chunk separately, and would corrupt a non-ASCII character that is split between
+//! two chunks.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -36,11 +37,11 @@ use super::who::{Coder, Contextual, Inside};
 
 /// Interval of keepalive lines during a run without output.
 const ALIVE_EVERY: Duration = Duration::from_secs(5);
-/// Time for which stderr output is held back, in case an exception with the same text follows.
+/// Time for which stderr output is held back, in case an exception with the same text is reported next.
 const HELD_FOR: Duration = Duration::from_millis(50);
 const HELD_BYTES_MAX: usize = 64 << 10;
 
-/// Error of these routes, in plain text.
+/// Error of these routes, with a body in plain text.
 pub struct CodeRejection(Failed);
 
 impl<F: Into<Failed>> From<F> for CodeRejection {
@@ -100,7 +101,7 @@ pub async fn execute(
         (_, Language::Python) => shelled(&ask.code),
         (_, Language::Bash | Language::Javascript | Language::Typescript) => ask.code,
     };
-    // A context has a language of its own, so a request for one must not name a language.
+    // A context already has a language, so a request to run code in a context must not specify one.
     let language = context.is_none().then_some(language);
     let code = Code { source, language, context: context.clone(), ..Code::default() };
     let spec = ExecSpec { code: Some(code), env, cwd, ..ExecSpec::default() };
@@ -176,8 +177,8 @@ pub async fn restart(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Returns the language and the context to run code in: the context that the request names, or that of the
-/// language. Some languages have no contexts.
+/// Returns the language and the context in which to run the code: the context that the request names, or the
+/// default context of the language. Some languages have no contexts.
 async fn chosen(inside: &Inside, ask: &Execute) -> Called<(Language, Option<ContextId>)> {
     match (&ask.context_id, &ask.language) {
         (Some(_), Some(_)) => Err(Failed::of(Why::InvalidArgument, "name either a context or a language")),
@@ -243,7 +244,8 @@ fn shown(info: &ContextInfo) -> Value {
 /// State of a response body.
 enum CodeResponseState {
     Running(Box<CodeRun>),
-    /// The outcome is unknown. The SDKs notice that only if the connection breaks: after a complete response they report success.
+    /// The outcome of the run is unknown. The response ends with a broken connection, because the SDKs would
+    /// report success after a complete response.
     Lost,
     Done,
 }
@@ -262,8 +264,8 @@ struct CodeRun {
     context: Option<ContextId>,
     is_python: bool,
     carried: Carried,
-    /// Latest output to stderr. An exception that ends the code is also written there, but clients must get
-    /// it only once.
+    /// Latest output to stderr, held back for a moment. An exception that ends the code is written to stderr
+    /// and also reported as a result, but clients must receive it only once.
     held: Option<String>,
     /// True if an error result was sent.
     failed: bool,
@@ -272,7 +274,8 @@ struct CodeRun {
 }
 
 impl CodeRun {
-    /// Returns the next lines. The chunk is never empty, because clients would take it for a line.
+    /// Returns the next lines as a chunk. The chunk is never empty, because clients would interpret an empty
+    /// chunk as a line.
     async fn next(&mut self) -> Bytes {
         loop {
             let within = if self.held.is_some() { HELD_FOR } else { ALIVE_EVERY };
@@ -340,12 +343,12 @@ impl CodeRun {
         }
     }
 
-    /// Returns the held-back output.
+    /// Returns the held-back stderr output as a line, if there is any.
     fn let_go(&mut self) -> Option<Value> {
         self.held.take().filter(|held| !held.is_empty()).map(|held| text("stderr", &held))
     }
 
-    /// Returns the held-back output, and the incomplete characters of these streams.
+    /// Returns the held-back stderr output, and the incomplete characters at the end of these streams.
     fn rest(&mut self, streams: &[Stream]) -> Vec<Value> {
         let mut lines: Vec<_> = self.let_go().into_iter().collect();
         for stream in streams {
@@ -369,14 +372,14 @@ impl Drop for CodeRun {
         if self.over.is_none() {
             let exec = self.inside.call.exec_reader(self.exec.id().clone());
             tokio::spawn(async move {
-                // An exec that has ended in the meantime is not an error.
+                // Ignore an error: the exec may have ended in the meantime.
                 let _ = exec.cancel().await;
             });
         }
     }
 }
 
-/// Converts each line that begins with `!` into a call of a shell, as notebooks do. No line of Python begins
+/// Converts each line that begins with `!` into a shell call, as notebooks do. No valid line of Python begins
 /// with `!`.
 fn shelled(code: &str) -> String {
     let mut open: Option<&str> = None;

@@ -1,9 +1,9 @@
-//! Remote procedure calls of the Connect protocol, in JSON: plain bodies for unary calls, envelopes on
-//! streams.
+//! Remote procedure calls in the Connect protocol, with messages in JSON. A unary call has a plain body; a
+//! stream consists of envelopes.
 //!
 //! An envelope consists of a byte of flags, the length in four bytes (big-endian), and a message. The last
 //! envelope of a response has the flag 2 and contains the result of the call. The JavaScript SDK treats a
-//! stream without it as broken.
+//! stream without this envelope as broken.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,8 @@ use super::fault::{gone, sentence};
 
 /// Maximum length of a message. The longest messages are chunks of standard input, in base64.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
-/// Content type of a body with envelopes. It has no parameter: the Python SDK compares the whole value.
+/// Content type of a body that consists of envelopes. It has no parameters, because the Python SDK compares
+/// the whole value.
 const STREAMED: &str = "application/connect+json";
 /// Interval of keepalive messages on an idle stream, unless the client requests a shorter one.
 const ALIVE_EVERY: Duration = Duration::from_secs(30);
@@ -36,7 +37,7 @@ const HEAD_BYTES: usize = 5;
 const SHARED_BYTES_MAX: usize = 16 << 10;
 const LAST: u8 = 2;
 
-/// Error code of a failed call, named as on the wire.
+/// Error code of a failed call. The names are those of the Connect protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     InvalidArgument,
@@ -64,7 +65,7 @@ pub enum Failed {
 /// Result of a call.
 pub type Called<T> = Result<T, Failed>;
 
-/// Request message of a call: the whole body, or the one message in its envelopes.
+/// Request message of a call: the whole body, or the only message in the envelopes of the body.
 pub struct ConnectMessage<T>(pub T);
 
 impl Code {
@@ -208,7 +209,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ConnectMessage<T> {
     }
 }
 
-/// Returns the one message of a body with envelopes.
+/// Returns the only message of a body that consists of envelopes.
 fn only(bytes: &Bytes) -> Called<Bytes> {
     let mut envelopes = Envelopes::default();
     envelopes.take(bytes);
@@ -255,13 +256,15 @@ impl Envelopes {
         }
         let mut envelope = self.0.split_to(HEAD_BYTES + length);
         if length > SHARED_BYTES_MAX {
-            // Copy the rest: otherwise it would keep the whole buffer alive for as long as the stream lasts.
+            // Copy the remaining data. Otherwise, it would keep the whole buffer alive for as long as the
+            // stream lasts.
             self.0 = BytesMut::from(&*self.0);
         }
         Ok(Some(envelope.split_off(HEAD_BYTES).freeze()))
     }
 
-    /// Returns the length of the incomplete envelope as far as it is known, or `None` between two messages.
+    /// Returns the length of the incomplete envelope, or `None` between two messages. Until the head of the
+    /// envelope is complete, returns the length of the head.
     pub fn unfinished(&self) -> Option<usize> {
         let (&[_, a, b, c, d], _) = match self.0.split_first_chunk::<HEAD_BYTES>() {
             Some(head) => head,
@@ -288,7 +291,7 @@ pub fn last(failed: Option<&Failed>) -> Bytes {
 }
 
 fn envelope(flags: u8, value: &impl Serialize) -> Bytes {
-    // Serializing our own types does not fail.
+    // Serializing these types cannot fail.
     let text = serde_json::to_vec(value).unwrap_or_default();
     let mut bytes = BytesMut::with_capacity(HEAD_BYTES + text.len());
     bytes.put_u8(flags);
@@ -297,19 +300,20 @@ fn envelope(flags: u8, value: &impl Serialize) -> Bytes {
     bytes.freeze()
 }
 
-/// Creates a response with a body of envelopes.
+/// Creates a response whose body consists of envelopes.
 pub fn streamed(body: Body) -> Response {
     let headers = [(header::CONTENT_TYPE, STREAMED), (header::CACHE_CONTROL, "no-store")];
     (StatusCode::OK, headers, body).into_response()
 }
 
-/// Returns the interval at which a client wants keepalive messages.
+/// Returns the interval of keepalive messages for a client: the interval that the client requested, but at
+/// most [`ALIVE_EVERY`].
 pub fn alive_every(headers: &HeaderMap) -> Duration {
     let asked = number(headers, "keepalive-ping-interval").filter(|seconds| *seconds > 0);
     asked.map_or(ALIVE_EVERY, Duration::from_secs).min(ALIVE_EVERY)
 }
 
-/// Parses the number of seconds or milliseconds in a header.
+/// Parses the value of a header that contains a number of seconds or milliseconds.
 pub fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }

@@ -30,15 +30,15 @@ use super::form::{Form, wrong};
 use super::place::name;
 use super::who::{Filed, Inside, ReadFile, Signed, WriteFile, is_shown, named};
 
-/// Maximum number of symbolic links that are followed one after the other.
+/// Maximum number of symbolic links that are followed to reach a file.
 const LINKS_MAX: usize = 8;
 /// Maximum number of parts in one form.
 const PARTS_MAX: usize = 1000;
 const METADATA: &str = "x-metadata-";
-/// Timeout for reading a refused body, as it was before the defence against attack H-31. Only the positive
-/// control of that attack uses it, in test builds.
+/// Timeout for receiving a refused body, as the server did before the defence against attack H-31 existed.
+/// Only the control of that attack uses this timeout, in test builds.
 const KEPT_WITHIN: Duration = Duration::from_secs(5);
-/// Maximum length of a compressed chunk that is decompressed at once.
+/// Maximum number of compressed bytes that are decompressed at once.
 const PACKED_BYTES: usize = 8 << 10;
 
 /// Error of these routes, whose body repeats the HTTP status.
@@ -62,8 +62,9 @@ impl IntoResponse for FilesRejection {
     }
 }
 
-/// Reports whether a sandbox is running, to clients that present its token. Other clients get the response
-/// for a missing sandbox, whatever its name. The request does not count as use of the sandbox.
+/// Reports whether a sandbox is running, to clients that present the sandbox's token. All other clients get
+/// the response for a missing sandbox, whether or not the sandbox exists. The request does not count as use
+/// of the sandbox.
 pub async fn health(_: Anyone, State(platform): State<Arc<Platform>>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let id = match named(&parts) {
@@ -166,7 +167,8 @@ async fn plain(inside: &Inside, named: &str, mut request: Request) -> Called<Vec
     let mut coming = Coming::of(request)?;
     let mut writing = begin(inside, &path).await?;
     while let Some(bytes) = coming.next().await? {
-        // Data can grow a thousandfold when decompressed. Small chunks keep little of it in memory at once.
+        // Decompressed data can be a thousand times larger. Decompressing small chunks keeps little of it in
+        // memory at once.
         let most = if unpacking.is_some() { PACKED_BYTES } else { bytes.len().max(1) };
         for piece in bytes.chunks(most) {
             let plain = match &mut unpacking {
@@ -214,13 +216,14 @@ async fn form(inside: &Inside, signed: &Signed, request: Request) -> Called<Vec<
             while part.piece().await?.is_some() {}
             continue;
         }
-        // The file name of a part may contain directories. A path in the query applies to all parts.
+        // A path in the query applies to all parts. Without it, the file name of each part is used, which may
+        // contain directories.
         let own = if named.is_empty() { part.file_name().unwrap_or_default() } else { named };
         if own.is_empty() {
             return Err(wrong("a part has no file name"));
         }
-        // A signature without a path permits new files directly in the home directory, but not hidden ones:
-        // shells and other programs read those.
+        // A signature without a path permits files directly in the home directory. It does not permit hidden
+        // files there, because shells and other programs read their settings from them.
         let reaches_more = own.contains('/') || own.starts_with('.');
         if named.is_empty() && signed.signature.is_some() && reaches_more && !api::defence::is_off("H-42") {
             return Err(Failed::of(
@@ -271,7 +274,8 @@ fn shown(path: &FilePath) -> Value {
     json!({ "path": path, "name": name(&path), "type": "file" })
 }
 
-/// Returns the target of a path that is a symbolic link. For any other path, returns an error.
+/// Returns the target of a path that is a symbolic link. For any other path, returns an error that describes
+/// the problem.
 async fn led(inside: &Inside, path: FilePath, error: node::Error) -> Called<FilePath> {
     let FileAnswer::Info { info } = inside.look(&FileAsk::Stat { path }).await? else {
         return Err(error.into());

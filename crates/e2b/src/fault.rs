@@ -1,4 +1,4 @@
-//! Errors as E2B's SDKs expect them: as in the control API, with the HTTP status repeated as `code`.
+//! Errors in the form that E2B's SDKs expect from E2B's control API, with the HTTP status repeated as `code`.
 
 use api::limits::BODY_BYTES_MAX;
 use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId};
@@ -15,8 +15,8 @@ use server::authority::Need;
 use server::body;
 use server::rejection::Rejection;
 
-/// Error whose body repeats the HTTP status. The JavaScript SDK reads it there, and the Python SDK fails
-/// without it.
+/// Error whose body repeats the HTTP status. The JavaScript SDK reads the status from the body, and the
+/// Python SDK fails if it is missing there.
 #[derive(Debug)]
 pub struct E2bRejection(Rejection);
 
@@ -29,7 +29,7 @@ impl<F: Into<Rejection>> From<F> for E2bRejection {
     }
 }
 
-/// Extractor whose rejections have the form of these errors.
+/// Wrapper of an extractor. Its rejections have the form that E2B's SDKs expect.
 pub struct By<T>(pub T);
 
 impl<T: States> States for By<T> {
@@ -44,7 +44,7 @@ impl<S: Sync, T: FromRequestParts<S, Rejection = Rejection>> FromRequestParts<S>
     }
 }
 
-/// JSON body whose rejections have the form of these errors.
+/// JSON body of a request. Its rejections have the form that E2B's SDKs expect.
 pub struct Given<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Given<T> {
@@ -69,11 +69,12 @@ impl IntoResponse for E2bRejection {
         let error = self.0.error().clone();
         let told = sentence(&error);
         let (mut head, _) = self.0.into_response().into_parts();
-        // For these clients, a sandbox that has ended does not exist.
+        // For E2B's clients, a sandbox that has ended does not exist.
         if error.code == ErrorCode::SandboxLost {
             head.status = StatusCode::NOT_FOUND;
         }
-        // These clients show the message of a 400, but not of a 422, which is the status of invalid bodies.
+        // E2B's clients show the message of a response with status 400, but not with status 422, which
+        // invalid bodies get.
         if head.status == StatusCode::UNPROCESSABLE_ENTITY {
             head.status = StatusCode::BAD_REQUEST;
         }
@@ -86,20 +87,20 @@ impl IntoResponse for E2bRejection {
     }
 }
 
-/// Joins the message and the fix of an error, because these clients show only one text.
+/// Joins the message and the fix of an error, because E2B's clients show only one text.
 pub fn sentence(error: &Error) -> String {
     if error.fix.is_empty() { error.message.clone() } else { format!("{}. {}", error.message, error.fix) }
 }
 
-/// Returns the response for a sandbox that is not running. The SDKs recognize its text, and report a missing
-/// sandbox instead of a failed request.
+/// Returns the response for a sandbox that is not running. The SDKs recognize the text of this response, and
+/// report a missing sandbox instead of a failed request.
 pub fn gone(sandbox: Option<&SandboxId>) -> Response {
     let id = sandbox.map(SandboxId::as_str).unwrap_or_default();
     let body = json!({ "sandboxId": id, "message": "The sandbox was not found", "code": 502 });
     (StatusCode::BAD_GATEWAY, Json(body)).into_response()
 }
 
-/// Creates the error for a feature of E2B that this server does not have.
+/// Builds the error for a feature of E2B that this server does not support.
 pub fn not_offered(what: &str, instead: &str) -> E2bRejection {
     let error = Error {
         code: ErrorCode::Unsupported,

@@ -32,7 +32,7 @@ pub struct Between {
 }
 
 impl Inside {
-    /// Parses a path as the client names it.
+    /// Parses a path as clients specify it: absolute, or relative to the user's home directory.
     ///
     /// # Errors
     /// The path is invalid.
@@ -40,21 +40,22 @@ impl Inside {
         Ok(path(text, &self.home)?)
     }
 
-    /// Sends a file request that changes nothing.
+    /// Sends a file request that does not change any file.
     pub(super) async fn look(&self, ask: &FileAsk) -> Called<FileAnswer> {
         let _place = self.caller.share.stream()?;
         Ok(self.call.files().ask(ask).await?)
     }
 
-    /// Returns the entry at a path, as E2B represents it. The kind of a symbolic link is that of its target.
+    /// Returns the entry at a path in E2B's representation. For a symbolic link, the kind is that of its
+    /// target.
     pub(super) async fn entry(&self, path: FilePath) -> Called<Value> {
         let answer = self.look(&FileAsk::Stat { path }).await?;
         let FileAnswer::Info { info } = answer else { return Err(unlike(&answer)) };
         Ok(self.shown(&info).await)
     }
 
-    /// Sends a file request that changes something, and records it in the audit log. It completes even if the
-    /// client disconnects.
+    /// Sends a file request that makes a change, and records it in the audit log. The request completes even
+    /// if the client disconnects.
     async fn change(&self, act: Act, detail: &str, ask: FileAsk) -> Called<u64> {
         let place = self.caller.share.stream()?;
         self.platform.note(&self.caller, act, |entry| entry.sandbox(&self.sandbox).detail(detail));
@@ -80,7 +81,8 @@ impl Inside {
         entry(info, kind)
     }
 
-    /// Returns the kind of a link's target; a link if the target does not exist or is a link.
+    /// Returns the kind of a symbolic link's target, or `Symlink` if the target does not exist or is itself a
+    /// link.
     async fn led_to(&self, link: &str, target: &str) -> FileKind {
         let Ok(path) = FilePath::new(followed(link, target)) else { return FileKind::Symlink };
         match self.look(&FileAsk::Stat { path }).await {
@@ -96,7 +98,7 @@ pub async fn stat(inside: Inside, ConnectMessage(at): ConnectMessage<PathRequest
     Ok(Json(json!({ "entry": inside.entry(path).await? })))
 }
 
-/// Creates a directory and its parents.
+/// Creates a directory, and its parents if they are missing.
 pub async fn make(inside: Inside, ConnectMessage(at): ConnectMessage<PathRequest>) -> Called<Json<Value>> {
     let path = inside.path(&at.path)?;
     let ask = FileAsk::Make { path: path.clone() };
@@ -106,13 +108,13 @@ pub async fn make(inside: Inside, ConnectMessage(at): ConnectMessage<PathRequest
     Ok(Json(json!({ "entry": inside.entry(path).await? })))
 }
 
-/// Renames a file or directory, and creates the parent directories of the new path.
+/// Moves a file or directory, and creates the parent directories of the new path.
 pub async fn rename(inside: Inside, ConnectMessage(at): ConnectMessage<Between>) -> Called<Json<Value>> {
     let (from, to) = (inside.path(&at.source)?, inside.path(&at.destination)?);
     let detail = format!("{} to {}", from.encode(), to.encode());
     let above = to.as_bytes().iter().rposition(|byte| *byte == b'/').unwrap_or_default();
     if let Some(above) = to.as_bytes().get(..above).filter(|above| !above.is_empty()) {
-        // Check that the source exists before any directory is created for it.
+        // Check that the source exists before creating any directory for it.
         inside.look(&FileAsk::Stat { path: from.clone() }).await?;
         let above = FilePath::new(above)?;
         inside.change(Act::FileMake, &above.encode(), FileAsk::Make { path: above }).await?;
@@ -151,7 +153,7 @@ pub async fn list(inside: Inside, ConnectMessage(at): ConnectMessage<PathRequest
     Ok(Json(json!({ "entries": entries })))
 }
 
-/// Removes a file, or a directory with its content. Succeeds if the path does not exist.
+/// Removes a file, or a directory with its contents. Succeeds if the path does not exist.
 pub async fn remove(inside: Inside, ConnectMessage(at): ConnectMessage<PathRequest>) -> Called<Json<Value>> {
     let path = inside.path(&at.path)?;
     let detail = path.encode();
@@ -210,7 +212,7 @@ fn owner(id: u32) -> String {
     }
 }
 
-/// Returns the absolute path of a link's target.
+/// Returns the absolute path of a symbolic link's target.
 pub(super) fn followed(link: &str, target: &str) -> String {
     let above = link.rsplit_once('/').map(|(above, _)| above).unwrap_or_default();
     let whole = if target.starts_with('/') { target.to_owned() } else { format!("{above}/{target}") };

@@ -1,8 +1,8 @@
-//! Forms: uploads of files as the parts of `multipart/form-data`.
+//! File uploads as the parts of a `multipart/form-data` form.
 //!
-//! The parser reads everything that arrives, and buffers whatever it cannot parse yet: a header without an
-//! end, or text before the first part. [`Metered`] therefore passes it at most [`UNPARSED_BYTES_MAX`] between
-//! two parts, or between two chunks of one part.
+//! The parser reads all data that arrives, and buffers the data that it cannot parse yet, such as a header
+//! without an end or text before the first part. Therefore [`Metered`] passes at most [`UNPARSED_BYTES_MAX`]
+//! to the parser between two parts, or between two chunks of one part.
 
 use std::io;
 use std::pin::Pin;
@@ -20,8 +20,8 @@ use server::body::IDLE_MAX;
 
 use super::connect::{Called, Code, Failed};
 
-/// Maximum number of bytes that the parser may buffer without parsing any of them. The headers of a part have
-/// a few hundred bytes.
+/// Maximum number of bytes that the parser may receive before it returns a part or a chunk. The headers of a
+/// part usually have a few hundred bytes.
 const UNPARSED_BYTES_MAX: usize = 64 << 10;
 
 /// Form that is being received.
@@ -36,25 +36,26 @@ pub struct FormPart<'a> {
     meter: Meter,
 }
 
-/// Counter of the bytes that the parser received since it last returned something.
+/// Counter of the bytes that the parser has received since it last returned a part or a chunk.
 #[derive(Clone, Default)]
 struct Meter(Arc<Mutex<Handed>>);
 
 #[derive(Default)]
 struct Handed {
     bytes: usize,
-    /// True if the parser was polled once more, to parse the bytes that it already has.
+    /// True if the body has reached its limit and returned `Pending` once. The parser then parses the bytes
+    /// that it already has. If it requests more data nevertheless, the form is rejected.
     paused: bool,
 }
 
-/// Body whose chunks are counted and limited by a meter.
+/// Request body whose chunks are counted and limited by a meter.
 struct Metered {
     body: BodyDataStream,
     meter: Meter,
 }
 
 impl Form {
-    /// Creates a form from the body of a request.
+    /// Starts to parse the body of a request as a form.
     ///
     /// # Errors
     /// The body is not a form.
@@ -136,7 +137,7 @@ impl Stream for Metered {
     }
 }
 
-/// Creates the error for an invalid form.
+/// Builds the error for an invalid form.
 pub fn wrong(why: &str) -> Failed {
     Failed::of(Code::InvalidArgument, format!("invalid form: {why}"))
 }
@@ -168,7 +169,7 @@ mod tests {
     async fn a_long_file_comes_whole_and_a_long_header_is_refused() {
         const HEAD: &[u8] = b"--zzz\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n";
         let mut pieces = vec![HEAD.to_vec(), b"\r\n".to_vec()];
-        // Below the default limit on bodies, which only the route disables.
+        // This file stays below the default limit on bodies, which only the route disables.
         pieces.extend((0..32).map(|_| vec![b'x'; 50_000]));
         pieces.push(b"\r\n--zzz--\r\n".to_vec());
         let mut good = form(pieces).await;

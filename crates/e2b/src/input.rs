@@ -1,8 +1,8 @@
 //! Input of processes: single chunks, or streams of chunks.
 //!
 //! A stream takes one of its project's stream slots. A message longer than [`UNCOUNTED_BYTES_MAX`] counts
-//! against the project's memory budget for bodies, from its first bytes until the process has read the
-//! message.
+//! against the project's memory budget for bodies, from the arrival of its first bytes until the process has
+//! read it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,12 +28,12 @@ use super::process::Selected;
 use super::running::{ProcessMatch, Selector, exec_id, missing};
 use super::who::Inside;
 
-/// Timeout for the process to read a chunk of input. Afterwards, its sender gets an error.
+/// Timeout for the process to read a chunk of input. After this time, the sender of the chunk gets an error.
 const INPUT_WITHIN: Duration = Duration::from_secs(60);
-/// Timeout for the next message of a stream. Clients send keepalive messages more often.
+/// Timeout for the next message of a stream. Clients send keepalive messages at shorter intervals.
 const STREAM_WITHIN: Duration = Duration::from_secs(120);
 /// Maximum length of a message that does not count against the budget. The 512 streams of a project hold at
-/// most 8 MiB in this way.
+/// most 8 MiB of such messages.
 const UNCOUNTED_BYTES_MAX: usize = 16 << 10;
 
 /// Input for a process, in base64.
@@ -85,7 +85,7 @@ pub async fn close_stdin(
     Ok(Json(json!({})))
 }
 
-/// Forwards a stream of input as it arrives.
+/// Forwards a stream of input to a process as it arrives.
 pub async fn stream_input(inside: Inside, request: Request) -> Called<Response> {
     let share = Arc::clone(&inside.caller.share);
     let _place = share.stream()?;
@@ -110,8 +110,8 @@ pub async fn stream_input(inside: Inside, request: Request) -> Called<Response> 
 }
 
 impl Messages {
-    /// Returns the next message. The caller must have dropped the previous one, because its reservation ends
-    /// here.
+    /// Returns the next message. The caller must have dropped the previous message, because this call ends
+    /// the memory reservation for it.
     async fn next(&mut self) -> Called<Option<Bytes>> {
         self.room = None;
         let mut began: Option<Instant> = None;
@@ -143,13 +143,14 @@ impl Messages {
     }
 }
 
-/// Sends input to a process, after all earlier input.
+/// Sends input to a process after all earlier input.
 async fn feed(inside: &Inside, which: &Selector, input: Input, closes: bool) -> Called<()> {
     let (pid, found) = inside.clients.processes.find(&inside.sandbox, &inside.call, which).await?;
     let ProcessMatch::Running(process) = found else { return Err(missing(which)) };
     let text = input.stdin.or(input.pty).unwrap_or_default();
     let bytes = STANDARD.decode(&text);
-    // Drop the encoded text: only one copy of the input is held while the process does not read.
+    // Drop the encoded text, so that only one copy of the input is in memory while the process has not read
+    // it.
     drop(text);
     let bytes = bytes.map_err(|_| Failed::of(Code::InvalidArgument, "the input is not valid base64"))?;
     if closes && process.terminal {
@@ -158,7 +159,8 @@ async fn feed(inside: &Inside, which: &Selector, input: Input, closes: bool) -> 
     }
     let mut sent = process.sent.lock().await;
     let id = exec_id(pid)?;
-    // If an earlier chunk was not taken completely, or its sender left, only the guest knows the offset.
+    // If an earlier chunk was not written completely, or its sender disconnected, only the guest knows the
+    // offset.
     let at = match sent.take() {
         Some(at) => at,
         None => {

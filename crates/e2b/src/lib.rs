@@ -6,15 +6,15 @@
 //! | [`list`] | the list of a project's sandboxes, in pages |
 //! | [`shown`] | sandboxes as E2B represents them |
 //! | [`templates`] | the list of templates |
-//! | [`builder`] | templates that the SDKs build |
-//! | [`builds`] | the state of these builds |
+//! | [`builder`] | requests of the SDKs to build templates |
+//! | [`builds`] | the state of template builds |
 //! | [`steps`] | conversion of build steps into a recipe |
 //! | [`network`] | conversion of network options into a policy |
-//! | [`who`] | authorization: the sandbox of a request, by headers, by host or by a signature |
-//! | [`connect`] | remote procedure calls: JSON, with envelopes on streams |
+//! | [`who`] | authorization: finds the sandbox of a request by its headers, host or signature |
+//! | [`connect`] | remote procedure calls: messages in JSON, with envelopes on streams |
 //! | [`process`] | commands and terminals |
-//! | [`input`] | their input |
-//! | [`running`] | their output, for any number of listeners |
+//! | [`input`] | input of commands and terminals |
+//! | [`running`] | output of commands and terminals, for any number of listeners |
 //! | [`filesystem`] | file operations by path: stat, list, create, move, remove |
 //! | [`watch`] | file events |
 //! | [`content`] | upload and download of files |
@@ -23,9 +23,10 @@
 //! | [`results`] | output and results of code, as lines |
 //! | [`fault`] | errors in the form that the SDKs understand |
 //!
-//! A sandbox has no second agent: the server translates each request into operations that the guest already
-//! supports. The only extra state is in [`Clients`]: processes, watchers and builds. A sandbox created here is
-//! like any other, and every other sandbox can be used from here.
+//! Sandboxes contain no additional agent for this API: the server translates each request into operations
+//! that the guest already supports. The only additional state is in [`Clients`]: processes, watchers and
+//! builds. A sandbox created through this API is like any other sandbox, and every sandbox can be used
+//! through this API.
 
 #![forbid(unsafe_code)]
 
@@ -80,15 +81,15 @@ struct Adapter {
     clients: Arc<Clients>,
 }
 
-/// State of clients of E2B's SDKs that is not part of a sandbox.
+/// State of clients that use E2B's SDKs. It is not part of any sandbox.
 struct Clients {
-    /// Clients that follow the output of a process.
+    /// Running processes, and the clients that follow their output.
     processes: Processes,
     /// Watchers that clients poll for changes of files.
     watchers: Watchers,
     /// Template builds.
     builds: Builds,
-    /// Permit to search for the sandbox that signed a URL.
+    /// Permit to search for the sandbox whose token signed a URL.
     signers: Semaphore,
 }
 
@@ -116,7 +117,7 @@ pub fn api(app: &App) -> VendorApi {
     }
 }
 
-/// Returns each route of this crate, with its need.
+/// Returns all routes of this crate, with the need of each.
 pub fn rows() -> Vec<Row> {
     outside().and(inside()).into_rows()
 }
@@ -182,7 +183,8 @@ fn inside() -> Table<Adapter> {
         .route(On::Post, "/process.Process/StreamInput", input::stream_input)
         .route(On::Post, "/filesystem.Filesystem/WatchDir", watch::stream)
         .layered(|router| router.layer(middleware::map_response(connect::as_a_stream)));
-    // A file can be as large as the sandbox's disk, and is streamed, never held in memory as a whole.
+    // A file can be as large as the sandbox's disk. It is streamed and never held in memory completely, so
+    // the limit on bodies in memory does not apply.
     let files = Table::default()
         .route(On::Get, "/files", content::read)
         .route(On::Post, "/files", content::write)

@@ -95,7 +95,8 @@ async fn living(platform: &Platform, caller: &Grant) -> E2bResult<Vec<Sandbox>> 
     Ok(all)
 }
 
-/// Parses the requested labels. The parameter is a form inside the query, with each part encoded once more.
+/// Parses the labels to filter by. The SDKs send the labels as a form inside the query parameter, and encode
+/// each part of this form twice.
 fn filters(text: &str) -> E2bResult<Vec<(String, String)>> {
     let wrong =
         || Error::invalid("the metadata filter is invalid", "Send `name=value` pairs separated by `&`.");
@@ -123,7 +124,7 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Parses a page token: the sort key of the last sandbox on the previous page.
+/// Parses a page token, which is the sort key of the last sandbox on the previous page.
 fn after(token: &str) -> E2bResult<(u64, String)> {
     let wrong = || Error {
         code: ErrorCode::InvalidRequest,
@@ -139,7 +140,7 @@ mod tests {
 
     #[test]
     fn filters_are_encoded_as_the_sdks_do() {
-        // The query is already decoded once. It contains a form, whose parts are encoded once more.
+        // The query has already been decoded. The SDKs encode each part of the form inside it twice.
         let pairs = filters("user=abc&na%2520me=a%252Fb%2520%25C3%25B6").unwrap();
         assert_eq!(pairs, [("user".into(), "abc".into()), ("na me".into(), "a/b ö".into())]);
         assert!(filters("x").is_err() && filters("a=%zz").is_err());

@@ -41,7 +41,7 @@ impl Network {
     /// option that allows all egress or none.
     ///
     /// # Errors
-    /// A policy cannot express an option.
+    /// The request contains an option that a policy cannot express.
     pub fn policy(&self, internet: Option<bool>) -> E2bResult<Option<Policy>> {
         for (name, value) in [
             ("maskRequestHost", &self.mask_request_host),
@@ -74,7 +74,8 @@ impl Network {
             });
         }
         if is_all(&self.allow_out) {
-            // E2B's rule is that `allowOut` takes precedence, so the caller may believe that the host is denied.
+            // With E2B, `allowOut` takes precedence over `denyOut`, so the host would be allowed although the
+            // caller may believe that it is denied.
             if let Some(host) = some.first() {
                 let fix = "List the allowed hosts in allowOut instead of everything, or omit denyOut.";
                 let told = format!("denyOut lists {host}, but allowOut allows everything");
@@ -84,7 +85,7 @@ impl Network {
         }
         let hosts: Vec<&str> =
             self.allow_out.iter().map(|host| host.strip_suffix("/32").unwrap_or(host)).collect();
-        // A slash would begin the path of a rule.
+        // In the rule of a policy, a slash would begin a path.
         if let Some(range) = hosts.iter().find(|host| host.contains(['/', ' ', '='])) {
             let fix = "Use hosts or single addresses. A policy does not support address ranges.";
             return Err(Error::invalid(format!("allowOut lists {range}, which is not a host"), fix).into());
@@ -94,7 +95,8 @@ impl Network {
 }
 
 /// Sets the network options of a sandbox. If the request contains no option that restricts or allows hosts,
-/// the policy that the sandbox was created with applies again, provided that the project may still have it.
+/// the sandbox gets back the policy with which it was created, provided that the project may still use that
+/// policy.
 pub async fn put(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
@@ -123,7 +125,7 @@ pub async fn put(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Makes all ports of a sandbox public, or restricts them to clients with its token.
+/// Makes all ports of a sandbox public, or restricts them to clients that present the sandbox's token.
 pub(super) async fn opened(
     platform: &Platform,
     caller: &Grant,

@@ -3,7 +3,7 @@
 use api::Error;
 use api::files::FilePath;
 
-/// Parses a path. Relative paths and `~` begin at the home directory; an empty path is the home directory.
+/// Parses a path. Relative paths and `~` start at the home directory; an empty path is the home directory.
 ///
 /// # Errors
 /// The path is invalid.
@@ -11,7 +11,7 @@ pub fn path(text: &str, home: &str) -> Result<FilePath, Error> {
     FilePath::new(absolute(text, home))
 }
 
-/// Returns such a path as text, for use as a working directory.
+/// Returns the absolute form of a path as text, for use as a working directory.
 pub fn absolute(text: &str, home: &str) -> String {
     let below = match text {
         "" | "~" | "." => return home.to_owned(),

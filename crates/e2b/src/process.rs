@@ -31,7 +31,8 @@ use super::running::{
 use super::shown::put;
 use super::who::{Commander, Inside};
 
-/// Time between SIGTERM and SIGKILL. It is short: a command that missed its deadline has had its time.
+/// Time between SIGTERM and SIGKILL. It is short, because a command that exceeds its deadline has already
+/// used up its time.
 const GRACE_MS: u64 = 500;
 
 #[derive(Default, Deserialize)]
@@ -69,7 +70,7 @@ pub struct Selected {
 
 impl Pty {
     fn size(&self) -> TerminalSize {
-        // Zero means that the client specified nothing: use the usual size.
+        // Zero means that the client did not specify the number, so use the default.
         let or = |number: u32, usual: u32| if number == 0 { usual } else { number };
         TerminalSize { cols: or(self.size.cols, 80), rows: or(self.size.rows, 24) }
     }
@@ -89,7 +90,8 @@ pub async fn start(
     let who = if as_root { Who::Root } else { Who::User(home) };
     let mut spec = spec(&ask, terminal, who, number(&headers, "connect-timeout-ms"));
     if ask.process.cwd.as_deref().unwrap_or_default().is_empty() {
-        // A working directory set by the template applies to every user, a home directory only to its owner.
+        // A working directory that the template sets applies to every user. A home directory applies only to
+        // its owner.
         spec.cwd = call.directory().filter(|directory| directory != home).or(spec.cwd);
     }
     let pid = fresh_pid()?;
@@ -152,7 +154,7 @@ pub async fn list(inside: Inside) -> Called<Json<Value>> {
     Ok(Json(json!({ "processes": processes.collect::<Vec<_>>() })))
 }
 
-/// Sends a signal to a process and to everything that it has started.
+/// Sends a signal to a process and to all processes that it has started.
 pub async fn send_signal(
     inside: Inside,
     ConnectMessage(ask): ConnectMessage<Selected>,
@@ -189,12 +191,12 @@ pub async fn update(inside: Inside, ConnectMessage(ask): ConnectMessage<Selected
 /// User that runs a command.
 #[derive(Clone, Copy)]
 enum Who<'a> {
-    /// The user of the sandbox, with their home directory.
+    /// The user of the sandbox, with this home directory.
     User(&'a str),
     Root,
 }
 
-/// Creates the exec request for the guest.
+/// Creates the exec request that is sent to the guest.
 fn spec(
     ask: &StartProcessRequest,
     terminal: Option<TerminalSize>,
@@ -223,12 +225,13 @@ fn spec(
     }
 }
 
-/// Shell script that runs a command as `bash -c` does, but without replacing the shell by the command.
+/// Shell script that runs a command as `bash -c` does, but without replacing the shell with the command.
 const STAY: &str = "eval \"set --; $1\"; exit $?";
 
-/// Returns the command line. The shell that E2B's SDKs start would replace itself by its last command, which
-/// would then lead the process group of the exec. As group leaders, programs such as `setsid` fork and return
-/// at once. At E2B, the command does not lead its group, so here the shell stays and leads it.
+/// Returns the command line to execute. The shell that E2B's SDKs start would replace itself with its last
+/// command. That command would then lead the process group of the exec, and some programs behave differently
+/// as group leaders: `setsid`, for example, forks and returns at once. On E2B's own platform, the command
+/// does not lead its group. To get the same behavior here, the shell stays and leads the group.
 fn argv(cmd: &str, args: &[String]) -> Vec<String> {
     match args {
         [login, run, command] if (cmd, login.as_str(), run.as_str()) == ("/bin/bash", "-l", "-c") => {
@@ -301,7 +304,7 @@ impl ProcessListener {
     }
 }
 
-/// Converts an outcome into the event that these clients expect.
+/// Converts an outcome into the event that E2B's clients expect.
 fn ended(end: &ExecEnd) -> Called<Value> {
     let by_signal = |name: &str, why: String| json!({ "exitCode": -1, "exited": false, "status": format!("signal: {name}"), "error": why });
     Ok(match &end.outcome {

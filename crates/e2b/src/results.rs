@@ -1,4 +1,4 @@
-//! Output and results of code, as the lines that clients of E2B's code interpreter read.
+//! Output and results of code, as lines in the format that clients of E2B's code interpreter read.
 
 use api::code::{Bundle, Exception, Loss, RunResult};
 use api::exec::{ExecEnd, Outcome};
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::time::rfc3339;
 
-/// Returns the text of an output line. Invalid UTF-8 is replaced, because these clients accept only text.
+/// Returns the text of an output line. Replaces invalid UTF-8, because E2B's clients accept only text.
 pub fn written(line: &OutputLine) -> Option<String> {
     let OutputLine::Data { text, base64, .. } = line else { return None };
     let bytes = || base64.as_ref().and_then(|packed| STANDARD.decode(packed).ok()).unwrap_or_default();
@@ -21,8 +21,8 @@ pub fn text(name: &str, text: &str) -> Value {
     json!({ "type": name, "text": text, "timestamp": rfc3339(clock::wall_ms()) })
 }
 
-/// Converts a result into the representation of these clients. Results that they do not support are reported
-/// on stderr if they matter.
+/// Converts a result into the form that E2B's clients expect. Results that the clients do not support are
+/// reported on stderr if they matter to users, and dropped otherwise.
 pub fn result(result: RunResult) -> Option<Value> {
     match result {
         RunResult::Value(bundle) => Some(bundled(bundle, true)),
@@ -99,12 +99,12 @@ fn unquoted(text: &str) -> &str {
     inner.unwrap_or(text)
 }
 
-/// Returns the error for code that failed without reporting an error as a result. `SandboxLost` and `Unknown`
-/// break the connection instead.
+/// Returns the error for code that failed without reporting an error as a result. For `SandboxLost` and
+/// `Unknown`, returns `None`, because these outcomes break the connection instead.
 pub fn ended(end: &ExecEnd, is_python: bool) -> Option<Value> {
     let (name, told) = match &end.outcome {
         Outcome::Exited { code: 0 } | Outcome::SandboxLost { .. } | Outcome::Unknown => return None,
-        // As IPython reports it.
+        // IPython reports an exit code in this way.
         Outcome::Exited { code } if is_python => ("SystemExit", code.to_string()),
         Outcome::Exited { code } => ("Error", format!("the program exited with code {code}; see stderr")),
         Outcome::Signaled { signal } => ("KernelDied", format!("the code was killed by signal {signal}")),

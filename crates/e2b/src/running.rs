@@ -1,14 +1,14 @@
-//! Running processes of clients of E2B's SDKs: their output, for any number of listeners.
+//! Running processes that clients of E2B's SDKs started, and their output for any number of listeners.
 //!
 //! ```text
 //! exec ──▶ pump ──┬──▶ client that started it
 //!                 └──▶ clients that connected later
 //! ```
 //!
-//! The pump reads the output even without listeners, so a process continues when its client disconnects and
-//! never blocks on unread output. A slow listener delays the process by at most [`DEAF`] per event, so no
-//! output is lost. The guest owns the exec, its outcome and its latest output: if the server is killed, only
-//! the listeners are lost.
+//! The pump reads the output even without listeners. Therefore a process continues when its client
+//! disconnects, and never blocks because its output is not read. To avoid losing output, the pump waits for a
+//! slow listener, for at most [`DEAF`] per event. The guest owns the exec, its outcome and its latest output,
+//! so a server that is killed loses only the listeners.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,13 +25,14 @@ use super::connect::{Called, Code, Failed};
 
 /// Maximum number of events that are queued for one listener.
 const WAITING: usize = 16;
-/// Timeout for a listener to accept an event. Afterwards, the listener is removed.
+/// Timeout for a listener to accept an event. After this time, the listener is removed.
 const DEAF: Duration = Duration::from_secs(30);
-/// Amount of newly read output after which the guest is notified: a fraction of [`KEPT_BYTES`].
+/// Amount of newly read output after which the guest is notified that the output was read. It is a fraction
+/// of [`KEPT_BYTES`].
 const TAKE_BYTES: u64 = 256 << 10;
-/// Size of the guest's buffer for output of a command that has not been read.
+/// Size of the guest's buffer for a command's unread output.
 pub const KEPT_BYTES: u64 = 1 << 20;
-/// Minimum process number. Lower numbers look like a system's own processes.
+/// Minimum process number. Lower numbers look like those of system processes.
 const PID_MIN: u32 = 1000;
 
 /// Command as the client specified it.
@@ -61,13 +62,14 @@ pub struct RunningProcess {
     pub tag: Option<String>,
     /// True if the process has a terminal.
     pub terminal: bool,
-    /// Number of input bytes sent so far, or `None` if it is unknown. The lock keeps the input in order.
+    /// Number of input bytes sent so far, or `None` if it is unknown. The lock keeps the chunks of input in
+    /// order.
     pub sent: tokio::sync::Mutex<Option<u64>>,
     /// Channels to the listeners, or `None` after the last event.
     listeners: Mutex<Option<Vec<mpsc::Sender<ProcessEvent>>>>,
 }
 
-/// Running processes, as far as this server knows them.
+/// Running processes that this server process knows, by sandbox and process number.
 #[derive(Default)]
 pub struct Processes(Arc<Mutex<All>>);
 
@@ -88,23 +90,24 @@ pub enum ProcessMatch {
     Ended(ExecInfo),
 }
 
-/// Returns a fresh number for a process. It is not the kernel's pid: the process does not exist yet.
+/// Returns a random process number. It cannot be the kernel's PID, because the process does not exist yet.
 pub fn fresh_pid() -> Called<u32> {
     let number = u32::from_le_bytes(node::machine::random()?);
     Ok((number >> 1).max(PID_MIN))
 }
 
-/// Returns the exec id of a process.
+/// Returns the ID of the exec that runs a process.
 pub fn exec_id(pid: u32) -> Called<ExecId> {
     format!("p{pid}").parse().map_err(|_| missing(&Selector::Pid(pid)))
 }
 
-/// Returns the number of a process from its exec id, if the exec is such a process.
+/// Returns the process number that belongs to an exec ID, or `None` if the exec was not started through this
+/// API.
 pub fn pid_of(id: &ExecId) -> Option<u32> {
     id.as_str().strip_prefix('p')?.parse().ok()
 }
 
-/// Creates the error for a process that does not exist.
+/// Builds the error for a process that does not exist.
 pub fn missing(which: &Selector) -> Failed {
     let which = match which {
         Selector::Pid(pid) => format!("process with pid {pid}"),
@@ -134,7 +137,7 @@ impl RunningProcess {
         Some(receiver)
     }
 
-    /// Sends an event to all listeners, and waits for slow ones up to the timeout.
+    /// Sends an event to all listeners. Waits for slow listeners, but removes those whose timeout expires.
     async fn tell(&self, told: &ProcessEvent) {
         let all = locked(&self.listeners).clone().unwrap_or_default();
         for listener in all {
@@ -169,7 +172,7 @@ impl RunningProcess {
                     self.tell(&ProcessEvent::Data { stream, bytes }).await;
                     if !self.terminal && reached.iter().sum::<u64>() - taken >= TAKE_BYTES {
                         taken = reached.iter().sum();
-                        // If this notification is lost, the next one includes it.
+                        // If this notification is lost, the next notification covers the same output.
                         let _ = exec.take(reached[0], reached[1]).await;
                     }
                 }
@@ -177,7 +180,8 @@ impl RunningProcess {
                     let note = format!("\r\n[{} bytes omitted]\r\n", to - from);
                     self.tell(&ProcessEvent::Data { stream, bytes: note.into() }).await;
                 }
-                // A gap in the output of a command was read through an earlier server process.
+                // A gap in the output of a command is output that was already read through an earlier server
+                // process.
                 Ok(Some(Event::Gap { .. } | Event::Result { .. })) => {}
                 Ok(Some(Event::End(end))) => return self.close(&ProcessEvent::End(end)).await,
                 Ok(None) => {
@@ -195,7 +199,7 @@ impl RunningProcess {
 }
 
 impl Processes {
-    /// Starts to read the output of a process in the background, unless another request already did.
+    /// Starts to read the output of a process in the background, unless it is already being read.
     pub fn follow(&self, key: (SandboxId, u32), process: RunningProcess, exec: Exec) -> Arc<RunningProcess> {
         let process = Arc::new(process);
         let mut all = locked(&self.0);
@@ -212,7 +216,7 @@ impl Processes {
         process
     }
 
-    /// Returns a process of a sandbox, and its number.
+    /// Finds a process of a sandbox, and returns it with its number.
     ///
     /// # Errors
     /// The process does not exist, or the sandbox does not respond.

@@ -26,14 +26,15 @@ use super::network::{Network, opened};
 use super::shown::{self, ours};
 use super::time::rfc3339;
 
-/// Default lifetime of a sandbox, in seconds. The older route has a shorter one.
+/// Default lifetime of a sandbox, in seconds. The older route has a shorter default.
 const TIMEOUT_S: u64 = 300;
 const TIMEOUT_V1_S: u64 = 15;
 /// Minimum remaining lifetime after a request other than `connect` resumes a sandbox.
 const RESUMED_MIN_MS: u64 = 300_000;
-/// Maximum number of times that a connect tries to resume a sandbox, whose timeout can pause it again.
+/// Maximum number of times that a connect request tries to resume a sandbox. One attempt may not be enough,
+/// because the sandbox's timeout can pause it again at any time.
 const CONNECT_TRIES: usize = 3;
-/// Hint in the error for a pause that would discard the memory.
+/// Hint in the error for a request to pause a sandbox without keeping its memory.
 const NO_MEMORY: &str = "Omit the option. A paused sandbox always keeps its memory.";
 /// Interval between the two measurements from which the CPU usage is computed.
 const MEASURED_FOR: Duration = Duration::from_millis(100);
@@ -75,7 +76,7 @@ pub struct SandboxUpdateRequest {
 }
 
 impl CreateSandboxRequest {
-    /// Rejects options that are not supported, by name.
+    /// Rejects unsupported options. The error names the option.
     fn check(&self) -> E2bResult<()> {
         let is = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
         let without_memory = self.auto_pause == Some(true) && self.auto_pause_memory == Some(false);
@@ -117,20 +118,20 @@ pub async fn create(
     let request = CreateSandbox {
         template: ours(&ask.template).to_owned(),
         limits: WantedLimits { ttl_ms: Some(ttl_ms), ..WantedLimits::default() },
-        // Only its time to live ends the sandbox, not idle time.
+        // Only the time to live ends the sandbox; idle time does not.
         idle_ms: DEADLINE_MS_MAX,
         on_timeout: if ask.auto_pause == Some(true) { OnTimeout::Pause } else { OnTimeout::Stop },
         labels: ask.metadata.unwrap_or_default(),
         env: ask.env_vars.unwrap_or_default(),
-        // Older clients always request internet access. A project that may not have open egress gets its
-        // default policy instead of an error.
+        // Older clients always request internet access. If the project may not have open egress, the sandbox
+        // gets its default policy instead of an error.
         policy: network.policy(ask.internet.filter(|internet| !internet || caller.quota.open))?,
         ..CreateSandbox::default()
     };
     let (sandbox, _) =
         platform.create(&caller.account, NewSandbox { request, idempotency: key, auto_resume }).await?;
     control::trace::about(&sandbox.id);
-    // A repeated request does not resume the sandbox.
+    // If the request is repeated and the sandbox was paused in the meantime, leave the sandbox paused.
     if network.allow_public_traffic != Some(false) && sandbox.state != SandboxState::Paused {
         opened(platform, &caller, &sandbox.id, true).await?;
     }
@@ -138,7 +139,7 @@ pub async fn create(
 }
 
 /// Returns the access tokens of a sandbox. Resumes the sandbox if it is paused, and extends its lifetime if
-/// it would end earlier than requested.
+/// the sandbox would otherwise end earlier than requested.
 pub async fn connect(
     By(caller): By<Caller<Write>>,
     State(adapter): State<Adapter>,
@@ -167,7 +168,7 @@ pub async fn connect(
     Ok((status, Json(shown::opened(&adapter, &sandbox, &headers))))
 }
 
-/// Connects to a sandbox, through the route of the oldest clients.
+/// Connects to a sandbox through the route that the oldest clients use.
 pub async fn resume(
     caller: By<Caller<Write>>,
     adapter: State<Adapter>,
@@ -229,7 +230,8 @@ pub async fn refresh(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Returns the current resource usage of a sandbox: one measurement, because none are stored.
+/// Returns the current resource usage of a sandbox as a list with a single measurement, because the server
+/// stores no earlier measurements.
 pub async fn metrics(
     By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
@@ -258,7 +260,8 @@ pub async fn metrics(
     }])))
 }
 
-/// Returns the requests to a sandbox as log lines, as far as their traces are retained.
+/// Returns the recent requests to a sandbox as log lines. Only requests whose traces are still retained are
+/// included.
 pub async fn logs(
     By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
@@ -355,7 +358,8 @@ async fn alive(platform: &Platform, caller: &Grant, named: &str) -> E2bResult<Sa
     Ok(sandbox)
 }
 
-/// Returns a sandbox that is running. Resumes it first if it is paused and may be resumed by any request.
+/// Returns a sandbox that is running. If the sandbox is paused and any request may resume it, resumes it
+/// first.
 pub async fn awake(platform: &Platform, caller: &Grant, named: &str) -> E2bResult<Sandbox> {
     let sandbox = alive(platform, caller, named).await?;
     drop(platform.node.call_if_resumable(&sandbox.id).await?);

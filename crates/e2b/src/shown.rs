@@ -14,22 +14,25 @@ use control::platform::Platform;
 use super::Adapter;
 use super::time::rfc3339;
 
-/// Release of E2B's agent whose features this server supports. Clients choose their requests by it.
+/// Release of E2B's agent whose features this server supports. Clients use it to decide which requests they
+/// send.
 pub const AGENT_VERSION: &str = "0.6.13";
 /// Value of a field that older clients display but do not use.
 const CLIENT: &str = "bellglass";
 
-/// Name of E2B's template `base`, and of its counterpart here. Our own `base` runs as another user.
+/// E2B's name for its template `base`, and the name of the corresponding Bellglass template. The Bellglass
+/// template `base` does not correspond to it, because its commands run as a user with a different name and
+/// home directory.
 const NAMES: (&str, &str) = ("base", "workstation");
 
-/// Converts E2B's name of a template into ours. Removes the tag after the colon, because our templates have
-/// only one version.
+/// Converts a template name that an E2B client sent into the Bellglass name. Removes the tag after the colon,
+/// because Bellglass templates have only one version.
 pub fn ours(template: &str) -> &str {
     let name = template.split(':').next().unwrap_or_default();
     if name == NAMES.0 { NAMES.1 } else { name }
 }
 
-/// Converts our name of a template into E2B's.
+/// Converts the Bellglass name of a template into the name that E2B's clients use.
 pub fn theirs(template: &str) -> &str {
     if template == NAMES.1 { NAMES.0 } else { template }
 }
@@ -50,8 +53,8 @@ pub(crate) fn opened(adapter: &Adapter, sandbox: &Sandbox, headers: &HeaderMap) 
     })
 }
 
-/// Returns the details of a sandbox. They include the token of its agent, which can run commands, only for
-/// callers that may run commands.
+/// Returns the details of a sandbox. The token of the sandbox's agent permits running commands, so the
+/// details include it only for callers that may run commands.
 pub(crate) fn detailed(adapter: &Adapter, sandbox: &Sandbox, headers: &HeaderMap, role: Role) -> Value {
     let mut shown = listed(&adapter.platform, sandbox);
     let opened = opened(adapter, sandbox, headers);
@@ -89,7 +92,7 @@ pub fn listed(platform: &Arc<Platform>, sandbox: &Sandbox) -> Value {
     })
 }
 
-/// Returns the state of a sandbox. These clients know only two: running and paused.
+/// Returns the state of a sandbox. E2B's clients know only two states: running and paused.
 pub fn state(sandbox: &Sandbox) -> &'static str {
     if sandbox.state == SandboxState::Paused { "paused" } else { "running" }
 }

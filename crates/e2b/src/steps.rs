@@ -1,4 +1,5 @@
-//! Conversion of E2B's build steps into a recipe. Each becomes one step, so step numbers keep their meaning.
+//! Conversion of E2B's build steps into a recipe. Each build step becomes exactly one step of the recipe, so
+//! step numbers keep their meaning.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +14,16 @@ use serde_json::Value;
 use super::fault::{E2bResult, not_offered};
 use super::shown::ours;
 
-/// E2B's own images, and the templates with the same content.
+/// E2B's own images, and the Bellglass templates with the same content.
 const IMAGES: [(&str, &str); 2] =
     [("e2bdev/base", "workstation"), ("e2bdev/code-interpreter", "code-interpreter-v1")];
 /// Shipped recipe whose steps turn any base image into a workstation.
 const OUTFIT: &str = "workstation";
 const HOME: &str = "/home/user";
-/// Search path for programs, unless a template sets another one.
+/// Default search path for programs, for templates that do not set one.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Build request.
+/// Request to start a build.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StartBuildRequest {
@@ -50,24 +51,25 @@ struct Instruction {
 pub struct Plan {
     /// The recipe.
     pub recipe: Recipe,
-    /// Number of initial steps that Bellglass added, which the client did not write.
+    /// Number of steps at the start of the recipe that Bellglass added. The client did not write them.
     pub unwritten: usize,
     /// True if cached steps are executed again.
     pub fresh: bool,
-    /// True if the last `USER` step sets root. Sandboxes do not run as root, whatever the steps set.
+    /// True if the last `USER` step sets root. Sandboxes of the template do not run as root even then.
     pub as_root: bool,
 }
 
-/// State that the steps so far have set.
+/// State that results from the steps so far.
 struct Setting {
     by_user: bool,
     cwd: String,
-    /// Variables, or `None` if they are unknown before the build, as those of an image are.
+    /// Environment variables, or `None` if the base is an image, whose variables are unknown before the
+    /// build.
     env: Option<BTreeMap<String, String>>,
 }
 
 impl StartBuildRequest {
-    /// Returns the base of the template: a template of ours, or an image.
+    /// Returns the base of the template: a Bellglass template or an image.
     ///
     /// # Errors
     /// The image requires a password, which is not supported.
@@ -84,13 +86,13 @@ impl StartBuildRequest {
         let name = plain.split(':').next().unwrap_or_default();
         Ok(Ground::Named(match IMAGES.iter().find(|(theirs, _)| *theirs == name) {
             Some((_, ours)) => (*ours).to_owned(),
-            // Without a slash or a colon, it would be the name of a template.
+            // Add a tag to the image: without a slash or a colon, the text would be the name of a template.
             None if !image.contains(['/', ':']) => format!("{image}:latest"),
             None => image.to_owned(),
         }))
     }
 
-    /// Returns the plan of the build. `template` is the base, if that is a template and not an image.
+    /// Returns the plan of the build. `template` is the base, or `None` if the base is an image.
     ///
     /// # Errors
     /// A step is invalid; the error contains its number.
@@ -132,7 +134,8 @@ impl StartBuildRequest {
             limits: WantedLimits {
                 cpu_millis: limits.cpu_millis.or(before.limits.cpu_millis),
                 memory_bytes: limits.memory_bytes.or(before.limits.memory_bytes),
-                // The client specifies the minimum free space, which never makes the disk smaller.
+                // The client specifies a minimum of free space. This minimum must never make the disk
+                // smaller.
                 disk_bytes: limits.disk_bytes.map(|asked| asked.max(usual)).or(before.limits.disk_bytes),
                 ..before.limits
             },
@@ -199,7 +202,7 @@ impl Instruction {
 }
 
 impl Setting {
-    /// Returns true for the user of the sandbox and false for root. An empty name means the current user.
+    /// Returns true for the sandbox's user and false for root. An empty name means the current user.
     fn user(&self, name: &str) -> Result<bool, String> {
         match name {
             "" => Ok(self.by_user),
@@ -209,7 +212,7 @@ impl Setting {
         }
     }
 
-    /// Replaces the variables `$NAME` and `${NAME}` in a text by their values, and `\$` by a dollar sign.
+    /// Replaces the variables `$NAME` and `${NAME}` in a text with their values, and `\$` with a dollar sign.
     fn expanded(&self, text: &str) -> Result<String, String> {
         let mut whole = String::new();
         let mut rest = text;
@@ -255,12 +258,13 @@ impl Setting {
     }
 }
 
-/// Returns the command line with which E2B's agent runs a command.
+/// Returns the command line that E2B's agent uses to run a command.
 fn shell(command: &str) -> Command {
     Command::Argv(["/bin/bash", "-l", "-c", command].map(str::to_owned).to_vec())
 }
 
-/// Returns the command line for root, whose home directory is not that of the template's user.
+/// Returns the command line that runs a command as root. Root has a different home directory than the
+/// template's user.
 fn as_root(command: &str) -> Command {
     let words = ["/usr/bin/env", "HOME=/root", "USER=root", "LOGNAME=root", "/bin/bash", "-l", "-c", command]
         .map(str::to_owned);
@@ -337,7 +341,7 @@ mod tests {
         assert_eq!(steps[7], Step::RunAs("root".into(), as_root("id")));
         assert_eq!(plan.recipe.start, Some(shell("sleep 1")));
         assert!(plan.recipe.ready.is_none() && !plan.fresh && plan.as_root);
-        // An image first gets the steps of a workstation.
+        // If the base is an image, the steps of the workstation recipe come first.
         let plan = planned(json!({ "fromImage": "python:3", "force": true }), None).unwrap();
         assert!(plan.unwritten > 4 && plan.fresh);
     }
@@ -366,7 +370,7 @@ mod tests {
             { "type": "WORKDIR", "args": ["/srv/$D"] },
         ]);
         let plan = planned(json!({ "steps": steps }), workstation());
-        // A path may contain a space and a dollar sign.
+        // The plan is valid, because a path may contain a space and a dollar sign.
         let plan = plan.unwrap();
         let Some(Step::Env(first)) = plan.recipe.steps.get(plan.unwritten) else { panic!() };
         assert_eq!(first["PATH"], format!("/app/bin:{PATH}"));

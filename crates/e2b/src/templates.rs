@@ -36,7 +36,8 @@ pub async fn alias(
     Ok(Json(json!({ "templateID": theirs(ours(&name)), "public": false })))
 }
 
-/// Rejects requests that are not supported: templates have no tags, and are removed only on the machine.
+/// Rejects requests that are not supported: templates have no tags, and they can be removed only on the
+/// machine itself.
 pub async fn not_here(_: By<Caller<Read>>) -> E2bResult<StatusCode> {
     let instead = "Build with a newer SDK, give each template a separate name, and remove templates with `bellglass template remove`.";
     Err(not_offered("template tags, the older build API, and removing templates through the API", instead))

@@ -10,8 +10,8 @@ pub fn rfc3339(ms: u64) -> String {
     format!("{year:04}-{month:02}-{date:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", of_day % 1000)
 }
 
-/// Returns the year, month and day of a day since 1970-01-01. Years begin in March here, which makes a leap
-/// day the last day of its year.
+/// Converts a number of days since 1970-01-01 into a year, a month and a day of the month. In this
+/// computation, years begin in March, so that a leap day is the last day of its year.
 fn civil(day: u64) -> (u64, u64, u64) {
     // Days since 0000-03-01; 400 years have 146097 days.
     let day = day + 719_468;

@@ -1,7 +1,7 @@
 //! File events: streamed to clients, or stored until a client polls for them.
 //!
-//! The synchronous Python SDK polls; all other clients stream. The events stored for a watcher are bounded,
-//! and a watcher that is not polled for a while is removed.
+//! The synchronous Python SDK polls; all other clients stream. The number and size of the events stored for a
+//! watcher are limited, and a watcher that is not polled for a while is removed.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -34,12 +34,13 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// Limits on the events stored for one watcher: their number and their total size.
 const EVENTS_MAX: usize = 10_000;
 const BYTES_MAX: usize = 1 << 20;
-/// Memory of a stored event besides its text.
+/// Memory that a stored event uses in addition to its text.
 const EVENT_BYTES: usize = 64;
-/// Memory budget of all watchers of a project, in steps: enough for sixteen watchers at their limit.
+/// Memory budget that all watchers of a project share: the size of one step, and the number of steps. It is
+/// enough for sixteen watchers at their limit.
 const STEP_BYTES: usize = 64 << 10;
 const PROJECT_STEPS: usize = 256;
-/// Maximum number of polled watchers of one sandbox.
+/// Maximum number of polled watchers per sandbox.
 const WATCHERS_MAX: usize = 64;
 
 #[derive(Default, Deserialize)]
@@ -99,8 +100,8 @@ impl Events {
         Self { texts: VecDeque::new(), bytes: 0, project, room: Vec::new() }
     }
 
-    /// Stores an event. If the budget is used up, replaces the stored events by an overflow event, which
-    /// makes the client list the directory again. Events with a gap would mislead it.
+    /// Stores an event. If the budget is used up, replaces the stored events with an overflow event, which
+    /// makes the client list the directory again. A list of events with a gap would mislead the client.
     fn push(&mut self, event: &Value) {
         let text = event.to_string();
         if !self.has_room(text.len()) {
@@ -195,7 +196,7 @@ pub async fn create(
     let mut listener = DirectoryWatch::of(inside, &ask).await?;
     let key = (sandbox, id.clone());
     let (of, others) = (key.clone(), Arc::clone(&all));
-    // Hold the lock: the task must not handle an event before the watcher is registered.
+    // Hold the lock, so that the task cannot handle an event before the watcher is registered.
     let mut places = locked(&all);
     let task = tokio::spawn(async move {
         loop {
@@ -255,7 +256,7 @@ impl DirectoryWatch {
         Ok(Self { inside, _place: place, watching, root, entries: ask.include_entry })
     }
 
-    /// Returns the next event, or `None` if there is none within this time.
+    /// Returns the next event, or `None` if no event occurs within this time.
     async fn next(&mut self, within: Duration) -> Called<Option<Value>> {
         let Ok(event) = timeout(within, self.watching.next()).await else { return Ok(None) };
         let event = event?;

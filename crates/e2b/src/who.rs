@@ -1,9 +1,9 @@
 //! Authorization of requests to a sandbox.
 //!
-//! The sandbox is named by headers or by the host. The token of its agent gives access to it. The traffic
-//! token also gives access to the contexts of the code interpreter, because E2B's SDKs send no other token
-//! with those requests. A signed URL does not name a sandbox; the server searches for the sandbox whose token
-//! signed it.
+//! A header or the host names the sandbox, and the token of its agent gives access to it. For requests to the
+//! contexts of the code interpreter, the traffic token is sufficient too, because E2B's SDKs send no other
+//! token with these requests. A signed URL does not name a sandbox, so the server searches for the sandbox
+//! whose token signed it.
 
 use std::marker::PhantomData;
 use std::net::IpAddr;
@@ -39,22 +39,22 @@ use super::{Adapter, Clients};
 const SANDBOX: &str = "e2b-sandbox-id";
 const TOKEN: &str = "x-access-token";
 
-/// Maximum length of a path, which is the limit of Linux.
+/// Maximum length of a path, which is also the limit of Linux.
 const PATH_BYTES_MAX: usize = 4096;
-/// Time for which a request waits until its signature can be checked.
+/// Maximum time for which a request waits until its signature can be checked.
 const TURN_WITHIN: Duration = Duration::from_secs(1);
 
 /// Authorized access to a sandbox and everything in it.
 pub struct Inside {
     /// Platform that handles the request.
     pub platform: Arc<Platform>,
-    /// State of clients.
+    /// State of clients that is not part of a sandbox.
     pub clients: Arc<Clients>,
     /// Grant of the request.
     pub caller: Grant,
-    /// Call during which the sandbox is not idle.
+    /// Call that keeps the sandbox from becoming idle.
     pub call: Call,
-    /// Id of the sandbox.
+    /// ID of the sandbox.
     pub sandbox: SandboxId,
     /// Home directory of the user.
     pub home: String,
@@ -66,23 +66,25 @@ pub struct Commander(pub Inside, pub bool);
 /// Access to a sandbox for running code.
 pub struct Coder(pub Inside);
 
-/// Access to the contexts of a sandbox: they can be listed, created and removed, but cannot run code.
+/// Access to the contexts of a sandbox. It permits listing, creating and removing contexts, but not running
+/// code in them.
 pub struct Contextual(pub Inside);
 
-/// Request for one file, authorized by the token or by a signature. The handler receives the result, because
-/// it may have to discard a request body before it rejects the request.
+/// Request for one file, authorized by the agent token or by a signature. The extractor never rejects a
+/// request. Instead, the handler receives the reason for a rejection, because it may have to discard the
+/// request body first.
 pub struct Filed<A> {
     /// The requested file and the access to its sandbox, or the reason for the rejection.
     pub entered: Called<(Signed, Inside)>,
     act: PhantomData<A>,
 }
 
-/// Marker for reading a file.
+/// Marker type for reading a file.
 pub struct ReadFile;
-/// Marker for writing a file.
+/// Marker type for writing a file.
 pub struct WriteFile;
 
-/// File operation, as a type.
+/// File operation that is represented by a type.
 pub trait Acting {
     /// The operation.
     const ACT: FileAct;
@@ -193,7 +195,7 @@ async fn entered(parts: &mut Parts, adapter: &Adapter, act: FileAct) -> Called<(
 }
 
 impl Signed {
-    /// Authorizes access to the sandbox of the requested file, by a token or by this signature.
+    /// Authorizes access to the sandbox of the requested file, by a token or by the signature in this query.
     ///
     /// # Errors
     /// The token or signature is wrong, or the signature has expired.
@@ -226,11 +228,11 @@ impl Signed {
         enter(adapter, id, reach, right, parts).await?.of_user(&self.username)
     }
 
-    /// Returns the sandbox whose token created this signature. A signed URL carries no headers. Tokens are
-    /// unique, so at most one sandbox matches.
+    /// Returns the sandbox whose token created this signature. A client that uses a signed URL sends no
+    /// headers that name the sandbox. Tokens are unique, so at most one sandbox matches.
     ///
-    /// Every sandbox is tried, for one request at a time. Wrong signatures therefore occupy at most one
-    /// worker thread, and they count as wrong keys.
+    /// This function tries every sandbox, but only one request can do so at a time. Requests with wrong
+    /// signatures therefore occupy at most one worker thread, and each counts as a request with a wrong key.
     async fn signer(
         &self,
         parts: &Parts,
@@ -260,7 +262,7 @@ impl Signed {
         }
     }
 
-    /// Hashes the part of the signed text before the token, which is the same for every sandbox.
+    /// Hashes the part of the signed text that precedes the token. This part is the same for every sandbox.
     fn begun(&self, act: FileAct) -> Sha256 {
         let act = match act {
             FileAct::Read => "read",
@@ -290,11 +292,12 @@ pub(super) fn named(parts: &Parts) -> Called<SandboxId> {
             "the request does not name a sandbox: send the header E2b-Sandbox-Id",
         )
     };
-    // No sandbox has an invalid id, so the response is the same as for a missing sandbox.
+    // No sandbox has an invalid ID, so the response is the same as for a missing sandbox.
     value.ok_or_else(wrong)?.parse().map_err(|_| Failed::Gone)
 }
 
-/// Enters a sandbox with the credential that `by` finds among its tokens. Rejects the request without one.
+/// Authorizes a request and begins a call in the sandbox. `by` compares the request's credential with the
+/// sandbox's tokens. If `by` returns `None`, the request is rejected.
 async fn enter(
     adapter: &Adapter,
     sandbox: SandboxId,
@@ -317,7 +320,8 @@ async fn enter(
     Ok(Inside { platform, clients, caller: grant, call, sandbox, home })
 }
 
-/// Counts a wrong credential against the address that sent it, and records it in the audit log.
+/// Counts a wrong credential against the address that sent it, records it in the audit log, and returns the
+/// error for it.
 fn refuse(parts: &Parts, platform: &Platform, sandbox: Option<&SandboxId>, told: &str) -> Failed {
     let from = peer(parts);
     let fault = platform.accounts.refuse(from);
@@ -331,8 +335,8 @@ fn refuse(parts: &Parts, platform: &Platform, sandbox: Option<&SandboxId>, told:
     Failed::of(Code::Unauthenticated, told)
 }
 
-/// Returns true if the request presents the token of this sandbox's agent. A wrong token counts as in any
-/// other request.
+/// Returns true if the request presents the token of this sandbox's agent. A wrong token is counted and
+/// recorded, as in any other request.
 pub(super) fn is_shown(parts: &Parts, platform: &Platform, sandbox: &SandboxId) -> bool {
     if !parts.headers.contains_key(TOKEN) {
         return false;
@@ -345,15 +349,16 @@ pub(super) fn is_shown(parts: &Parts, platform: &Platform, sandbox: &SandboxId) 
     is_right
 }
 
-/// Returns true if the token is derived from that of the ports. Only the positive control of attack H-24
-/// accepts such a token, in test builds, as the server did before the defence.
+/// Returns true if the presented token was derived from the sandbox's port token. Only the control of attack
+/// H-24 accepts such a token, in test builds, as the server did before the defence against that attack
+/// existed.
 fn is_derived(ports: &Ports, shown: &str) -> bool {
     let derived = || hex(&Sha256::digest(format!("e2b agent {}", ports.token.reveal())));
     api::defence::is_off("H-24") && derived() == shown
 }
 
-/// Returns the value of a header that occurs exactly once. Otherwise returns an empty text, which matches no
-/// token.
+/// Returns the value of a header that occurs exactly once. Otherwise returns an empty string, which matches
+/// no token.
 fn header(headers: &HeaderMap, name: &str) -> String {
     let mut values = headers.get_all(name).iter();
     match (values.next().and_then(|value| value.to_str().ok()), values.next()) {
@@ -362,7 +367,7 @@ fn header(headers: &HeaderMap, name: &str) -> String {
     }
 }
 
-/// Returns the user name from a `Basic` authorization header, in which clients send no password.
+/// Returns the user name from a `Basic` authorization header. Clients send no password in this header.
 fn user(headers: &HeaderMap) -> String {
     let basic = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Basic "));
     let text = basic.and_then(|basic| STANDARD.decode(basic.trim()).ok());
@@ -371,7 +376,7 @@ fn user(headers: &HeaderMap) -> String {
 }
 
 impl Inside {
-    /// Switches to this user. As root, files are opened as root.
+    /// Switches to this user. For root, files are opened as root.
     fn of_user(self, name: &str) -> Called<Self> {
         check_user(name, self.call.has_root())?;
         if name != "root" {
@@ -381,7 +386,7 @@ impl Inside {
     }
 }
 
-/// Rejects unknown users. Root exists only if the sandbox was created with it.
+/// Checks that the user exists. Root exists only if the sandbox was created with it.
 fn check_user(name: &str, rooted: bool) -> Called<()> {
     match name {
         "" | "user" | USER => Ok(()),
@@ -408,8 +413,8 @@ mod tests {
 
     #[test]
     fn a_signature_is_that_of_the_sdk() {
-        // Computed from the protocol. Other tests show that the SDKs sign in this way, by fetching URLs that
-        // they created.
+        // The expected signatures are computed from the definition of the protocol. Other tests show that the
+        // SDKs sign in this way: they fetch URLs that the SDKs created.
         let signed = Signed { path: "/home/user/a b".into(), ..Signed::default() };
         let sum = STANDARD_NO_PAD.encode(Sha256::digest("/home/user/a b:read::t"));
         assert_eq!(signed.sign(&signed.begun(FileAct::Read), "t"), format!("v1_{sum}"));
@@ -432,7 +437,7 @@ mod tests {
     fn root_is_refused_with_what_to_do_instead() {
         let of = |text: &str| HeaderMap::from_iter([(AUTHORIZATION, text.parse().unwrap())]);
         assert_eq!(user(&HeaderMap::new()), "");
-        // The credentials are `user:` and `root:`.
+        // The header values encode the credentials `user:` and `root:`.
         assert!(check_user(&user(&of("Basic dXNlcjo=")), false).is_ok());
         assert!(check_user(&user(&of("Basic cm9vdDo=")), true).is_ok());
         let Err(Failed::Refused(code, told)) = check_user(&user(&of("Basic cm9vdDo=")), false) else {

@@ -1,4 +1,4 @@
-//! A wrapper of a real runtime whose connections can be closed at any moment.
+//! A wrapper around a real runtime that can close the runtime's connections at any moment.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use runtime::{Error, Exit, Inspect, Listed, Properties, Runtime, Spec, Usage};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
-/// Runtime that passes every connection through a pair of sockets, which it can close.
+/// Runtime that relays every connection through a pair of sockets, so that it can close the connection.
 pub struct Cutter {
     inner: Arc<dyn Runtime>,
     relays: Mutex<Vec<JoinHandle<()>>>,
@@ -30,7 +30,7 @@ impl Cutter {
         }
     }
 
-    /// Returns the number of connections so far.
+    /// Returns the number of connections opened so far.
     pub fn carried(&self) -> u64 {
         self.carried.load(Ordering::Relaxed)
     }

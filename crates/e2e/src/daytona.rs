@@ -1,6 +1,7 @@
-//! A server with the part of Daytona's API that Bellglass uses: each workspace is a container of the Docker
-//! engine in `DOCKER_HOST`. The published SDK is installed as well, and a test uses it to validate the
-//! server.
+//! A server that implements the part of Daytona's API which Bellglass uses.
+//!
+//! Each workspace is a container in the Docker engine that `DOCKER_HOST` names. The published Daytona SDK is
+//! installed as well, and a test uses it to validate the server.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -12,28 +13,28 @@ use runtime::daytona::Account;
 
 use crate::layer;
 
-/// The SDK on PyPI. Its dependencies include those of the server.
+/// The Daytona SDK on PyPI. Its dependencies include everything that the server needs.
 const SDK: &str = "daytona==0.226.1";
-/// API key of every such server.
+/// API key that every such server accepts.
 pub const KEY: &str = "dtn_of_a_test";
-/// The shared server of this process.
+/// The server that all tests in this process share.
 static SERVER: OnceLock<Server> = OnceLock::new();
 
-/// A server. When this process exits, the server's standard input is closed; the server then removes its
-/// containers and exits.
+/// A running stand-in for Daytona. When this process exits, the server's standard input is closed; the server
+/// then removes its containers and exits.
 pub struct Server {
     child: Child,
     address: String,
 }
 
 impl Server {
-    /// Returns the shared server of this process. Its workspaces run as root, like those of a snapshot with
-    /// `USER root`.
+    /// Returns the server that all tests in this process share. Its workspaces run as root, like those of a
+    /// snapshot with `USER root`.
     pub fn shared() -> &'static Self {
         SERVER.get_or_init(|| Self::start(&["--user", "0"]))
     }
 
-    /// Starts a server with additional options.
+    /// Starts a server with additional command-line options.
     pub fn start(options: &[&str]) -> Self {
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/daytona.py");
         let engine = std::env::var("DOCKER_HOST").expect("an engine: `just engines`");
@@ -51,7 +52,7 @@ impl Server {
         Self { child, address }
     }
 
-    /// Returns the URL of its API.
+    /// Returns the URL of the server's API.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -61,7 +62,7 @@ impl Server {
         Account::new(&self.address, KEY, None).unwrap()
     }
 
-    /// Returns the container of a sandbox's workspace.
+    /// Returns the ID of the container that is a sandbox's workspace.
     pub fn container_of(&self, id: &SandboxId) -> String {
         let named = format!("label=daytona.test.name=bellglass-{id}");
         let found =
@@ -69,8 +70,8 @@ impl Server {
         String::from_utf8(found.stdout).unwrap().trim().to_owned()
     }
 
-    /// Returns the pid of a sandbox's process 1 on this machine: the process that is pid 1 two namespaces
-    /// down.
+    /// Returns the host pid of a sandbox's process 1: the process whose pid is 1 in the PID namespace two
+    /// levels down.
     pub fn process_of(&self, id: &SandboxId) -> i32 {
         let container = self.container_of(id);
         let of =
@@ -90,7 +91,7 @@ impl Server {
         [("DAYTONA_API_URL", self.address.clone()), ("DAYTONA_API_KEY", KEY.to_owned())]
     }
 
-    /// Returns the same as arguments that precede a program.
+    /// Returns the `env` command with the same variables, for use as a prefix of another command.
     pub fn before(&self) -> Vec<String> {
         let named = self.variables().map(|(name, value)| format!("{name}={value}"));
         std::iter::once("env".to_owned()).chain(named).collect()
@@ -104,7 +105,7 @@ impl Drop for Server {
     }
 }
 
-/// Returns a Python with the SDK, which is installed once.
+/// Returns the path of a Python interpreter with the SDK, which is installed on first use.
 pub fn python() -> PathBuf {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
     PYTHON

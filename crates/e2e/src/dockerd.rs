@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
-/// Timeout for a start of the engine on a busy machine, including the recovery of its containers.
+/// Timeout for the engine to start on a busy machine, including the recovery of its containers.
 const STARTS_WITHIN: Duration = Duration::from_secs(60);
 
 /// A Docker engine.
 pub struct Dockerd {
     child: Option<Child>,
     options: Vec<String>,
-    /// Removed last.
+    /// Declared last, so that the directory is removed last.
     home: TempDir,
 }
 
 impl Dockerd {
-    /// Starts an engine with additional options.
+    /// Starts an engine with additional command-line options.
     pub fn start(options: &[&str]) -> Self {
         let home = tempfile::Builder::new().prefix("bellglass-dockerd").tempdir_in("/var/tmp").unwrap();
         std::fs::set_permissions(home.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -56,7 +56,7 @@ impl Dockerd {
         }
     }
 
-    /// Stops the engine with SIGTERM, as an administrator's restart does.
+    /// Stops the engine with SIGTERM, as a restart by an administrator does.
     pub fn end(&mut self) {
         let Some(mut child) = self.child.take() else { return };
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).unwrap();
@@ -64,18 +64,18 @@ impl Dockerd {
         child.wait().unwrap();
     }
 
-    /// Returns the end of its log.
+    /// Returns the last lines of the engine's log.
     pub fn words(&self) -> String {
         let text = std::fs::read_to_string(self.home.path().join("log")).unwrap_or_default();
         text.lines().rev().take(20).collect::<Vec<_>>().join("\n")
     }
 
-    /// Returns the path of its socket.
+    /// Returns the path of the engine's socket.
     pub fn socket(&self) -> PathBuf {
         self.home.path().join("docker.sock")
     }
 
-    /// Returns the address at which it listens.
+    /// Returns the address on which the engine listens.
     pub fn address(&self) -> String {
         format!("unix://{}", self.socket().display())
     }

@@ -1,4 +1,4 @@
-//! A test environment for sandboxes: a separate data directory, a real runtime, and a check for leftovers.
+//! A test environment for sandboxes: a separate data directory, a real runtime and a check for leftovers.
 
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -20,31 +20,31 @@ use crate::daytona::Server;
 use crate::layer;
 use crate::traces::Traces;
 
-/// Timeout for a test of behavior.
+/// Timeout for a test on one runtime.
 const TEST_WITHIN: Duration = Duration::from_secs(300);
 
 /// A test environment for sandboxes.
 pub struct Lab {
     /// The runtime under test.
     pub runtime: Arc<dyn Runtime>,
-    /// The machine as `bellglass` opens it.
+    /// The machine, opened in the same way as `bellglass` opens it.
     pub machine: Machine,
     layer: PathBuf,
-    /// Removed last, after everything that uses the directory.
+    /// Declared last, so that the directory is removed after everything that uses it.
     data: TempDir,
 }
 
 impl Lab {
-    /// Creates a lab on the runtime of this name.
+    /// Creates a lab on the runtime with this name.
     pub fn new(runtime: &str) -> Self {
         let data = tempfile::Builder::new().prefix("bellglass-lab").tempdir().expect("a temporary directory");
-        // Processes of a sandbox need to traverse this directory.
+        // The processes of a sandbox need permission to traverse this directory.
         std::fs::set_permissions(data.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
         let machine = Machine::open(data.path()).expect("the data directory");
         Self { runtime: instance(&machine, runtime), machine, layer: layer::base(), data }
     }
 
-    /// Returns the runtime as another process would open it.
+    /// Returns a second instance of the runtime, as another process would open it.
     pub fn again(&self) -> Arc<dyn Runtime> {
         instance(&self.machine, self.runtime.name())
     }
@@ -54,7 +54,7 @@ impl Lab {
         self.data.path()
     }
 
-    /// Returns the spec that `bellglass run` would use, with these limits.
+    /// Returns the spec that `bellglass run` would use with these limits.
     pub fn spec(&self, limits: Limits) -> Spec {
         Spec {
             layers: vec![self.layer.clone()],
@@ -71,7 +71,7 @@ impl Lab {
         Traces::of(&[&format!("t{}n", std::process::id()), &self.data.path().to_string_lossy()])
     }
 
-    /// Returns the pid of a sandbox's process 1 on this machine; for gVisor, that is the user-space kernel.
+    /// Returns the host pid of a sandbox's process 1. With gVisor, that process is the user-space kernel.
     pub fn process_of(&self, id: &SandboxId) -> i32 {
         if !self.runtime.properties().takes_images {
             let record = std::fs::read(self.data().join("sandboxes").join(id.as_str()).join("record.json"));
@@ -91,7 +91,7 @@ impl Lab {
         said["State"]["Pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).unwrap()
     }
 
-    /// Returns an unused sandbox id.
+    /// Returns a sandbox ID that no other sandbox uses.
     pub fn id(&self) -> SandboxId {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl Lab {
     }
 }
 
-/// Returns a runtime of this machine; for Daytona, a runtime on the test server.
+/// Returns a runtime of this machine. For Daytona, it is a runtime on the test server.
 fn instance(machine: &Machine, name: &str) -> Arc<dyn Runtime> {
     if name == daytona::NAME {
         return Arc::new(Daytona::new(Server::shared().account(), machine.data()).unwrap());
@@ -119,14 +119,14 @@ fn instance(machine: &Machine, name: &str) -> Arc<dyn Runtime> {
     machine.runtime(name).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Returns a promised duration, scaled for this machine. `BELLGLASS_SLOWDOWN` is the factor by which an
-/// emulated processor is slower.
+/// Returns a promised duration, scaled for this machine. `BELLGLASS_SLOWDOWN` is the factor by which this
+/// machine is slower, for example because its processor is emulated.
 pub fn promised(seconds: u64) -> Duration {
     let slowdown = std::env::var("BELLGLASS_SLOWDOWN").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     Duration::from_secs(seconds * slowdown)
 }
 
-/// A continuous measurement of the maximum time that this machine's disk takes to sync a few bytes. A server
+/// A continuous measurement of the longest time that this machine's disk takes to sync a few bytes. A server
 /// that keeps its records on the same disk can be delayed by this time.
 pub struct Disk {
     done: std::sync::mpsc::Sender<()>,
@@ -134,7 +134,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Starts the measurement, with a file in this directory.
+    /// Starts the measurement with a file in this directory.
     pub fn beside(directory: &Path) -> Self {
         const EVERY: Duration = Duration::from_millis(100);
         let mut file = tempfile::NamedTempFile::new_in(directory).unwrap();
@@ -152,24 +152,24 @@ impl Disk {
         Self { done, thread }
     }
 
-    /// Ends the measurement and returns the maximum.
+    /// Ends the measurement and returns the longest time.
     pub fn longest(self) -> Duration {
         drop(self.done);
         self.thread.join().unwrap()
     }
 }
 
-/// Selects the full size of a test or the size that CI has time for. `BELLGLASS_FULL` selects the full one;
-/// `just real` and `just attacks` set it unless `--quick` is given.
+/// Selects the full size of a test or a smaller size that fits into the time of a CI run. `BELLGLASS_FULL`
+/// selects the full size; `just real` and `just attacks` set it unless `--quick` is given.
 pub fn sized<T>(full: T, quick: T) -> T {
     if std::env::var_os("BELLGLASS_FULL").is_some() { full } else { quick }
 }
 
-/// All runtimes whose sandboxes must behave alike.
+/// Names of all runtimes, whose sandboxes must behave alike.
 pub const EVERYWHERE: &[&str] = &["runc", "runsc", "docker", "podman", "daytona"];
 
-/// Returns true if tests use the runtime of this name. `BELLGLASS_RUNTIMES` is a comma-separated list of
-/// runtimes; the default is all runtimes that need no engine.
+/// Returns true if tests use the runtime with this name. `BELLGLASS_RUNTIMES` is a comma-separated list of
+/// runtimes; the default is every runtime that needs no engine.
 pub fn wanted(name: &str) -> bool {
     match std::env::var("BELLGLASS_RUNTIMES") {
         Ok(list) => list.split(',').any(|one| one == name),
@@ -177,7 +177,7 @@ pub fn wanted(name: &str) -> bool {
     }
 }
 
-/// Runs a test on each of these runtimes, and checks that it leaves nothing behind.
+/// Runs a test on each of these runtimes and checks that it leaves nothing behind.
 pub fn on(runtimes: &[&str], test: impl AsyncFn(&Lab)) {
     if std::env::var_os("BELLGLASS_REAL").is_none() {
         eprintln!("skipped: needs root and real runtimes; run it with `just real`");
@@ -225,24 +225,24 @@ pub fn script(text: &str) -> ExecSpec {
     exec(&["/bin/bash", "-c", text])
 }
 
-/// Runs an exec to its end.
+/// Runs an exec to completion.
 pub async fn collect(sandbox: &Sandbox, spec: &ExecSpec) -> Collected {
     start(sandbox, spec).await.unwrap().collect().await.unwrap()
 }
 
-/// Starts an exec with a fresh id.
+/// Starts an exec with a new ID.
 pub async fn start(sandbox: &Sandbox, spec: &ExecSpec) -> Result<Exec, Error> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let id: ExecId = format!("t{}", COUNT.fetch_add(1, Ordering::Relaxed)).parse().unwrap();
     sandbox.exec(id, spec).await
 }
 
-/// Runs a shell script to its end.
+/// Runs a shell script to completion.
 pub async fn sh(sandbox: &Sandbox, text: &str) -> Collected {
     collect(sandbox, &script(text)).await
 }
 
-/// Returns standard output as text.
+/// Returns the standard output as text.
 pub fn text(collected: &Collected) -> String {
     String::from_utf8_lossy(&collected.stdout).into_owned()
 }

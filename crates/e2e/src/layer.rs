@@ -13,12 +13,13 @@ use runtime::engine::{Engine, EngineEndpoint, EngineKind};
 
 use crate::apart;
 
-/// Directory in which templates are kept between runs. All users can traverse it, which is not true of every
-/// checkout.
+/// Directory that keeps templates between test runs. All users can traverse its path, which is not true of
+/// every checkout.
 const KEPT: &str = "/var/tmp/bellglass-test";
 
-/// Returns a directory with a Debian system and mount points: `BELLGLASS_TEST_LAYER`, or the layer of the
-/// template `base`, which is built on first use as by `bellglass template build base`.
+/// Returns a directory with a Debian system and mount points. It is `BELLGLASS_TEST_LAYER` if that is set.
+/// Otherwise it is the layer of the template `base`, which is built on first use, as by
+/// `bellglass template build base`.
 pub fn base() -> PathBuf {
     static BASE: OnceLock<PathBuf> = OnceLock::new();
     BASE.get_or_init(|| match std::env::var_os("BELLGLASS_TEST_LAYER") {
@@ -28,14 +29,14 @@ pub fn base() -> PathBuf {
     .clone()
 }
 
-/// Returns the directory for files that are expensive to create and are kept between runs.
+/// Returns the directory that keeps files between test runs because they are expensive to create.
 pub fn kept() -> &'static Path {
     Path::new(KEPT)
 }
 
-/// Adds a template that comes with Bellglass and takes minutes to build, such as `interpreter`, to a data
-/// directory. The template is built once, and after a change of its recipe only the changed steps are
-/// rebuilt; its layers are shared.
+/// Adds a template that ships with Bellglass and takes minutes to build, such as `interpreter`, to a data
+/// directory. The template is built once, and its layers are shared with other data directories. After a
+/// change to its recipe, only the changed steps are rebuilt.
 pub fn lend(data: &Path, name: &str) {
     static LENT: Mutex<BTreeMap<String, Template>> = Mutex::new(BTreeMap::new());
     let kept = Path::new(KEPT);
@@ -51,11 +52,11 @@ pub fn lend(data: &Path, name: &str) {
     Store::new(data).save(&template).unwrap();
 }
 
-/// Returns the image name of the template `base` in an engine, after loading it if necessary. Empty for
-/// runtimes that are not engines.
+/// Returns the name of the `base` template's image in an engine, and loads the image first if necessary. The
+/// name is empty for a runtime that is not an engine.
 pub fn base_image(runtime: &str) -> String {
     static LOADED: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
-    // The workspaces of the server that stands in for Daytona are Docker containers.
+    // Workspaces on the stand-in for Daytona are Docker containers.
     let engine = if runtime == runtime::daytona::NAME { "docker" } else { runtime };
     let Some(kind) = EngineKind::ALL.into_iter().find(|kind| kind.name() == engine) else {
         return String::new();
@@ -69,7 +70,7 @@ pub fn load(kind: EngineKind, name: &str) -> String {
     load_into(EngineEndpoint::find(kind).unwrap(), name, None)
 }
 
-/// Loads a template into another engine, and tags the image with an additional name.
+/// Loads a template into the engine at this address, and tags the image with an additional name.
 pub fn load_at(kind: EngineKind, address: &str, name: &str, also: &str) -> String {
     load_into(EngineEndpoint { kind, address: address.to_owned() }, name, Some(also))
 }
@@ -98,13 +99,13 @@ pub fn export(name: &str, file: &Path) {
     });
 }
 
-/// Adds the template `base`, with its layer, to a data directory.
+/// Adds the template `base` and its layer to a data directory.
 pub fn lend_base(data: &Path) {
     base();
     lend(data, "base");
 }
 
-/// Tags an image of an engine with an additional name.
+/// Gives an image in an engine an additional name.
 pub fn also_named(kind: EngineKind, image: &str, name: &str) {
     let machine = Machine::open(Path::new(KEPT)).unwrap();
     apart(async || {
@@ -113,7 +114,7 @@ pub fn also_named(kind: EngineKind, image: &str, name: &str) {
     });
 }
 
-/// Adds an image of an engine to the records of another data directory, under a name.
+/// Records an engine's image in another data directory, under the given name.
 pub fn lend_image(data: &Path, kind: EngineKind, image: &str, name: &str) {
     let record = |data: &Path, name: &str| {
         data.join(format!("engine/{}-images", kind.name())).join(name.replace('/', "+"))
@@ -123,7 +124,7 @@ pub fn lend_image(data: &Path, kind: EngineKind, image: &str, name: &str) {
     std::fs::copy(record(Path::new(KEPT), image), to).unwrap();
 }
 
-/// Returns [`base_image`] and adds it to the records of this data directory.
+/// Returns [`base_image`], and records that image in this data directory.
 pub fn base_image_in(data: &Path, runtime: &str) -> String {
     let image = base_image(runtime);
     if let Some(kind) = EngineKind::ALL.into_iter().find(|kind| kind.name() == runtime) {
@@ -137,7 +138,7 @@ fn built(data: &Path) -> PathBuf {
     template.layer_directories(data).remove(0)
 }
 
-/// Builds one of the recipes in `images`. Steps that were built before are not rebuilt.
+/// Builds one of the recipes in `images`. Steps that are already built are not rebuilt.
 fn build(data: &Path, name: &str) -> Template {
     let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images");
     let recipe = std::fs::read_to_string(images.join(format!("{name}.toml"))).unwrap();

@@ -1,16 +1,16 @@
-//! Shared code of the whole-platform tests.
+//! Shared code for the end-to-end tests.
 //!
 //! | test target | holds | needs |
 //! |---|---|---|
 //! | `house` | the house rules: layering, names, module docs, length, links | nothing |
-//! | `real` | behavior of real sandboxes; one module per subject | root, runc, a template; runsc if installed |
+//! | `real` | behaviour of real sandboxes; one module per subject | root, runc, a template; runsc if installed |
 //! | `attacks` | the attacks of `attacks/`, each with its positive control | the same, faketime, openssl, PyPI |
-//! | `figures` (a program) | the figures of `docs/specification.md` | the same |
+//! | `figures` (a program) | the figures of `docs/specification.md` | the same as `real` |
 //!
 //! A test that needs root does nothing unless `BELLGLASS_REAL` is set in the environment, as `just real` and
-//! `just attacks` do. `cargo test` is therefore safe on any machine.
+//! `just attacks` do. It is therefore safe to run `cargo test` on any machine.
 
-// A library for tests, which fails by panicking.
+// This library serves tests, which fail by panicking.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -37,7 +37,7 @@ pub mod world;
 
 pub use lab::{Lab, on};
 
-/// Runs a future to its end on a separate thread, because the caller may already be on an executor.
+/// Runs a future to completion on a separate thread, because the caller may already be inside an executor.
 fn apart<T: Send>(work: impl AsyncFnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let done = scope.spawn(|| {

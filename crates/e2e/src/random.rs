@@ -1,10 +1,10 @@
-//! Random numbers from a seed that is printed, so that a failed test can be repeated.
+//! A random number generator that prints its seed, so that a failed test can be repeated.
 
-/// Random numbers of a quality that is sufficient for choosing points in time.
+/// Random number generator of sufficient quality for choosing points in time.
 pub struct Random(u64);
 
 impl Random {
-    /// Creates a generator from the seed in `BELLGLASS_SEED`, or from a fresh one.
+    /// Creates a generator with the seed in `BELLGLASS_SEED`, or with a new seed if that is not set.
     #[expect(clippy::new_without_default, reason = "it prints")]
     pub fn new() -> Self {
         let seed = std::env::var("BELLGLASS_SEED").ok().and_then(|text| text.parse().ok());
@@ -13,9 +13,9 @@ impl Random {
         Self(seed)
     }
 
-    /// Returns a number below `most`.
+    /// Returns a number from 0 up to, but not including, `most`.
     pub fn below(&mut self, most: u64) -> u64 {
-        // xorshift
+        // An xorshift generator.
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

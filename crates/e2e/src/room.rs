@@ -1,4 +1,4 @@
-//! A sandbox of the template `interpreter`, and helpers that run code in it.
+//! A sandbox of the template `interpreter`, and functions that run code in it.
 
 use std::time::Duration;
 
@@ -28,16 +28,16 @@ pub struct Room {
     pub tier: Tier,
 }
 
-/// Output, results and end of a run of code.
+/// The output, the results and the end of a run of code.
 #[derive(Clone, Debug)]
 pub struct Ran {
-    /// Standard output; invalid UTF-8 is replaced (requirement A3.01).
+    /// Standard output. Invalid UTF-8 is replaced (requirement A3.01).
     pub stdout: String,
-    /// Standard error, in the same form.
+    /// Standard error. Invalid UTF-8 is replaced here as well.
     pub stderr: String,
     /// Results that the code displayed.
     pub results: Vec<ResultLine>,
-    /// End of the run.
+    /// End of the exec that ran the code.
     pub end: ExecEnd,
 }
 
@@ -48,12 +48,12 @@ pub fn service() -> Service {
     service
 }
 
-/// Runs a test once per tier, with a separate server and sandbox.
+/// Runs a test once per tier, each time with a new server and sandbox.
 pub fn in_a_room(test: impl AsyncFn(&mut Service, &Room)) {
     in_a_room_with(Limits { memory_bytes: 1 << 30, ..Limits::default() }, &[], test);
 }
 
-/// As [`in_a_room`], with other limits and a policy.
+/// Does the same as [`in_a_room`], with the given limits and policy.
 pub fn in_a_room_with(limits: Limits, policy: &[&str], test: impl AsyncFn(&mut Service, &Room)) {
     served(async || {
         for tier in tiers() {
@@ -65,24 +65,24 @@ pub fn in_a_room_with(limits: Limits, policy: &[&str], test: impl AsyncFn(&mut S
     });
 }
 
-/// Returns a run of Python code without a context.
+/// Returns the spec of an exec that runs Python code without a context.
 pub fn python(source: &str) -> ExecSpec {
     coded(Code { source: source.into(), ..Code::default() })
 }
 
-/// Returns a run of code in another language without a context.
+/// Returns the spec of an exec that runs code in another language without a context.
 pub fn written_in(language: Language, source: &str) -> ExecSpec {
     coded(Code { source: source.into(), language: Some(language), ..Code::default() })
 }
 
-/// Returns a run of this code, with the default deadline.
+/// Returns the spec of an exec that runs this code, with the default deadline.
 pub fn coded(code: Code) -> ExecSpec {
     let deadline_ms = u64::try_from(promised(RUN_WITHIN).as_millis()).ok();
     ExecSpec { code: Some(code), deadline_ms, ..ExecSpec::default() }
 }
 
 impl Room {
-    /// Creates a sandbox of this tier with these limits and this policy.
+    /// Creates a sandbox in this tier with these limits and this policy.
     pub async fn with(service: &Service, tier: Tier, limits: Limits, policy: &[&str]) -> Self {
         let client = service.client();
         let policy = (!policy.is_empty()).then(|| Policy::of_words(policy).unwrap());
@@ -92,18 +92,18 @@ impl Room {
         Self { client, id, tier }
     }
 
-    /// Returns true if the sandbox uses the host's kernel: then memory is counted per exec, and exceeding it
-    /// does not end the sandbox.
+    /// Returns true if the sandbox uses the host's kernel. In that case, memory is limited per exec, and an
+    /// exec that exceeds its limit does not end the sandbox.
     pub fn is_container(&self) -> bool {
         self.tier == Tier::Container
     }
 
-    /// Runs Python code to its end.
+    /// Runs Python code to completion.
     pub async fn run(&self, source: &str) -> Ran {
         self.exec(&python(source)).await
     }
 
-    /// Runs an exec to its end.
+    /// Runs an exec to completion.
     pub async fn exec(&self, spec: &ExecSpec) -> Ran {
         let reading = async { self.client.exec(&self.id, spec).await?.collect().await };
         let within = promised(2 * RUN_WITHIN);
@@ -112,7 +112,7 @@ impl Room {
         done.unwrap_or_else(|error| panic!("{error:?}: {spec:?}")).into()
     }
 
-    /// Returns the error with which an exec is refused.
+    /// Returns the error of an exec that must be refused.
     pub async fn refused(&self, spec: &ExecSpec) -> api::Error {
         match self.client.exec(&self.id, spec).await {
             Ok(exec) => panic!("{:?}", exec.collect().await),
@@ -126,21 +126,21 @@ impl Room {
         self.client.create_context(&self.id, &spec).await.unwrap().id
     }
 
-    /// Runs a cell to its end.
+    /// Runs a cell in a context to completion.
     pub async fn cell(&self, context: &ContextId, source: &str) -> Ran {
         self.exec(&cell(context, source)).await
     }
 
-    /// Runs a shell script, which must succeed, and returns its output.
+    /// Runs a shell script, which must succeed, and returns its standard output.
     pub async fn sh(&self, script: &str) -> String {
         let ran = self.exec(&crate::lab::script(script)).await;
         assert_eq!(ran.end.outcome, Outcome::Exited { code: 0 }, "{script}: {ran:?}");
         ran.stdout.trim_end().to_owned()
     }
 
-    /// Waits until no process of the sandbox has this word in its command line.
+    /// Waits until no process in the sandbox has this word in its command line.
     pub async fn until_gone(&self, word: &str, within: Duration) {
-        // With its first letter in brackets, the pattern does not match the command line of `grep` itself.
+        // With its first letter in brackets, the pattern does not match the command line of `grep`.
         let (first, rest) = word.split_at(1);
         let look = format!("grep -lz '[{first}]{rest}' /proc/[0-9]*/cmdline 2>/dev/null | wc -l");
         let what = format!("every {word} to be gone");
@@ -148,7 +148,7 @@ impl Room {
     }
 }
 
-/// Returns a run of a cell in a context, with the default deadline.
+/// Returns the spec of an exec that runs a cell in a context, with the default deadline.
 pub fn cell(context: &ContextId, source: &str) -> ExecSpec {
     coded(Code { source: source.into(), context: Some(context.clone()), ..Code::default() })
 }
@@ -169,13 +169,13 @@ impl Ran {
         }
     }
 
-    /// Asserts that the code succeeded.
+    /// Asserts that the code succeeded, and returns the run.
     pub fn well(self) -> Self {
         assert_eq!(self.code(), 0, "{self:?}");
         self
     }
 
-    /// Returns the uncaught exception. Panics if there is none.
+    /// Returns the exception that the code did not catch. Panics if there is none.
     pub fn error(&self) -> &Exception {
         let found = self.results.iter().find_map(|line| match &line.result {
             RunResult::Error(exception) => Some(exception),
@@ -184,7 +184,7 @@ impl Ran {
         found.unwrap_or_else(|| panic!("no error: {self:?}"))
     }
 
-    /// Returns the values that the code displayed and the value of its last expression, in order.
+    /// Returns all displayed values and the value of the last expression, in order.
     pub fn shown(&self) -> Vec<&Bundle> {
         let bundles = self.results.iter().filter_map(|line| match &line.result {
             RunResult::Value(bundle) | RunResult::Display(bundle) => Some(bundle),
@@ -193,7 +193,7 @@ impl Ran {
         bundles.collect()
     }
 
-    /// Returns the text of the value of its last expression.
+    /// Returns the plain text of the last expression's value.
     pub fn value(&self) -> &str {
         let found = self.results.iter().find_map(|line| match &line.result {
             RunResult::Value(bundle) => bundle.data.get("text/plain").and_then(|text| text.as_str()),
@@ -202,7 +202,7 @@ impl Ran {
         found.unwrap_or_else(|| panic!("no value: {self:?}"))
     }
 
-    /// Returns the reason why the context was restarted before this run, if it was.
+    /// Returns why the context was restarted before this run, or `None` if it was not restarted.
     pub fn restarted(&self) -> Option<Loss> {
         self.results.iter().find_map(|line| match line.result {
             RunResult::Restarted { because } => Some(because),

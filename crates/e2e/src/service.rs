@@ -1,4 +1,4 @@
-//! A server for tests: the real `bellglass serve`, with a separate data directory and port, which can be
+//! A server for tests: a real `bellglass serve` process with its own data directory and port, which can be
 //! killed and restarted.
 
 use std::fs::File;
@@ -22,15 +22,15 @@ use crate::traces::Traces;
 use crate::wire::Wire;
 use crate::{apart, layer};
 
-/// Timeout for a start of the server, including recovery, on a machine under load.
+/// Timeout for the server to start, including recovery, on a machine under load.
 const STARTS_WITHIN: Duration = Duration::from_secs(20);
-/// Maximum time until all records show the end of a sandbox. The store is compared with the machine every 5
-/// s.
+/// Maximum time until all records show that a sandbox has ended. The server compares the store with the
+/// machine every 5 s.
 const SETTLES_WITHIN: Duration = Duration::from_secs(20);
-/// Interval of checks in a wait.
+/// Interval of checks while waiting for a condition.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Quota that tests never reach, so that requests are refused only for their content and not for their
-/// number.
+/// Quota that tests never reach, so that requests are refused only because of their content, never because of
+/// their number.
 pub const PLENTY: Quota = Quota {
     sandboxes: 2000,
     memory_bytes: 1 << 50,
@@ -45,13 +45,14 @@ pub const PLENTY: Quota = Quota {
 pub struct Service {
     binary: PathBuf,
     child: Option<Child>,
-    /// Arguments before `serve`, for tests that run the server under another program (`faketime`).
+    /// Command that precedes the server's program, for tests that run the server under another program
+    /// (`faketime`).
     before: Vec<String>,
     extra: Vec<String>,
     address: String,
     /// The first key: an administrator key of the project `default`, whose quota is [`PLENTY`].
     pub key: String,
-    /// Removed last.
+    /// Declared last, so that the directory is removed last.
     data: TempDir,
 }
 
@@ -63,7 +64,7 @@ pub fn binary() -> PathBuf {
     std::env::var_os("BELLGLASS_BINARY").expect("BELLGLASS_BINARY names it, as `just real` does").into()
 }
 
-/// Returns a request for a small sandbox, since tests create many.
+/// Returns a request for a small sandbox, because tests create many of them.
 pub fn small() -> CreateSandbox {
     CreateSandbox { limits: small_limits().into(), ..CreateSandbox::default() }
 }
@@ -80,19 +81,19 @@ pub fn small_limits() -> Limits {
 }
 
 impl Service {
-    /// Starts a server of this build, with the template `base`.
+    /// Starts the server under test with the template `base`.
     pub fn start() -> Self {
         Self::with(&[], &[])
     }
 
-    /// Starts a server with arguments before the program and options after `serve`.
+    /// Starts a server with a command before its program and options after `serve`.
     pub fn with(before: &[&str], extra: &[&str]) -> Self {
         let data =
             tempfile::Builder::new().prefix("bellglass-serve").tempdir().expect("a temporary directory");
         Self::on(data, before, extra)
     }
 
-    /// Starts a server whose sandboxes run on this engine, with the templates `base` and `interpreter`.
+    /// Starts a server whose sandboxes run in this engine, with the templates `base` and `interpreter`.
     pub fn on_engine(kind: EngineKind) -> Self {
         let service = Self::with(&[], &["--backends", kind.name()]);
         let base = node::template::Store::new(service.data()).load("base").unwrap().image();
@@ -103,7 +104,7 @@ impl Service {
         service
     }
 
-    /// Starts a server whose sandboxes run in workspaces of this stand-in for Daytona.
+    /// Starts a server whose sandboxes run in workspaces on this stand-in for Daytona.
     pub fn on_daytona(server: &Server) -> Self {
         let service = Self::with_words(&server.before(), &["--backends", "daytona"]);
         let base = node::template::Store::new(service.data()).load("base").unwrap().image();
@@ -113,19 +114,19 @@ impl Service {
         service
     }
 
-    /// As [`Service::with`], with owned strings before the program.
+    /// Does the same as [`Service::with`], but takes owned strings for the command before the program.
     pub fn with_words(before: &[String], extra: &[&str]) -> Self {
         Self::with(&before.iter().map(String::as_str).collect::<Vec<_>>(), extra)
     }
 
-    /// As [`Service::with`], on an existing data directory.
+    /// Does the same as [`Service::with`], but uses an existing data directory.
     pub fn on(data: TempDir, before: &[&str], extra: &[&str]) -> Self {
         std::fs::set_permissions(data.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
         lend_template(data.path(), "base", 'b');
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect();
         let mut extra: Vec<String> = words(extra);
         if !extra.iter().any(|word| word == "--config") {
-            // Without a pool, because tests count sandboxes, and pre-warmed ones would distort the count.
+            // Disable the pool, because tests count sandboxes, and pre-warmed ones would distort the count.
             let path = data.path().join("serve.toml");
             std::fs::write(&path, "pool_ready = 0\n").unwrap();
             extra.extend(["--config".to_owned(), path.to_string_lossy().into_owned()]);
@@ -146,7 +147,7 @@ impl Service {
         service
     }
 
-    /// Starts the server on its previous address, and returns the duration of the start.
+    /// Starts the server on its previous address, and returns the time until it was ready.
     pub fn begin(&mut self) -> Duration {
         let begun = Instant::now();
         let log = File::options().create(true).append(true).open(self.log()).unwrap();
@@ -196,17 +197,18 @@ impl Service {
         }
     }
 
-    /// Uses another `bellglass` executable from the next start on.
+    /// Uses a different `bellglass` executable from the next start on.
     pub fn replace(&mut self, binary: &Path) {
         self.binary = binary.to_owned();
     }
 
-    /// Puts these arguments before the program from the next start on.
+    /// Replaces the command before the server's program from the next start on.
     pub fn run_under(&mut self, before: &[&str]) {
         self.before = before.iter().map(|word| (*word).to_owned()).collect();
     }
 
-    /// Restarts the server with the defense against an attack disabled, as the attack's positive control.
+    /// Restarts the server with its defence against an attack disabled. This is the attack's positive
+    /// control.
     pub fn undefend(&mut self, attack: &str) {
         self.kill();
         self.run_under(&["env", &format!("{}={attack}", api::defence::VARIABLE)]);
@@ -233,12 +235,12 @@ impl Service {
         Client::new(&self.url(), &self.key).unwrap()
     }
 
-    /// Returns a connection for requests that are sent once, without retries.
+    /// Returns a connection whose requests are sent once, without retries.
     pub fn wire(&self) -> Wire {
         Wire::new(self.address.parse().unwrap(), Some(&self.key))
     }
 
-    /// Returns a `bellglass` command that is configured for this server.
+    /// Returns a `bellglass` command configured for this server.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command.arg("--data").arg(self.data.path()).args(arguments);
@@ -246,12 +248,14 @@ impl Service {
         command
     }
 
-    /// Returns a client with a fresh key of this role in this project, which is created if it does not exist.
+    /// Returns a client with a new key for this project and role. The project gets this quota, and is created
+    /// if it does not exist.
     pub async fn client_of(&self, project: &str, role: Role, quota: Quota) -> Client {
         Client::new(&self.url(), &self.key_of(project, role, quota).await).unwrap()
     }
 
-    /// Returns the secret of such a key.
+    /// Returns the secret of a new key for this project and role. Like [`Service::client_of`], it creates or
+    /// updates the project.
     pub async fn key_of(&self, project: &str, role: Role, quota: Quota) -> String {
         let admin = self.client();
         admin.put_project(project, &PutProject { quota }).await.unwrap();
@@ -259,13 +263,13 @@ impl Service {
         admin.create_key(&ask).await.unwrap().secret
     }
 
-    /// Returns the log of the server.
+    /// Returns the server's log.
     pub fn words(&self) -> String {
         std::fs::read_to_string(self.log()).unwrap_or_default()
     }
 
-    /// Returns the traces that its sandboxes can leave behind: everything that names the data directory or
-    /// one of these ids.
+    /// Returns a search for traces of this server's sandboxes: everything that names the data directory or
+    /// one of these IDs.
     pub fn traces(&self, ids: &[String]) -> Traces {
         let mut marks: Vec<&str> = ids.iter().map(String::as_str).collect();
         let data = self.data.path().to_string_lossy();
@@ -273,26 +277,26 @@ impl Service {
         Traces::of(&marks)
     }
 
-    /// Adds a template like `base` with a layer of its own, whose key repeats a hexadecimal digit.
+    /// Adds a template like `base` whose layer key is the given hexadecimal digit, repeated.
     pub fn add_template(&self, name: &str, letter: char) {
         lend_template(self.data(), name, letter);
     }
 
-    /// Builds a template that comes with Bellglass.
+    /// Builds a template that ships with Bellglass.
     pub fn build(&self, recipe: &str) {
         let built = self.command(&["template", "build", recipe]).output().unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     }
 
-    /// Returns the pid of a sandbox's process 1 on this machine.
+    /// Returns the host pid of a sandbox's process 1.
     pub fn process_of(&self, sandbox: &SandboxId) -> i32 {
         let record = self.data().join("sandboxes").join(sandbox.as_str()).join("record.json");
         let record: serde_json::Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
         record["process"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a process")
     }
 
-    /// Fails if, after some time for cleanup, anything is left of a sandbox of the first project: on the
-    /// machine, in the data directory, or as a row of a live sandbox in the store.
+    /// Asserts that, after some time for cleanup, nothing is left of any sandbox in the project `default`:
+    /// neither on the machine nor in the data directory, nor as a live sandbox in the store.
     pub async fn assert_nothing_left(&self) {
         let client = self.client();
         until(SETTLES_WITHIN, "every sandbox to have ended", async || {
@@ -304,7 +308,7 @@ impl Service {
         self.traces(&ids).assert_nothing_left_but_the_server(self.pid());
         let mut left = Vec::new();
         let since = Instant::now();
-        // The server's health check creates a sandbox from time to time, so its files come and go.
+        // The server's health check creates a sandbox from time to time, so files appear and disappear.
         while since.elapsed() < SETTLES_WITHIN {
             left = self.files();
             if left.is_empty() {
@@ -315,7 +319,8 @@ impl Service {
         panic!("left in the data directory: {left:#?}");
     }
 
-    /// Returns the entries for sandboxes in the data directory: directories, records, and state of runtimes.
+    /// Returns the data directory's entries for sandboxes: directories, records, and the state of
+    /// runtimes.
     fn files(&self) -> Vec<PathBuf> {
         let inside = |path: PathBuf| -> Vec<PathBuf> {
             std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
@@ -350,13 +355,13 @@ impl Drop for Service {
                 }
             }
         });
-        // A runtime makes its process the subreaper of orphans. Undo this, so that the orphans of the next
-        // server are not adopted by this process.
+        // A runtime makes its process the subreaper of orphans. Undo this, so that this process does not
+        // adopt the orphans of the next server.
         let _ = rustix::process::set_child_subreaper(None);
     }
 }
 
-/// Waits until a condition is true.
+/// Waits until a condition holds, and panics after the timeout.
 pub async fn until(within: Duration, what: &str, so: impl AsyncFn() -> bool) {
     let since = Instant::now();
     while !so().await {
@@ -386,8 +391,8 @@ pub fn served(test: impl AsyncFn()) {
         .block_on(test());
 }
 
-/// Adds a template like `base` without copying its layer: links to the shared layer, under a key made of this
-/// letter.
+/// Adds a template like `base` without copying its layer. The new layer's key is this letter, repeated, and
+/// the layer links to the shared files.
 pub fn lend_template(data: &Path, name: &str, letter: char) {
     let tree = layer::base();
     let (layers, templates) = (data.join("layers"), data.join("templates"));

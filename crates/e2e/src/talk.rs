@@ -1,4 +1,4 @@
-//! Sessions on a server, as an agent uses them.
+//! Sessions on a server, used in the same way as an agent uses them.
 
 use api::SessionId;
 use api::sandbox::Tier;
@@ -18,8 +18,8 @@ pub struct Talk {
     pub id: SessionId,
 }
 
-/// Starts a server with the templates of all tool sets. The template `interpreter` serves as all of them: it
-/// contains what each tool set needs, and takes minutes to build.
+/// Starts a server with the templates of all tool sets. The template `interpreter` serves for each of them:
+/// it contains everything that the tool sets need, and their own templates would take minutes to build.
 pub fn service() -> Service {
     let service = Service::start();
     lend(&service);
@@ -38,7 +38,7 @@ pub fn lend(service: &Service) {
     }
 }
 
-/// Runs a test once per tier, with a separate server and a session of this tool set.
+/// Runs a test once per tier, each time with a new server and a session with this tool set.
 pub fn in_a_session(set: ToolSet, test: impl AsyncFn(&mut Service, &Talk)) {
     served(async || {
         for tier in tiers() {
@@ -50,7 +50,7 @@ pub fn in_a_session(set: ToolSet, test: impl AsyncFn(&mut Service, &Talk)) {
     });
 }
 
-/// As [`in_a_session`], but only in a container.
+/// Does the same as [`in_a_session`], but only in a container.
 pub fn in_one_session(set: ToolSet, test: impl AsyncFn(&mut Service, &Talk)) {
     served(async || {
         let mut service = service();
@@ -74,12 +74,12 @@ impl Talk {
         call.unwrap_or_else(|error| panic!("{tool} {arguments}: {error:?}"))
     }
 
-    /// Calls a tool and returns its result.
+    /// Calls a tool, which must succeed, and returns its result.
     pub async fn call(&self, tool: &str, arguments: Value) -> Value {
         self.called(tool, arguments).await.result
     }
 
-    /// Returns the error with which a call is refused.
+    /// Returns the error of a call that must be refused.
     pub async fn refused(&self, tool: &str, arguments: Value) -> api::Error {
         match self.client.call_tool(&self.id, tool, &arguments, Calling::default()).await {
             Ok(called) => panic!("{called:?}"),

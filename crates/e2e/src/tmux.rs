@@ -1,14 +1,14 @@
-//! A real terminal emulator for tests: tmux, on a separate tmux server, which sends keys and reads the
+//! A real terminal emulator for tests: tmux, which runs on its own tmux server, sends keys and reads the
 //! screen.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Interval of checks of the screen.
+/// Interval of checks while waiting for content on the screen.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// One window that runs one program. Dropping it ends both.
+/// One window that runs one program. Dropping it ends the program and the tmux server.
 pub struct Tmux {
     name: String,
 }
@@ -57,12 +57,12 @@ impl Tmux {
         self.ask(&["capture-pane", "-p"]).lines().map(str::to_owned).collect()
     }
 
-    /// Returns the scrollback and the screen.
+    /// Returns the scrollback followed by the screen.
     pub fn history(&self) -> String {
         self.ask(&["capture-pane", "-p", "-S", "-"])
     }
 
-    /// Waits until a condition on the screen is true.
+    /// Waits until the screen satisfies a condition.
     pub async fn until(&self, within: Duration, what: &str, so: impl Fn(&[String]) -> bool) {
         let since = Instant::now();
         loop {

@@ -1,15 +1,15 @@
-//! Traces that sandboxes can leave on a machine, observed from outside: processes, cgroups, mounts, loop
-//! devices, namespaces.
+//! Traces that sandboxes can leave on a machine, as seen from outside: processes, cgroups, mounts, loop
+//! devices and namespaces.
 //!
-//! Only traces that contain a mark count: a part of a sandbox's name or of the data directory's path. Other
-//! sandboxes on the machine are ignored.
+//! A trace counts only if it contains a mark: a part of a sandbox's name or of the data directory's path.
+//! Other sandboxes on the machine are therefore ignored.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Timeout for cleanup. Orphans are reaped by process 1 of the machine, which may take some time.
+/// Timeout for cleanup. The machine's process 1 reaps orphans, which may take some time.
 const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 
 /// A search for traces.
@@ -18,10 +18,11 @@ pub struct Traces {
     marks: Vec<String>,
 }
 
-/// Separates a test from earlier tests in the same process. Process 1 of the machine adopts orphans of the
-/// test's servers, unless the test itself uses a runtime, and zombies of earlier tests are ignored.
+/// Separates a test from earlier tests in the same process. Orphans of the test's servers go to the machine's
+/// process 1 instead of this process, unless the test itself uses a runtime. Zombies of earlier tests are
+/// ignored.
 pub fn begin_test() {
-    // The kernel allows this call to every process.
+    // The kernel allows every process to make this call.
     let _ = rustix::process::set_child_subreaper(None);
     *before() = all_zombies();
 }
@@ -50,19 +51,19 @@ impl Traces {
                 seen.insert(format!("loop {} {}", entry.file_name().to_string_lossy(), file.trim()));
             }
         }
-        // Podman keeps the process that monitored an exec for five minutes.
+        // Podman keeps the process that monitors an exec for five minutes after the exec's end.
         seen.retain(|trace| !trace.contains("/conmon "));
         seen.retain(|trace| self.marks.iter().any(|mark| trace.contains(mark)));
         seen.extend(zombies());
         seen
     }
 
-    /// Fails with a list of the traces that still exist after some time for cleanup.
+    /// Waits some time for cleanup, then fails with a list of the traces that still exist.
     pub fn assert_nothing_left(&self) {
         self.assert_nothing_left_but("nothing");
     }
 
-    /// As [`Traces::assert_nothing_left`], while a server is still running.
+    /// Does the same as [`Traces::assert_nothing_left`], but ignores the server that is still running.
     pub fn assert_nothing_left_but_the_server(&self, pid: u32) {
         self.assert_nothing_left_but(&format!("process {pid} "));
     }
@@ -81,8 +82,8 @@ impl Traces {
     }
 }
 
-/// Collects all processes with their command lines and cgroups. A namespace exists only as long as a process,
-/// mount or descriptor refers to it, so this covers namespaces as well.
+/// Collects all processes with their command lines and cgroups. This covers namespaces as well, because a
+/// namespace exists only as long as a process, a mount or a descriptor refers to it.
 fn processes(seen: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
@@ -100,7 +101,7 @@ fn processes(seen: &mut BTreeSet<String>) {
     }
 }
 
-/// Returns the zombie children of this process, except those of earlier tests.
+/// Returns the zombie children of this process, except for the zombies of earlier tests.
 fn zombies() -> BTreeSet<String> {
     let before = before().clone();
     all_zombies().difference(&before).cloned().collect()

@@ -1,11 +1,12 @@
-//! Hostile output: bytes that are not valid text, and text with control functions.
+//! Hostile output: bytes that are not valid text, and text with control characters.
 
-/// Returns bytes that are not valid text: every byte value, NULs, truncated characters, forbidden encodings,
-/// unpaired surrogates; with valid text between them, so that a truncated character becomes visible.
+/// Returns bytes that are not valid text: every byte value, NULs, truncated characters, forbidden encodings
+/// and unpaired surrogates. Valid text separates them, so that a test can see whether a truncated character
+/// affects its surroundings.
 pub fn bytes() -> Vec<u8> {
     let mut wild: Vec<u8> = (0..=255).collect();
-    // Overlong, a surrogate, beyond the last code point, an invalid start byte, only continuation bytes, a
-    // truncated character.
+    // An overlong encoding, a surrogate, a code point beyond the last, invalid start bytes, only continuation
+    // bytes, and a truncated character; then NULs and valid text.
     let parts: [&[u8]; 8] = [
         b"\xc0\x80",
         b"\xed\xa0\x80",
@@ -16,7 +17,7 @@ pub fn bytes() -> Vec<u8> {
         b"\0\0\0\0",
         "\u{feff}☕é😀שלום".as_bytes(),
     ];
-    // Every part followed by every part.
+    // Combine every part with every part.
     for first in parts {
         for second in parts {
             wild.extend_from_slice(first);
@@ -24,18 +25,18 @@ pub fn bytes() -> Vec<u8> {
         }
     }
     wild.extend("☕é😀".repeat(1000).bytes());
-    // Ends in the middle of a character.
+    // End in the middle of a character.
     wild.extend_from_slice(b"\xf0\x9f\x98");
     wild
 }
 
-/// Text with effects on a terminal, a human reader or a table: it clears the screen, sets the title and the
-/// clipboard, requests a response, reverses and hides the following text, returns to the beginning of the
-/// line, and starts a new line.
+/// Text with effects on a terminal, a human reader or a table. It clears the screen, sets the title and the
+/// clipboard, requests responses from the terminal, reverses and hides the text that follows, returns to the
+/// start of the line, and begins a new line.
 pub const TEXT: &str = "\u{1b}[2J\u{1b}]0;title\u{7}\u{1b}]52;c;Ym9v\u{7}\u{1b}P+q544e\u{1b}\\\u{1b}[6n\u{9b}31m\u{8}\u{7f}\rover\
     \u{202e}turned\u{2066}\u{61c}\u{200b}\u{e0041}\u{2028}\nforged  row";
 
-/// Returns true if a terminal, a reader or a table interprets a character instead of displaying it; this
+/// Returns true if a terminal, a reader or a table acts on a character, instead of displaying it. This
 /// includes line breaks.
 pub fn acts(c: char) -> bool {
     c.is_control()

@@ -1,5 +1,5 @@
-//! Requests that are sent exactly once, with the unparsed response: the behavior of a server towards clients
-//! other than ours.
+//! Requests that are sent exactly once, and their raw responses. They show how a server behaves towards
+//! clients other than ours.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -10,10 +10,10 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// Timeout for a response. The slowest is that to a start behind many others.
+/// Timeout for a response. The slowest response is to a create request that waits behind many others.
 const ANSWER_WITHIN: Duration = Duration::from_secs(120);
 
-/// A configuration for requests to a server.
+/// Settings for requests to a server.
 #[derive(Clone)]
 pub struct Wire {
     address: SocketAddr,
@@ -39,7 +39,7 @@ pub struct Coming {
     head: String,
 }
 
-/// Returns the body of a request that creates a sandbox.
+/// Returns the body of a create request.
 pub fn sandbox(request: &CreateSandbox) -> Value {
     serde_json::to_value(request).unwrap()
 }
@@ -50,27 +50,28 @@ pub fn command(spec: &ExecSpec) -> Value {
 }
 
 impl Wire {
-    /// Creates a configuration for the server at this address, with or without a key.
+    /// Creates settings for the server at this address, with or without a key.
     pub fn new(address: SocketAddr, key: Option<&str>) -> Self {
         Self { address, key: key.map(str::to_owned), from: Ipv4Addr::LOCALHOST }
     }
 
-    /// Returns the same configuration with another key or none.
+    /// Returns the same settings with a different key, or without one.
     pub fn with_key(&self, key: Option<&str>) -> Self {
         Self { key: key.map(str::to_owned), ..self.clone() }
     }
 
-    /// Returns the same configuration with another local address: wrong keys are counted per address.
+    /// Returns the same settings with a different local address, because the server counts wrong keys per
+    /// address.
     pub fn from(&self, from: Ipv4Addr) -> Self {
         Self { from, ..self.clone() }
     }
 
-    /// Sends a request once, and waits for the whole response.
+    /// Sends a request once and waits for the complete response.
     pub async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Answer {
         self.ask_with(method, path, body, &[]).await
     }
 
-    /// As [`Wire::ask`], with additional headers.
+    /// Does the same as [`Wire::ask`], with additional headers.
     pub async fn ask_with(
         &self,
         method: &str,
@@ -89,8 +90,7 @@ impl Wire {
         answer.unwrap_or_else(|_| panic!("no answer to {method} {path}"))
     }
 
-    /// Sends a request once, and waits for the head of the response. Dropping the result closes the
-    /// connection.
+    /// Sends a request once and waits for the response's headers. Dropping the result closes the connection.
     pub async fn open(
         &self,
         method: &str,
@@ -137,14 +137,15 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("{} {:?}", self.status, self.body))
     }
 
-    /// Returns the error code; empty if the body is not an error.
+    /// Returns the error code, which is empty if the body is not an error.
     pub fn code(&self) -> String {
         self.json()["code"].as_str().unwrap_or_default().to_owned()
     }
 }
 
 impl Coming {
-    /// Returns the next object of a stream of JSON lines; the chunk headers are skipped.
+    /// Returns the next object in a stream of JSON lines, skipping the chunk headers. Returns `None` at the
+    /// end.
     pub async fn line(&mut self) -> Option<Value> {
         loop {
             let mut line = String::new();

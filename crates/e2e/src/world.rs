@@ -1,6 +1,6 @@
-//! A simulated internet: a network namespace with servers at public addresses, and a second one, connected to
-//! it by a veth pair, in which a test and its `bellglass serve` run. Neither has a route to any other
-//! network.
+//! A simulated internet: a network namespace with servers at public addresses. A veth pair connects it to a
+//! second namespace, in which a test and its `bellglass serve` run. Neither namespace has a route to any
+//! other network.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -26,11 +26,12 @@ printf 'basicConstraints=CA:FALSE\nsubjectKeyIdentifier=hash\nauthorityKeyIdenti
 openssl x509 -req -in request -CA certificate -CAkey authority.key -CAcreateserial -days 2 -extfile extensions -out hosts
 cat key hosts > pem
 ";
-/// Timeout for the simulated servers, which answer immediately.
+/// Timeout for responses of the simulated servers, which respond immediately.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Address of the simulated server behind `good.example`, which stands for an allowed host.
 pub const GOOD: &str = "93.184.216.34";
-/// Address of the simulated server behind `evil.example`, which only sandboxes with permission may reach.
+/// Address of the simulated server behind `evil.example`, which a sandbox may reach only if its policy allows
+/// it.
 pub const EVIL: &str = "93.184.216.35";
 
 /// The simulated internet. Dropping it removes it.
@@ -58,7 +59,8 @@ pub fn in_a_world(test: impl AsyncFn(&World) + Send + Sync) {
     });
 }
 
-/// Moves this thread, and all threads and processes that it starts, into an empty network namespace.
+/// Moves this thread into an empty network namespace, together with all threads and processes that it starts
+/// later.
 fn enter_empty() {
     let mut holder = Command::new("unshare").args(["--net", "sleep", "60"]).spawn().unwrap();
     let (ours, theirs) =
@@ -96,7 +98,7 @@ impl World {
             .unwrap();
         let said = child.stdout.take().unwrap();
         let world = Self { child, place };
-        // `unshare` replaces itself with Python, so its pid is that of the program.
+        // `unshare` replaces itself with Python, so both have the same pid.
         let there = world.child.id().to_string();
         std::thread::sleep(Duration::from_millis(100));
         for command in [
@@ -116,19 +118,19 @@ impl World {
         world
     }
 
-    /// Starts a server of this build that uses the simulated DNS.
+    /// Starts the server under test, which uses the simulated DNS.
     pub fn service(&self) -> Service {
         self.service_with(&[])
     }
 
-    /// Starts a server with options after `serve`.
+    /// Does the same as [`World::service`], with options after `serve`.
     pub fn service_with(&self, extra: &[&str]) -> Service {
         let before = self.before();
         let before: Vec<&str> = before.iter().map(String::as_str).collect();
         Service::with(&before, extra)
     }
 
-    /// Restarts a server with the defense against an attack disabled, as the attack's positive control.
+    /// Restarts a server with its defence against an attack disabled. This is the attack's positive control.
     pub fn undefend(&self, service: &mut Service, attack: &str) {
         let (before, switch) = (self.before(), format!("{}={attack}", api::defence::VARIABLE));
         let words = before.iter().map(String::as_str).chain(["env", switch.as_str()]);
@@ -137,7 +139,7 @@ impl World {
         service.begin();
     }
 
-    /// Returns a command that runs next to the server, outside of sandboxes, and uses the simulated DNS.
+    /// Returns a command that runs beside the server, outside all sandboxes, and uses the simulated DNS.
     pub fn command(&self, words: &[String]) -> Command {
         let before = self.before();
         let mut command = Command::new(&before[0]);
@@ -145,38 +147,39 @@ impl World {
         command
     }
 
-    /// Starts a program in the simulated internet, with all its addresses. Dropping the result ends the
-    /// program.
+    /// Starts a program in the simulated internet, where it can use all addresses. Dropping the result ends
+    /// the program.
     pub fn inside(&self, words: &[&str]) -> Inside {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.child.id())).arg("--").args(words);
         Inside(command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap())
     }
 
-    /// Returns the file with the private key and the certificate of the simulated servers.
+    /// Returns the path of the file with the private key and certificate of the simulated servers.
     pub fn identity(&self) -> PathBuf {
         self.place.path().join("pem")
     }
 
-    /// Returns the arguments that make a program use the DNS and the certificate authority of the simulated
-    /// internet.
+    /// Returns the command prefix that makes a program use the DNS and the certificate authority of the
+    /// simulated internet.
     fn before(&self) -> [String; 6] {
         let place = self.place.path().display().to_string();
         let script = "mount --bind \"$0\"/resolv.conf /etc/resolv.conf && export SSL_CERT_FILE=\"$0\"/certificate && exec \"$@\"".to_owned();
         ["unshare".to_owned(), "--mount".into(), "sh".into(), "-c".into(), script, place]
     }
 
-    /// Returns the certificate of the authority that signed the certificates of the simulated servers.
+    /// Returns the path of the certificate of the authority that signs the simulated servers' certificates.
     pub fn certificate(&self) -> PathBuf {
         self.place.path().join("certificate")
     }
 
-    /// Returns the DNS queries, requests and open connections that the simulated servers have seen so far.
+    /// Returns the DNS queries, requests and open connections that the simulated servers have received so
+    /// far.
     pub fn seen(&self) -> serde_json::Value {
         serde_json::from_str(&self.get(GOOD, "/seen")).unwrap()
     }
 
-    /// Returns the response of a simulated server to a request from outside of sandboxes.
+    /// Returns a simulated server's response to a request from outside all sandboxes.
     pub fn get(&self, address: &str, path: &str) -> String {
         let mut stream = TcpStream::connect((address, 80)).unwrap();
         stream.set_read_timeout(Some(ANSWER_WITHIN)).unwrap();
@@ -192,7 +195,7 @@ impl World {
 pub struct Inside(Child);
 
 impl Inside {
-    /// Waits for its first line of output.
+    /// Waits for the program's first line of output and returns it.
     pub fn says(&mut self) -> String {
         let mut line = String::new();
         BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();

@@ -1,10 +1,10 @@
-//! The guides as tests. Every command of `docs/operate`, `docs/guides` and the README's section on the
-//! service is executed as written, and must print the output that the page shows below it.
+//! Tests that execute the guides. Every command of `docs/operate`, `docs/guides` and the README's section on
+//! the service is executed as written, and must print the output that the page shows below it.
 //!
-//! Each guide is one shell session, block after block. It runs in separate mount and network namespaces, so
-//! that it has its own `/var/lib/bellglass`, `/etc`, `/usr/local/bin`, `/root` and port 7070. A small
-//! `systemctl` replaces systemd there: it runs the `ExecStart` of the installed unit. A block is skipped only
-//! if its fence is `sh no-test` and its first line states the reason.
+//! The blocks of a guide run one after the other in a single shell session. The session runs in separate
+//! mount and network namespaces, so that it has its own `/var/lib/bellglass`, `/etc`, `/usr/local/bin`,
+//! `/root` and port 7070. In place of systemd, it has a small `systemctl` that runs the `ExecStart` of the
+//! installed unit. A block is skipped only if its fence is `sh no-test` and its first line states the reason.
 //!
 //! ```text
 //! ```sh            executed; must exit with 0
@@ -12,7 +12,7 @@
 //! ```sh no-test    not executed; begins with `# not tested: <reason>`
 //! ```
 
-// Tests fail by panicking, with the output in the message.
+// Tests fail by panicking, and include the output in the message.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -31,15 +31,16 @@ use e2e::service::{Service, binary, served};
 
 /// Timeout for a guide, in seconds.
 const GUIDE_SECONDS: u32 = 120;
-/// Separator between the output of two blocks.
+/// Line that separates the outputs of two blocks.
 const MARK: &str = "-- end of block";
-/// Markers of the README's section that is executed here. `just first-minute` executes the rest.
+/// Markers around the README's section that these tests execute. `just first-minute` executes the rest of the
+/// README.
 const README_PART: (&str, &str) = ("<!-- service -->", "<!-- /service -->");
 
-/// Pages that begin without a server. The others begin at the end of `install-as-a-service.md`.
+/// Pages that begin without a server. All other pages continue from the end of `install-as-a-service.md`.
 const WITHOUT_SERVER: [&str; 2] = ["README.md", "docs/operate/install-as-a-service.md"];
 
-/// A page and its executable blocks.
+/// A page with its executable blocks.
 struct Guide {
     path: String,
     blocks: Vec<Block>,
@@ -57,7 +58,7 @@ struct Fence {
     line: usize,
     kind: String,
     text: String,
-    /// True if only empty lines separate this block from the previous one.
+    /// True if only empty lines separate this block from the previous block.
     follows: bool,
 }
 
@@ -177,7 +178,8 @@ fn every_code_of_an_error_is_in_the_troubleshooting_table() {
     let text = std::fs::read_to_string(root().join("docs/openapi.json")).unwrap();
     let description: serde_json::Value = serde_json::from_str(&text).unwrap();
     let codes = description.pointer("/components/schemas/ErrorCode").unwrap();
-    // An enum whose values have descriptions is written as a list of constants, otherwise as a list of names.
+    // An enum whose values have descriptions becomes a list of constants; otherwise, it becomes a list of
+    // names.
     let named: Vec<&str> = match codes.get("oneOf").and_then(|list| list.as_array()) {
         Some(list) => list.iter().filter_map(|one| one.pointer("/enum/0")?.as_str()).collect(),
         None => codes["enum"].as_array().unwrap().iter().filter_map(|one| one.as_str()).collect(),
@@ -200,12 +202,12 @@ fn what_was_printed_is_compared_line_by_line() {
     assert!(!printed("key\n", "key …"));
 }
 
-/// Executes one page.
+/// Executes all blocks of one page.
 fn run(page: &str) {
     served(async || {
         let guide = Guide::read(page);
         assert!(!guide.blocks.is_empty(), "{page} has no commands");
-        // A data directory with only a template, as after `bellglass template build base`.
+        // Create a data directory that contains only a template, as after `bellglass template build base`.
         let mut service = Service::start();
         service.kill();
         for entry in std::fs::read_dir(service.data()).unwrap().flatten() {
@@ -265,7 +267,8 @@ impl Guide {
         write("enter", ENTER);
         write("systemctl", SYSTEMCTL);
         write("guide", &self.script());
-        // Uses a separate process group, so that processes that the guide leaves running are killed with it.
+        // Use a separate process group, so that processes which the guide leaves running can be killed with
+        // the group.
         let mut child = Command::new("timeout")
             .args(["--signal=KILL", &GUIDE_SECONDS.to_string()])
             .args(["unshare", "--mount", "--net", "--propagation", "private", "bash"])
@@ -289,7 +292,7 @@ impl Guide {
         self.compare(&output, &format!("{status}\nserver:\n{}", log.join("\n")));
     }
 
-    /// Checks the output of each block.
+    /// Compares the output of each block with the expected output.
     fn compare(&self, output: &str, end: &str) {
         let mut rest = output;
         for (number, block) in self.blocks.iter().enumerate() {
@@ -321,7 +324,7 @@ impl Guide {
     }
 }
 
-/// Lists all pages that may contain commands.
+/// Returns the paths of all pages that may contain commands.
 fn pages() -> Vec<String> {
     let mut pages = vec!["README.md".to_owned()];
     for directory in ["docs/operate", "docs/guides"] {
@@ -339,7 +342,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// Returns true if a line of the README is in the section that is executed here.
+/// Returns true if a line of the README is in the section that these tests execute.
 fn within(text: &str, line: usize) -> bool {
     let at = |mark: &str| text.lines().position(|one| one == mark).unwrap_or_else(|| panic!("no {mark}"));
     (at(README_PART.0)..at(README_PART.1)).contains(&line)
@@ -370,8 +373,9 @@ fn fences(text: &str) -> Vec<Fence> {
     fences
 }
 
-/// Compares output with the expectation. Several spaces count as one, because the width of tables depends on
-/// ids. Messages about slow responses are ignored, because they depend on the machine and not on the guide.
+/// Returns true if a block printed the expected output. Several spaces count as one, because IDs affect the
+/// width of tables. Messages about slow responses are ignored, because they depend on the machine and not on
+/// the guide.
 fn printed(said: &str, expected: &str) -> bool {
     let words = |text: &str| -> Vec<String> {
         let lines = text.lines().filter(|line| !line.starts_with("bellglass: still waiting for a response"));
@@ -399,7 +403,7 @@ fn line_matches(line: &str, want: &str) -> bool {
         .any(|at| line_matches(&line[at..], rest) && (!line.is_empty() || before.is_empty()))
 }
 
-/// Script that isolates the directories of a guide and runs the guide.
+/// Script that isolates the directories that a guide uses, and then runs the guide.
 const ENTER: &str = r#"
 set -euo pipefail
 scratch=$1 data=$2
@@ -429,7 +433,7 @@ env -i HOME=/root TERM=dumb LANG=C.UTF-8 JOURNAL="$scratch/journal" \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin bash "$scratch/guide" >"$scratch/output" 2>&1
 "#;
 
-/// Commands that a reader has executed at the end of `install-as-a-service.md`.
+/// Commands that a reader has executed by the end of `install-as-a-service.md`.
 const PREPARE: &str = r#"
 install -m 644 deploy/bellglass.service /etc/systemd/system/
 bellglass serve --print-config > /etc/bellglass.toml
@@ -438,7 +442,7 @@ curl -sf --retry 5 --retry-connrefused http://127.0.0.1:7070/healthz > /dev/null
 export BELLGLASS_SERVER=http://127.0.0.1:7070 BELLGLASS_API_KEY=$(cat /var/lib/bellglass/first.key)
 "#;
 
-/// Replacement for systemd: starts and stops the program of the installed unit, and logs its output.
+/// Script that replaces systemd: it starts and stops the program of the installed unit, and logs its output.
 const SYSTEMCTL: &str = r#"#!/bin/bash
 set -eu
 pid=/var/lib/server.pid

@@ -1,8 +1,8 @@
-//! Builds the recipes that come with Bellglass from nothing, with the package indexes of this machine:
-//! `just images`. This takes minutes and a gigabyte, so it is not part of the tests for every change.
-//! `BELLGLASS_IMAGES` is a comma-separated list of the recipes to build.
+//! Builds the recipes that ship with Bellglass from scratch, with the package indexes that this machine uses.
+//! Run it with `just images`. It takes minutes and a gigabyte of disk space, so it is not among the tests for
+//! every change. `BELLGLASS_IMAGES` is a comma-separated list of the recipes to build.
 
-// Tests fail by panicking, and print the results.
+// Tests fail by panicking, and print their measurements.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -20,8 +20,8 @@ use std::time::Instant;
 
 use e2e::service::binary;
 
-/// Program that checks a Python image: modules have valid bytecode, and code runs as the expected user in the
-/// expected directory.
+/// Python program that checks an image: installed modules have valid bytecode, and code runs as the expected
+/// user in the expected directory.
 const COMPILED: &str = r#"
 import importlib.util, os, pathlib, struct, sys
 stale = []
@@ -40,7 +40,8 @@ assert [os.environ[name] for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFER
 print("compiled", sys.version.split()[0])
 "#;
 
-/// Program that checks that all glyphs exist: matplotlib warns about a missing one.
+/// Python program that checks that the fonts contain all glyphs, because matplotlib warns about each missing
+/// glyph.
 const DRAWN: &str = r#"
 import warnings
 warnings.simplefilter("error")
@@ -56,12 +57,12 @@ struct Shop {
 }
 
 impl Shop {
-    /// Runs `bellglass` on the data directory of this test.
+    /// Runs `bellglass` with this test's data directory.
     fn bellglass(&self, words: &[&str]) -> Output {
         Command::new(binary()).arg("--data").arg(&self.data).args(words).output().unwrap()
     }
 
-    /// Builds a recipe, and returns the duration and the steps that were executed.
+    /// Builds a recipe, and returns the duration in seconds and the steps that were executed.
     fn build(&self, recipe: &Path) -> (f64, Vec<String>) {
         let begun = Instant::now();
         let output = self.bellglass(&["template", "build", recipe.to_str().unwrap()]);
@@ -78,7 +79,8 @@ impl Shop {
     }
 }
 
-/// Requirements A13.01, A13.02, A13.03, A13.04.
+/// Requirements A13.01, A13.02, A13.03 and A13.04: each recipe can be built from scratch, and the result has the
+/// promised contents.
 #[test]
 fn every_recipe_is_built_from_nothing_and_holds_what_it_should() {
     let Some(wanted) =
@@ -151,7 +153,7 @@ print(done.stdout.split("\n"), "ZeroDivisionError" in done.stderr)
     format!("{version} {}", shop.python("interpreter", DRAWN))
 }
 
-/// Checks that an additional package causes only the changed step to be built.
+/// Checks that adding a package rebuilds only the changed step.
 fn again(shop: &Shop, images: &Path, place: &Path) {
     let home = place.join("images");
     assert!(Command::new("cp").arg("-r").arg(images).arg(&home).status().unwrap().success());

@@ -1,5 +1,5 @@
-//! The whole platform on a simulated machine, in one process: the promises of the public API, tested through
-//! its client. Needs no root.
+//! Tests of the whole platform on a simulated machine, in one process. They check the promises of the public
+//! API through its client, and need no root.
 
 // Tests fail by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -28,7 +28,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tracing_subscriber::prelude::*;
 
-/// Timeout for waits in these tests.
+/// Timeout for each wait in these tests.
 const WITHIN: Duration = Duration::from_secs(20);
 
 struct Place {
@@ -129,14 +129,14 @@ async fn a_sandbox_is_created_used_and_stopped_and_its_end_is_remembered() {
     assert_eq!(client.sandboxes(false).await.unwrap().len(), 0);
     assert_eq!(client.sandboxes(true).await.unwrap().len(), 1);
     assert_eq!(code(client.exec(&made.id, &exec(&["true"])).await), ErrorCode::SandboxLost);
-    // The name is free immediately.
+    // The name of the lost sandbox can be reused immediately.
     client.create(&CreateSandbox { name: Some(name), ..small() }).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_stop_before_the_node_has_the_sandbox_ends_it() {
-    // A create first writes its row to the store. This test stops the sandbox at that point, and creates it
-    // on the node afterwards.
+    // A create request first writes a row to the store. This test stops the sandbox at that point, and only
+    // then lets the node create it.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, plenty()).await;
     let order = Order {
@@ -158,7 +158,7 @@ async fn a_stop_before_the_node_has_the_sandbox_ends_it() {
     assert_eq!((stopped.state, stopped.reason), (SandboxState::Ended, Some(EndReason::Stopped)));
     assert!(created.is_err() || created.is_ok_and(|shown| shown.id == id), "it was created and stopped");
     assert_eq!(client.sandbox(&id).await.unwrap().state, SandboxState::Ended);
-    // A row whose create was withdrawn is unknown.
+    // A stop returns `not_found` if the create request is withdrawn while the stop waits for it.
     let row = Sandbox { id: node::machine::fresh_id().unwrap(), ..row.clone() };
     let ask = Request { sandbox: &row, ..ask };
     assert!(matches!(place.platform.store.request(&ask).await, Ok(Requested::New(_))));
@@ -173,8 +173,8 @@ async fn a_stop_before_the_node_has_the_sandbox_ends_it() {
 #[tokio::test]
 async fn where_the_time_of_a_request_went_can_be_read_also_after_the_end() {
     let recorder = Recorder::default();
-    // Initialized for the whole process: the interest in a span is cached for all threads, and other tests
-    // run concurrently.
+    // Install the subscriber for the whole process: tracing caches for all threads whether a span is of
+    // interest, and other tests run concurrently.
     tracing_subscriber::registry().with(recorder.clone().with_filter(Steps)).init();
     let place = Place::traced_by(Traces { recorder, join: None }).await;
     let client = place.client("p", Role::Write, plenty()).await;
@@ -200,7 +200,8 @@ async fn where_the_time_of_a_request_went_can_be_read_also_after_the_end() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_is_refused_at_once_and_crowds_nobody_out() {
-    // One project floods the server with creates: the excess is refused quickly, and another project is served.
+    // One project floods the server with create requests. The excess is refused quickly, and another project
+    // is served.
     let place = Place::new().await;
     place.sim.faults(|faults| faults.start_delay = Duration::from_millis(150));
     let patience = Patience { connection: Duration::ZERO, busy: Duration::ZERO };
@@ -217,7 +218,8 @@ async fn a_flood_is_refused_at_once_and_crowds_nobody_out() {
         });
         tokio::time::sleep(Duration::from_millis(10)).await;
         if asked.len() == 300 {
-            // During the flood, a project with few requests waits only for a start or two.
+            // During the flood, a project that sends few requests waits only while one or two sandboxes
+            // start.
             let modest = place.client("modest", Role::Write, plenty()).await;
             let begun = tokio::time::Instant::now();
             modest.create(&small()).await.unwrap();
@@ -244,7 +246,7 @@ async fn a_flood_is_refused_at_once_and_crowds_nobody_out() {
 
 #[tokio::test]
 async fn what_belongs_to_another_project_is_not_there() {
-    //
+    // Attack X-01: another project's sandboxes appear not to exist.
     let place = Place::new().await;
     let (one, two) =
         (place.client("one", Role::Write, plenty()).await, place.client("two", Role::Write, plenty()).await);
@@ -272,7 +274,8 @@ async fn what_belongs_to_another_project_is_not_there() {
 
 #[tokio::test]
 async fn a_key_does_what_its_role_allows_until_it_is_revoked() {
-    // A read key changes nothing, an unknown key is rejected, and a revoked key stops working immediately.
+    // A read key cannot change anything, an unknown key is rejected, and a revoked key stops working
+    // immediately.
     let place = Place::new().await;
     let (reader, writer) =
         (place.client("p", Role::Read, plenty()).await, place.client("p", Role::Write, plenty()).await);
@@ -301,14 +304,14 @@ async fn the_same_key_with_the_prefix_of_e2b_is_the_same() {
     assert_eq!(client.create(&small()).await.unwrap().project, "p");
     let digits = secret.strip_prefix("bgk_").unwrap();
     assert!(digits.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)));
-    // The format that E2B's SDKs require.
+    // E2B's SDKs require keys in this format.
     let client = Client::new(&place.url, &format!("e2b_{digits}")).unwrap();
     assert_eq!(client.sandboxes(false).await.unwrap().len(), 1);
 }
 
 #[tokio::test]
 async fn a_quota_is_never_exceeded_and_free_again_after_a_stop() {
-    //
+    // Attack X-08: concurrent requests cannot exceed a quota.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, Quota { sandboxes: 3, ..plenty() }).await;
     let creates = (0..40).map(|_| {
@@ -329,7 +332,8 @@ async fn a_quota_is_never_exceeded_and_free_again_after_a_stop() {
 
 #[tokio::test]
 async fn refusals_leave_no_trace() {
-    // D-05: a refused create leaves no row, and a failed start leaves only its reason.
+    // Attack D-05: a refused create request leaves no row in the store, and a failed start leaves only its
+    // reason.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, plenty()).await;
     let wrong = [
@@ -350,13 +354,13 @@ async fn refusals_leave_no_trace() {
 
 #[tokio::test]
 async fn one_killed_from_outside_is_lost_and_everybody_is_told() {
-    // The stream of the exec and the stream of events both report the loss.
+    // Both the exec's stream and the event stream report the loss.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, plenty()).await;
     let (tell, mut told) = tokio::sync::mpsc::channel(100);
     let mut events = client.events();
     tokio::spawn(async move { while tell.send(events.next().await.unwrap()).await.is_ok() {} });
-    // Events are lost until the listener is connected.
+    // Events are not delivered until the listener is connected.
     while told.is_empty() {
         let early = client.create(&small()).await.unwrap();
         client.stop(&early.id).await.unwrap();
@@ -384,7 +388,7 @@ async fn one_killed_from_outside_is_lost_and_everybody_is_told() {
 
 #[tokio::test]
 async fn a_store_that_was_lost_never_ends_a_sandbox() {
-    // L-04: an empty store is filled from the state of the machine.
+    // Attack L-04: the server fills an empty store from the state of the machine.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, plenty()).await;
     let made = client.create(&small()).await.unwrap();

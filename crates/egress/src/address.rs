@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-/// Networks outside the public internet, as listed in RFC 6890 and similar registries, and addresses of cloud
-/// metadata services, which give secrets to machines.
+/// Networks outside the public internet, as listed in RFC 6890 and similar registries, and the addresses of
+/// cloud metadata services, which hand out credentials.
 const CLOSED_V4: [([u8; 4], u32, &str); 17] = [
     ([0, 0, 0, 0], 8, "not a host address"),
     ([10, 0, 0, 0], 8, "a private address"),
@@ -24,18 +24,18 @@ const CLOSED_V4: [([u8; 4], u32, &str); 17] = [
     ([240, 0, 0, 0], 4, "a reserved address"),
     ([255, 255, 255, 255], 32, "a broadcast address"),
 ];
-/// Exceptions within 2000::/3. Nothing outside that block is public, which also excludes addresses that embed
-/// an IPv4 address.
+/// Blocked networks within 2000::/3. Every address outside 2000::/3 is blocked too, which covers IPv4-mapped
+/// and NAT64 addresses.
 const CLOSED_V6: [([u16; 3], u32, &str); 4] = [
     ([0x2001, 0, 0], 23, "a protocol-assignment address"),
     ([0x2001, 0x0db8, 0], 32, "a documentation address"),
     ([0x2002, 0, 0], 16, "an address that embeds another address"),
     ([0x3fff, 0, 0], 20, "a documentation address"),
 ];
-/// Port for a route lookup; nothing is sent to it.
+/// Arbitrary port for the route lookup. Nothing is sent to it.
 const ANY_PORT: u16 = 9;
 
-/// Returns the reason why an address must not be dialled, if there is one.
+/// Returns the reason why an address must not be dialled, or `None` if it may be dialled.
 pub fn refused(address: IpAddr) -> Option<&'static str> {
     let closed = match address {
         IpAddr::V4(address) => closed_v4(address),
@@ -62,9 +62,9 @@ fn closed_v6(address: Ipv6Addr) -> Option<&'static str> {
     CLOSED_V6.iter().find(|(network, length, _)| within(*network, *length)).map(|(_, _, what)| *what)
 }
 
-/// Returns true if the address currently belongs to this machine. A route lookup for an own address returns
-/// that address, or a loopback address, as the source. The lookup sends nothing, and always reflects the
-/// current configuration.
+/// Returns true if the address currently belongs to this machine. For one of the machine's own addresses, a
+/// route lookup reports that address or a loopback address as the source. The lookup sends nothing, and
+/// always reflects the current configuration.
 fn is_ours(address: IpAddr) -> bool {
     let any: IpAddr = match address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -74,7 +74,7 @@ fn is_ours(address: IpAddr) -> bool {
         socket.connect(SocketAddr::new(address, ANY_PORT))?;
         socket.local_addr()
     });
-    // Without a route, the address cannot be dialled either.
+    // If the lookup fails, there is no route, so the address cannot be dialled either.
     local.is_ok_and(|local| local.ip() == address || local.ip().is_loopback())
 }
 
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn what_is_not_the_internet_is_closed() {
-        // N-01, N-02, N-03, N-04
+        // Covers attacks N-01, N-02, N-03 and N-04.
         for text in [
             "0.0.0.0",
             "10.0.0.1",

@@ -1,8 +1,8 @@
-//! Sends a request on a connection of its own and receives the head of the response, with limits on size and
-//! time.
+//! Sends a request on a separate connection and receives the response head, with limits on its size and on
+//! the time that it takes.
 //!
-//! Hosts are untrusted: a host that sends an endless head would occupy memory of the server for each
-//! connection of a sandbox.
+//! Hosts are untrusted: without limits, a host that sends an endless head would use up server memory on each
+//! of a sandbox's connections.
 
 use std::io;
 use std::pin::Pin;
@@ -21,23 +21,24 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::Refusal;
 use crate::body::HEAD_BYTES_MAX;
 
-/// Timeout for the head of a response, counted from the last byte of the request: an upload may take longer. Hosts that
-/// compute a response can take minutes.
+/// Timeout for the response head, counted from the last byte of the request, because an upload may take
+/// longer than this. Hosts that compute a response can take minutes.
 const ANSWER_WITHIN: Duration = Duration::from_secs(300);
-/// Timeout for the rest of a head that has begun, counted from the last byte of the request. Hosts send a
-/// head at once; a slower one only occupies a connection.
+/// Timeout for completing a response head, counted from its first byte, or from the last byte of the request
+/// if that comes later. Hosts normally send the whole head at once; a slower host only ties up a connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(60);
 
-/// A connection to a host that records the progress of request and response.
+/// A connection wrapper that records the progress of the request and the response.
 struct Watched<S> {
     stream: S,
-    /// Time of the request's last byte.
+    /// Time at which the most recent byte of the request was written.
     written: watch::Sender<Instant>,
-    /// Time of the response's first byte, or of the request's last byte if that was later.
+    /// Time of the response's first byte, or of the request's last byte if that was later. `None` until the
+    /// response begins.
     begun: watch::Sender<Option<Instant>>,
 }
 
-/// Sends a request on a connection of its own, and returns the head of the response.
+/// Sends a request on this connection, and returns the response once its head has arrived.
 pub async fn send<S>(
     request: Request<Incoming>,
     stream: S,
@@ -63,7 +64,7 @@ where
     Ok(answered)
 }
 
-/// Returns an HTTP client with a size limit for response heads.
+/// Returns an HTTP client with a size limit on response heads.
 fn client() -> http1::Builder {
     let mut client = http1::Builder::new();
     if !api::defence::is_off("N-30") {
@@ -83,7 +84,7 @@ async fn unanswered(written: watch::Receiver<Instant>) {
     }
 }
 
-/// Returns once a response has begun and its head is overdue.
+/// Returns once the response has begun but its head has not been completed within [`HEAD_WITHIN`].
 async fn overdue(mut begun: watch::Receiver<Option<Instant>>) {
     loop {
         let since = *begun.borrow_and_update();
@@ -104,8 +105,8 @@ async fn overdue(mut begun: watch::Receiver<Option<Instant>>) {
 }
 
 impl<S> Watched<S> {
-    /// Restarts the timer, if this is the first byte of the response (`begins`) or a byte of the request that
-    /// follows it.
+    /// Starts the timer for the response head at the first byte of the response (`begins`), and restarts it
+    /// at each later byte of the request.
     fn note(&self, begins: bool) {
         let now = Instant::now();
         self.begun.send_if_modified(|begun| {

@@ -1,7 +1,8 @@
-//! The certificate authority of a project, which its sandboxes trust for the hosts to which secrets are
-//! bound.
+//! The certificate authority of a project, which its sandboxes trust for hosts that have a secret bound to
+//! them.
 //!
-//! Its key stays on the server. A sandbox has only the certificate, with which it cannot sign anything.
+//! The authority's key stays on the server. Sandboxes have only its certificate, which does not let them sign
+//! anything.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,28 +20,29 @@ use zeroize::Zeroizing;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Validity of the authority's certificate, longer than the lifetime of any sandbox that trusts it.
 const VALID: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// Age at which a host's certificate is replaced, and its validity, which is longer, so that certificates in
-/// use remain valid.
+/// Age at which a host's certificate is replaced, and its validity. The validity is longer, so that a
+/// certificate that is still in use does not expire.
 const SIGN_EVERY: Duration = DAY;
 const SIGNED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Maximum number of hosts whose certificates are cached. Each policy binds a few.
+/// Maximum number of hosts whose certificates are cached. A policy binds secrets to only a few hosts.
 const HOSTS_MAX: usize = 256;
-/// Maximum number of characters of a project's name in the common name, which X.509 limits to 64.
+/// Maximum number of characters of the project's name in the certificate's common name, which X.509 limits to
+/// 64 characters.
 const PROJECT_BYTES_MAX: usize = 40;
-/// Protocol offered in TLS. Each request is inspected separately, which HTTP/2 would complicate without a
-/// security benefit.
+/// The only protocol offered in the TLS handshake. The broker inspects each request separately, which HTTP/2
+/// would complicate without a security benefit.
 const PROTOCOL: &[u8] = b"http/1.1";
 
 /// A certificate authority: its certificate and its key.
 pub struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
-    /// The key of all certificates that it signs.
+    /// The key of all host certificates that this authority signs.
     leaf: KeyPair,
     signed: Mutex<HashMap<String, (Instant, Arc<ServerConfig>)>>,
 }
 
-/// Failure to create or read a certificate.
+/// Failure to create or open a certificate authority, or to sign a certificate.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {act}")]
 pub struct Error {
@@ -56,10 +58,10 @@ impl fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// Creates an authority for a project. Returns its certificate (PEM) and its key (PKCS #8).
+    /// Creates an authority for a project, and returns its certificate (PEM) and its key (PKCS #8).
     ///
     /// # Errors
-    /// The system has no random bytes.
+    /// The system's random number generator is unavailable.
     pub fn mint(project: &str, now: SystemTime) -> Result<(String, Zeroizing<Vec<u8>>), Error> {
         const ACT: &str = "create a certificate authority";
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed(ACT))?;
@@ -88,7 +90,7 @@ impl Authority {
         &self.certificate
     }
 
-    /// Returns the TLS configuration to impersonate this one host.
+    /// Returns the TLS configuration for impersonating this host.
     pub(crate) fn in_place_of(&self, host: &str) -> Result<Arc<ServerConfig>, Error> {
         let mut signed = self.signed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, config)) = signed.get(host)
@@ -127,8 +129,9 @@ impl Authority {
     }
 }
 
-/// Returns the parameters of the authority's certificate. They must not change: signed certificates refer to
-/// their issuer by them, and certificates of older releases are in databases.
+/// Returns the parameters of the authority's certificate. They must not change between releases: signed
+/// certificates identify their issuer by these parameters, and databases contain authorities that older
+/// releases created.
 fn params(project: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();

@@ -1,5 +1,5 @@
-//! The connection of a program in the sandbox. Its first byte can be inspected without consuming it, and the
-//! connection is not reset while its last bytes are in transit.
+//! The connection of a program in the sandbox to the broker. Its first byte can be inspected without being
+//! consumed, and the connection is not reset while its last bytes are in transit.
 
 use std::io;
 use std::pin::Pin;
@@ -12,13 +12,13 @@ use crate::place::ConnectionPermit;
 
 /// Timeout for a program to close its side after the broker has closed its own.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
-/// Maximum number of bytes that are read and discarded during this time.
+/// Maximum number of bytes that are read from the program and discarded while waiting for it to close.
 const UNHEARD_BYTES_MAX: u64 = 1 << 20;
 
-/// A connection of a program in the sandbox.
+/// A connection of a program in the sandbox to the broker.
 pub struct Begun<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> {
     first: Option<u8>,
-    /// `Some` until it is dropped.
+    /// `Some` until this value is dropped.
     stream: Option<S>,
     shut: bool,
     /// The connection's slot, which is held until the connection is closed completely.
@@ -36,7 +36,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Begun<S> {
         self.place = Some(place);
     }
 
-    /// Returns the first byte, or `None` at the end of the stream. The byte remains the first one to be read.
+    /// Returns the first byte without consuming it, or `None` at the end of the stream.
     pub async fn first(&mut self) -> io::Result<Option<u8>> {
         let mut byte = [0];
         let count = self.read(&mut byte).await?;
@@ -83,8 +83,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> AsyncWrite for Begun<S>
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Drop for Begun<S> {
-    /// After an orderly shutdown, keeps the connection open until the program has closed its side. Closing it
-    /// at once would reset it, and bytes in transit to the program would be lost.
+    /// After an orderly shutdown, keeps the connection open until the program has closed its side. Closing
+    /// the connection at once would reset it, and bytes in transit to the program would be lost.
     fn drop(&mut self) {
         let (true, Some(stream), Ok(executor)) =
             (self.shut, self.stream.take(), tokio::runtime::Handle::try_current())

@@ -1,11 +1,10 @@
-//! Bodies of responses, and the size limit of a message's head.
+//! Response bodies, and the size limit for the heads of requests and responses.
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
 
-/// Maximum size of the head of a request or a response in bytes, far above the size that programs and hosts
-/// send.
+/// Maximum size in bytes of a request or response head, far above the size that programs and hosts send.
 pub const HEAD_BYTES_MAX: usize = 64 << 10;
 
 pub type Body = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;

@@ -5,10 +5,11 @@
 //!         ◀── values masked ([`crate::scrub`]) ◀─────────────────────────────────────────────────────── response
 //! ```
 //!
-//! Connections to other hosts are not inspected. A value is sent only in the bound header of a request whose
-//! path is at or below the bound path, over TLS, to a host whose certificate this machine trusts. It is never
-//! sent in a body, nor after a redirect, which the program has to follow itself. Responses in which an echo
-//! of the value could be hidden are refused: encoded responses, partial content and other protocols.
+//! Connections to other hosts are not inspected. A secret's value is sent only in the header to which the
+//! secret is bound, in a request whose path is at or below the bound path, over TLS, to a host whose
+//! certificate this machine trusts. The value is never sent in a body. The broker does not follow redirects:
+//! the program follows them with a new request, which is decided separately. Responses that could hide an
+//! echo of the value are refused: encoded responses, partial content and protocol switches.
 
 use std::convert::Infallible;
 use std::sync::{Arc, OnceLock};
@@ -46,19 +47,19 @@ use crate::{Refusal, RefusalKind, Visit, answer};
 
 /// Timeout for a TLS handshake. A program starts it as soon as the tunnel is open.
 const GREETED_WITHIN: Duration = Duration::from_secs(15);
-/// Maximum number of bytes that values may add to the head of a request, which could contain a placeholder a
-/// thousand times.
+/// Maximum number of bytes that secret values may add to a request head. Without this limit, a head with a
+/// thousand placeholders could grow enormously.
 const ADDED_BYTES_MAX: usize = 32 << 10;
-/// The authentication scheme of a user name and a password.
+/// The beginning of an `Authorization` header that contains a user name and a password.
 const BASIC: &str = "basic ";
 
-/// TLS client for hosts, with the root certificates of this machine.
+/// TLS client for connections to hosts, with the root certificates of this machine.
 #[derive(Default)]
 pub struct Outward {
     config: OnceLock<Option<Arc<ClientConfig>>>,
 }
 
-/// A secret that is bound to the destination, with its value if it is set.
+/// A secret that is bound to the destination, with its value if one is set.
 struct Bound {
     binding: SecretBinding,
     placeholder: String,
@@ -87,7 +88,7 @@ fn client() -> Option<Arc<ClientConfig>> {
     Some(Arc::new(config))
 }
 
-/// Returns the TLS configuration with which the broker impersonates the host of a tunnel.
+/// Returns the TLS configuration with which the broker impersonates the tunnel's host.
 pub async fn in_place_of(visit: &Visit, asked: &OutboundRequest) -> Result<Arc<ServerConfig>, Refusal> {
     let failed = |why: String| {
         let why = format!("{} has a secret bound to it, but {why}", asked.authority());
@@ -118,7 +119,8 @@ where
         let answered = visit.answer_bound(request, &asked).await;
         let mut response = answered.unwrap_or_else(Refusal::response);
         if visit.party.policy().borrow().bound(&asked.host, asked.port).next().is_none() {
-            // A secret is no longer bound to the host: the next connection will not be inspected.
+            // No secret is bound to the host any more, so this inspected connection is closed. The next one
+            // will not be inspected.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         Ok::<_, Infallible>(response)
@@ -126,7 +128,7 @@ where
     let _ = http::server().serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// Accepts the program's TLS connection, whose server name must be the host of the tunnel.
+/// Accepts the program's TLS connection, which must name the tunnel's host as its server name.
 async fn greet<S>(
     stream: S,
     host: &Host,
@@ -144,7 +146,8 @@ where
         }
         Some(Err(_)) | None => return Err("the TLS connection does not name a host (SNI)".into()),
     }
-    // The usual cause is a program that does not use the certificates configured in the sandbox.
+    // The handshake usually fails because the program does not use the certificates configured in the
+    // sandbox.
     begun
         .into_stream(config)
         .await
@@ -178,8 +181,8 @@ impl Visit {
         answered.inspect_err(|refusal| self.party.tell(&asked, Err(&refusal.why)))
     }
 
-    /// Prepares a request for the host: inserts values and removes hop-by-hop headers. Returns the secrets
-    /// that are bound to the destination, and the names of the secrets that the request uses.
+    /// Prepares a request for the host: inserts secret values and removes hop-by-hop headers. Returns the
+    /// secrets that are bound to the destination, and the names of the secrets that the request uses.
     async fn ready(
         &self,
         request: &mut Request<Incoming>,
@@ -197,7 +200,7 @@ impl Visit {
         *request.uri_mut() = target.map_or_else(Uri::default, Uri::from);
         let headers = request.headers_mut();
         http::remove_hop(headers);
-        // In an encoded or partial response, an echoed value would not be found.
+        // An echoed value could not be found in an encoded or partial response.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.remove(RANGE);
         headers.remove(IF_RANGE);
@@ -222,8 +225,7 @@ impl Visit {
         let mut bound = Vec::new();
         for binding in bindings {
             let value = keyring.secret(&binding.name).await.map_err(|_| {
-                // The error names files of this machine, so it is only logged by the server and not shown to
-                // the program.
+                // The error names files on this machine. The server logs it, but the program must not see it.
                 Refusal::unreachable(format!("the server cannot read the secret {} now", binding.name))
             })?;
             bound.push(Bound { placeholder: keyring.placeholder(&binding.name), binding, value });
@@ -232,8 +234,8 @@ impl Visit {
     }
 }
 
-/// Replaces placeholders by values in the headers to which the secrets are bound. Returns the names of the
-/// secrets used.
+/// Replaces placeholders with values in the headers to which the secrets are bound. Returns the names of the
+/// secrets that were used.
 fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<String>, Refusal> {
     let mut used = Vec::new();
     let mut room = ADDED_BYTES_MAX;
@@ -274,9 +276,9 @@ fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<St
 
 /// A header value that contains a placeholder.
 enum PlaceholderHeader {
-    /// Unencoded.
+    /// The header value as sent, which contains the placeholder.
     Plain(Vec<u8>),
-    /// In the user name or password, which are sent as base64.
+    /// The decoded user name and password, which contain the placeholder. They are sent as base64.
     Basic(Vec<u8>),
 }
 
@@ -339,8 +341,8 @@ fn is_below(path: &str, above: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || above.ends_with('/') || rest.starts_with('/'))
 }
 
-/// Returns true if every server interprets the path alike: no `.` or `..` segments, and no encoded characters
-/// that affect the structure.
+/// Returns true if every server interprets the path in the same way: it has no `.` or `..` segments, and no
+/// encoded characters that affect its structure.
 fn is_canonical(path: &str) -> bool {
     let mut rest = path.bytes();
     while let Some(byte) = rest.next() {
@@ -360,7 +362,8 @@ fn is_canonical(path: &str) -> bool {
     !path.contains("//") && !path.split('/').any(|part| part == "." || part == "..")
 }
 
-/// Returns the response of a host without the values that are bound to it.
+/// Masks the values of bound secrets in a host's response. Refuses a response that cannot be scanned for
+/// them.
 fn clean(response: Response<Incoming>, scrubber: Scrubber, host: &str) -> Result<Response<Body>, Refusal> {
     let (mut head, body) = response.into_parts();
     let refused = |why: &str| Refusal::unreachable(format!("{host} has a secret bound to it, but {why}"));
@@ -425,7 +428,7 @@ mod tests {
 
     #[test]
     fn a_value_goes_into_its_header_below_its_path_and_nowhere_else() {
-        // S-02
+        // Covers attack S-02.
         let bearer = format!("Bearer {PLACEHOLDER}");
         let whole = "secret:KEY=a.org";
         assert_eq!(sent(whole, "/x%2f..//y", "authorization", &bearer).unwrap(), "Bearer real-value");
@@ -492,7 +495,7 @@ mod tests {
 
     #[test]
     fn an_answer_has_no_transfer_coding_but_chunks() {
-        // N-32
+        // Covers attack N-32.
         let plain = |codings: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for coding in codings {
@@ -520,7 +523,7 @@ mod tests {
 
     #[test]
     fn what_was_put_in_is_not_shown() {
-        // S-06
+        // Covers attack S-06.
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, HeaderValue::from_static(PLACEHOLDER));
         let used = put_in(&mut headers, "/", &[bound("secret:KEY=a.org", Some("real-value"))]).unwrap();

@@ -1,10 +1,10 @@
-//! The decision whether a policy allows a request. A pure function without lookups, so that nothing can
-//! change while it runs.
+//! The decision whether a policy allows a request. [`decide`] is a pure function without lookups, so nothing
+//! can change while it runs.
 
 use api::host::Host;
 use api::policy::{HostRule, Policy, Preset, is_plain_path};
 
-/// The public hosts of Git repositories, and their hosts for archives and large files.
+/// Public Git hosting services, and the hosts from which they serve archives and large files.
 const GIT: [&str; 10] = [
     "github.com",
     "codeload.github.com",
@@ -25,13 +25,13 @@ const NAMED_MAX: usize = 8;
 /// The kind of a request to a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestKind {
-    /// Opaque bytes in both directions.
+    /// A tunnel, which carries opaque bytes in both directions.
     Tunnel,
     /// A plaintext HTTP request.
     Request {
-        /// Its method.
+        /// The request's method.
         method: String,
-        /// Its path, without the query.
+        /// The request's path, without the query.
         path: String,
     },
 }
@@ -41,16 +41,17 @@ pub enum RequestKind {
 pub struct Allowed {
     /// The rule, as text.
     pub rule: String,
-    /// True if the rule names the host, so that requests in the connection must be for the same host.
+    /// True if the rule names the host. All requests on the connection must then be for that host.
     pub by_name: bool,
-    /// True if a secret is bound to the host, so that requests are inspected.
+    /// True if a secret is bound to the host. The broker then inspects each request.
     pub bound: bool,
 }
 
 /// Decides whether the policy allows a request.
 ///
 /// # Errors
-/// The reason for the refusal, as a sentence for the program that sent the request.
+/// The policy does not allow the request. The error is the reason, as a sentence for the program that sent
+/// the request.
 pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &RequestKind) -> Result<Allowed, String> {
     let mut inside = false;
     let bound = policy.bound(host, port).next().is_some();
@@ -58,7 +59,8 @@ pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &RequestKind) -> Res
         if !names(rule, host) || !rule.ports.contains(&port) {
             continue;
         }
-        // The content of such a tunnel is parsed as HTTP, and each request is decided again.
+        // True if the content of a tunnel to this host is parsed as HTTP, with a separate decision on each
+        // request.
         let read = bound || (port == CLEAR_PORT && matches!(host, Host::Name(_)));
         if fits(rule, ask, read) {
             let by_name = matches!(host, Host::Name(_));
@@ -92,7 +94,7 @@ pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &RequestKind) -> Res
     })
 }
 
-/// Returns the path truncated and escaped, so that it is safe for terminals and logs.
+/// Truncates and escapes a path, so that it is safe for terminals and logs.
 pub fn shortened(path: &str) -> String {
     path.chars().take(120).flat_map(char::escape_default).collect()
 }
@@ -140,7 +142,7 @@ mod tests {
 
     #[test]
     fn nothing_is_allowed_that_no_rule_names() {
-        // N-05, N-07, N-20
+        // Covers attacks N-05, N-07 and N-20.
         for target in ["a.org:443", "1.2.3.4:443", "[2606::1]:80"] {
             assert!(!allows(&[], target, &RequestKind::Tunnel));
         }

@@ -1,4 +1,4 @@
-//! One outbound connection: metered, limited to the policy's rate, and closed when the policy no longer
+//! An outbound connection that is metered, limited to the policy's rate, and closed when the policy no longer
 //! allows it.
 
 use std::future::Future;
@@ -20,7 +20,7 @@ use crate::decide::{Allowed, decide};
 use crate::party::{OutboundRequest, Party};
 use crate::place::ConnectionPermit;
 
-/// The reason for a refusal after the byte limit is reached.
+/// The reason for refusing requests after the byte limit is reached.
 pub const SPENT: &str = "this sandbox has used all the bytes that its policy allows";
 
 /// A request, with the rule that allows it.
@@ -30,27 +30,27 @@ pub struct AllowedRequest {
     pub allowed: Allowed,
 }
 
-/// One outbound connection.
+/// An outbound connection.
 pub struct Flow {
     stream: TcpStream,
     party: Arc<Party>,
     policy: watch::Receiver<Policy>,
-    /// The request for which it was opened.
+    /// The request for which the connection was opened.
     pub asked: OutboundRequest,
-    /// The rule that allows it.
+    /// The rule that allows the request.
     pub allowed: Allowed,
-    /// The delay that must pass before more bytes are carried.
+    /// The delay that must pass before more bytes may be carried.
     pause: Option<Pin<Box<Sleep>>>,
     /// Cancelled when the policy no longer allows the connection.
     pub revoked: CancellationToken,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _watch: AbortOnDropHandle<()>,
-    /// The slot of the connection for which it was opened.
+    /// The slot of the program's connection for which this connection was opened.
     _place: Option<ConnectionPermit>,
 }
 
 impl Flow {
-    /// Creates a flow for a connection that was allowed under the policy as last seen by `policy`.
+    /// Creates a flow for a connection that was allowed under the policy most recently seen by `policy`.
     pub fn new(
         stream: TcpStream,
         place: Option<ConnectionPermit>,
@@ -76,7 +76,7 @@ impl Flow {
         }
     }
 
-    /// Resets the connection, so that the peer cannot mistake the failure for a regular end.
+    /// Resets the connection, so that the peer cannot mistake the failure for a normal close.
     pub fn break_off(self) {
         let _ = self.stream.set_zero_linger();
     }
@@ -86,7 +86,7 @@ impl Flow {
         self.party.tell(&self.asked, Err(why));
     }
 
-    /// Returns ready when bytes may be carried.
+    /// Returns `Poll::Ready` when bytes may be carried, or when the connection must end with an error.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.cut.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(io::Error::new(
@@ -99,8 +99,8 @@ impl Flow {
                 ready!(pause.as_mut().poll(context));
                 self.pause = None;
             }
-            // Checked before anything is carried, so that opening a new connection for each chunk does not
-            // avoid the delay.
+            // Checked before any bytes are carried, so that a program cannot avoid the delay by opening a new
+            // connection for each chunk.
             let wait = self.party.wait(&self.policy.borrow());
             match wait {
                 Some(Duration::ZERO) => return Poll::Ready(Ok(())),
@@ -154,8 +154,8 @@ impl AsyncWrite for Flow {
     }
 }
 
-/// Closes the flow when the policy no longer allows it, or allows it with different inspection: an
-/// uninspected connection cannot become an inspected one.
+/// Closes the flow when the policy no longer allows it, or requires a different inspection: a connection that
+/// was opened without inspection cannot become an inspected one, or vice versa.
 async fn watch(
     party: Arc<Party>,
     mut policy: watch::Receiver<Policy>,

@@ -1,7 +1,7 @@
 //! The package gate: serves Python, npm and Debian packages from the package sources of this machine, and
 //! caches them.
 //!
-//! In a sandbox it is a host like any other, `packages.bellglass`, which no name server knows: the broker
+//! Sandboxes reach the gate as the host `packages.bellglass`. No name server knows this name; the broker
 //! passes requests for it to the gate. The gate connects to the upstream itself, so a sandbox needs no
 //! internet access, and the upstream may be a mirror in a private network.
 //!
@@ -11,18 +11,18 @@
 //! /npm/NAME                  the versions of NAME that the policy allows              ◀─ registry, parsed and rewritten
 //! /npm/NAME/-/FILE           the file of one version                                  ◀─ cached by its hash
 //! /debian/…                  the archive; apt verifies hashes and signatures          ◀─ cached by its path if it never changes
-//! /debian-security/…         the archive of security updates                          ◀─ likewise
+//! /debian-security/…         the archive of security updates                          ◀─ cached in the same way
 //! ```
 //!
 //! | module | holds |
 //! |---|---|
-//! | `python`, `npm`, `debian` | the parsing of each kind of index, and the choice of the files that are allowed |
+//! | `python`, `npm`, `debian` | parsing of each kind of index, and selection of the files that the policy allows |
 //! | `store` | cached files, by their key |
 //! | [`upstream`] | the package sources of this machine |
 //! | `carry` | the transfer of one file: cached, hashed, metered |
 //!
-//! Invariants: a file that does not match its index is not cached. A URL from a sandbox is never dialled: the
-//! file is looked up in the index. Sandboxes share the cache and cannot write to it.
+//! Invariants: a file that does not match the hash in its index is not cached. The gate never dials a URL
+//! from a sandbox, but looks the file up in the index. Sandboxes share the cache and cannot write to it.
 
 mod carry;
 mod debian;
@@ -55,20 +55,20 @@ pub const HOST: &str = "packages.bellglass";
 /// Hosts that every Debian system uses for packages by default. If a policy allows Debian packages, the gate
 /// serves these hosts, so that systems without special configuration work.
 const DEBIAN_HOSTS: [&str; 2] = ["deb.debian.org", "security.debian.org"];
-/// Maximum size of the index of one package in bytes.
+/// Maximum size in bytes of the index of one package.
 const INDEX_BYTES_MAX: usize = 32 << 20;
-/// Time for which a cached index is used.
+/// Time during which a cached index is served without being fetched again.
 const INDEX_FRESH: Duration = Duration::from_secs(60);
-/// Maximum size of all cached indexes in bytes.
+/// Maximum total size in bytes of all cached indexes.
 const INDEXES_BYTES_MAX: usize = 64 << 20;
-/// Maximum number of indexes that are fetched and parsed at the same time: parsing takes several times the
-/// size of the index.
+/// Maximum number of indexes that are fetched and parsed at the same time. Parsing an index takes several
+/// times its size in memory.
 const INDEXES_AT_ONCE: usize = 4;
 /// Timeout for fetching a whole index.
 const INDEX_WITHIN: Duration = Duration::from_secs(120);
-/// Timeout for the permit to fetch an index.
+/// Timeout for obtaining a permit to fetch an index.
 const TURN_WITHIN: Duration = Duration::from_secs(30);
-/// Timeout for a response of an upstream, and between two reads of it.
+/// Timeout for the response of an upstream to begin, and for each further chunk of it.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 /// The package gate, with its cache.
@@ -87,7 +87,7 @@ struct Index {
     page: Bytes,
 }
 
-/// A request to an index, and the parser of its response.
+/// A request for a package's index, and the parser for the response.
 struct IndexRequest {
     kind: Preset,
     package: String,
@@ -103,9 +103,9 @@ type Parse = fn(&IndexRequest, &str, &str, &[u8]) -> Option<Index>;
 /// One file of a package.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct IndexEntry {
-    /// Its name, which needs no escaping.
+    /// The file's name, which needs no escaping in a URL.
     name: String,
-    /// Its URL at the upstream.
+    /// The file's URL at the upstream.
     url: String,
     hash: Hash,
     /// True if the file is younger than the policy allows, or its age is unknown.
@@ -119,11 +119,11 @@ enum Hash {
     Sha256(String),
     /// The SHA-512, in base64.
     Sha512(String),
-    /// Not known here; the installer verifies the file.
+    /// The gate does not know the hash; the installer verifies the file.
     Unknown,
 }
 
-/// A parsed request.
+/// A parsed request for a package or an index.
 struct PackageRequest<'a> {
     kind: Preset,
     package: String,
@@ -137,8 +137,8 @@ pub(crate) fn stands_for(host: &str, path: &str, policy: &Policy) -> bool {
 }
 
 impl Gate {
-    /// Creates a gate that caches files below this directory while at least `reserve_bytes` of its disk stay
-    /// free.
+    /// Creates a gate that caches files in this directory as long as at least `reserve_bytes` of its disk
+    /// stay free.
     pub fn new(directory: &Path, upstreams: Upstreams, reserve_bytes: u64) -> Self {
         Self {
             upstreams,
@@ -189,7 +189,8 @@ impl Gate {
         if let Some(index) = self.known(&asking.key()) {
             return Ok(index);
         }
-        // One permit for each sandbox and a few in total: parsing an index takes several times its size.
+        // A sandbox may fetch one index at a time, and all sandboxes together a few, because parsing an index
+        // takes several times its size in memory.
         let turn = async { (party.index.acquire().await, self.turns.acquire().await) };
         let turn = tokio::time::timeout(TURN_WITHIN, turn).await;
         let _turn =
@@ -290,7 +291,7 @@ impl Index {
         Ok(found)
     }
 
-    /// Returns the approximate memory that the index takes, in bytes.
+    /// Returns the approximate size of the index in memory, in bytes.
     fn weight(&self) -> usize {
         self.page.len()
             + self
@@ -301,7 +302,7 @@ impl Index {
     }
 }
 
-/// Returns the next bytes of a response.
+/// Returns the next chunk of a response.
 async fn next(answer: &mut reqwest::Response) -> Result<Option<Bytes>, Refusal> {
     match tokio::time::timeout(ANSWER_WITHIN, answer.chunk()).await {
         Ok(piece) => piece.map_err(|error| upstream_failed(&error)),
@@ -309,7 +310,7 @@ async fn next(answer: &mut reqwest::Response) -> Result<Option<Bytes>, Refusal> 
     }
 }
 
-/// Parses a request path.
+/// Parses the method and the path of a request.
 fn understand<'a>(method: &Method, path: &'a str) -> Result<PackageRequest<'a>, Refusal> {
     if method != Method::GET && method != Method::HEAD {
         return Err(Refusal { kind: RefusalKind::Denied, why: format!("{HOST} is read-only") });
@@ -331,7 +332,7 @@ fn understand<'a>(method: &Method, path: &'a str) -> Result<PackageRequest<'a>, 
     Ok(PackageRequest { kind, package: package.ok_or_else(|| nothing(path))?, rest })
 }
 
-/// Decides whether a policy allows the request.
+/// Checks that the policy allows the request.
 fn allow(policy: &Policy, wanted: &PackageRequest<'_>) -> Result<(), Refusal> {
     let denied = |why: String| Err(Refusal { kind: RefusalKind::Denied, why });
     if !policy.presets.contains(&wanted.kind) && !policy.open {
@@ -340,7 +341,7 @@ fn allow(policy: &Policy, wanted: &PackageRequest<'_>) -> Result<(), Refusal> {
     let only = policy.packages.only(wanted.kind);
     let listed = |names: &Vec<String>| names.iter().any(|name| same_name(wanted.kind, name, &wanted.package));
     match only {
-        // Paths without a package are those of the archive's own indexes.
+        // A request without a package is for one of the archive's own indexes.
         Some(names) if !wanted.package.is_empty() && !listed(names) => denied(format!(
             "{} is not in the list of {} that this sandbox may use",
             wanted.package,
@@ -364,16 +365,16 @@ fn is_old_enough(published: Option<&str>, minimum_age_ms: u64) -> bool {
     }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let cutoff = written(now.saturating_sub(Duration::from_millis(minimum_age_ms)).as_secs());
-    // All times have the same format and time zone, so that they compare like their text.
+    // All times have the same format and time zone, so they can be compared as text.
     published.is_some_and(|published| {
         published.ends_with('Z') && published.get(..cutoff.len()).is_some_and(|at| at <= cutoff.as_str())
     })
 }
 
-/// Returns a time in the format of indexes, in seconds.
+/// Formats a time, in seconds since the Unix epoch, as package indexes do.
 fn written(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Converts days to a date with 400-year eras that begin in March, after Howard Hinnant.
+    // Converts days to a date with 400-year eras that begin in March. The algorithm is Howard Hinnant's.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -415,7 +416,7 @@ fn cause(error: &reqwest::Error) -> String {
     cause.map_or_else(|| "no response".into(), ToString::to_string)
 }
 
-/// Returns a page of an index, and counts its bytes as traffic.
+/// Returns an index page as a response, and counts its bytes as traffic.
 fn document(
     kind: &'static str,
     page: &Bytes,

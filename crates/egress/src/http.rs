@@ -27,7 +27,7 @@ use crate::flow::Flow;
 use crate::party::OutboundRequest;
 use crate::{Refusal, RefusalKind, Visit, answer, gate};
 
-/// Timeout for the head of a request, and for the next request on the same connection.
+/// Timeout for receiving the head of a request, and for the next request on the same connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(60);
 /// The port of plaintext HTTP.
 const CLEAR_PORT: u16 = 80;
@@ -46,13 +46,13 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S
     let _ = server().serve_connection(TokioIo::new(stream), service).with_upgrades().await;
 }
 
-/// Returns true if a tunnel's content is parsed as HTTP: the rule names the host, and its port serves only
+/// Returns true if a tunnel's content is parsed as HTTP: the rule names the host, and the port is the port of
 /// plaintext HTTP.
 pub fn is_clear(flow: &Flow) -> bool {
     flow.allowed.by_name && flow.asked.port == CLEAR_PORT
 }
 
-/// Serves HTTP inside a tunnel, for the host of the tunnel only.
+/// Serves HTTP inside a tunnel. Every request must be for the tunnel's host.
 pub async fn serve_inside<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, flow: Flow, visit: Visit) {
     let host = flow.asked.host.clone();
     // Each request is decided separately and opens its own connection.
@@ -72,7 +72,7 @@ pub async fn serve_inside<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, f
     let _ = server().serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// Returns an HTTP server with limits on the size and time of a request's head.
+/// Returns an HTTP server that limits the size of a request head and the time to receive it.
 pub fn server() -> hyper::server::conn::http1::Builder {
     let mut server = hyper::server::conn::http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(HEAD_BYTES_MAX);
@@ -99,7 +99,7 @@ impl Visit {
         }
     }
 
-    /// Serves `CONNECT`: opaque bytes in both directions.
+    /// Serves a `CONNECT` request, which opens a tunnel.
     async fn connect(&self, mut request: Request<Incoming>, asked: OutboundRequest) -> Response<Body> {
         let ready = match self.reach(asked).await {
             Ok(flow) => self.way(&flow).await.map(|way| (flow, way)),
@@ -189,7 +189,7 @@ fn asked(request: &Request<Incoming>) -> Result<OutboundRequest, Refusal> {
     Ok(OutboundRequest::new(host, port, ask))
 }
 
-/// Returns the destination of a request inside a tunnel, which must be the host of the tunnel.
+/// Returns the destination of a request inside a tunnel, which must be the tunnel's host.
 pub fn inside(request: &Request<Incoming>, host: &Host, port: u16) -> Result<OutboundRequest, Refusal> {
     let mut named = request.headers().get_all(HOST).iter();
     let text = match (request.uri().authority(), named.next(), named.next()) {
@@ -223,8 +223,8 @@ pub fn remove_hop(headers: &mut HeaderMap) {
 }
 
 impl Refusal {
-    /// Converts the refusal to a response. The status line contains the reason too, because many programs
-    /// show only that line of a refused `CONNECT`.
+    /// Converts the refusal to a response. The status line also contains the reason, because many programs
+    /// show only that line when a `CONNECT` is refused.
     pub fn response(self) -> Response<Body> {
         let (status, title) = match self.kind {
             RefusalKind::Wrong => (StatusCode::BAD_REQUEST, "Bad Request"),

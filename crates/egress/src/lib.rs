@@ -1,4 +1,4 @@
-//! The broker: the egress proxy of sandboxes.
+//! The broker: the egress proxy for sandboxes.
 //!
 //! A sandbox has only a loopback interface. The guest accepts connections on it and forwards each one to the
 //! node as a stream of bytes. The broker serves these streams as a proxy that enforces the sandbox's policy.
@@ -15,26 +15,26 @@
 //! | [`address`] | the addresses that no policy can allow |
 //! | `resolve` | name resolution |
 //! | [`party`] | one sandbox: its policy, its usage, and the receiver of reports |
-//! | `tally` | reports of decisions; equal ones are counted |
+//! | `tally` | reports of decisions; equal decisions are combined and counted |
 //! | `place` | the connection limits of sandboxes and projects |
-//! | `body` | bodies of responses |
-//! | `begun` | the connection of a program in the sandbox |
+//! | `body` | response bodies |
+//! | `begun` | the connection of a program in the sandbox to the broker |
 //! | `flow` | one outbound connection, which is metered and is closed when the policy no longer allows it |
 //! | `http` | the HTTP proxy: requests and `CONNECT` |
-//! | `answer` | one request to a host, and the head of its response, with limits on size and time |
-//! | [`gate`] | the package proxy, a host of its own with a cache |
+//! | `answer` | one request to a host, and its response head, with limits on size and time |
+//! | [`gate`] | the package proxy, which has its own host name and a cache |
 //! | `bound` | hosts with bound secrets: TLS is terminated, and each request is inspected |
 //! | [`secret`] | secrets, which are known only by name until they are used |
-//! | [`authority`] | the certificate authority that a project's sandboxes trust for such hosts |
+//! | [`authority`] | the certificate authority that a project's sandboxes trust for hosts with bound secrets |
 //! | `scrub` | removal of secret values from responses |
 //! | `socks` | SOCKS 5 |
-//! | `tunnel` | bytes in both directions, after a check of the TLS server name |
+//! | `tunnel` | copying of bytes in both directions, after a check of the TLS server name |
 //!
 //! Invariants: the host that is matched against the policy is the host that is resolved and dialled.
-//! Addresses are checked after resolution, and the address that was checked is the one dialled. Every
-//! decision is reported once, or counted if there are too many. A tunnel to port 80 of a host that a rule
-//! names is decided as a tunnel, and so is each request in it; the same applies to a tunnel to a host with a
-//! bound secret. No other TLS connection is decrypted.
+//! Addresses are checked after resolution, and only a checked address is dialled. Every decision is reported
+//! once, or counted if there are too many. A tunnel is decided when it is opened. If it leads to port 80 of a
+//! host that a rule names, or to a host with a bound secret, each request inside it is decided as well. TLS
+//! is decrypted only for hosts with a bound secret.
 
 #![forbid(unsafe_code)]
 
@@ -77,7 +77,7 @@ use party::OutboundRequest;
 use place::{ConnectionPermit, Projects};
 use resolve::Names;
 
-/// Timeout for the first byte. A program sends it as soon as it has connected.
+/// Timeout for the first byte of a connection. Programs send it as soon as they have connected.
 const FIRST_BYTE_WITHIN: Duration = Duration::from_secs(60);
 /// Timeout for connecting to one address of a host.
 const DIAL_WITHIN: Duration = Duration::from_secs(5);
@@ -86,8 +86,8 @@ const DIAL_ALL_WITHIN: Duration = Duration::from_secs(15);
 /// The version number, which is the first byte of every SOCKS 5 connection.
 const SOCKS: u8 = 5;
 
-/// The egress proxy: accepts connections of sandboxes, and opens the outbound connections that their policies
-/// allow.
+/// The egress proxy: accepts connections from sandboxes, and opens the outbound connections that their
+/// policies allow.
 pub struct Broker {
     names: Names,
     projects: Projects,
@@ -95,7 +95,7 @@ pub struct Broker {
     outward: bound::Outward,
 }
 
-/// A refused request, with the reason, which is written for the program that sent it.
+/// The refusal of a request, with a reason that is written for the program that sent it.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub kind: RefusalKind,
@@ -107,7 +107,7 @@ pub(crate) struct Refusal {
 pub(crate) enum RefusalKind {
     /// The request is not valid for a proxy.
     Wrong,
-    /// No rule of the policy allows it.
+    /// The policy does not allow the request.
     Denied,
     /// The package or file does not exist.
     Missing,
@@ -117,17 +117,17 @@ pub(crate) enum RefusalKind {
     Unreachable,
 }
 
-/// The treatment of a tunnel's bytes.
+/// How the broker treats the bytes of a tunnel.
 pub(crate) enum TunnelMode {
-    /// They are parsed as plaintext HTTP.
+    /// The bytes are parsed as plaintext HTTP.
     Clear,
     /// TLS is terminated and HTTP is parsed, because a secret is bound to the host.
     Bound(Arc<rustls::ServerConfig>),
-    /// They are passed through; only the TLS server name is checked.
+    /// The bytes are passed through; only the TLS server name is checked.
     Blind,
 }
 
-/// A connection of a program in a sandbox, while it is served.
+/// A program's connection that is being served.
 #[derive(Clone)]
 pub(crate) struct Visit {
     pub broker: Arc<Broker>,
@@ -137,17 +137,17 @@ pub(crate) struct Visit {
 }
 
 impl Visit {
-    /// Decides, resolves and dials. Runs to completion even if the program disconnects, so that the decision
-    /// is always reported.
+    /// Decides on the request, resolves the host and dials it. Runs to completion even if the program
+    /// disconnects, so that the decision is always reported.
     async fn reach(&self, asked: OutboundRequest) -> Result<Flow, Refusal> {
         let (broker, party) = (Arc::clone(&self.broker), Arc::clone(&self.party));
-        // Dialling can outlive the program's connection, so it holds the slot too.
+        // Dialling can outlive the program's connection, so the dialling task holds the slot too.
         let place = (!api::defence::is_off("N-34")).then(|| self.place.clone());
         let reaching = tokio::spawn(async move { broker.reach(&party, asked, place).await });
         reaching.await.unwrap_or_else(|_| Err(Refusal::unreachable("the broker failed".into())))
     }
 
-    /// Returns the treatment of a tunnel's bytes.
+    /// Returns how a tunnel's bytes are treated.
     async fn way(&self, flow: &Flow) -> Result<TunnelMode, Refusal> {
         if flow.allowed.bound {
             return Ok(TunnelMode::Bound(bound::in_place_of(self, &flow.asked).await?));
@@ -174,7 +174,7 @@ impl Visit {
 }
 
 impl Broker {
-    /// Creates a broker with the resolver that this machine is configured to use, and with this gate.
+    /// Creates a broker with the given gate and the resolver that this machine is configured to use.
     pub fn new(gate: Gate) -> Self {
         Self {
             names: Names::default(),
@@ -184,7 +184,7 @@ impl Broker {
         }
     }
 
-    /// Returns its gate.
+    /// Returns the package gate.
     pub fn gate(&self) -> &Gate {
         &self.gate
     }
@@ -210,8 +210,8 @@ impl Broker {
         if first == SOCKS { socks::serve(stream, visit).await } else { http::serve(stream, visit).await }
     }
 
-    /// Decides, resolves and dials. Reports the outcome once, except refusals with kind `Busy`, which are
-    /// only counted.
+    /// Decides on the request, resolves the host and dials it. Reports the outcome once. Refusals with kind
+    /// `Busy` are only counted.
     async fn reach(
         &self,
         party: &Arc<Party>,
@@ -272,8 +272,8 @@ impl Broker {
         }
     }
 
-    /// Returns the addresses of a host that may be dialled. The error does not reveal if an internal name
-    /// exists.
+    /// Returns the addresses of a host that may be dialled. The error does not reveal whether an internal
+    /// name exists.
     async fn addresses(&self, party: &Party, asked: &OutboundRequest) -> Result<Vec<SocketAddr>, Refusal> {
         let found: Vec<IpAddr> = match &asked.host {
             Host::Address(address) => vec![*address],

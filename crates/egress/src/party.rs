@@ -18,20 +18,20 @@ use crate::secret::Keyring;
 use crate::tally::DecisionReporter;
 use crate::{Refusal, RefusalKind};
 
-/// Maximum number of requests of a sandbox per second, and in a burst after a pause: twice the number of its
-/// connections.
+/// Maximum number of requests of a sandbox per second, and in a burst after a pause. The burst is twice the
+/// sandbox's connection limit.
 const ASKS_PER_SECOND: u32 = 100;
 const ASKS_AT_ONCE: u32 = 1024;
 /// Maximum number of lookups of new names per second, and in a burst. Few programs need more, and each lookup
-/// sends a message to the owner of the name.
+/// can leak data, because the name is sent to the servers of its domain's owner.
 const NAMES_PER_SECOND: u32 = 5;
 const NAMES_AT_ONCE: u32 = 200;
-/// Maximum number of rejected connections that receive an explanation at the same time. Others are closed
-/// without one.
+/// Maximum number of rejected connections that receive an explanation at the same time. Further connections
+/// are closed without one.
 const TURNED_AWAY_MAX: usize = 64;
-/// Maximum number of remembered names, whose lookups are not limited.
+/// Maximum number of names that are remembered. Lookups of remembered names are not limited.
 const NAMES_KNOWN_MAX: usize = 512;
-/// Shortest delay that is enforced, and longest delay before the backlog is computed again, in seconds.
+/// Shortest delay that is enforced, and longest delay before the backlog is recomputed, in seconds.
 const SHORTEST_WAIT: f64 = 0.002;
 const LONGEST_WAIT: f64 = 0.5;
 /// Interval between reports of the number of requests that exceeded a rate or connection limit.
@@ -64,7 +64,7 @@ pub type Tell = Box<dyn Fn(BrokerReport) + Send + Sync>;
 pub struct Party {
     policy: watch::Receiver<Policy>,
     tally: Arc<DecisionReporter>,
-    /// The project whose sandboxes share a connection limit.
+    /// The project, whose sandboxes share a connection limit.
     project: String,
     keyring: Option<Keyring>,
     places: Arc<Semaphore>,
@@ -75,11 +75,11 @@ pub struct Party {
     used: AtomicU64,
     turned_away: Arc<Semaphore>,
     owed: Mutex<Owed>,
-    /// Permit to fetch a package index: one at a time.
+    /// Permit to fetch a package index. A sandbox fetches one index at a time.
     pub(crate) index: Semaphore,
 }
 
-/// The backlog of bytes that were carried faster than the policy's rate.
+/// The backlog: bytes that were carried faster than the policy's rate allows.
 struct Owed {
     bytes: f64,
     at: Instant,
@@ -91,7 +91,7 @@ pub(crate) struct OutboundRequest {
     pub host: Host,
     pub port: u16,
     pub ask: RequestKind,
-    /// Names of the secrets that are sent with it.
+    /// Names of the secrets that are sent with the request.
     pub secrets: Vec<String>,
 }
 
@@ -132,7 +132,7 @@ impl Party {
         Self { project: project.to_owned(), ..self }
     }
 
-    /// Sets the secrets that its policy may bind.
+    /// Sets the secrets that the sandbox's policy may bind.
     #[must_use]
     pub fn holding(self, keyring: Keyring) -> Self {
         Self { keyring: Some(keyring), ..self }
@@ -142,7 +142,7 @@ impl Party {
         self.keyring.as_ref()
     }
 
-    /// Returns the number of bytes that its connections have carried in both directions.
+    /// Returns the number of bytes that the sandbox's connections have carried in both directions.
     pub fn used_bytes(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -171,12 +171,13 @@ impl Party {
         Arc::clone(&self.turned_away).try_acquire_owned().ok()
     }
 
-    /// Refuses a request that exceeds the rate limit.
+    /// Counts a request, and refuses it if it exceeds the rate limit.
     pub(crate) fn pace(&self) -> Result<(), Refusal> {
         self.asks.check().map_err(|_| self.too_much("requests per second"))
     }
 
-    /// Refuses a new name that exceeds the rate limit for lookups. Known names are always allowed.
+    /// Counts the lookup of a new name, and refuses it if it exceeds the rate limit. Known names are always
+    /// allowed.
     pub(crate) fn name(&self, name: &str) -> Result<(), Refusal> {
         let mut known = locked(&self.known);
         if known.names.contains(name) {
@@ -231,7 +232,7 @@ impl Party {
         self.decided(asked.authority(), ask, verdict);
     }
 
-    /// Reports a request for something that is not a host.
+    /// Reports an invalid request, whose target may not even be a host.
     pub(crate) fn tell_wrong(&self, target: &str, why: &str) {
         self.decided(shortened(target), "none".into(), Err(why));
     }
@@ -251,8 +252,8 @@ impl Party {
         self.tally.tell(BrokerReport::Installed(installed));
     }
 
-    /// Refuses a request that exceeds a limit. Such refusals are counted and reported periodically as a
-    /// number.
+    /// Returns the refusal of a request that exceeds a limit. Such refusals are counted, and their number is
+    /// reported periodically.
     fn too_much(&self, what: &str) -> Refusal {
         self.count(&format!("refused: too many {what}"));
         Refusal {
@@ -338,7 +339,7 @@ mod tests {
 
     #[tokio::test]
     async fn names_that_were_asked_for_before_cost_nothing() {
-        // N-10
+        // Covers attack N-10.
         let (_sender, told, party) = party(Policy::default());
         for _ in 0..2000 {
             party.name("a.org").unwrap();

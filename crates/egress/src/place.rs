@@ -1,10 +1,10 @@
 //! Connection limits: the maximum number of concurrent connections of a sandbox, and of all sandboxes of a
 //! project.
 //!
-//! A connection of a program holds one permit of its sandbox and one of its project. All resources of the
-//! connection share them: the program's stream, the task that dials, and the connection to the host. The
-//! permits are released when the last of these is gone, so programs that connect and disconnect at once
-//! cannot evade the limits.
+//! Each connection of a program holds one permit from its sandbox and one from its project. The connection's
+//! resources share these permits: the program's stream, the task that dials, and the connection to the host.
+//! The permits are released when the last of these resources is gone, so programs cannot evade the limits by
+//! connecting and disconnecting at once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,8 +14,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Maximum number of concurrent connections of one sandbox.
 pub const SANDBOX_MAX: usize = 512;
 /// Maximum number of concurrent connections of all sandboxes of a project: eight times the limit of one
-/// sandbox. Each connection costs the server a descriptor and at most 64 KiB for the head of a response, so a
-/// project that waits for endless heads holds 256 MiB.
+/// sandbox. Each connection costs the server a descriptor and at most 64 KiB for a response head, so endless
+/// heads can occupy at most 256 MiB per project.
 const PROJECT_MAX: usize = 4096;
 
 /// The permits of one connection, shared by all of its resources.
@@ -31,14 +31,14 @@ pub struct Projects {
 }
 
 impl ConnectionPermit {
-    /// Combines these permits.
+    /// Combines permits into a shared permit for all resources of a connection.
     pub fn of(permits: impl Into<Arc<[OwnedSemaphorePermit]>>) -> Self {
         Self { _permits: permits.into() }
     }
 }
 
 impl Projects {
-    /// Takes one permit of a project, if its limit allows it.
+    /// Takes one permit from a project, if its limit allows it.
     pub fn take(&self, project: &str) -> Option<OwnedSemaphorePermit> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         places.retain(|_, own| own.available_permits() < PROJECT_MAX);

@@ -10,12 +10,12 @@ use tokio::time::Instant;
 
 /// The resolver's configuration file.
 const CONFIGURATION: &str = "/etc/resolv.conf";
-/// Minimum interval between checks for a changed configuration. A laptop that changes its network uses the
-/// new resolver after at most this time.
+/// Minimum interval between checks for a changed configuration. After a laptop changes its network, it uses
+/// the new resolver within this time.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Timeout for one lookup.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Maximum number of addresses of a name that are used.
+/// Maximum number of addresses that are used per name.
 const ADDRESSES_MAX: usize = 16;
 
 /// The resolver, which is rebuilt when its configuration changes.
@@ -31,7 +31,7 @@ struct CachedResolver {
 }
 
 impl Names {
-    /// Returns the addresses of a name, or none if it has none or the lookup fails.
+    /// Returns the addresses of a name. The list is empty if the name has no addresses or the lookup fails.
     pub async fn look_up(&self, name: &str) -> Vec<IpAddr> {
         let Some(resolver) = self.resolver() else { return Vec::new() };
         // The trailing dot makes the name absolute, so that no search domain of this machine is appended.

@@ -1,13 +1,14 @@
-//! Masks secret values in responses: an echo must not reveal the values that the broker inserted in a
-//! request.
+//! Masking of secret values in responses. A host that echoes a request must not reveal the values that the
+//! broker inserted into it.
 //!
-//! A value is found unencoded and in the encodings in which servers commonly return their input: base64,
-//! percent-encoding and JSON. Each byte is replaced, so that the length stays the same.
+//! Values are found unencoded and in the encodings in which servers commonly return their input: base64,
+//! percent-encoding and JSON. Each byte of a value is masked separately, so the length of the response does
+//! not change.
 //!
-//! The last bytes received are withheld until more arrive or the response ends: one byte fewer than the
-//! longest form. This finds a value that arrives in two chunks. The number of withheld bytes does not depend
-//! on their content. If only bytes that could be the beginning of a value were withheld, code that can make a
-//! host return chosen text could guess the value character by character, from the delays.
+//! The scrubber withholds the last bytes received until more arrive or the response ends, so that it also
+//! finds a value that arrives in two chunks. It withholds one byte fewer than the longest form of a value,
+//! regardless of content. If it withheld only bytes that could be the beginning of a value, a program that
+//! can make a host return chosen text could guess the value character by character from the delays.
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -21,7 +22,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use crate::secret::SecretValue;
 
-/// The replacement of each masked byte.
+/// The byte that replaces each masked byte.
 const MASK: u8 = b'*';
 /// Hexadecimal digits for percent-encoding, in both cases.
 const DIGITS: [&[u8; 16]; 2] = [b"0123456789ABCDEF", b"0123456789abcdef"];
@@ -34,11 +35,11 @@ pub struct Scrubber {
     found: usize,
 }
 
-/// The forms to search for.
+/// The forms of all values to search for.
 struct Forms {
     /// Sorted, so that forms with the same first byte are adjacent.
     all: Vec<Vec<u8>>,
-    /// The range of forms for each first byte.
+    /// For each possible first byte, the range of the forms in `all` that begin with it.
     by_first: Vec<Range<usize>>,
     longest: usize,
 }
@@ -88,12 +89,12 @@ impl Scrubber {
         Self { forms, held, found: 0 }
     }
 
-    /// Masks and returns all bytes but the last `withheld` ones.
+    /// Masks and returns all bytes except the last `withheld` bytes.
     fn clear(&mut self, withheld: usize) -> Bytes {
         let end = self.held.len().saturating_sub(withheld);
         for at in 0..end {
             let rest = self.held.get(at..).unwrap_or_default();
-            // Overlapping matches are all masked, so that no part of any is left.
+            // All overlapping matches are masked, so that no part of a value remains.
             if let Some(long) = self.forms.at_the_beginning_of(rest) {
                 self.found = self.found.max(at + long);
             }
@@ -171,7 +172,7 @@ impl Body for Scrubbed {
     }
 }
 
-/// Returns all forms of a value to search for.
+/// Returns all forms of a value to search for, unencoded and encoded.
 fn forms(value: &str) -> Vec<Vec<u8>> {
     let mut forms = vec![value.as_bytes().to_vec()];
     for digits in DIGITS {
@@ -235,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_value_is_taken_out_in_every_form_and_lengths_stay() {
-        // S-02
+        // Covers attack S-02.
         let value = "s3cr3t /+\"ä\"-canary";
         let scrubber = scrubber(&[value]);
         for text in [
@@ -272,7 +273,7 @@ mod tests {
 
     #[test]
     fn what_may_be_a_part_of_a_value_is_withheld_until_more_comes() {
-        // S-02: OpenShell's split marker.
+        // Attack S-02, as on OpenShell: a marker that is split between two chunks.
         let mut scrubber = scrubber(&["0123456789"]);
         let late = scrubber.forms.longest - 1;
         let mut clear = scrubber.push(b"ab01234").to_vec();

@@ -14,15 +14,15 @@ use crate::authority::Authority;
 #[derive(Clone)]
 pub struct SecretValue(Zeroizing<String>);
 
-/// The storage of the projects' secrets. The broker queries it at each use, so that a change applies from the
-/// next request.
+/// The store of the projects' secrets. The broker reads a secret each time it is used, so a change takes
+/// effect with the next request.
 #[async_trait]
 pub trait Vault: Send + Sync {
     /// Returns the value of a project's secret, if it is set.
     async fn secret(&self, project: &str, name: &str) -> Result<Option<SecretValue>, api::Error>;
 
-    /// Returns the certificate authority that a project's sandboxes trust for hosts with bound secrets. It is
-    /// always the same one.
+    /// Returns the certificate authority that a project's sandboxes trust for hosts with bound secrets. A
+    /// project always has the same authority.
     async fn authority(&self, project: &str) -> Result<Arc<Authority>, api::Error>;
 }
 
@@ -52,7 +52,7 @@ impl fmt::Debug for SecretValue {
 }
 
 impl Keyring {
-    /// Creates the keyring of one of a project's sandboxes.
+    /// Creates the keyring for one of a project's sandboxes.
     pub fn new(vault: Arc<dyn Vault>, project: &str, sandbox: &str) -> Self {
         Self { vault, project: project.to_owned(), sandbox: sandbox.to_owned() }
     }
@@ -70,7 +70,7 @@ impl Keyring {
     }
 }
 
-/// Returns the placeholder of a secret in a sandbox. It is constant in one sandbox, differs between
+/// Returns the placeholder of a secret in a sandbox. It is constant within a sandbox, differs between
 /// sandboxes, and is useless elsewhere.
 pub fn placeholder(sandbox: &str, name: &str) -> String {
     let hash = Sha256::digest(format!("{sandbox}/{name}"));
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_value_is_not_shown_by_accident() {
-        // S-06
+        // Covers attack S-06.
         let value = SecretValue::new("canary-value".into());
         assert_eq!(format!("{value:?} {:?}", Some(&value)), "[secret] Some([secret])");
         assert_eq!(value.expose(), "canary-value");

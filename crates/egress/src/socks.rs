@@ -61,7 +61,7 @@ async fn say(stream: &mut (impl AsyncWrite + Unpin), reply: ReplyCode) {
     let _ = stream.shutdown().await;
 }
 
-/// Reads the request, and returns its destination or the reply code of a refusal.
+/// Reads the request, and returns its destination or the reply code with which it must be refused.
 async fn ask(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     visit: &Visit,

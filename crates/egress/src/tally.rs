@@ -1,8 +1,8 @@
 //! Reports of decisions. Equal decisions within a second are reported as one line with a count.
 //!
-//! Every report becomes a line of the audit log, which the machine stores. So the number of lines of a
-//! sandbox is limited, separately for allowed and refused requests: a flood of one kind does not hide the
-//! other.
+//! Each report becomes a line in the audit log, which is stored on this machine. The number of lines per
+//! sandbox is therefore limited, separately for allowed and refused requests, so that a flood of one kind
+//! does not hide the other.
 //!
 //! ```text
 //! the first of its kind               ──▶ one line at once
@@ -18,8 +18,8 @@ use governor::DefaultDirectRateLimiter;
 
 use crate::party::{BrokerReport, Decision, Tell, rate};
 
-/// Maximum number of lines per second, and in a burst after a pause. People can still read this many; a day
-/// of them takes 300 MB.
+/// Maximum number of lines per second, and in a burst after a pause. A person can still read this many lines,
+/// and a day's worth takes 300 MB.
 const LINES_PER_SECOND: u32 = 10;
 const LINES_AT_ONCE: u32 = 200;
 /// Equal decisions within this time are reported as one line.
@@ -37,9 +37,9 @@ pub struct DecisionReporter {
 /// The decisions of the current second.
 #[derive(Default)]
 struct Window {
-    /// Reported decisions, with the number of their repetitions since.
+    /// Reported decisions, each with the number of times that it has been repeated since.
     again: HashMap<Decision, u64>,
-    /// Unreported decisions: the allowed and the refused ones.
+    /// The numbers of unreported decisions: first the allowed ones, then the refused ones.
     untold: [Untold; 2],
     /// True if a task is waiting for the end of the second.
     ends: bool,
@@ -58,7 +58,7 @@ impl DecisionReporter {
         Arc::new(Self { tell, lines: [lines(), lines()], now: Mutex::default() })
     }
 
-    /// Passes a report on at once.
+    /// Passes on a report immediately.
     pub fn tell(&self, told: BrokerReport) {
         (self.tell)(told);
     }
@@ -88,12 +88,13 @@ impl DecisionReporter {
         }
     }
 
-    /// Reports the counts of the past second. Returns false if no further counting is in progress.
+    /// Ends the current window and reports its counts. Returns true if repeated decisions remain, so that
+    /// another window must follow.
     fn end(&self) -> bool {
         let mut lines = Vec::new();
         let goes_on = {
             let mut now = self.now();
-            // Repeated decisions remain in the window, so that a steady stream gives one line per second.
+            // Repeated decisions remain in the window, so that a steady stream produces one line per second.
             let again = std::mem::take(&mut now.again).into_iter().filter(|(_, count)| *count > 0);
             for (decision, count) in again {
                 if self.has_line(&decision) {
@@ -166,7 +167,8 @@ impl Untold {
     }
 }
 
-/// Ends the windows, one per second, until nothing is counted or the sandbox is gone.
+/// Ends the reporter's one-second windows, one after another, until no repeated decisions remain or the
+/// sandbox is gone.
 async fn end(tally: Weak<DecisionReporter>) {
     loop {
         tokio::time::sleep(WINDOW).await;
@@ -220,7 +222,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_differs_each_time_is_told_within_a_bound_and_counted_by_target() {
-        // N-38
+        // Covers attack N-38.
         let (tally, told) = tally();
         for number in 0..6000 {
             tally.decided(decision(&format!("{}.a.org:80", number % 20), &format!("GET /{number}")));
@@ -228,8 +230,8 @@ mod tests {
         }
         drop(tally);
         let told = told.lock().unwrap();
-        // 200 at once, at most 10 in each of 60 seconds (the limiter uses its own clock), and a line about
-        // the others.
+        // The limit allows a burst of 200 lines, at most 10 more in each of 60 seconds (the limiter uses its
+        // own clock), and one summary line per second.
         assert!((200..=870).contains(&told.len()), "{} lines", told.len());
         let untold: Vec<&Decision> = told.iter().filter(|one| one.target == "any").collect();
         let count = |one: &Decision| one.ask.strip_suffix(" times").unwrap().parse::<usize>().unwrap();

@@ -1,6 +1,6 @@
-//! Tunnels: bytes in both directions. If a rule names the host, the first bytes are checked: the TLS server
-//! name must be that host. Plaintext HTTP is handled as HTTP instead. Otherwise an allowed name would open
-//! every host that its servers also serve.
+//! Tunnels, which carry bytes in both directions. If a rule names the host, the first bytes are checked: the
+//! TLS server name must be that host. Otherwise, allowing one name would open every other host on the same
+//! servers. The `http` module handles tunnels that carry plaintext HTTP.
 
 use api::host::Host;
 use bytes::BytesMut;
@@ -11,7 +11,7 @@ use crate::flow::Flow;
 
 /// Size of the read buffer of each direction in bytes.
 const PIECE_BYTES: usize = 16 << 10;
-/// Maximum size of a TLS ClientHello in bytes. It is shorter even with all key shares.
+/// Maximum size of a TLS ClientHello in bytes. Even with all key shares, it is shorter than this.
 const HELLO_BYTES_MAX: usize = 64 << 10;
 /// The type of a TLS record that carries a handshake.
 const HANDSHAKE: u8 = 22;
@@ -50,7 +50,7 @@ pub async fn pass<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, flow: Flo
     }
 }
 
-/// The cause of a failure, if the broker must report it.
+/// The cause of a tunnel failure, or `None` if the broker need not report it.
 type TunnelFailure = Option<String>;
 
 async fn copy(
@@ -61,7 +61,7 @@ async fn copy(
     to.shutdown().await.map_err(|_| None)
 }
 
-/// Reads the first bytes and returns them if they may be sent.
+/// Reads the first bytes, and returns them if they may be sent to the host.
 async fn hello(
     from: &mut (impl AsyncRead + Unpin),
     host: &Host,

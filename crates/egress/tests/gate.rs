@@ -1,4 +1,4 @@
-//! The package gate, with requests like those of a program in a sandbox, and with a fake upstream.
+//! Tests of the package gate with a fake upstream and with requests like those of a program in a sandbox.
 
 // A test fails by panicking, with the observed values.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -62,7 +62,8 @@ impl Place {
         (status, answer.split_off(end))
     }
 
-    /// Returns the packages that the sandbox received: the file, and true if it came from the cache.
+    /// Returns the packages that the sandbox received: the file name of each, and true if it came from the
+    /// cache.
     fn installed(&self) -> Vec<(String, bool)> {
         let told = self.told.lock().unwrap();
         told.iter()
@@ -84,8 +85,8 @@ impl Drop for Place {
     }
 }
 
-/// Starts an index with one package. Its files: `good`, which matches its hash, `bad`, which does not,
-/// `large`, and `new`, which was published recently.
+/// Starts a fake index with one package. Its files are `good`, which matches its hash; `bad`, which does not;
+/// `large`; and `new`, which was published recently.
 fn upstream(asked: Arc<AtomicU32>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -136,7 +137,7 @@ async fn what_was_fetched_for_one_is_given_to_the_next_and_both_are_told() {
     assert!(page.contains("../../files/demo/good-1.tar.gz#sha256=") && !page.contains("hidden"), "{page}");
     for _ in 0..3 {
         assert_eq!(place.get("/python/files/demo/good-1.tar.gz").await, (200, b"good".to_vec()));
-        // The file is stored only after its last byte was sent.
+        // The file is stored only after its last byte has been sent.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert_eq!(place.asked.load(Ordering::Relaxed), 1);

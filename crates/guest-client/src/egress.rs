@@ -1,5 +1,5 @@
-//! Outbound connections of a sandbox: each connection of a program to the proxy in the sandbox is passed from
-//! the guest to the broker.
+//! Outbound connections of a sandbox. Programs connect to a proxy inside the sandbox, and the guest passes
+//! each of these connections to the broker.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::link::GuestRequest;
 use crate::port::Port;
 use crate::sandbox::Sandbox;
 
-/// Timeout for one wait for a connection. The wait is repeated without limit: a program may open its first
-/// connection after a day.
+/// Timeout for waiting for a connection once. The wait is repeated without limit, because a program may open
+/// its first connection after a day.
 const NEXT_WITHIN: Duration = Duration::from_millis(2 * limits::DEADLINE_MS_MAX);
 /// Delay after an error that may be temporary.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Serves the sandbox's outbound connections until it has ended.
+/// Serves the sandbox's outbound connections until the sandbox has ended.
 pub async fn attend(sandbox: &Sandbox, broker: &Arc<Broker>, party: &Arc<Party>) {
     let ask = GuestRequest { method: Method::POST, path: "/egress".into(), body: Bytes::new() };
     loop {
@@ -36,8 +36,8 @@ pub async fn attend(sandbox: &Sandbox, broker: &Arc<Broker>, party: &Arc<Party>)
             }
             Err(Error::Deadline { .. }) => {}
             Err(Error::Lost(_)) => return,
-            // The guest is of a release without egress, or could not listen on the proxy's port: the sandbox
-            // has no network access.
+            // The guest is from a release without egress, or could not listen on the proxy's port, so the
+            // sandbox has no network access.
             Err(Error::Guest(error))
                 if matches!(error.code, ErrorCode::NotFound | ErrorCode::Unsupported) =>
             {
@@ -54,8 +54,8 @@ pub fn packages(data: &Path) -> PathBuf {
     data.join("packages")
 }
 
-/// Adds variables to an exec that point its package managers to the gate, for the packages that the policy
-/// allows. Variables that the exec sets are kept.
+/// Adds environment variables to an exec that point package managers to the gate, for the kinds of packages
+/// that the policy allows. Variables that the exec already sets are kept.
 #[must_use]
 pub fn pointed(policy: &Policy, mut spec: ExecSpec) -> ExecSpec {
     for preset in &policy.presets {

@@ -1,9 +1,9 @@
 //! The host's view of one exec: its output from any offset, and its single outcome.
 //!
-//! The exec lives in the guest's table; this is a reader that can reconnect. It verifies the guest's
-//! messages: bytes must be contiguous, and the end must agree with the bytes received. If a guest violates
-//! this for one exec, only its reader fails, with a protocol error. A result is delivered after the output
-//! that was written before it.
+//! The exec itself lives in the guest's table; [`Exec`] is a reader that can reconnect. The reader verifies
+//! the guest's messages: bytes must be contiguous, and the end must agree with the bytes received. If a guest
+//! violates this for one exec, only that exec's reader fails, with a protocol error. A result is delivered
+//! after the output that was written before it.
 
 mod awaited;
 mod results;
@@ -32,23 +32,23 @@ use crate::link::{GuestLink, GuestRequest};
 use awaited::Awaited;
 use results::Results;
 
-/// Time after its deadline and grace period for which an exec may still run before its sandbox is stopped
-/// from outside.
+/// Time for which an exec may still run after its deadline and grace period. Then its sandbox is stopped from
+/// outside.
 pub const OVERDUE_MS: u64 = 2_000;
-/// Timeout for a response of a guest. Guests respond at once; with all limits under full load, they took at
-/// most a tenth of this.
+/// Timeout for a guest's response. Guests normally respond at once. In measurements with all limits at full
+/// load, they took at most a tenth of this time.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Timeout for requests that need the interpreter. They wait until it has imported the modules of the
-/// template, for which a guest allows 60 s; a slow machine needs more time to start it.
+/// Timeout for requests that need the interpreter. They wait until it has imported the template's modules,
+/// for which a guest allows 60 s. A slow machine needs additional time to start the interpreter.
 pub const CODE_WITHIN: Duration = Duration::from_secs(90);
-/// Additional time for the output request that was sent together with the start, after the start has
-/// completed. Then the output is requested again.
+/// Time that the output request may still take once the start request, which was sent together with it, has
+/// completed. After that, the output is requested again.
 const OPEN_WITHIN: Duration = Duration::from_millis(50);
-/// Maximum time without data. A guest sends a heartbeat every 5 s; after three missed ones, the connection
-/// counts as dead.
+/// Maximum time without data. A guest sends a heartbeat every 5 s; after three missed heartbeats, the
+/// connection is considered dead.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
-/// Number of reports per spool: in mode `block`, consumption is reported to the guest each time a quarter of
-/// the spool's size was read.
+/// Number of consumption reports per spool. In mode `block`, the reader reports to the guest each time it has
+/// read a quarter of the spool's size.
 const CONSUME_PARTS: u64 = 4;
 
 /// The sandbox in which an exec runs.
@@ -64,18 +64,18 @@ pub(crate) struct Home {
 pub struct Exec {
     id: ExecId,
     home: Home,
-    /// The next offset to read of each of the three streams.
+    /// The next offset to read in each of the three streams.
     position: PerStream<u64>,
     dropped: [u64; 2],
     results: Results,
-    /// The offsets last reported to the guest as consumed, in mode `block`.
+    /// The offsets that were last reported to the guest as consumed, in mode `block`.
     consumed: Option<[u64; 2]>,
     consume_every: u64,
     overdue: Option<Instant>,
     started: Instant,
     body: Option<Incoming>,
     buffer: BytesMut,
-    /// The stream of the current data frame, and the number of its bytes still to come.
+    /// The stream of the current data frame, and the number of bytes of the frame that have not arrived yet.
     open: Option<(Stream, usize)>,
     /// The trace step in progress: the wait for the first event, then the wait for the end.
     awaited: Awaited,
@@ -83,14 +83,14 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// Starts the command or code, or attaches to the exec that an earlier attempt of this request started.
+    /// Starts the command or code, or attaches to the exec that an earlier attempt at this request started.
     pub(crate) async fn run(home: Home, id: ExecId, spec: &ExecSpec) -> Result<Self, Error> {
         start(&home, &id, spec).await?;
         let grace = Duration::from_millis(spec.grace_ms.unwrap_or(limits::GRACE_MS));
         let started = Instant::now();
         Ok(Self {
-            // The deadline of code counts from the time at which it starts to run, after waiting for its turn
-            // and its packages. Only the guest knows that time.
+            // The deadline of a code exec counts from the moment when the code starts to run, after it has
+            // waited for its turn and its packages. Only the guest knows that moment.
             overdue: spec
                 .deadline_ms
                 .filter(|_| spec.code.is_none())
@@ -102,8 +102,8 @@ impl Exec {
     }
 
     /// Starts the command or code and opens its output. Both requests are sent at once: the guest processes
-    /// requests in order, so the second finds the new exec. If it does not, the output is opened as after a
-    /// broken connection.
+    /// requests in order, so the second request finds the new exec. If it does not, the output is requested
+    /// again, as after a broken connection.
     pub(crate) async fn start_and_read(
         home: &Home,
         id: &ExecId,
@@ -147,7 +147,7 @@ impl Exec {
         }
     }
 
-    /// Returns its id.
+    /// Returns the exec's ID.
     pub fn id(&self) -> &ExecId {
         &self.id
     }
@@ -183,8 +183,8 @@ impl Exec {
             }
         };
         tokio::pin!(overdue);
-        // The guest enforces the deadline. If it fails to, the sandbox is stopped from outside, and the exec
-        // with it.
+        // The guest enforces the deadline. If the guest fails to do so, the sandbox is stopped from outside,
+        // which also ends the exec.
         let home = self.home.clone();
         let event = tokio::select! {
             event = self.follow() => event,
@@ -211,8 +211,8 @@ impl Exec {
                         .usage(&self.home.id)
                         .await
                         .map_or(0, |usage| usage.memory_peak_bytes);
-                    // An engine may not report peak usage, but running out of memory means that all of it was
-                    // used.
+                    // Some engines do not report peak usage, but running out of memory means that all of it
+                    // was used.
                     let all = self.home.runtime.properties().takes_images.then_some(self.home.memory_bytes);
                     let peak_bytes = peak_bytes.max(all.unwrap_or(0));
                     end.memory = Some(MemoryReport { limit_bytes: self.home.memory_bytes, peak_bytes });
@@ -229,9 +229,9 @@ impl Exec {
         }
     }
 
-    /// Returns true if the host's OOM killer has killed a part of a user-space kernel. With cgroup version 1,
-    /// it kills a single process, and the program that this process served appears to have exited on its own.
-    /// With version 2, all processes are killed.
+    /// Returns true if the host's OOM killer has killed part of a user-space kernel. With cgroup v1, it kills
+    /// a single process, so the program that this process was serving appears to have exited on its own. With
+    /// cgroup v2, it kills all processes.
     async fn is_crippled(&self, end: &ExecEnd) -> bool {
         let Home { id, runtime, .. } = &self.home;
         end.outcome != (Outcome::Exited { code: 0 })
@@ -239,10 +239,10 @@ impl Exec {
             && runtime.usage(id).await.is_ok_and(|usage| usage.oom_kills > 0)
     }
 
-    /// Reads to the end, and returns all output. Its size is limited to that retained by the guest.
+    /// Reads to the end, and returns all output that the guest has retained.
     ///
     /// # Errors
-    /// As [`Exec::next`].
+    /// Same errors as [`Exec::next`].
     pub async fn collect(mut self) -> Result<Collected, Error> {
         let (mut stdout, mut stderr, mut results) = (Vec::new(), Vec::new(), Vec::new());
         loop {
@@ -258,7 +258,8 @@ impl Exec {
         }
     }
 
-    /// Sends bytes to standard input at an offset; `last` closes it. Waits while the process does not read.
+    /// Sends bytes to standard input at an offset, and closes standard input if `last` is true. Waits as long
+    /// as the process does not read.
     ///
     /// # Errors
     /// The process has closed its standard input, or the exec is not known.
@@ -274,7 +275,7 @@ impl Exec {
         self.home.link.call(&GuestRequest { method: Method::PUT, path, body: bytes }, within).await
     }
 
-    /// Changes the size of its terminal.
+    /// Changes the size of the exec's terminal.
     ///
     /// # Errors
     /// The exec has no terminal, the size is invalid, or the exec is not known.
@@ -286,7 +287,7 @@ impl Exec {
         self.home.link.call(&request, ANSWER_WITHIN).await
     }
 
-    /// Sends a signal to all its processes, and returns their number.
+    /// Sends a signal to all processes of the exec, and returns their number.
     ///
     /// # Errors
     /// The signal number is invalid, or the exec is not known.
@@ -298,7 +299,7 @@ impl Exec {
         self.home.link.call(&request, ANSWER_WITHIN).await
     }
 
-    /// Cancels it: its outcome will be `cancelled`, unless it had already ended.
+    /// Cancels the exec. Its outcome will be `cancelled`, unless the exec has already ended.
     ///
     /// # Errors
     /// The exec is not known, or the sandbox has ended.
@@ -308,8 +309,8 @@ impl Exec {
         self.home.link.call(&ask, ANSWER_WITHIN).await
     }
 
-    /// Reports to the guest that all output below these offsets was consumed, so that an exec in mode `block`
-    /// can continue.
+    /// Reports to the guest that all output below these offsets has been consumed, so that an exec in mode
+    /// `block` can continue.
     ///
     /// # Errors
     /// The exec is not known, or the sandbox has ended.
@@ -334,7 +335,7 @@ impl Exec {
                 return Ok(event);
             }
             let Some(body) = &mut self.body else {
-                // The output of a paused sandbox is silent; it continues after the pause.
+                // A paused sandbox sends no output. Its output continues when the sandbox is resumed.
                 self.home.link.resumed().await;
                 match self.open().await {
                     Ok(body) => self.body = Some(body),
@@ -356,7 +357,8 @@ impl Exec {
         }
     }
 
-    /// Decodes the next event from the buffer, if it is complete. Data is returned as it arrives.
+    /// Decodes the next event from the buffer, if the event is complete. Data is returned as it arrives, even
+    /// if its frame is incomplete.
     fn decode(&mut self) -> Result<Option<Event>, Error> {
         loop {
             let PerStream { stdout, stderr, .. } = self.position;
@@ -408,7 +410,8 @@ impl Exec {
                     self.buffer.advance(HEADER_BYTES);
                     let end: ExecEnd = serde_json::from_slice(&self.buffer.split_to(length as usize))
                         .map_err(|error| Error::Protocol(format!("malformed end frame: {error}")))?;
-                    // A result that is still held would wait for output that will never arrive.
+                    // A result that is still held back also counts as a mismatch: it waits for output that
+                    // will never arrive.
                     if PerStream::of_end(&end) != self.position || self.results.told() != end.results_bytes {
                         return Err(Error::Protocol(
                             "the end frame does not match the bytes received".into(),
@@ -438,7 +441,7 @@ impl Exec {
         Ok(Some(Event::Gap { stream, from, to }))
     }
 
-    /// In mode `block`, reports consumption to the guest: everything that the caller received before it
+    /// In mode `block`, reports consumed output to the guest: all output that the caller received before it
     /// requested more.
     async fn consume(&mut self) -> Result<(), Error> {
         let Some([stdout, stderr]) = self.consumed else { return Ok(()) };
@@ -447,7 +450,7 @@ impl Exec {
             return Ok(());
         }
         match self.take(now_stdout, now_stderr).await {
-            // The output reports the end of the sandbox, as an outcome.
+            // If the sandbox has ended, the output reports that as the outcome.
             Ok(()) | Err(Error::Lost(_)) => {}
             Err(error) => return Err(error),
         }
@@ -455,7 +458,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Drops the connection and keeps the position. Results that were received but not delivered are read
+    /// Drops the connection and keeps the position. Results that were received but not delivered will be read
     /// again.
     fn leave(&mut self) {
         self.results.leave();
@@ -465,7 +468,7 @@ impl Exec {
         self.open = None;
     }
 
-    /// Returns the end of an exec whose guest can no longer report it.
+    /// Builds the end report of an exec whose guest can no longer send it.
     fn end_from_here(&self, outcome: Outcome) -> ExecEnd {
         let PerStream { stdout: stdout_bytes, stderr: stderr_bytes, .. } = self.position;
         let [stdout_dropped, stderr_dropped] = self.dropped;
@@ -484,7 +487,7 @@ impl Exec {
     }
 }
 
-/// Starts a command or code, or returns the exec that an earlier attempt of this request started.
+/// Starts a command or code, or returns the exec that an earlier attempt at this request started.
 pub(crate) async fn start(home: &Home, id: &ExecId, spec: &ExecSpec) -> Result<ExecInfo, Error> {
     spec.check().map_err(Error::Request)?;
     let body = serde_json::to_vec(spec).map_err(|error| Error::Protocol(error.to_string()))?;
@@ -493,7 +496,7 @@ pub(crate) async fn start(home: &Home, id: &ExecId, spec: &ExecSpec) -> Result<E
     home.link.call(&ask, within).instrument(info_span!(target: STEP, "launch")).await
 }
 
-/// Returns a description of an outcome, for messages to people.
+/// Describes an outcome, for messages to people.
 pub fn ended(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Exited { code } => format!("exited with status {code}"),

@@ -1,9 +1,10 @@
-//! File operations of a sandbox, on the host.
+//! The host side of file operations in a sandbox.
 //!
-//! A process in the sandbox with the rights of user code performs the operations; the host checks its
-//! responses. All of them are treated as hostile: a part that is too large or out of order, a response to
-//! another request, more bytes than announced, or an error that a sandbox must not report. Each of these
-//! fails its own request, with a typed error, and no other. The host opens no path.
+//! A process in the sandbox performs the operations with the rights of user code. The host opens no path; it
+//! only checks the responses, and treats all of them as hostile. A response may contain a part that is too
+//! large or out of order, belong to a different request, contain more bytes than announced, or report an
+//! error that a sandbox must not report. Each of these violations fails only its own request, with a typed
+//! error.
 
 mod answer;
 mod parts;
@@ -30,18 +31,18 @@ use parts::DecodedPart;
 /// Routes of file requests on the channel, as the sandbox's user and as root.
 const ROUTE: &str = "/files";
 const ROUTE_AS_ROOT: &str = "/files?uid=0";
-/// Timeout for operations on a single path or directory. They take less, even with all limits under full
-/// load.
+/// Timeout for operations on a single path or directory. Even with all limits at full load, they take less
+/// time.
 const LOOK_WITHIN: Duration = Duration::from_secs(60);
-/// Slowest rate at which a working disk hashes, copies or removes files.
+/// Slowest rate at which files on a working disk are hashed, copied or removed.
 const SLOWEST_BYTES_PER_SECOND: u64 = 4 << 20;
 /// Maximum time without progress in a transfer, after which it fails.
 const IDLE_MAX: Duration = Duration::from_secs(60);
-/// Timeout for the process inside to end after an interrupted transfer: it writes the content of its pipe, or
-/// removes a file.
+/// Timeout for the process in the sandbox to exit after an interrupted transfer. Before it exits, it writes
+/// the bytes that are still in its pipe, or removes a file.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
-/// Maximum number of chunks waiting for a guest that does not read. Each is as large as the chunk that the
-/// caller passed.
+/// Maximum number of chunks that are buffered for a guest that does not read. Each is as large as the chunk
+/// that the caller passed in.
 const PIECES_WAITING: usize = 2;
 /// Maximum size of a file event in bytes: one path with worst-case escaping.
 const EVENT_BYTES_MAX: usize = 64 << 10;
@@ -49,7 +50,7 @@ const EVENT_BYTES_MAX: usize = 64 << 10;
 /// The files of one sandbox.
 pub struct Files {
     link: Arc<GuestLink>,
-    /// Size of the sandbox's disk, from which timeouts are derived.
+    /// Size of the sandbox's disk in bytes, from which timeouts are derived.
     disk_bytes: u64,
     /// True if files are opened as root.
     as_root: bool,
@@ -58,7 +59,8 @@ pub struct Files {
 /// The content of a file or an archive, as a stream.
 pub struct FileDownload {
     answer: FileResponse,
-    /// Number of bytes of a file still to come; `None` for an archive, whose length is not known in advance.
+    /// Number of bytes of a file that have not arrived yet. `None` for an archive, whose length is not known
+    /// in advance.
     left: Option<u64>,
     /// The kind of hash that was requested for a file.
     digest: Hashing,
@@ -71,7 +73,7 @@ pub enum ReadChunk {
     Data(Bytes),
     /// The end of a file: all requested bytes have arrived.
     Read {
-        /// Their hash, as computed in the sandbox, of the requested kind.
+        /// The hash of these bytes, of the requested kind, as computed in the sandbox.
         hash: Hash,
         /// True if the file was modified while it was read.
         changed: bool,
@@ -103,14 +105,14 @@ struct UploadChannel {
 }
 
 impl Sandbox {
-    /// Returns its files, which are on a disk of `disk_bytes`.
+    /// Returns the files of the sandbox, whose disk has `disk_bytes` bytes.
     pub fn files(&self, disk_bytes: u64) -> Files {
         Files { link: self.shared_link(), disk_bytes, as_root: false }
     }
 }
 
 impl Files {
-    /// The same files, opened as root.
+    /// Returns the same files, opened as root.
     #[must_use]
     pub fn as_root(self) -> Self {
         Self { as_root: true, ..self }
@@ -120,7 +122,7 @@ impl Files {
         if self.as_root { ROUTE_AS_ROOT } else { ROUTE }
     }
 
-    /// Sends a request without data in either direction.
+    /// Sends a request that transfers no file content.
     ///
     /// # Errors
     /// The sandbox refused the request or has ended, or the response is invalid or does not arrive.
@@ -143,10 +145,10 @@ impl Files {
         }
     }
 
-    /// Opens a file or an archive to read.
+    /// Opens a file or an archive for reading.
     ///
     /// # Errors
-    /// As [`Files::ask`].
+    /// Same errors as [`Files::ask`].
     pub async fn read(&self, ask: &FileAsk) -> Result<(FileAnswer, FileDownload), Error> {
         let (head, answer) = self.begin(ask).await?;
         let left = match &head {
@@ -164,16 +166,16 @@ impl Files {
         Ok((head, FileDownload { answer, left, digest }))
     }
 
-    /// Watches files. Events are reported from the moment this returns.
+    /// Watches files. Events are reported from the moment when this method returns.
     ///
     /// # Errors
-    /// As [`Files::ask`].
+    /// Same errors as [`Files::ask`].
     pub async fn watch(&self, ask: &FileAsk) -> Result<Watching, Error> {
         let (_, answer) = self.begin(ask).await?;
         Ok(Watching { answer, held: BytesMut::new() })
     }
 
-    /// Opens a file or an archive to write.
+    /// Opens a file or an archive for writing.
     ///
     /// # Errors
     /// The sandbox has ended, or cannot start another process. Errors about the path are returned by the
@@ -181,8 +183,8 @@ impl Files {
     pub async fn write(&self, ask: FileAsk) -> Result<FileUpload, Error> {
         ask.check().map_err(Error::Request)?;
         let (sender, body) = streamed::body(PIECES_WAITING);
-        // This does not block: the queue has space for it, although nothing is read from it before the
-        // request is sent.
+        // This does not block: the queue has space for the head, although nothing is read from the queue
+        // before the request is sent.
         sender.send(head(&ask)?).await.map_err(|_| answer::misplaced())?;
         let request = GuestRequest { method: Method::POST, path: self.route().into(), body: Bytes::new() };
         let response = self.once(&request, Some(body), ANSWER_WITHIN).await?;
@@ -221,13 +223,13 @@ impl Files {
         within: Duration,
     ) -> Result<Response<Incoming>, Error> {
         match self.link.ask_once(request, body, within).await {
-            // Either the sandbox has ended, or only the connection broke.
+            // Either the sandbox has ended, or only the connection broke. `explain` finds out which.
             Err(Error::Lost(_)) => Err(answer::explain(&self.link, false, Break::Cut).await),
             answer => answer,
         }
     }
 
-    /// Returns the timeout for a response.
+    /// Returns the timeout for the response to a request.
     fn within(&self, ask: &FileAsk) -> Duration {
         match ask {
             FileAsk::Stat { .. }
@@ -248,7 +250,7 @@ impl Files {
 }
 
 impl FileDownload {
-    /// Returns the next bytes, or the end.
+    /// Returns the next bytes, or the end of the file or archive.
     ///
     /// # Errors
     /// The transfer failed, and the content received so far is incomplete.
@@ -311,10 +313,10 @@ impl Watching {
 }
 
 impl FileUpload {
-    /// Sends bytes, and waits while the sandbox does not read.
+    /// Sends bytes, and waits as long as the sandbox does not read.
     ///
     /// # Errors
-    /// The sandbox refused the upload or has ended. Nothing more can be sent then.
+    /// The sandbox refused the upload or has ended. No further bytes can be sent after that.
     pub async fn push(&mut self, mut bytes: Bytes) -> Result<(), Error> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(PART_BYTES_MAX));
@@ -328,13 +330,14 @@ impl FileUpload {
     /// Ends the upload, and returns the response.
     ///
     /// # Errors
-    /// As [`FileUpload::push`].
+    /// Same errors as [`FileUpload::push`].
     pub async fn finish(mut self) -> Result<FileAnswer, Error> {
         self.send(end()).await?;
         let UploadChannel { sender, mut answer } = self.way.take().ok_or_else(answer::misplaced)?;
         drop(sender);
         let before = if let FileAsk::Write { offset: Some(offset), .. } = &self.ask { *offset } else { 0 };
-        // If bytes were written at an offset, the whole file is hashed, from its beginning.
+        // If bytes were written at an offset, the sandbox hashes the whole file, including the bytes before
+        // the offset.
         match answer.head(worked(before.saturating_add(self.sent))).await {
             Ok(head) => {
                 let head = answer::fitting(&self.ask, head)?;
@@ -355,7 +358,7 @@ impl FileUpload {
         match sent {
             Ok(Ok(())) => Ok(()),
             Err(_) => Err(Error::Deadline { what: "sending file content to the sandbox", after: IDLE_MAX }),
-            // The sandbox no longer reads: there is a response, or the connection is gone.
+            // The sandbox has stopped reading: it has sent a response, or the connection is gone.
             Ok(Err(_)) => {
                 let early = way.answer.head(ANSWER_WITHIN).await;
                 Err(way.early(early).await)
@@ -365,7 +368,7 @@ impl FileUpload {
 }
 
 impl UploadChannel {
-    /// Returns the error for a response that arrives before all bytes were sent.
+    /// Returns the error for a response that arrived before all bytes were sent.
     async fn early(&self, answer: Result<FileAnswer, Break>) -> Error {
         match answer {
             Ok(FileAnswer::Refused { error }) => answer::refused(error),
@@ -376,8 +379,8 @@ impl UploadChannel {
 }
 
 impl Drop for FileUpload {
-    /// Aborts the upload. The process inside detects the missing end, keeps or removes the bytes received,
-    /// and exits. It is killed if it does not exit in time.
+    /// Aborts the upload. The process in the sandbox detects the missing end, keeps or removes the bytes
+    /// received, and exits. It is killed if it does not exit in time.
     fn drop(&mut self) {
         let (Some(UploadChannel { sender, mut answer }), Ok(executor)) =
             (self.way.take(), tokio::runtime::Handle::try_current())
@@ -409,7 +412,7 @@ fn end() -> Bytes {
     bytes.freeze()
 }
 
-/// Returns the header of a part. No payload is longer than the maximum size of a part.
+/// Builds the header of a part. No payload exceeds the maximum size of a part.
 fn header(kind: PartKind, length: usize) -> Bytes {
     let length = u32::try_from(length).unwrap_or(u32::MAX);
     Bytes::copy_from_slice(&Part { kind, length }.encode())

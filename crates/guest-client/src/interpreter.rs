@@ -1,5 +1,5 @@
 //! The interpreter of a sandbox, and contexts: interpreters that keep their variables between cells. Like
-//! execs, they live in the guest's table. A cell is an exec ([`crate::exec`]).
+//! execs, contexts live in the guest's table. A cell is an exec ([`crate::exec`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::exec::{ANSWER_WITHIN, CODE_WITHIN};
 use crate::link::GuestRequest;
 use crate::sandbox::Sandbox;
 
-/// Timeout for requests to a context. A guest allows ten seconds to read its variables and five to stop a
-/// cell; the response takes a little longer.
+/// Timeout for requests to a context. A guest allows ten seconds to read a context's variables and five
+/// seconds to stop a cell; the response takes a little longer.
 const CONTEXT_WITHIN: Duration = Duration::from_secs(20);
-/// Variables that limit the thread pools of native libraries, which otherwise start one thread for each
-/// processor of the machine.
+/// Environment variables that limit the thread pools of native libraries. Without them, these libraries start
+/// one thread for each processor of the machine.
 const POOLS: [&str; 6] = [
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -30,11 +30,12 @@ const POOLS: [&str; 6] = [
     "RAYON_NUM_THREADS",
 ];
 
-/// Stands for a request without a body.
+/// Represents a request without a body.
 const NO_BODY: Option<&()> = None;
 
 impl Sandbox {
-    /// Sets the configuration with which its interpreter starts. Can be repeated; it starts nothing.
+    /// Sets the configuration with which the sandbox's interpreter will start. Does not start the
+    /// interpreter, and can be repeated.
     ///
     /// # Errors
     /// The sandbox has ended or does not respond.
@@ -49,7 +50,7 @@ impl Sandbox {
         self.request(Method::PUT, "/interpreter".into(), Some(&spec), ANSWER_WITHIN).await
     }
 
-    /// Returns the state of its interpreter, which is started if it does not run.
+    /// Returns the state of the sandbox's interpreter. Starts the interpreter if it is not running.
     ///
     /// # Errors
     /// The sandbox has ended or does not respond.
@@ -57,15 +58,15 @@ impl Sandbox {
         self.request(Method::GET, "/interpreter".into(), NO_BODY, CODE_WITHIN).await
     }
 
-    /// Creates a context under this id. The same request again creates nothing.
+    /// Creates a context with this ID. Repeating the same request has no effect.
     ///
     /// # Errors
-    /// The id belongs to a different context, or its process could not be started.
+    /// The ID belongs to a different context, or the context's process could not be started.
     pub async fn create_context(&self, id: &ContextId, spec: &ContextSpec) -> Result<ContextInfo, Error> {
         self.request(Method::PUT, format!("/contexts/{id}"), Some(spec), CODE_WITHIN).await
     }
 
-    /// Returns all its contexts.
+    /// Returns all contexts of the sandbox.
     ///
     /// # Errors
     /// The sandbox has ended or does not respond.
@@ -73,7 +74,7 @@ impl Sandbox {
         self.request(Method::GET, "/contexts".into(), NO_BODY, ANSWER_WITHIN).await
     }
 
-    /// Removes a context, and stops the cell that runs in it.
+    /// Removes a context, and stops the cell that is running in it.
     ///
     /// # Errors
     /// The context is not known, or the sandbox has ended.
@@ -81,7 +82,7 @@ impl Sandbox {
         self.request(Method::DELETE, format!("/contexts/{id}"), NO_BODY, CONTEXT_WITHIN).await
     }
 
-    /// Restarts a context without its variables.
+    /// Restarts a context, which loses its variables.
     ///
     /// # Errors
     /// The context is not known, or its process could not be started.
@@ -89,7 +90,8 @@ impl Sandbox {
         self.request(Method::POST, format!("/contexts/{id}/restart"), NO_BODY, CODE_WITHIN).await
     }
 
-    /// Interrupts the cell that runs in a context. Its variables stay if the cell handles the interrupt.
+    /// Interrupts the cell that is running in a context. The context keeps its variables if the cell handles
+    /// the interrupt.
     ///
     /// # Errors
     /// The context is not known, or the sandbox has ended.
@@ -119,7 +121,8 @@ impl Sandbox {
     }
 }
 
-/// Limits pools of native threads to the number of processors of the sandbox, unless the variables set another size.
+/// Limits the thread pools of native libraries to the sandbox's number of processors, unless the variables
+/// already set a size.
 pub fn limit_thread_pools(env: &mut BTreeMap<String, String>, cpu_millis: u64) {
     let threads = cpu_millis.div_ceil(1000).max(1).to_string();
     for name in POOLS {

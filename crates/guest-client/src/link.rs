@@ -1,13 +1,13 @@
-//! The host end of the channel: a sequence of connections, and requests that survive them.
+//! The host end of the channel: a sequence of connections, and requests that survive a broken connection.
 //!
 //! ```text
 //! waiting ──guest dials──▶ live ──connection breaks──▶ waiting        process 1 exits ──▶ ended, final
 //! ```
 //!
-//! Almost every request to a guest is idempotent (execs have ids, bytes have offsets). So a request whose
-//! connection breaks is sent again on the next one, until its deadline. There are two exceptions: a body that
-//! is produced while it is sent ([`GuestLink::stream`]) cannot be sent again, and some requests must not be
-//! repeated ([`GuestLink::ask_once`]).
+//! Almost every request to a guest is idempotent (execs have IDs, bytes have offsets). If the connection
+//! breaks during a request, the request is therefore sent again on the next connection, until its deadline.
+//! There are two exceptions: a body that is produced while it is sent ([`GuestLink::stream`]) cannot be sent
+//! again, and some requests must not be repeated ([`GuestLink::ask_once`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -30,23 +30,23 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::port::{self, Inwards};
 
-/// Flow-control window of one stream: the maximum unread output that this process holds for one reader. It is
-/// two chunks of the guest. The number of readers is limited per project.
+/// Flow-control window of one stream: the maximum unread output that this process holds for one reader. It
+/// equals two of the guest's chunks. The number of readers is limited per project.
 const STREAM_WINDOW_BYTES: u32 = 512 * 1024;
-/// Flow-control window of the connection: the maximum of HTTP/2, which means no additional limit. With a
-/// limit, a caller that opens a stream and does not read it would use up the window that all other responses
-/// of the guest need (O-02).
+/// Flow-control window of the connection: the HTTP/2 maximum, which means no additional limit. With a limit,
+/// a caller that opens a stream and does not read it would use up the window that all other responses of the
+/// guest need (attack O-02).
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
-/// Maximum size of an HTTP/2 frame. Frames larger than the default carry a flood of output with fewer
-/// wake-ups. Smaller ones let a response pass between many such floods, because streams send one frame each
-/// in turn.
+/// Maximum size of an HTTP/2 frame. It is larger than the default, so that a flood of output causes fewer
+/// wake-ups. It is not larger still, because streams take turns and send one frame each: a response must be
+/// able to pass between many such floods.
 const FRAME_BYTES: u32 = 64 * 1024;
-/// Interval and timeout of pings. A live guest answers them; if it was stopped or starved for this long, the
-/// connection is replaced.
+/// Interval and timeout of pings. A live guest answers them. If the guest was stopped or starved for this
+/// long, the connection is replaced.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(10);
-/// Timeout for one wait for a connection. The wait is repeated without limit: the guest redials for as long
-/// as it lives.
+/// Timeout for waiting for a connection once. The wait is repeated without limit, because the guest redials
+/// for as long as it lives.
 const DIAL_WITHIN: Duration = Duration::from_secs(30);
 
 /// Interval between attempts to reach a sandbox that another process still holds.
@@ -77,13 +77,13 @@ enum LinkState {
 pub enum PauseState {
     /// Not paused.
     None,
-    /// Being paused or resumed. New calls wait, and the guest still responds.
+    /// Being paused or resumed. New calls wait, but the guest still responds.
     Changing,
     /// The sandbox's processes are frozen.
     Frozen,
 }
 
-/// An idempotent request, which can be sent several times.
+/// An idempotent request, which can be sent repeatedly.
 #[derive(Clone, Debug)]
 pub struct GuestRequest {
     /// The method.
@@ -95,7 +95,7 @@ pub struct GuestRequest {
 }
 
 impl GuestLink {
-    /// Creates a link to the guest of `id`, which is maintained until the sandbox ends.
+    /// Creates a link to the guest of sandbox `id`. The link is maintained until the sandbox ends.
     pub fn new(runtime: Arc<dyn Runtime>, id: SandboxId) -> Self {
         let (sender, state) = watch::channel(LinkState::Waiting);
         let sender = Arc::new(sender);
@@ -114,12 +114,12 @@ impl GuestLink {
         let _ = self.overdue.set(exec.clone());
     }
 
-    /// Returns true if the sandbox was stopped because of this exec.
+    /// Returns true if the sandbox was stopped because this exec ran past its deadline.
     pub fn was_overdue(&self, exec: &ExecId) -> bool {
         self.overdue.get() == Some(exec)
     }
 
-    /// Records that the sandbox is being stopped on purpose, and the cause to report.
+    /// Records that the sandbox is being stopped deliberately, with the cause to report.
     pub fn stopping(&self, cause: LostCause) {
         self.stopping.send_replace(Some(cause));
     }
@@ -138,7 +138,7 @@ impl GuestLink {
         *self.pause.borrow() != PauseState::None && !matches!(*self.state.borrow(), LinkState::Ended(_))
     }
 
-    /// Returns the number of pauses since this process took charge of the sandbox.
+    /// Returns the number of times that the sandbox has been paused since this process began to manage it.
     pub fn pauses(&self) -> u64 {
         self.pauses.load(Ordering::Acquire)
     }
@@ -170,8 +170,8 @@ impl GuestLink {
         }
     }
 
-    /// Sends a request, repeatedly if connections break, and returns the head of the response. Its body may
-    /// be long.
+    /// Sends a request, and sends it again if the connection breaks. Returns the response once its head has
+    /// arrived. The body may be long.
     ///
     /// # Errors
     /// The guest returned an error, the sandbox has ended, or the timeout has passed.
@@ -190,10 +190,10 @@ impl GuestLink {
         }
     }
 
-    /// Sends a request, repeatedly if connections break, and returns the whole response.
+    /// Sends a request, and sends it again if the connection breaks. Returns the whole response.
     ///
     /// # Errors
-    /// As [`GuestLink::ask`]; or the response is too long or malformed.
+    /// Same errors as [`GuestLink::ask`]. In addition, the response may be too long or malformed.
     pub async fn call<T: serde::de::DeserializeOwned>(
         &self,
         ask: &GuestRequest,
@@ -219,7 +219,8 @@ impl GuestLink {
     /// returns the whole response.
     ///
     /// # Errors
-    /// As [`GuestLink::call`]; or the connection broke, because the body cannot be sent again.
+    /// Same errors as [`GuestLink::call`]. In addition, a broken connection is an error, because the body
+    /// cannot be sent again.
     pub async fn stream<T: serde::de::DeserializeOwned>(
         &self,
         ask: &GuestRequest,
@@ -232,10 +233,11 @@ impl GuestLink {
         serde_json::from_slice(&bytes).map_err(|error| Error::Protocol(error.to_string()))
     }
 
-    /// Opens a stream in both directions: the body of the response, and the body of the request.
+    /// Opens a stream in both directions: the body of the request carries bytes to the guest, and the body of
+    /// the response carries bytes from the guest.
     ///
     /// # Errors
-    /// As [`GuestLink::ask`].
+    /// Same errors as [`GuestLink::ask`].
     pub(crate) async fn both_ways(
         &self,
         ask: &GuestRequest,
@@ -251,7 +253,7 @@ impl GuestLink {
                 Err(_) => return Err(Error::Deadline { what: "the request to the guest", after: within }),
                 Ok(Ok(response)) if response.status().is_success() => return Ok((response, said)),
                 Ok(Ok(response)) => return Err(refusal(response, deadline, within).await),
-                // No data was sent on the stream yet, so the request can be repeated.
+                // No data has been sent on the stream yet, so the request can be repeated.
                 Ok(Err(_broken)) => last = generation,
             }
         }
@@ -260,7 +262,7 @@ impl GuestLink {
     /// Sends a request once, with a streamed body if one is given, and returns the head of the response.
     ///
     /// # Errors
-    /// As [`GuestLink::ask`]; or the connection broke.
+    /// Same errors as [`GuestLink::ask`]. In addition, a broken connection is an error.
     pub async fn ask_once(
         &self,
         ask: &GuestRequest,
@@ -297,8 +299,8 @@ impl GuestLink {
         }
     }
 
-    /// Waits for a matching state. If the tasks that publish states have ended, as on a shutdown of the
-    /// server, waits forever: the sandbox lives on, and its end must not be reported here.
+    /// Waits for a matching state. If the tasks that publish states have ended because the server is shutting
+    /// down, waits forever: the sandbox continues to run, and its end must not be reported here.
     async fn reach(&self, wanted: impl FnMut(&LinkState) -> bool) -> LinkState {
         let mut state = self.state.clone();
         let reached = state.wait_for(wanted).await.map(|state| state.clone());
@@ -327,7 +329,7 @@ impl Drop for GuestLink {
     }
 }
 
-/// Accepts connections of the guest, one after the other.
+/// Accepts the guest's connections, one after another.
 async fn keep(
     runtime: Arc<dyn Runtime>,
     id: SandboxId,
@@ -345,8 +347,8 @@ async fn keep(
             Err(runtime::Error::Deadline { .. } | runtime::Error::Impostor { .. }) => continue,
             // `mourn` waits for process 1 and reports the cause.
             Err(runtime::Error::NotFound(_) | runtime::Error::Ended(_)) => return,
-            // All other errors are temporary. For example, a child process that the previous server had just
-            // forked briefly holds its locks.
+            // All other errors are temporary. For example, a child process that the previous server forked
+            // just before it exited can briefly hold the server's locks.
             Err(_) => {
                 tokio::time::sleep(TAKE_AGAIN).await;
                 continue;
@@ -360,7 +362,7 @@ async fn keep(
     }
 }
 
-/// Waits for the end of process 1, and publishes the cause.
+/// Waits for process 1 to exit, and publishes the cause.
 async fn mourn(
     runtime: Arc<dyn Runtime>,
     id: SandboxId,
@@ -370,7 +372,7 @@ async fn mourn(
     let exit = loop {
         match runtime.wait(&id).await {
             // Only these results mean that the sandbox has ended. Other errors, such as a lack of file
-            // descriptors, are no evidence of that.
+            // descriptors, do not prove that.
             Ok(exit) => break exit,
             Err(runtime::Error::NotFound(_) | runtime::Error::Ended(_)) => break Exit::Unknown,
             Err(_) => tokio::time::sleep(TAKE_AGAIN).await,

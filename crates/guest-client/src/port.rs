@@ -1,7 +1,7 @@
 //! A connection to a port inside a sandbox: bytes in both directions over the channel.
 //!
-//! An orderly end and an abort are distinguished in both directions: if a connection is dropped without a
-//! shutdown, it is aborted inside at once. While the connection is held, the sandbox is in use.
+//! Both directions distinguish an orderly end from an abort: a connection that is dropped without a shutdown
+//! is aborted in the sandbox at once. The sandbox counts as in use while the connection exists.
 
 use std::io;
 use std::pin::Pin;
@@ -17,16 +17,16 @@ use tokio_util::sync::PollSender;
 
 /// Maximum number of bytes sent in one chunk.
 const PIECE_BYTES: usize = 64 * 1024;
-/// Maximum number of chunks waiting for a guest that does not read.
+/// Maximum number of chunks that are buffered for a guest that does not read.
 const PIECES_WAITING: usize = 2;
 
-/// A value that is held as long as a connection, and dropped with it.
+/// A value that is held for as long as a connection exists, and is dropped with it.
 pub type Guard = Box<dyn Send + Sync>;
 
 /// A connection to a port inside a sandbox.
 pub struct Port {
     heard: Incoming,
-    /// Bytes that were received and not read yet.
+    /// Bytes that were received but have not been read yet.
     rest: Bytes,
     say: PortSender,
     _guard: Option<Guard>,
@@ -46,7 +46,7 @@ pub(crate) struct Inwards {
     ended: bool,
 }
 
-/// Creates both ends of the direction to the guest.
+/// Creates the sending half of a connection, and the request body that carries its bytes to the guest.
 pub(crate) fn inwards() -> (PortSender, Inwards) {
     let (send, pieces) = mpsc::channel(PIECES_WAITING);
     let shut = Arc::new(AtomicBool::new(false));

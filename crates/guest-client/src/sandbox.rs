@@ -18,26 +18,27 @@ use crate::exec::{ANSWER_WITHIN, Exec, Home};
 use crate::link::{GuestLink, GuestRequest};
 use crate::port::{Guard, Port};
 
-/// Timeout from the start of process 1 to its first connection. It takes a second on a starved machine; a
-/// broken guest never connects.
+/// Timeout from the start of process 1 to its first connection. Connecting takes a second on a starved
+/// machine; a broken guest never connects.
 const DIAL_WITHIN: Duration = Duration::from_secs(20);
-/// Timeout for connecting to a port inside. This is usually immediate, but not while the guest is starved or
-/// being taken over.
+/// Timeout for connecting to a port in the sandbox. Connecting is usually immediate, except while the guest
+/// is starved or being taken over by another process.
 const PORT_WITHIN: Duration = Duration::from_secs(10);
 
-/// Capabilities of root in sandboxes that build recipes: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID
-/// and SETUID.
+/// Capabilities that root has in sandboxes that build recipes: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL,
+/// SETGID and SETUID.
 const BUILDS: u64 = 0b1111_1011;
 
-/// A running sandbox. Dropping it does not stop the sandbox, which a later process can find by its id.
+/// A running sandbox. Dropping this value does not stop the sandbox, which a later process can find by its
+/// ID.
 pub struct Sandbox {
     home: Home,
     posture: Option<Posture>,
 }
 
 impl Sandbox {
-    /// Starts a sandbox, and checks that its posture is as its tier promises. On failure, the sandbox is
-    /// removed.
+    /// Starts a sandbox, and checks that its posture matches the promise of its tier. On failure, the sandbox
+    /// is removed.
     ///
     /// # Errors
     /// The sandbox could not be started, or its posture differs from the promise.
@@ -64,7 +65,7 @@ impl Sandbox {
         Self { home: Home { id, runtime, link, memory_bytes }, posture: None }
     }
 
-    /// Returns its id.
+    /// Returns the sandbox's ID.
     pub fn id(&self) -> &SandboxId {
         &self.home.id
     }
@@ -74,22 +75,22 @@ impl Sandbox {
         self.posture.as_ref()
     }
 
-    /// Returns the host end of its channel.
+    /// Returns the host end of the sandbox's channel.
     pub fn link(&self) -> &GuestLink {
         &self.home.link
     }
 
-    /// Returns the host end of its channel, as a shared pointer.
+    /// Returns the host end of the sandbox's channel, as a shared pointer.
     pub fn shared_link(&self) -> Arc<GuestLink> {
         Arc::clone(&self.home.link)
     }
 
-    /// Starts a command under an id that the caller chooses. A repeated call attaches to the exec that the
-    /// first one started.
+    /// Starts a command with an ID that the caller chooses. A repeated call attaches to the exec that the
+    /// first call started.
     ///
     /// # Errors
-    /// The request is invalid, or the command could not be started, in which case nothing ran; or the sandbox
-    /// has ended.
+    /// The request is invalid, the command could not be started, or the sandbox has ended. If the command
+    /// could not be started, nothing ran.
     pub async fn exec(&self, id: ExecId, spec: &ExecSpec) -> Result<Exec, Error> {
         Exec::run(self.home.clone(), id, spec).await
     }
@@ -97,7 +98,7 @@ impl Sandbox {
     /// Starts a command like [`Sandbox::exec`], without a reader.
     ///
     /// # Errors
-    /// As [`Sandbox::exec`].
+    /// Same errors as [`Sandbox::exec`].
     pub async fn start_exec(&self, id: &ExecId, spec: &ExecSpec) -> Result<ExecInfo, Error> {
         crate::exec::start(&self.home, id, spec).await
     }
@@ -112,7 +113,7 @@ impl Sandbox {
         Exec::attach(self.home.clone(), id)
     }
 
-    /// Connects to a port inside, and holds `guard` while the connection is open.
+    /// Connects to a port in the sandbox, and holds `guard` while the connection is open.
     ///
     /// # Errors
     /// No server listens on the port, or the sandbox has ended.
@@ -122,7 +123,7 @@ impl Sandbox {
         Ok(Port::new(response.into_body(), said, guard))
     }
 
-    /// Returns all its execs, except the internal exec that checks the posture.
+    /// Returns all execs of the sandbox, except the internal exec that checks the posture.
     ///
     /// # Errors
     /// The sandbox has ended or does not respond.
@@ -134,7 +135,8 @@ impl Sandbox {
         Ok(execs)
     }
 
-    /// Sets the time to live of its guest, counted from now, in place of the one set at the start.
+    /// Sets the guest's time to live, counted from now. It replaces the time to live that was set at the
+    /// start.
     ///
     /// # Errors
     /// The sandbox has ended or does not respond in time.
@@ -142,16 +144,16 @@ impl Sandbox {
         self.put(format!("/ttl/{}", host::clock::millis(ttl)), within).await
     }
 
-    /// Suspends the deadlines of all execs until [`Sandbox::live_for`] is called, and sets the time to live
-    /// of its guest.
+    /// Suspends the deadlines of all execs until [`Sandbox::live_for`] is called, and sets the guest's time
+    /// to live.
     ///
     /// # Errors
-    /// As [`Sandbox::live_for`].
+    /// Same errors as [`Sandbox::live_for`].
     pub async fn hold(&self, ttl: Duration, within: Duration) -> Result<(), Error> {
         self.put(format!("/hold/{}", host::clock::millis(ttl)), within).await
     }
 
-    /// Makes the programs of its execs trust this certificate authority (PEM).
+    /// Makes the programs of the sandbox's execs trust this certificate authority (PEM).
     ///
     /// # Errors
     /// The sandbox has ended or does not respond.
@@ -165,20 +167,20 @@ impl Sandbox {
         self.home.link.call(&GuestRequest { method: Method::PUT, path, body: Bytes::new() }, within).await
     }
 
-    /// Returns its current resource usage.
+    /// Returns the sandbox's current resource usage.
     ///
     /// # Errors
-    /// The sandbox is not known any more.
+    /// The sandbox is no longer known.
     pub async fn usage(&self) -> Result<Usage, Error> {
         Ok(self.home.runtime.usage(&self.home.id).await?)
     }
 
-    /// Waits until it has ended, and returns the cause.
+    /// Waits until the sandbox has ended, and returns the cause.
     pub async fn ended(&self) -> LostCause {
         self.home.link.ended().await
     }
 
-    /// Stops it and removes all of its resources. Can be repeated.
+    /// Stops the sandbox and removes all of its resources. Can be repeated.
     ///
     /// # Errors
     /// A resource could not be removed.
@@ -199,7 +201,7 @@ impl Sandbox {
                 differences.extend(user_differences(&posture, self.home.runtime.tier(), profile));
                 Some(posture)
             }
-            // No untrusted code runs there.
+            // No untrusted code runs in a sandbox with this profile.
             Profile::Unpack { .. } => None,
         };
         if differences.is_empty() { Ok(inside) } else { Err(Error::Posture(differences)) }
@@ -225,7 +227,7 @@ impl Sandbox {
     }
 }
 
-/// Returns the id of the internal exec that reports the posture.
+/// Returns the ID of the internal exec that reports the posture.
 fn first_exec() -> ExecId {
     ExecId::from_random([0; 16])
 }

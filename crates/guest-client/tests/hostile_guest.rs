@@ -1,7 +1,7 @@
-//! A guest that lies: all input from a sandbox is hostile, including that of process 1.
+//! Tests with a guest that lies. All input from a sandbox is hostile, including the input from process 1.
 //!
-//! The test itself plays the guest, at the other end of a real socket; the runtime only hands out this
-//! socket.
+//! The test itself plays the guest, at the other end of a real socket. The runtime does nothing but hand out
+//! this socket.
 
 // A test fails by panicking.
 #![allow(
@@ -33,7 +33,7 @@ use runtime::{Exit, Inspect, Listed, Properties, Runtime, Spec, Tier, Usage};
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex, Notify, mpsc};
 
-/// Hands out sockets whose other end is the test.
+/// A runtime that hands out sockets. The test holds the other end of each.
 struct Liar {
     dials: Mutex<mpsc::Receiver<UnixStream>>,
     died: Notify,
@@ -83,7 +83,7 @@ fn sandbox(outputs: Vec<Vec<u8>>) -> (Sandbox, Arc<Liar>) {
     answering(outputs, Duration::from_secs(60))
 }
 
-/// Like `sandbox`, with the time for which each response stays open after its bytes.
+/// Like `sandbox`, but also sets how long each response stays open after its bytes.
 fn answering(outputs: Vec<Vec<u8>>, open: Duration) -> (Sandbox, Arc<Liar>) {
     let (dialler, dials) = mpsc::channel(8);
     let liar = Arc::new(Liar { dials: Mutex::new(dials), died: Notify::new() });
@@ -111,7 +111,7 @@ async fn answer(
     open: Duration,
 ) -> Result<Response<Body>, Infallible> {
     if request.uri().path() == "/files" {
-        // The response is sent after the whole request was received, and ends after its bytes.
+        // The response is sent after the whole request has been received, and ends after its bytes.
         let (bytes, mut body) = (outputs.lock().unwrap().pop_front(), request.into_body());
         let (sender, channel) = streamed::body(2);
         tokio::spawn(async move {
@@ -197,14 +197,14 @@ async fn an_honest_guest_is_believed() {
     assert!(matches!(events.last(), Some(Event::End(end)) if end.outcome == Outcome::Exited { code: 0 }));
 }
 
-/// duplicate and out-of-order frames.
+/// Attack A-03: duplicate and out-of-order frames.
 #[tokio::test]
 async fn bytes_that_do_not_follow_are_refused() {
     refused([data(Stream::Stdout, 0, b"hi"), data(Stream::Stdout, 0, b"hi")].concat()).await;
     refused(data(Stream::Stdout, 7, b"hi")).await;
 }
 
-/// false lengths.
+/// Attack A-03: false lengths.
 #[tokio::test]
 async fn a_frame_over_the_bound_is_refused_before_its_bytes_come() {
     let mut header = Header::Heartbeat.encode();
@@ -214,14 +214,14 @@ async fn a_frame_over_the_bound_is_refused_before_its_bytes_come() {
     refused(header.to_vec()).await;
 }
 
-/// unknown kinds, and gaps that go backwards.
+/// Attack A-03: unknown kinds, and gaps that go backwards.
 #[tokio::test]
 async fn frames_that_mean_nothing_are_refused() {
     refused(vec![9; 16]).await;
     refused(Header::Gap { stream: Stream::Stdout, to: 0 }.encode().to_vec()).await;
 }
 
-/// a forged end.
+/// Attack A-03: a forged end.
 #[tokio::test]
 async fn an_end_that_does_not_agree_with_the_bytes_is_refused() {
     refused([data(Stream::Stdout, 0, b"hi"), end(3)].concat()).await;
@@ -279,14 +279,14 @@ async fn a_result_is_told_after_the_output_that_was_written_before_it() {
     assert_eq!(order(&read(vec![late.concat()]).await.unwrap()), ["hiho".into(), format!("0..{first}")]);
 }
 
-/// A connection that breaks in the middle of a line loses nothing: the next one starts at the beginning of
-/// the line.
+/// A connection that breaks in the middle of a line loses nothing: the next connection starts at the
+/// beginning of the line.
 #[tokio::test]
 async fn a_result_that_was_cut_is_read_again_from_its_beginning() {
     let (one, two) = (shown(0, "a"), shown(0, "b"));
     let (first, both) = (one.len() as u64, (one.len() + two.len()) as u64);
     let rest = [data(Stream::Results, first, &two), end_with(0, both)].concat();
-    // Half a line, and then the connection ends: the output is requested again.
+    // The connection ends after half a line, and the output is requested again.
     let half = [data(Stream::Results, 0, &one), data(Stream::Results, first, &two[..two.len() / 2])].concat();
     let (sandbox, _liar) = answering(vec![half, rest], Duration::ZERO);
     let done = sandbox.exec(exec_id(), &spec()).await.unwrap().collect().await.unwrap();
@@ -313,7 +313,7 @@ async fn an_offset_at_which_no_result_begins_is_refused_as_a_request() {
     }
 }
 
-/// The guest may have discarded everything of an exec that ended long ago.
+/// The guest may have discarded all results of an exec that ended long ago.
 #[tokio::test]
 async fn results_that_were_not_kept_are_told_as_a_gap() {
     let gap = Header::Gap { stream: Stream::Results, to: 90 }.encode().to_vec();
@@ -325,7 +325,7 @@ async fn results_that_were_not_kept_are_told_as_a_gap() {
     assert!(matches!(told[0], Event::Gap { from: 0, to: 90, .. }), "{told:?}");
 }
 
-/// results that are malformed, too long, truncated, or placed after output that never arrives.
+/// Attack A-03: results that are malformed, too long, truncated, or placed after output that never arrives.
 #[tokio::test]
 async fn lies_about_results_are_refused() {
     let one = shown(0, "a");
@@ -342,7 +342,7 @@ async fn lies_about_results_are_refused() {
     refused(endless).await;
 }
 
-/// the guest dies while an exec is running.
+/// Attack A-01: the guest dies while an exec is running.
 #[tokio::test]
 async fn the_death_of_the_guest_is_an_outcome_within_a_second() {
     let (sandbox, liar) = sandbox(vec![data(Stream::Stdout, 0, b"hi")]);
@@ -357,7 +357,7 @@ async fn the_death_of_the_guest_is_an_outcome_within_a_second() {
     assert_eq!(error.to_api().code, ErrorCode::SandboxLost);
 }
 
-/// a guest that never reports the end of an exec cannot extend it past its deadline.
+/// Attack A-04: a guest that never reports the end of an exec cannot extend it past its deadline.
 #[tokio::test]
 async fn a_guest_that_goes_quiet_cannot_outlast_the_deadline() {
     let (sandbox, _liar) = sandbox(vec![data(Stream::Stdout, 0, b"hi")]);
@@ -420,7 +420,7 @@ async fn an_honest_answer_about_files_is_believed() {
     assert_eq!(file(whole).await.unwrap(), b"abcd");
 }
 
-/// responses to another request, unannounced bytes, and data after the end.
+/// Attack A-03: responses to another request, unannounced bytes, and data after the end.
 #[tokio::test]
 async fn lies_about_files_are_refused() {
     let stat = FileAsk::Stat { path: path() };
@@ -471,8 +471,8 @@ async fn lies_about_files_are_refused() {
     }
 }
 
-/// A process that serves files can be killed at any byte: a partial response is never taken for a complete
-/// one.
+/// A process that serves files can be killed at any byte. A partial response must never be mistaken for a
+/// complete one.
 #[tokio::test]
 async fn an_answer_about_files_that_breaks_off_says_so() {
     let whole = [content(4), part(PartKind::Data, "abcd"), read_end(&"0".repeat(64))].concat();

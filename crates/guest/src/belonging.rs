@@ -1,16 +1,16 @@
-//! Creates objects that the exec's user owns from the start: pipes and terminals. So programs can reopen them
-//! by name (`echo x > /dev/stderr`, `tty`, `script`).
+//! Creates pipes and terminals that the exec's user owns from the start, so that programs can reopen them by
+//! name (`echo x > /dev/stderr`, `tty`, `script`).
 //!
-//! The creator of such an object is its owner, so the guest lowers its effective uid for that moment. The
-//! guest has one thread, and its real and saved uid stay the same, so that no other process may signal or
-//! trace it meanwhile.
+//! The creator of such an object becomes its owner, so the guest switches its effective uid while it creates
+//! one. This is safe: the guest has only one thread, and because its real and saved uids stay the same, no
+//! other process may signal or trace it meanwhile.
 
 use std::io;
 
 use rustix::process::{DumpableBehavior, Uid, geteuid, set_dumpable_behavior};
 use rustix::thread::set_thread_res_uid;
 
-/// Creates an object that this user owns.
+/// Calls `make` with the effective uid of this user, so that the user owns the created object.
 pub fn made_for<T>(uid: u32, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let own = geteuid();
     if !own.is_root() || uid == 0 {
@@ -18,10 +18,10 @@ pub fn made_for<T>(uid: u32, make: impl FnOnce() -> io::Result<T>) -> io::Result
     }
     set_thread_res_uid(None, Uid::from_raw(uid), None)?;
     let made = make();
-    // Also restores the capabilities. Returning to the saved uid cannot fail. If it did, this process could
-    // start nothing anymore, and every later call here would return the error.
+    // This also restores the capabilities. Returning to the saved uid cannot fail. If it did, this process
+    // could no longer start anything, and every later call of this function would return the error.
     set_thread_res_uid(None, own, None)?;
-    // A change of the effective uid resets this flag to the default that the host's administrator chose.
+    // Changing the effective uid resets this flag to the default that the host's administrator chose.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     made
 }

@@ -1,4 +1,4 @@
-//! Runs of code: as a cell of a context, as a fork of the interpreter, or as a command.
+//! Runs code: as a cell of a context, as a fork of the parent interpreter, or as a command.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -22,19 +22,21 @@ use crate::sweep::{self, Whom};
 use crate::table::{Child, ExecTable};
 use crate::watched::Watched;
 
-/// Timeout from the fork to the first line of code, without packages. Normally milliseconds.
+/// Timeout from the fork to the first line of code, if no packages are installed. It normally takes
+/// milliseconds.
 const BEGIN_WITHIN: Duration = Duration::from_secs(10);
-/// Time for an installer to end after its time limit.
+/// Additional time for an installer to end after its time limit.
 const INSTALL_OVER: Duration = Duration::from_secs(30);
 
-/// Node treats code with a top-level `await` as a module, and modules lack `require`. This makes both
-/// available.
+/// Option of Node.js that defines `require`. Node.js treats code with a top-level `await` as a module, and
+/// modules have no `require`. With this option, code can use both.
 const REQUIRE: &str = concat!(
     "--import=data:text/javascript,import{createRequire as c}from\"node:module\";",
     "globalThis.require=c(process.cwd()+\"/\")"
 );
-/// Node takes `f(await x)` for a script with a syntax error, not for a module. So ask it first whether it can
-/// parse the code as a script.
+/// Shell script that runs code as a script or as a module. Node.js treats `f(await x)` as a script with a
+/// syntax error, not as a module. The shell script therefore first checks whether Node.js can parse the code
+/// as a script.
 const SCRIPT_OR_MODULE: &str = r#"
 command -v node >/dev/null || { echo "JavaScript requires Node.js: use the template node, or add { apt = [\"nodejs\"] } to the recipe" >&2; exit 127; }
 if printf '%s\n' "$2" | node --check --input-type=commonjs - >/dev/null 2>&1
@@ -42,22 +44,22 @@ then set -- "$1" "$2" commonjs
 else set -- "$1" "$2" module
 fi
 printf '%s\n' "$2" | exec node "$1" "--input-type=$3" -"#;
-/// Types are removed by esbuild, because Debian's Node does not support them.
+/// Shell script that removes types. It uses esbuild, because Debian's Node.js does not support types.
 const WITHOUT_TYPES: &str = r#"command -v esbuild >/dev/null || { echo "TypeScript requires esbuild: add { apt = [\"esbuild\"] } to the template's recipe" >&2; exit 127; }
 set -- "$1" "$(esbuild --loader=ts --log-level=error --target=node20 || echo '#')"
 [ "$2" != '#' ] || exit 1"#;
 
 /// A request to run code.
 pub struct Job {
-    /// Everything except the code.
+    /// The request, except for its code.
     pub spec: ExecSpec,
     /// The code.
     pub code: Code,
 }
 
-/// A process that runs code, from its fork on.
+/// A process that was started to run code.
 pub struct Running {
-    /// Its output streams.
+    /// Output streams of the process.
     pub streams: Vec<(Stream, Rc<Watched>)>,
     /// Channel for messages to and from the process.
     pub channel: Rc<Records>,
@@ -67,13 +69,13 @@ pub struct Running {
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tell<'a> {
-    /// The only run of the process.
+    /// Starts the only run of the process.
     Run(RunSpec<'a>),
-    /// The next cell.
+    /// Starts the next cell.
     Cell(CellSpec<'a>),
     /// Requests the variables.
     Variables {},
-    /// Requests an answer, which shows that no earlier interrupt is pending.
+    /// Requests an answer that shows that no earlier interrupt is pending.
     Settle {},
 }
 
@@ -122,9 +124,10 @@ pub struct Birth<'a> {
     pub kind: ForkKind,
 }
 
-/// Forks a process for code.
+/// Forks a process that will run code.
 pub async fn fork(table: &Rc<ExecTable>, birth: &Birth<'_>, child: Child) -> Result<(Running, Pid), Error> {
-    // In a user-space kernel, every process of a user can reach the descriptors of another: see `launch`.
+    // In a user-space kernel, a process can reach the descriptors of other processes through `/proc`, so root
+    // owns the pipes: see `launch`.
     let owner = if table.in_user_kernel() { 0 } else { birth.uid };
     let broken = |error: std::io::Error| did_not_begin(&error.to_string());
     let (Ends { streams, .. }, Theirs { stdin, stdout, stderr }) = on_pipes(false, owner).map_err(broken)?;
@@ -142,7 +145,7 @@ pub async fn fork(table: &Rc<ExecTable>, birth: &Birth<'_>, child: Child) -> Res
     Ok((Running { streams, channel: Rc::new(channel) }, pid))
 }
 
-/// Starts a run. As for a command, nothing is awaited here.
+/// Starts a run. Like [`ExecTable::begin`], this function awaits nothing.
 pub fn begin(
     table: &Rc<ExecTable>,
     id: ExecId,
@@ -159,7 +162,8 @@ pub fn begin(
         let job = Job { code: spec.code.take().unwrap_or_default(), spec };
         context.admits(&job.code)?;
         table.know(&exec, id.clone());
-        // The cell is queued, which cannot fail anymore. Later failures are reported as its outcome.
+        // The cell is now in the queue, so its start cannot fail anymore. Later failures are reported as its
+        // outcome.
         exec.judge(Ok(()));
         tokio::task::spawn_local(context.cell(Rc::clone(table), Rc::clone(&exec), job));
         return Ok(exec);
@@ -222,7 +226,7 @@ async fn begin_python(
     let first = tokio::time::timeout(BEGIN_WITHIN, first).await.ok().flatten();
     match first.as_ref().and_then(|record| understand(&record.bytes)) {
         Some(CodeMessage::Refused(StartRefusal { message, .. })) => {
-            // A process that refused to begin must not continue.
+            // A process that refused to begin must not continue to run.
             sweep::kill(Whom::Group(exec.group())).await;
             return Err(cannot_begin(&message));
         }
@@ -230,7 +234,7 @@ async fn begin_python(
             let patience = first.as_ref().map_or(Duration::ZERO, ChannelRecord::patience);
             shown(exec, &running.streams, result, patience, &running.channel).await;
         }
-        // A process that ended before its first message is reported by its outcome.
+        // If the process ended before its first message, its outcome reports that.
         _ => {}
     }
     exec.clock();
@@ -245,15 +249,16 @@ async fn attend(exec: Rc<GuestExec>, streams: Vec<(Stream, Rc<Watched>)>, channe
             Some(CodeMessage::Result(result)) => {
                 shown(&exec, &streams, result, record.patience(), &channel).await;
             }
-            // Other messages have no receiver, and a process that sends them harms only itself.
+            // Ignore all other messages. A process that sends them harms only itself.
             _ => {}
         }
     }
 }
 
-/// Writes code to the standard input of the program that runs it.
+/// Writes code to the standard input of the program that runs it, then closes standard input.
 async fn feed(exec: Rc<GuestExec>, input: Bytes) {
-    // A program that does not read all of it has ended, or reports an error in its output.
+    // Ignore an error: a program that does not read all the code has ended, or reports an error in its
+    // output.
     let _ = exec.stdin.write(0, &input).await;
     exec.stdin.close();
 }
@@ -290,7 +295,8 @@ pub fn cannot_begin(why: &str) -> Error {
     }
 }
 
-/// Returns the error for a process that did not begin and gave no reason.
+/// Returns the error for a process that did not begin and reported no reason. `why` is the guest's
+/// explanation.
 pub fn did_not_begin(why: &str) -> Error {
     Error {
         retry: Retry::Safe,

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A fair lock serializes cells in their order of arrival. Between two cells, the channel is not read. Output
-//! of that time is retained, up to a limit, and reported with the next cell.
+//! that arrives in that time is retained, up to a limit, and reported with the next cell.
 
 mod cell;
 
@@ -32,27 +32,29 @@ use crate::sweep::{self, Whom};
 use crate::table::{Child, ExecTable};
 use crate::watched::Watched;
 
-/// Time for a process to end after its channel was closed.
+/// Time to wait for a process to end after its channel was closed or it was killed.
 const END_WITHIN: Duration = Duration::from_secs(1);
-/// Timeout for the start of an interpreter. A fork is ready within milliseconds; a separately started
-/// interpreter imports everything itself.
+/// Timeout for the start of an interpreter. A fork is ready within milliseconds, but a separately started
+/// interpreter must import all modules itself.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// Timeout for a list of variables. It takes milliseconds, but a `repr` of user code may never return.
+/// Timeout for a list of variables. Listing them takes milliseconds, but a `repr` in user code may never
+/// return.
 const VARIABLES_WITHIN: Duration = Duration::from_secs(8);
-/// Number of checks for the end of a cell. A cell notices the end of its process within a check or two.
+/// Maximum number of checks whether the current cell has ended. After its process has ended, the cell ends
+/// within a check or two.
 const END_LOOKS: u32 = 200;
 const END_LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Maximum size of a list of variables: many times the usual size, because each value is truncated.
 const VARIABLES_BYTES_MAX: usize = 1 << 20;
-/// Maximum size of the message by which an interpreter reports that it was started separately.
+/// Maximum size of the notice that an interpreter was started separately.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
-/// Maximum retained output of each stream between two cells.
+/// Maximum output of each stream that is retained between two cells.
 const LATE_BYTES_MAX: usize = 64 * 1024;
 
-/// Group of a cell that does not run. No process has it.
+/// Group of a cell that is not running. No process has this group.
 pub const NO_GROUP: u32 = *limits::EXEC_GROUPS.end() + 3;
 
-/// A context.
+/// A context: a long-lived interpreter and its cells.
 pub struct Context {
     id: ContextId,
     spec: ContextSpec,
@@ -64,12 +66,13 @@ pub struct Context {
     cells: Cell<u64>,
     restarts: Cell<u32>,
     lost: Cell<Option<Loss>>,
-    /// Loss that the next cell has to report.
+    /// Loss of state that the next cell must report.
     untold: Cell<Option<Loss>>,
-    /// Reason for the end of the process, if the guest ends it.
+    /// Reason why the guest is ending the process, if it is doing so.
     ending: Cell<Option<Loss>>,
     late: RefCell<[Vec<u8>; 2]>,
-    /// Result from before the first cell: a notice that the interpreter was started separately, not forked.
+    /// Result that arrived before the first cell: a notice that the interpreter was started separately, not
+    /// forked.
     early: RefCell<Option<Box<str>>>,
     removed: Cell<bool>,
 }
@@ -85,7 +88,7 @@ pub struct ContextProcess {
 }
 
 impl ContextProcess {
-    /// Records the end of the process.
+    /// Records how the process ended.
     pub fn reaped(&self, outcome: Outcome) {
         self.outcome.replace(Some(outcome));
         self.ended.notify_waiters();
@@ -129,12 +132,12 @@ impl Context {
         }
     }
 
-    /// Returns the specification that it was created with.
+    /// Returns the specification that the context was created with.
     pub fn spec(&self) -> &ContextSpec {
         &self.spec
     }
 
-    /// Rejects a cell that the context cannot run.
+    /// Returns an error if the context cannot run this cell.
     pub fn admits(&self, code: &Code) -> Result<(), Error> {
         if code.language.is_some_and(|language| language != self.spec.language) {
             return Err(Error::invalid(
@@ -215,7 +218,8 @@ impl Context {
         let process = self.process.borrow().clone();
         let Some(process) = process.filter(|process| process.has_ended()) else { return };
         self.process.replace(None);
-        // Kill its descendants too, or they would write into the next cells.
+        // Kill the descendants of the process too. Otherwise, they would write into the output of later
+        // cells.
         tokio::task::spawn_local(sweep::kill(Whom::Group(process.group)));
         let ended = if table.memory().count() > process.kills_before { Loss::Oom } else { Loss::Ended };
         let loss = self.ending.take().unwrap_or(ended);
@@ -224,7 +228,7 @@ impl Context {
         self.untold.set(Some(loss));
     }
 
-    /// Returns the current process, or starts a new one. The caller must hold the turn.
+    /// Returns the current process, or starts a new one. The caller must hold the `turn` lock.
     async fn alive(self: &Rc<Self>, table: &Rc<ExecTable>) -> Result<Rc<ContextProcess>, Error> {
         self.notice(table);
         let there = self.process.borrow().clone();
@@ -277,7 +281,8 @@ impl Context {
         Ok(Running { streams: ends.streams, channel: Rc::new(channel) })
     }
 
-    /// Waits until the fork reports that it is an interpreter, and keeps a result of it for the first cell.
+    /// Waits until the forked process reports that it is ready. If it sends a result first, keeps this result
+    /// for the first cell.
     async fn ready(&self, channel: &Records) -> Result<(), Error> {
         let begun = async {
             while let Some(record) = channel.read().await {
@@ -312,7 +317,7 @@ impl Context {
                 Some(exec) => exec.until_room(stream).await,
                 None => bytes.len(),
             };
-            // The cell may have ended while its reader made no room.
+            // The cell may have ended while this task waited for room in the cell's spool.
             let same = self.running.borrow().as_ref().map(Rc::as_ptr) == exec.as_ref().map(Rc::as_ptr);
             if !same {
                 continue;
@@ -340,14 +345,15 @@ impl Context {
         late.extend_from_slice(bytes.get(..room.min(bytes.len())).unwrap_or_default());
     }
 
-    /// Ends the current cell within seconds, even if it does not react.
+    /// Ends the current cell within seconds, even if it does not respond.
     pub fn interrupt(&self) {
         if let Some(exec) = &*self.running.borrow() {
             exec.ask_to_end(Outcome::Cancelled);
         }
     }
 
-    /// Discards the state. The current cell is cancelled; queued cells run in the new process.
+    /// Restarts the interpreter, which discards its state. The current cell is cancelled. Queued cells run in
+    /// the new process.
     pub async fn restart(self: &Rc<Self>, table: &Rc<ExecTable>) -> Result<(), Error> {
         self.end(Loss::Restarted).await;
         match self.turn.try_lock() {
@@ -357,7 +363,7 @@ impl Context {
         }
     }
 
-    /// Marks the context as removed, for all callers that wait for it.
+    /// Marks the context as removed. Calls that are waiting for it then fail.
     pub fn forget(&self) {
         self.removed.set(true);
     }
@@ -376,7 +382,7 @@ impl Context {
             sweep::kill(Whom::Group(process.group)).await;
             let _ = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
         }
-        // The current cell notices the end of its process and unregisters.
+        // Wait until the current cell has noticed the end of its process and has ended.
         for _ in 0..END_LOOKS {
             if self.running.borrow().is_none() {
                 return;
@@ -385,7 +391,7 @@ impl Context {
         }
     }
 
-    /// Returns its variables.
+    /// Returns the variables of the context.
     pub async fn variables(self: &Rc<Self>, table: &ExecTable) -> Result<Vec<Variable>, Error> {
         if self.spec.language != Language::Python {
             return Err(Error::invalid(
@@ -402,13 +408,13 @@ impl Context {
             loop {
                 let record = running.channel.read().await?;
                 match understand(&record.bytes) {
-                    // User code can forge this message, and a small message can be large in memory.
+                    // User code can forge this message, and parsing even a small message can use much memory.
                     Some(CodeMessage::Variables(list)) if list.get().len() > VARIABLES_BYTES_MAX => {
                         return None;
                     }
                     Some(CodeMessage::Variables(list)) => return serde_json::from_str(list.get()).ok(),
-                    // A result that a thread shows between two cells. Acknowledge it, because the thread
-                    // waits.
+                    // A thread displayed a result between two cells. Acknowledge it, because the thread waits
+                    // for the acknowledgement.
                     Some(CodeMessage::Result(_)) => running.channel.send_bytes(ACK, &[]).await.ok()?,
                     _ => {}
                 }

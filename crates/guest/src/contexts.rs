@@ -10,14 +10,14 @@ use api::{ContextId, Error, limits};
 use crate::context::Context;
 use crate::table::{ExecTable, conflict};
 
-/// All contexts, by id.
+/// All contexts, by ID.
 #[derive(Default)]
 pub struct Contexts {
     all: RefCell<BTreeMap<ContextId, Rc<Context>>>,
 }
 
 impl Contexts {
-    /// Returns the context with this id.
+    /// Returns the context with this ID.
     pub fn find(&self, id: &ContextId) -> Result<Rc<Context>, Error> {
         self.all.borrow().get(id).cloned().ok_or_else(|| Error {
             fix: "List the contexts of the sandbox, or create one.".into(),
@@ -25,7 +25,7 @@ impl Contexts {
         })
     }
 
-    /// Creates a context, or finds the context that the same request created before.
+    /// Creates a context, or finds the context that an identical earlier request created.
     pub async fn make(
         &self,
         table: &Rc<ExecTable>,
@@ -38,7 +38,7 @@ impl Contexts {
             Ok(_) => return Err(conflict(format!("context {id} was created by another request"), "context")),
             Err(_not_found) => self.add(&id, spec)?,
         };
-        // A separate task, so that the start continues if the request is dropped.
+        // Use a separate task, so that the start continues if the request is dropped.
         let begun = {
             let (table, context) = (Rc::clone(table), Rc::clone(&context));
             tokio::task::spawn_local(async move { context.begin(&table).await })
@@ -48,7 +48,7 @@ impl Contexts {
             Ok(Err(error)) => {
                 context.forget();
                 let mut all = self.all.borrow_mut();
-                // Another context with the same id may have replaced it.
+                // Another context with the same ID may have replaced this one.
                 if all.get(&id).is_some_and(|there| Rc::ptr_eq(there, &context)) {
                     all.remove(&id);
                 }
@@ -72,7 +72,7 @@ impl Contexts {
         Ok(context)
     }
 
-    /// Returns all contexts.
+    /// Describes all contexts.
     pub fn list(&self, table: &ExecTable) -> Vec<ContextInfo> {
         self.all.borrow().values().map(|context| context.info(table)).collect()
     }

@@ -1,15 +1,15 @@
-//! Steps of a new process between fork and exec: from root of the sandbox down to its final user and
-//! privileges.
+//! The steps that a new process performs between fork and exec, to get from root of the sandbox to its final
+//! user and privileges.
 //!
-//! Without root in the sandbox, the interpreter's parent is the only program of the image that keeps
-//! capabilities, because it sets the user and group of its forks. It runs as an ordinary user and keeps
-//! SETUID and SETGID as ambient capabilities. A filter prevents it and all its descendants from ever becoming
-//! user 0 or group 0.
+//! In a sandbox without root, the parent interpreter is the only program of the image that keeps
+//! capabilities, because it sets the user and group of its forks. It runs as an ordinary user, with SETUID
+//! and SETGID as ambient capabilities. A filter prevents it and all its descendants from ever becoming user 0
+//! or group 0.
 //!
-//! gVisor has no ambient capabilities, and gives a program capabilities only if it is started as root. There,
-//! the parent is root of its own user namespace, which maps root to the parent's ordinary user and does not
-//! map the sandbox's root (decision 0033). So that no other process creates a user namespace there, every
-//! process starts with a filter that refuses it.
+//! gVisor has no ambient capabilities, and gives a program capabilities only if it is started as root. Under
+//! gVisor, the parent interpreter is therefore root of its own user namespace, which maps root to the
+//! parent's ordinary user and does not map the sandbox's root (decision 0033). So that no other process
+//! creates a user namespace, every process under gVisor starts with a filter that denies it.
 
 mod namespace;
 
@@ -19,16 +19,16 @@ use std::os::fd::RawFd;
 
 use super::launch::done;
 
-/// Upper bound of the capability numbers to try. The highest that a kernel knows so far is 40; higher numbers
-/// are refused without harm.
+/// Upper bound of the capability numbers to try. The highest number that current kernels define is 40.
+/// Kernels reject higher numbers without harm.
 pub const CAPABILITY_LAST: libc::c_ulong = 63;
-/// SETPCAP as a bit: the capability to remove capabilities from the bounding set.
+/// SETPCAP as a bit mask. This capability allows a process to remove capabilities from its bounding set.
 pub const SETPCAP: u64 = 1 << 8;
 /// Version 3 of the capability header, which announces two sets of 32 capabilities.
 pub const CAPABILITIES_VERSION: u32 = 0x2008_0522;
 
 /// System calls that change the user or group of a process, each with the number of its arguments that are
-/// ids.
+/// IDs.
 const IDENTITY_CALLS: [(libc::c_long, u8); 8] = [
     (libc::SYS_setuid, 1),
     (libc::SYS_setreuid, 2),
@@ -39,8 +39,8 @@ const IDENTITY_CALLS: [(libc::c_long, u8); 8] = [
     (libc::SYS_setresgid, 3),
     (libc::SYS_setfsgid, 1),
 ];
-/// Offset of the system call number in the data that a filter reads. The arguments follow, each with its low
-/// half first.
+/// Offset of the system call number in the data that a filter reads. The arguments follow, each with its
+/// lower half first.
 const NUMBER_AT: u32 = 0;
 const ARGUMENTS_AT: u32 = 16;
 const ARGUMENT_BYTES: u32 = 8;
@@ -50,7 +50,7 @@ const ARGUMENT_BYTES: u32 = 8;
 pub struct Descent {
     /// Cgroups that the child joins.
     pub cgroups: Vec<RawFd>,
-    /// User of the child, and group of the same number.
+    /// User of the child. Its primary group has the same number.
     pub uid: libc::uid_t,
     /// Supplementary group: the exec group.
     pub groups: [libc::gid_t; 1],
@@ -58,78 +58,81 @@ pub struct Descent {
     pub capabilities: u64,
     /// Working directory.
     pub directory: CString,
-    /// Descriptors that the child gets in addition to its three streams, from descriptor 3 on.
+    /// Descriptors that the child gets in addition to its three streams, as descriptors 3 and up.
     pub extra: Vec<RawFd>,
     /// True if standard input is a terminal, which then becomes the controlling terminal of the session.
     pub terminal: bool,
-    /// True if the child becomes root of its own user namespace, which maps this root to `uid`.
+    /// True if the child becomes root of its own user namespace, in which `uid` appears as root.
     pub nested: bool,
     /// Filter for the child and all its descendants: [`never_root`], [`no_namespaces`] or empty.
     pub filter: Vec<libc::sock_filter>,
 }
 
 impl Descent {
-    /// Performs the steps, in the child. The order matters: cgroups while it may still write to them, then
-    /// identity and privileges, then the working directory.
+    /// Performs the steps, in the child. The order matters: the child joins the cgroups while it may still
+    /// write to them, then changes its identity and privileges, then enters the working directory.
     pub fn descend(&self, streams: [RawFd; 3]) -> io::Result<()> {
         for (number, stream) in (0..).zip(streams) {
-            // SAFETY: no pointers; both numbers are of open descriptors.
+            // SAFETY: The call takes no pointers, and `stream` is an open descriptor.
             done(unsafe { libc::dup2(stream, number) })?;
         }
-        // SAFETY: no pointers. Rust ignores this signal, and programs would inherit that.
+        // SAFETY: The call takes no pointers. The Rust runtime ignores SIGPIPE, and programs would inherit
+        // this setting.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
         for cgroup in &self.cgroups {
-            // SAFETY: one byte of static memory is written to an open descriptor.
+            // SAFETY: The call writes one byte of static memory to an open descriptor.
             done(unsafe { libc::write(*cgroup, b"0".as_ptr().cast(), 1) } as libc::c_int)?;
         }
         be_first_to_go();
-        // SAFETY: no pointers.
+        // SAFETY: `setsid` takes no pointers.
         done(unsafe { libc::setsid() })?;
         if self.terminal {
-            // SAFETY: no pointers; descriptor 0 is a terminal that no session controls, and this process
-            // leads a session without one.
+            // SAFETY: The call takes no pointers. Descriptor 0 is a terminal that no session controls, and
+            // this process leads a session without a terminal.
             done(unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) })?;
         }
         let uid = if self.nested { 0 } else { self.uid };
         if self.nested {
             namespace::enter(self.uid)?;
         }
-        // SAFETY: the pointer is to an array of the given length.
+        // SAFETY: The pointer refers to an array of the given length.
         done(unsafe { libc::setgroups(self.groups.len(), self.groups.as_ptr()) })?;
-        // SAFETY: no pointers.
+        // SAFETY: `setresgid` takes no pointers.
         done(unsafe { libc::setresgid(uid, uid, uid) })?;
         if uid != 0 && self.capabilities != 0 {
             self.keep_without_root()?;
         } else {
             drop_bounding(self.capabilities);
-            // SAFETY: no pointers. Changing from uid 0 to another uid clears the permitted, effective and
-            // ambient sets. If the uid stays 0, the exec limits the capabilities to the bounding set.
+            // SAFETY: `setresuid` takes no pointers. Changing from uid 0 to another uid clears the permitted,
+            // effective and ambient sets. If the uid stays 0, the exec limits the capabilities to the
+            // bounding set.
             done(unsafe { libc::setresuid(uid, uid, uid) })?;
         }
         self.install_filter()?;
         for (number, descriptor) in (3..).zip(&self.extra) {
-            // SAFETY: no pointers; the descriptor is open and above all numbers assigned here.
+            // SAFETY: The call takes no pointers. The descriptor is open, and above all numbers that are
+            // assigned here.
             done(unsafe { libc::dup2(*descriptor, number) })?;
         }
-        // SAFETY: no pointers. The usual default mask of programs.
+        // SAFETY: `umask` takes no pointers. This is the default mask that programs usually have.
         unsafe { libc::umask(0o022) };
-        // SAFETY: a NUL-terminated string made before the fork. This runs as the user, so the user's
-        // permissions apply.
+        // SAFETY: The string is NUL-terminated and was created before the fork. This process already runs as
+        // the user, so the user's permissions apply.
         done(unsafe { libc::chdir(self.directory.as_ptr()) })
     }
 
-    /// Switches to the user, keeps these capabilities across the exec, and removes every way back to root.
+    /// Switches to the user, keeps the capabilities across the exec, and removes every way back to root.
     fn keep_without_root(&self) -> io::Result<()> {
-        // SAFETY: no pointers.
+        // SAFETY: The call takes no pointers.
         done(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) })?;
-        // SAFETY: no pointers.
+        // SAFETY: `setresuid` takes no pointers.
         done(unsafe { libc::setresuid(self.uid, self.uid, self.uid) })?;
         // Only an inheritable capability can become ambient, and it can become inheritable only while it is
         // in the bounding set.
         set_capabilities(self.capabilities | SETPCAP, self.capabilities)?;
         for capability in (0..=CAPABILITY_LAST).filter(|number| self.capabilities >> number & 1 == 1) {
             let raise = libc::PR_CAP_AMBIENT_RAISE as libc::c_ulong;
-            // SAFETY: no pointers.
+            // SAFETY: The call takes no pointers.
             done(unsafe { libc::prctl(libc::PR_CAP_AMBIENT, raise, capability, 0, 0) })?;
         }
         drop_bounding(0);
@@ -142,18 +145,18 @@ impl Descent {
         }
         let len = self.filter.len() as libc::c_ushort;
         let program = libc::sock_fprog { len, filter: self.filter.as_ptr().cast_mut() };
-        // SAFETY: the program contains its number of instructions; the kernel reads them before the call
-        // returns.
+        // SAFETY: The program states its number of instructions correctly, and the kernel reads them before
+        // the call returns.
         done(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) })
     }
 }
 
-/// Returns a filter that refuses every call that would make a process user 0 or group 0. Calls of a foreign
-/// ABI, whose numbers differ, are killed by the sandbox's own filter.
+/// Returns a filter that refuses every call that would make a process user 0 or group 0. The sandbox's own
+/// filter kills a process that uses a foreign ABI, whose call numbers differ.
 pub fn never_root() -> Vec<libc::sock_filter> {
     let mut filter = vec![load(NUMBER_AT)];
     for (call, ids) in IDENTITY_CALLS {
-        // Skips the checks of this call and both of its results.
+        // For any other call, skip the checks of this call and both of its results.
         filter.push(equal(call as u32, 0, 2 * ids + 2));
         for id in 0..ids {
             filter.push(load(ARGUMENTS_AT + u32::from(id) * ARGUMENT_BYTES));
@@ -196,31 +199,32 @@ fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
 
 fn drop_bounding(but: u64) {
     for capability in (0..=CAPABILITY_LAST).filter(|number| but >> number & 1 == 0) {
-        // SAFETY: no pointers. EINVAL beyond the kernel's last capability is expected.
+        // SAFETY: The call takes no pointers. EINVAL is expected for numbers above the kernel's last
+        // capability.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     }
 }
 
-/// Sets this process's capabilities, and the set that a program can inherit. All of them are among the lower
-/// 32.
+/// Sets this process's capabilities, and the set that a program can inherit. All capabilities used here have
+/// numbers below 32.
 fn set_capabilities(held: u64, inheritable: u64) -> io::Result<()> {
     let header = [CAPABILITIES_VERSION, 0];
-    // Effective, permitted, inheritable: first the lower 32 of each, then the upper.
+    // The effective, permitted and inheritable sets: first the lower 32 bits of each, then the upper 32 bits.
     let sets = [held as u32, held as u32, inheritable as u32, 0, 0, 0];
-    // SAFETY: both arrays have the layout that the call reads, and outlive it.
+    // SAFETY: Both arrays have the layout that the call expects, and outlive the call.
     done(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) } as libc::c_int)
 }
 
-/// Makes the OOM killer choose user code first, whether the machine runs out of memory or a sandbox whose
-/// process 1 shares its memory limit. User code can revert this for itself, which harms only its own sandbox.
-/// Errors are ignored: without this file, no OOM killer ranks the processes.
+/// Makes the OOM killer choose user code first. This matters if the whole machine runs out of memory, and in
+/// a sandbox whose process 1 shares the memory limit of user code. User code can undo this for itself, which
+/// harms only its own sandbox. Errors are ignored: without this file, no OOM killer ranks the processes.
 fn be_first_to_go() {
-    // SAFETY: a NUL-terminated string, and no third argument is read with these flags.
+    // SAFETY: The path is NUL-terminated, and the call reads no third argument with these flags.
     let file = unsafe { libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) };
     if file >= 0 {
-        // SAFETY: four bytes of static memory are written to an open descriptor.
+        // SAFETY: The call writes four bytes of static memory to an open descriptor.
         unsafe { libc::write(file, b"1000".as_ptr().cast(), 4) };
-        // SAFETY: our own descriptor, closed once.
+        // SAFETY: The descriptor is open and owned by this function, which closes it once.
         unsafe { libc::close(file) };
     }
 }

@@ -11,12 +11,12 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 
-/// Socket of the node. Its directory is mounted read-only, and only for the guest.
+/// Socket on which the node listens. Its directory is mounted read-only, and is used only by the guest.
 const SOCKET: &str = "/.bellglass/channel/node.sock";
 /// Timeout for the greeting. The node answers at once or not at all.
 const GREETING_WITHIN: Duration = Duration::from_secs(5);
 
-/// A connection after the greeting.
+/// A connection to the node, after the greeting.
 pub struct NodeConnection {
     /// The byte stream.
     pub stream: UnixStream,
@@ -27,16 +27,17 @@ pub struct NodeConnection {
 /// Descriptors that the node sends with every greeting, if the tier has them.
 #[derive(Default)]
 pub struct Descriptors {
-    /// Entrances to the cgroups of user code, one per hierarchy. Children write themselves into all of them.
+    /// Descriptors for entering the cgroups of user code, one per hierarchy. A child writes itself into each
+    /// of them.
     pub cgroups: Vec<OwnedFd>,
     /// File with the number of OOM kills.
     pub oom_count: Option<OwnedFd>,
-    /// Eventfd that becomes readable when an OOM kill happens. Cgroup version 1 only: in version 2, the
-    /// kernel kills the group itself.
+    /// Eventfd that becomes readable when an OOM kill happens. It is used only in cgroup version 1: in
+    /// version 2, the kernel kills the whole group itself.
     pub oom_event: Option<OwnedFd>,
 }
 
-/// Dials the node, sends the token of its first answer, and exchanges greetings.
+/// Dials the node, exchanges greetings, and presents the token that the node issued on the first connection.
 pub async fn dial(token: &Cell<[u8; TOKEN_BYTES]>) -> io::Result<NodeConnection> {
     let mut stream = UnixStream::connect(SOCKET).await?;
     let mine = Hello { kind: Kind::ServeKnown, cgroups: 0, oom_count: false, oom_event: false };
@@ -55,7 +56,7 @@ pub async fn dial(token: &Cell<[u8; TOKEN_BYTES]>) -> io::Result<NodeConnection>
     Ok(NodeConnection { stream, descriptors })
 }
 
-/// Exchanges greetings with a peer that was accepted in another way.
+/// Exchanges greetings with a peer that has connected to this process.
 pub async fn greet(mut stream: UnixStream) -> io::Result<NodeConnection> {
     let mine = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false };
     stream.write_all(&mine.encode()).await?;

@@ -1,8 +1,8 @@
-//! Egress: each connection to the proxy's port in the sandbox is forwarded to the node, which decides about
-//! it. The guest does not parse it.
+//! Egress: programs in the sandbox connect to the proxy's port, and the guest forwards each connection to the
+//! node, which decides whether to allow it. The guest does not parse the forwarded bytes.
 //!
-//! The node requests the next connection, and the response is that connection. While no request is pending,
-//! for example during a restart of the server, programs wait in the kernel's queue.
+//! The node requests the next connection, and the response carries that connection's bytes. While no request
+//! is pending, for example during a restart of the server, new connections wait in the kernel's queue.
 
 use std::net::Ipv4Addr;
 
@@ -13,15 +13,15 @@ use tokio::net::TcpListener;
 
 use crate::ports::{self, PortOutput};
 
-/// Binds the port before any user code can.
+/// Binds the proxy's port, before any user code can do so. Returns `None` if that fails.
 pub async fn listen() -> Option<TcpListener> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT)).await.ok()
 }
 
-/// Waits for the next connection, and forwards bytes in both directions from then on.
+/// Waits for the next connection, then forwards bytes in both directions.
 ///
 /// # Errors
-/// If the guest could not bind the port.
+/// The guest could not bind the port, or a connection cannot be accepted.
 pub async fn next(listener: Option<&TcpListener>, heard: Incoming) -> Result<PortOutput, Error> {
     let failed = |code: ErrorCode, message: String| Error {
         code,

@@ -1,19 +1,19 @@
-//! One exec from its start to its outcome.
+//! One exec, from its start to its outcome.
 //!
 //! ```text
-//! starting ──became its program──▶ running ──process ends──▶ ended ──pipes are drained──▶ complete
+//! starting ──program executed────▶ running ──process ends──▶ ended ──pipes are drained──▶ complete
 //!    └─failed──▶ never started         └─deadline · cancel · output limit · memory──▶ swept, then ended
 //! ```
 //!
-//! On a terminal there is one stream instead of two pipes, and processes that still hold the terminal after
-//! the end are hung up.
+//! An exec on a terminal has one stream instead of two pipes. When the exec ends, processes that still hold
+//! the terminal are hung up.
 //!
-//! An exec that never started has no outcome: the caller that requested it or its output gets the reason as
-//! an error.
+//! An exec that never started has no outcome. A request for the exec or its output returns the reason as an
+//! error.
 //!
-//! The first reason to end the exec decides the outcome. Without one, the end of the process decides it.
-//! Pipes have no influence, because a process left behind can hold them forever; its later output is counted
-//! and discarded.
+//! The first recorded reason to end the exec decides its outcome. If there is none, the way in which its
+//! process ended decides. Pipes have no influence, because a process left in the background can hold them
+//! open forever. Output that such a process writes later is discarded.
 
 mod streams;
 
@@ -38,61 +38,64 @@ use crate::sweep::{self, Strays, Whom};
 use crate::terminal;
 use crate::watched::Watched;
 
-/// One exec.
+/// One exec and all its state.
 pub struct GuestExec {
     id: ExecId,
     argv: String,
-    /// Fingerprint of the request that started the exec. The same id with another request is a conflict.
+    /// Fingerprint of the request that started the exec. A different request with the same ID is a conflict.
     pub fingerprint: u64,
     group: Cell<u32>,
-    /// Context, if the exec is a cell.
+    /// Context in which the exec runs, if it is a cell.
     context: Option<ContextId>,
-    /// Start of the exec's own time. Unset while code waits for its turn or for packages.
+    /// Time from which the exec's duration and deadline count. Not set while code waits for its turn or for
+    /// the installation of packages.
     started: Cell<Option<Instant>>,
-    /// Current time limit, as far as it is known.
+    /// Time at which the current phase (preparation or run) times out, if it has a time limit.
     limit: Cell<Option<Instant>>,
     deadline: Option<Duration>,
-    /// Start of the current pause of the sandbox, whose time does not count.
+    /// Start of the sandbox's current pause, if it is paused. Paused time does not count toward the exec's
+    /// duration or deadline.
     held: Cell<Option<Instant>>,
     grace: Duration,
     background: Background,
     kills: Rc<Kills>,
     kills_before: Cell<u64>,
-    /// Processes that may have left the exec group, if the exec runs as root.
+    /// Processes that may have left the exec group. Set only if the exec runs as root.
     strays: RefCell<Option<Strays>>,
     spools: RefCell<[Spool; 3]>,
-    /// Standard input.
+    /// Standard input of the exec.
     pub stdin: Stdin,
-    /// Terminal, from start to end, if the exec has one.
+    /// Terminal of the exec, if it has one, until the exec ends.
     terminal: RefCell<Option<Terminal>>,
-    /// Size of the terminal.
+    /// Size of the terminal, if the exec was started on one.
     size: Cell<Option<TerminalSize>>,
-    /// Result of the start, once it is known.
+    /// Whether the exec started, once that is known.
     verdict: SetOnce<Result<(), Error>>,
-    /// End of the process or the cell, once it has ended.
+    /// How the process or the cell ended, once it has.
     status: RefCell<Option<Outcome>>,
     /// True if the context of this cell lost its variables.
     pub state_lost: Cell<bool>,
     reason: RefCell<Option<Outcome>>,
     end: RefCell<Option<ExecEnd>>,
     complete: Cell<bool>,
-    /// Notified on new output and on completion.
+    /// Notified when new output arrives and when the exec is complete.
     pub changed: Notify,
-    /// Notified when a reader has made room.
+    /// Notified when a reader has freed space in a spool.
     room: Notify,
-    /// Notified when the process has ended, or there is a reason to end it.
+    /// Notified when the process has ended, when there is a reason to end it, and when its time limit
+    /// changes.
     decided: Notify,
 }
 
 impl GuestExec {
-    /// Creates an exec whose process is about to be started.
+    /// Creates an exec whose process is about to start.
     pub fn new(id: ExecId, spec: &ExecSpec, fingerprint: u64, group: u32, kills: Rc<Kills>) -> Self {
         let bytes = spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES);
         let context = spec.code.as_ref().and_then(|code| code.context.clone());
         let grace = spec.grace_ms.unwrap_or(limits::GRACE_MS);
         let spool = || Spool::new(spec.output, bytes, spare::take);
-        // Results are written only if they fit: a spool in mode `keep` would drop parts from the middle, and
-        // a gap could split a line.
+        // Results are written only if they fit. A spool in mode `keep` would drop bytes from the middle, and
+        // the gap could split a line.
         let results = Spool::new(OutputMode::Kill, limits::RESULTS_BYTES_MAX, spare::take);
         let mut argv = spec.code.as_ref().map_or_else(|| spec.argv.join(" "), shown);
         argv.truncate(argv.floor_char_boundary(limits::ARGV_SHOWN_BYTES));
@@ -105,7 +108,7 @@ impl GuestExec {
             limit: Cell::new(None),
             held: Cell::new(None),
             deadline: spec.deadline_ms.map(Duration::from_millis),
-            // Interrupting a cell takes its own time, which is reported as the grace period.
+            // The interruption of a cell has a fixed maximum duration, which is reported as the grace period.
             grace: Duration::from_millis(if context.is_some() { limits::CELL_GRACE_MS } else { grace }),
             context,
             background: spec.background,
@@ -128,32 +131,34 @@ impl GuestExec {
         }
     }
 
-    /// Returns the group that all its processes carry.
+    /// Returns the group that all processes of the exec carry.
     pub fn group(&self) -> u32 {
         self.group.get()
     }
 
-    /// Sets the group when a cell begins in a process of this group, or has ended.
+    /// Sets the exec's group. A cell takes the group of its context's process when it begins, and leaves that
+    /// group when it ends.
     pub fn belong(&self, group: u32) {
         self.group.set(group);
     }
 
-    /// Registers the strays of an exec that runs as root: root can leave its group.
+    /// Sets the [`Strays`] to kill if the exec is terminated. Only an exec that runs as root needs this,
+    /// because only root can leave its group.
     pub fn watch_strays(&self, strays: Strays) {
         self.strays.replace(Some(strays));
     }
 
-    /// Returns true if the process has ended.
+    /// Returns true if the exec has ended.
     pub fn has_ended(&self) -> bool {
         self.end.borrow().is_some()
     }
 
-    /// Returns the end of the exec, once all output of its process has been read.
+    /// Returns how the exec ended, or `None` until all output of its process has been read.
     pub fn end(&self) -> Option<ExecEnd> {
         if self.complete.get() { self.end.borrow().clone() } else { None }
     }
 
-    /// Returns the current state; `processes` is the number of processes in its group.
+    /// Describes the current state. `processes` is the number of processes in the exec's group.
     pub fn info(&self, processes: u32) -> ExecInfo {
         let end = self.end.borrow();
         let [stdout, stderr, results] = &*self.spools.borrow();
@@ -178,29 +183,29 @@ impl GuestExec {
         }
     }
 
-    /// Records the end of the process or the cell.
+    /// Records how the process or the cell ended.
     pub fn reaped(&self, outcome: Outcome) {
         self.status.replace(Some(outcome));
         self.decided.notify_waiters();
     }
 
-    /// Starts the exec's own time: the deadline counts from now. Only the first call has an effect, so code
-    /// that reports its beginning again gains no time.
+    /// Starts the exec's clock: its duration and deadline count from now. Only the first call has an effect,
+    /// so code cannot gain time by reporting its start again.
     pub fn clock(&self) {
         if self.started.get().is_some() {
             return;
         }
         let now = Instant::now();
-        // An exec that begins during a pause has lost no time to the earlier part of the pause.
+        // If the exec begins during a pause, only the rest of the pause is excluded from its time.
         self.held.set(self.held.get().map(|_| now));
         self.started.set(Some(now));
         self.limit.set(self.deadline.map(|after| now + after));
         self.decided.notify_waiters();
     }
 
-    /// Sets a time limit for the phase before the exec's own time.
+    /// Sets a time limit for the preparation phase, which precedes the start of the exec's clock.
     pub fn prepare(&self, within: Duration) {
-        // OOM kills while the exec waited in a queue do not concern it.
+        // OOM kills that happened while the exec was queued do not count against it.
         self.kills_before.set(self.kills.count());
         let now = Instant::now();
         self.held.set(self.held.get().map(|_| now));
@@ -208,13 +213,13 @@ impl GuestExec {
         self.decided.notify_waiters();
     }
 
-    /// Stops the exec's time, because the sandbox is about to be paused.
+    /// Stops the exec's clock, because the sandbox is about to be paused.
     pub fn hold_time(&self) {
         self.held.set(self.held.get().or_else(|| Some(Instant::now())));
         self.decided.notify_waiters();
     }
 
-    /// Resumes the exec's time: the deadline moves by the length of the pause.
+    /// Restarts the exec's clock, and moves the deadline by the length of the pause.
     pub fn release_time(&self) {
         let Some(held) = self.held.take() else { return };
         let paused = held.elapsed();
@@ -224,12 +229,12 @@ impl GuestExec {
         self.decided.notify_waiters();
     }
 
-    /// Returns the current time limit, unless the time is stopped.
+    /// Returns the current time limit, or `None` while the clock is stopped.
     fn limit(&self) -> Option<Instant> {
         self.limit.get().filter(|_| self.held.get().is_none())
     }
 
-    /// Returns the time since the start, without pauses.
+    /// Returns the time since the exec's clock started, excluding pauses.
     fn age(&self) -> Duration {
         let now = self.held.get().unwrap_or_else(Instant::now);
         self.started.get().map_or(Duration::ZERO, |started| now.saturating_duration_since(started))
@@ -240,7 +245,8 @@ impl GuestExec {
         self.reason.borrow().clone()
     }
 
-    /// Sets the reason to end the exec. Only the first counts, and none after the end.
+    /// Requests that the exec end for this reason. Only the first request counts, and only if the exec has
+    /// not ended yet.
     pub fn ask_to_end(&self, reason: Outcome) {
         if !self.has_ended() && self.reason.borrow().is_none() {
             self.reason.replace(Some(reason));
@@ -248,7 +254,7 @@ impl GuestExec {
         }
     }
 
-    /// Waits for a reason to end the exec.
+    /// Waits until there is a reason to end the exec.
     pub async fn until_asked(&self) {
         loop {
             let decided = self.decided.notified();
@@ -261,34 +267,34 @@ impl GuestExec {
         }
     }
 
-    /// Publishes the result of the start to all waiters. Called once.
+    /// Reports to all waiters whether the exec started. Called once.
     pub fn judge(&self, verdict: Result<(), Error>) {
         let _ = self.verdict.set(verdict);
     }
 
-    /// Waits until the process has executed its program, or returns why it could not.
+    /// Waits until the process has executed its program. Returns an error if it could not.
     pub async fn begun(&self) -> Result<(), Error> {
         self.verdict.wait().await.clone()
     }
 
-    /// Takes over our ends of the process's streams. Returns the ends to read from.
+    /// Takes ownership of the guest's ends of the process's streams. Returns the ends to read from.
     pub fn hold(&self, ends: Ends) -> Vec<(Stream, Rc<Watched>)> {
         self.stdin.open(ends.stdin);
         self.terminal.replace(ends.terminal);
         ends.streams
     }
 
-    /// Returns true if it was started on a terminal.
+    /// Returns true if the exec was started on a terminal.
     pub fn is_terminal(&self) -> bool {
         self.size.get().is_some()
     }
 
-    /// Returns true if its terminal is open.
+    /// Returns true if the exec has a terminal that is still open.
     pub fn has_terminal(&self) -> bool {
         self.terminal.borrow().is_some()
     }
 
-    /// Resizes its terminal.
+    /// Resizes the exec's terminal.
     pub fn resize(&self, size: TerminalSize) -> Result<(), Error> {
         size.check()?;
         let terminal = self.terminal.borrow();
@@ -306,22 +312,24 @@ impl GuestExec {
         Ok(())
     }
 
-    /// Closes its terminal and its standard input. The kernel hangs up processes that still hold the
-    /// terminal.
+    /// Closes the exec's terminal and standard input, if the exec has a terminal. The kernel hangs up
+    /// processes that still hold it.
     pub fn hang_up(&self) {
         if self.terminal.take().is_some() {
             self.stdin.close();
         }
     }
 
-    /// Ends a cell with this outcome, unless another reason to end it came first.
+    /// Ends a cell with this outcome. If there was an earlier reason to end the cell, that reason becomes the
+    /// outcome.
     pub fn over(&self, outcome: Outcome) {
         self.reaped(outcome);
         self.finish(0);
         self.complete();
     }
 
-    /// Runs the exec from start to end.
+    /// Runs the exec until it is complete: moves its output to the spools, enforces its deadline, and ends
+    /// its processes if necessary.
     pub async fn live(self: Rc<Self>, streams: Vec<(Stream, Rc<Watched>)>) {
         let pumps: Vec<_> = streams
             .iter()
@@ -355,10 +363,10 @@ impl GuestExec {
         }
     }
 
-    /// Waits for the end of the process or a reason to end it.
+    /// Waits until the process has ended or there is a reason to end it.
     pub async fn until_decided(&self) {
         loop {
-            // Registered before the checks, so that no notification between them is missed.
+            // Register before the checks, so that no notification is missed in between.
             let (decided, struck) = (self.decided.notified(), self.kills.struck.notified());
             tokio::pin!(decided, struck);
             decided.as_mut().enable();
@@ -376,8 +384,8 @@ impl GuestExec {
             tokio::select! {
                 () = decided => {}
                 () = struck => self.ask_to_end(Outcome::Oom),
-                // After a pause, the timer may fire before the notification that the deadline was stopped or
-                // moved.
+                // After a pause, the timer may fire before this task is notified that the deadline was
+                // stopped or moved, so check the deadline again.
                 () = due => if self.limit().is_some_and(|at| at <= Instant::now()) {
                     self.ask_to_end(Outcome::Timeout);
                 },
@@ -385,10 +393,10 @@ impl GuestExec {
         }
     }
 
-    /// Ends all processes of the exec and waits until the first of them is reaped.
+    /// Ends all processes of the exec, and waits until its main process is reaped.
     async fn until_swept(&self) {
         if self.has_terminal() {
-            // An interactive shell ignores SIGTERM, which all processes get, but ends on SIGHUP.
+            // An interactive shell ignores the SIGTERM that all processes get below, but exits on SIGHUP.
             sweep::signal(Whom::Group(self.group()), Signal::HUP);
         }
         sweep::end(Whom::Group(self.group()), self.grace).await;
@@ -410,17 +418,18 @@ impl GuestExec {
         self.strays.borrow().clone()
     }
 
-    /// Returns true if an OOM kill happened since the exec began.
+    /// Returns true if an OOM kill has happened since the exec began.
     pub fn is_struck(&self) -> bool {
         self.kills.count() > self.kills_before.get()
     }
 
-    /// Decides the outcome. The exec has ended from here on, even if processes still hold its pipes.
+    /// Decides the outcome and marks the exec as ended, even if processes still hold its pipes.
     fn finish(&self, left_running: u32) {
         let natural = || self.status.borrow().clone().unwrap_or(Outcome::Unknown);
         let outcome = match self.reason.borrow().clone() {
             Some(reason) => reason,
-            // On OOM, the kernel or the guest ends all of user code, so every running exec has this outcome.
+            // After an OOM kill, the kernel or the guest kills all user code, so every running exec gets this
+            // outcome.
             None if self.is_struck() => Outcome::Oom,
             None => natural(),
         };
@@ -453,7 +462,7 @@ impl GuestExec {
     }
 }
 
-/// Returns the text that represents code in listings.
+/// Returns the summary of code for listings: its language and its first line.
 fn shown(code: &Code) -> String {
     let first = code.source.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
     format!("{}: {first}", code.language.unwrap_or_default().name())
@@ -463,7 +472,8 @@ fn shown(code: &Code) -> String {
 mod tests {
     use super::*;
 
-    /// A pause longer than the deadline does not end the exec, and does not count as its time.
+    /// A pause that is longer than the deadline does not end the exec, and does not count as time of the
+    /// exec.
     #[tokio::test(start_paused = true)]
     async fn the_time_of_a_pause_does_not_count() {
         let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };
@@ -483,7 +493,7 @@ mod tests {
         assert_eq!(exec.reason(), Some(Outcome::Timeout));
     }
 
-    /// If the deadline's timer and the start of a pause coincide, the pause takes precedence.
+    /// A deadline whose timer expires during a pause does not end the exec: the pause takes precedence.
     #[tokio::test(start_paused = true)]
     async fn a_deadline_that_passed_in_a_pause_ends_nothing() {
         let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };
@@ -501,7 +511,7 @@ mod tests {
         }
     }
 
-    /// Code that gets its turn during a pause has its full time, and no more.
+    /// Code that begins during a pause gets its full time, and no more.
     #[tokio::test(start_paused = true)]
     async fn what_begins_during_a_pause_has_its_own_deadline() {
         let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };

@@ -1,26 +1,27 @@
-//! Files: a separate process serves each request. It runs this same program, as the user that code runs as.
+//! File requests. Each request is served by a separate process, which runs this same program as the user that
+//! code runs as.
 //!
 //! ```text
-//! node ◀──parts──▶ process 1 ◀──pipes──▶ `guest files`: uid 1000 or root, isolated like user code, its memory charged to it
+//! node ◀──parts──▶ process 1 ◀──pipes──▶ `guest files`: uid 1000 or root, isolated and limited in memory like user code
 //! ```
 //!
-//! So the kernel checks the permissions of a request, as it does for code. A request that blocks, is killed
-//! or uses up memory harms only itself, and process 1 never waits for a disk. Process 1 does not parse the
-//! parts either: the process is no more trusted than any other of its user, and the node validates its
-//! messages.
+//! The kernel therefore checks the permissions of a request, as it does for code. A request that blocks, is
+//! killed or runs out of memory harms only itself, and process 1 never waits for a disk. Process 1 does not
+//! parse the parts either. The serving process is no more trusted than any other process of its user, so the
+//! node validates its messages.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`worker`] | that process: reads one request, answers it, exits |
+//! | [`worker`] | the serving process: reads one request, answers it, exits |
 //! | [`parts`] | reading and writing the parts of `api::files` |
-//! | [`place`] | a path as a directory and a name, and the file there |
+//! | [`place`] | the location of a file: a directory and a name in it |
 //! | [`content`] | reading, writing, hashing and editing one file |
 //! | [`digest`] | the requested hash of a file |
 //! | [`list`] | listings, page by page |
-//! | [`tree`] | creating, moving, copying and removing |
-//! | [`watch`] | reporting changes |
+//! | [`tree`] | creating, moving, copying and removing files and directories |
+//! | [`watch`] | reporting changes to files |
 //! | [`archive`] | packing and unpacking archives |
-//! | [`failure`] | the errors of all of them |
+//! | [`failure`] | the errors of all these modules |
 
 mod archive;
 mod content;
@@ -56,7 +57,7 @@ use crate::watched::Watched;
 
 /// Command line of the process that serves a request.
 const WORKER: [&str; 2] = ["/.bellglass/guest", "files"];
-/// Time for a process to exit after its request was dropped.
+/// Grace period for a process to exit after its request was dropped. After that, the process is killed.
 const GRACE: Duration = Duration::from_secs(2);
 /// Size of one read of an answer: the payload of one frame of the connection.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -90,8 +91,8 @@ pub async fn serve(
     Ok(FileResponseBody { pipe, asking, assistant, ended: false })
 }
 
-/// Forwards the request. The pipe is closed both at the end and after an interruption; the parts show which
-/// one it was.
+/// Forwards the request to the process. The pipe is closed when the request has ended and also when it was
+/// interrupted. The process recognizes an interruption by the missing end marker.
 async fn send(mut body: Incoming, pipe: Rc<Watched>) {
     while let Some(Ok(frame)) = body.frame().await {
         let Ok(bytes) = frame.into_data() else { continue };
@@ -112,7 +113,8 @@ impl hyper::body::Body for FileResponseBody {
     type Data = Bytes;
     type Error = Infallible;
 
-    /// An interrupted answer lacks its last part, by which the node detects it.
+    /// Reads the next bytes of the answer. If the answer is interrupted, its last part is missing, which
+    /// shows the node that the answer is incomplete.
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -137,7 +139,8 @@ impl Drop for FileResponseBody {
         self.asking.abort();
         if !self.ended {
             let group = self.assistant.group();
-            // Closing its pipes ends it between two writes, while a kill could leave one half done.
+            // When its pipes are closed, the process ends between two writes. An immediate kill could
+            // interrupt a write halfway.
             tokio::task::spawn_local(async move {
                 tokio::time::sleep(GRACE).await;
                 sweep::kill(Whom::Group(group)).await;

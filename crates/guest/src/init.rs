@@ -1,5 +1,4 @@
-//! Process 1: reaps children, connects to the node again and again, and exits when its dead-man timer
-//! expires.
+//! Process 1: reaps children, keeps a connection to the node, and exits when its dead-man timer expires.
 //!
 //! ```text
 //! dial ──ok──▶ serve ──disconnected──▶ dial again, with increasing delay
@@ -7,7 +6,7 @@
 //! (or listen, if an engine or another foreign system runs the sandbox: see [`crate::meet`])
 //! ```
 //!
-//! The end of this process is the end of the sandbox: the kernel kills all other processes in its namespace.
+//! When this process ends, the sandbox ends: the kernel kills all other processes in its pid namespace.
 
 use std::io::Write as _;
 use std::rc::Rc;
@@ -26,33 +25,34 @@ use crate::{egress, serve, spare, sweep};
 /// First delay after a failed dial. A restarted node listens within milliseconds.
 const REDIAL_FIRST: Duration = Duration::from_millis(5);
 /// Maximum delay between dials. It is long enough that the sandboxes of a node that is down for an hour use
-/// almost no processor time.
+/// almost no CPU time.
 const REDIAL_LAST: Duration = Duration::from_millis(500);
 
-/// Exit code of a process 1 that could not start.
+/// Exit code of process 1 if it could not start.
 const NOT_BEGUN: u8 = 3;
 
-/// Method by which node and guest connect.
+/// The way in which node and guest connect.
 pub enum ConnectMethod {
-    /// The node listens.
+    /// The node listens, and process 1 dials it.
     Dial,
     /// Process 1 listens; an engine has set up the isolation.
     Listen,
     /// Process 1 listens, behind walls that it has set up itself.
     Walled {
-        /// Entrances to the cgroups of user code.
+        /// Descriptors for entering the cgroups of user code.
         entrances: Entrances,
         /// Pipe on which readiness is reported.
         said: std::fs::File,
     },
 }
 
-/// Runs until the time to live is over or SIGTERM arrives. Returns the exit code.
+/// Runs process 1 until the time to live is over or SIGTERM arrives. Returns the exit code.
 pub fn run(ttl: Duration, purpose: Purpose, way: ConnectMethod) -> u8 {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return NOT_BEGUN;
     };
-    // No process inside may read this process's memory or descriptors, whatever its uid.
+    // Prevent all processes in the sandbox, whatever their uid, from reading this process's memory and
+    // descriptors.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     spare::make_ahead();
     LocalSet::new().block_on(&runtime, async move {
@@ -89,7 +89,8 @@ pub fn run(ttl: Duration, purpose: Purpose, way: ConnectMethod) -> u8 {
     })
 }
 
-/// Prepares the meeting of node and guest. Returns the pipe for the readiness report, if there is one.
+/// Prepares the endpoint through which node and guest connect. Also returns the pipe for the readiness
+/// report, if there is one.
 fn meet(way: ConnectMethod) -> std::io::Result<(Meeting, Option<std::fs::File>)> {
     match way {
         ConnectMethod::Dial => Ok((Meeting::dial(), None)),
@@ -98,7 +99,7 @@ fn meet(way: ConnectMethod) -> std::io::Result<(Meeting, Option<std::fs::File>)>
     }
 }
 
-/// Reaps every child that ended, including orphans, and reports each to the table.
+/// Reaps every child that has ended, including orphans, and reports its end to the table.
 async fn reap(mut children: tokio::signal::unix::Signal, table: Rc<ExecTable>) {
     while children.recv().await.is_some() {
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
@@ -107,7 +108,7 @@ async fn reap(mut children: tokio::signal::unix::Signal, table: Rc<ExecTable>) {
     }
 }
 
-/// Serves one connection after the other, forever.
+/// Serves one connection after another, forever.
 async fn attend(meeting: Meeting, table: Rc<ExecTable>, way_out: Rc<Option<tokio::net::TcpListener>>) {
     let mut pause = REDIAL_FIRST;
     loop {
@@ -121,7 +122,7 @@ async fn attend(meeting: Meeting, table: Rc<ExecTable>, way_out: Rc<Option<tokio
     }
 }
 
-/// Translates the end of a child into an outcome. An unclear status is never taken for success.
+/// Converts the exit status of a child into an outcome. An unclear status never counts as success.
 pub fn outcome(status: WaitStatus) -> api::exec::Outcome {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => api::exec::Outcome::Exited { code },

@@ -1,13 +1,13 @@
 //! The only module that starts processes.
 //!
-//! Between fork and exec the child joins the cgroup of user code, gets its three descriptors (pipes, or one
-//! terminal, which becomes its session's), and drops all privileges. Only then does it enter its directory
-//! and execute the program. So nothing that user code can influence happens before the last restriction is in
-//! place.
+//! Between fork and exec, the child joins the cgroup of user code, gets its three streams (pipes, or one
+//! terminal, which becomes the controlling terminal of its session), and drops all privileges. Only then does
+//! it enter its working directory and execute the program. So nothing that user code can influence happens
+//! before the last restriction is in place.
 //!
-//! Once the child has its uid, other processes of that uid can send it signals, including SIGSTOP. So the
-//! guest never blocks on the child: the verdict on its start arrives through a pipe, and the guest awaits it
-//! with a deadline, along with everything else.
+//! Once the child has its final uid, other processes with that uid can send it signals, including SIGSTOP. So
+//! the guest never blocks on the child. The result of its start arrives through a pipe, and the guest awaits
+//! this result with a deadline, while it continues to serve other requests.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -57,21 +57,22 @@ const ENVIRONMENT: [(&str, &str); 16] = [
 const TERM: (&str, &str) = ("TERM", "xterm-256color");
 /// Default working directory.
 pub const DIRECTORY: &str = "/workspace";
-/// Size of output pipes. Fewer, larger reads handle a flood of output better, and Linux allows 1 MiB to every
-/// user.
+/// Size of output pipes. Large pipes allow fewer and larger reads of a flood of output, and Linux allows
+/// every user up to 1 MiB.
 const PIPE_BYTES: usize = 1 << 20;
 /// Capabilities that root keeps in a sandbox that has a root: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL,
 /// SETGID and SETUID, which package managers need. Process 1 has more, so it stays out of root's reach.
 const BUILDS: u64 = 0b1111_1011;
 
-/// Lower bound for the descriptors that are copied for a child: above all numbers that the child assigns.
+/// Lowest number of the descriptors that are copied for a child. It is above all numbers that the child
+/// assigns.
 const EXTRA_FROM: RawFd = 16;
 
-/// Interval between checks of a start. Fork to exec takes a millisecond; after this long, another process of
-/// the same user may have stopped the child.
+/// Interval between checks of a child that is starting. Fork to exec normally takes a millisecond. If it
+/// takes longer than this interval, another process of the same user may have stopped the child.
 const VERDICT_LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Maximum number of checks. A child that was not stopped is on an overloaded machine, and gets this many
-/// intervals.
+/// Maximum number of checks of a child that is starting. If the child was not stopped, the machine is
+/// overloaded, and the child gets this many intervals.
 const VERDICT_LOOKS: u32 = 4;
 
 /// Purpose of the sandbox.
@@ -101,7 +102,7 @@ impl Purpose {
         }
     }
 
-    /// Returns the identity of a process of an exec.
+    /// Returns the identity of a process that belongs to an exec.
     pub fn identity(self, spec: &ExecSpec, group: u32) -> Identity {
         let uid = spec.uid.unwrap_or(self.uid());
         let capabilities = if self.has_root() && uid == 0 { BUILDS } else { 0 };
@@ -109,13 +110,13 @@ impl Purpose {
     }
 }
 
-/// A process before its exec, and our ends of its streams.
+/// A process between fork and exec, and the guest's ends of its streams.
 pub struct Launched {
     /// The process.
     pub pid: Pid,
-    /// Pending result of its start.
+    /// Pending result of the start.
     pub verdict: PendingStart,
-    /// Our ends of its streams.
+    /// The guest's ends of the process's streams.
     pub ends: Ends,
 }
 
@@ -126,25 +127,25 @@ pub struct PendingStart {
     pipe: OwnedFd,
 }
 
-/// Our ends of a process's streams.
+/// The guest's ends of a process's streams.
 pub struct Ends {
     /// Output streams, for reading.
     pub streams: Vec<(Stream, Rc<Watched>)>,
     /// Standard input, for writing, if the process has one.
     pub stdin: Option<Rc<Watched>>,
-    /// Terminal, if the process has one: the same as its only stream and its input.
+    /// Terminal, if the process has one. It is also the only output stream and the standard input.
     pub terminal: Option<Terminal>,
 }
 
 /// The terminal of a process.
 pub struct Terminal {
-    /// Our end.
+    /// The guest's end of the terminal.
     pub master: Rc<Watched>,
     /// The other end, held open so that the terminal does not hang up when the processes close theirs.
     pub _slave: OwnedFd,
 }
 
-/// The process's ends of its streams, until the fork.
+/// The process's ends of its streams, which the guest holds until the fork.
 pub struct Theirs {
     /// Standard input.
     pub stdin: OwnedFd,
@@ -157,21 +158,21 @@ pub struct Theirs {
 /// User, groups and capabilities of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
-    /// Its user, and the group of the same number.
+    /// User of the process. Its primary group has the same number.
     pub uid: u32,
     /// Exec group, by which the process is found.
     pub group: u32,
-    /// Capabilities that it keeps, as bits. A process that keeps some without being root can never become
-    /// root: see [`crate::descent`].
+    /// Capabilities that the process keeps, as a bit mask. A process that keeps some without being root can
+    /// never become root: see [`crate::descent`].
     pub capabilities: u64,
-    /// True if it is root of its own user namespace, and has no privileges outside.
+    /// True if the process is root of its own user namespace, and has no privileges outside of it.
     pub nested: bool,
 }
 
 impl Identity {
-    /// Returns the filter of the process. In a user-space kernel, the sandbox's own filter lets process 1
-    /// create a user namespace, for the one process that needs it. This filter denies it to all other
-    /// processes.
+    /// Returns the filter for the process. In a user-space kernel, the sandbox's own filter allows creating a
+    /// user namespace, because the parent interpreter needs one. The filter that is returned here forbids it
+    /// for user code.
     fn filter(self, in_user_kernel: bool) -> Vec<libc::sock_filter> {
         match self.uid != 0 && self.capabilities != 0 && !self.nested {
             true => never_root(),
@@ -190,8 +191,8 @@ struct Program {
     _strings: Vec<CString>,
 }
 
-/// Starts the command of `spec` as `who`, in the cgroups of these descriptors, with `extra` from descriptor 3
-/// on. [`verdict`] reports whether the process executed the program.
+/// Starts the command of `spec` with the identity `who`, in the cgroups of these descriptors. The process
+/// gets `extra` as descriptors 3 and up. [`verdict`] reports whether the process executed the program.
 pub fn launch(
     spec: &ExecSpec,
     who: Identity,
@@ -199,7 +200,7 @@ pub fn launch(
     extra: &[OwnedFd],
 ) -> Result<Launched, Error> {
     let failed = |error: io::Error| spawn_failed(spec, &error);
-    // Copy them above the numbers that they will get in the child.
+    // Copy the descriptors above the numbers that they will get in the child.
     let moved = |from: &OwnedFd| Ok(rustix::io::fcntl_dupfd_cloexec(from, EXTRA_FROM)?);
     let extra: Vec<OwnedFd> = extra.iter().map(moved).collect::<io::Result<_>>().map_err(failed)?;
     let descent = Descent {
@@ -216,8 +217,8 @@ pub fn launch(
     let program = Program::new(spec).map_err(failed)?;
     let (said, verdict_child) = pipe().map_err(failed)?;
     let verdict_child = moved(&verdict_child).map_err(failed)?;
-    // Without cgroups to join, this can be a user-space kernel (gVisor). There, every process of a user can
-    // reach our descriptors, and those of a child before its exec, through `/proc`. Only a different owner of
+    // Without cgroups to join, this can be a user-space kernel (gVisor). There, a process can reach the
+    // descriptors of process 1, and of a child before its exec, through `/proc`. Only a different owner of
     // the pipes prevents that.
     let owner = if cgroups.is_empty() { 0 } else { descent.uid };
     let (ends, theirs) = match spec.terminal {
@@ -225,7 +226,8 @@ pub fn launch(
         None => on_pipes(spec.stdin, owner).map_err(failed)?,
     };
     let streams = [theirs.stdin.as_raw_fd(), theirs.stdout.as_raw_fd(), theirs.stderr.as_raw_fd()];
-    // SAFETY: this process has one thread, and the child only makes system calls on memory made before.
+    // SAFETY: This process has one thread, and the child only makes system calls on memory that was allocated
+    // before the fork.
     let pid = match unsafe { libc::fork() } {
         0 => become_program(&descent, &program, streams, verdict_child.as_raw_fd()),
         pid => Pid::from_raw(pid).filter(|_| pid > 0),
@@ -273,7 +275,7 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pipe_with(PipeFlags::CLOEXEC)?)
 }
 
-/// Waits until the process has executed its program, or returns why it could not.
+/// Waits until the process has executed its program. Returns an error if it could not.
 pub async fn verdict(
     spec: &ExecSpec,
     group: u32,
@@ -352,12 +354,13 @@ impl Program {
     fn become_it(&self) -> libc::c_int {
         let mut reason = libc::ENOENT;
         for path in &self.paths {
-            // SAFETY: NUL-terminated strings in arrays that end with a null pointer, all made before the fork.
+            // SAFETY: The strings are NUL-terminated, both arrays end with a null pointer, and all were
+            // created before the fork.
             unsafe { libc::execve(path.as_ptr(), self.argv.as_ptr(), self.env.as_ptr()) };
             match errno() {
                 libc::ENOENT | libc::ENOTDIR => {}
-                // A later directory may have an executable file of this name; if not, this is the error to
-                // report.
+                // A later directory may have an executable file with this name. If none has, this is the
+                // error to report.
                 libc::EACCES => reason = libc::EACCES,
                 other => return other,
             }
@@ -366,17 +369,18 @@ impl Program {
     }
 }
 
-/// Runs in the child and never returns.
+/// Performs the steps of `descent` and executes the program. Runs in the child, and never returns.
 fn become_program(descent: &Descent, program: &Program, streams: [RawFd; 3], verdict: RawFd) -> ! {
     let reason = match descent.descend(streams) {
         Ok(()) => program.become_it(),
         Err(error) => error.raw_os_error().unwrap_or(libc::EINVAL),
     };
     let bytes = reason.to_ne_bytes();
-    // SAFETY: four bytes of this stack are written to an open descriptor. A failure is ignored: then there is
-    // no reader to report to.
+    // SAFETY: The call writes the bytes of a local array to an open descriptor. A failure is ignored, because
+    // then there is no reader to report to.
     unsafe { libc::write(verdict, bytes.as_ptr().cast(), bytes.len()) };
-    // SAFETY: no pointers; ends this process without running exit handlers of its parent.
+    // SAFETY: `_exit` takes no pointers. It ends this process without running the exit handlers of its
+    // parent.
     unsafe { libc::_exit(127) }
 }
 
@@ -385,10 +389,10 @@ fn c_string(text: &str) -> io::Result<CString> {
 }
 
 fn null() -> io::Result<OwnedFd> {
-    // SAFETY: a NUL-terminated string, and no third argument is read with these flags.
+    // SAFETY: The path is NUL-terminated, and the call reads no third argument with these flags.
     let descriptor = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     done(descriptor)?;
-    // SAFETY: just opened, and not owned elsewhere.
+    // SAFETY: The descriptor was just opened, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -396,7 +400,7 @@ fn errno() -> libc::c_int {
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)
 }
 
-/// Converts the result of a system call.
+/// Converts the result of a system call, which is negative on failure.
 pub fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

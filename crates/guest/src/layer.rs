@@ -6,23 +6,23 @@
 //! | [`source`] | the archive's bytes as they arrive: decompressed, metered and hashed |
 //! | [`name`] | validated names of entries, and the names reserved for the sandbox |
 //! | [`entry`] | one entry, assembled from its headers; ambiguous headers are refused |
-//! | [`merged`] | the meaning of a path when this layer is on top of those below it |
+//! | [`merged`] | path lookup across this layer and the layers below it |
 //! | [`tree`] | creating and replacing files in this layer |
-//! | [`apply`] | the rules: the treatment of each kind of entry |
-//! | [`pack`] | the reverse: a layer as an archive |
+//! | [`apply`] | the rules for each kind of entry |
+//! | [`pack`] | the reverse operation: packing a layer as an archive |
 //! | [`top`] | additions to the last layer of an image: mount points, the user, names |
-//! | [`refusal`] | the errors of all of them |
+//! | [`refusal`] | the errors of all these modules |
 //!
 //! ```text
 //! body ──chunks──▶ thread: decompress ─▶ meter, hash ─▶ entries ─▶ rules ─▶ files      ──▶ report or refusal
 //! ```
 //!
-//! The archive reader serves [`crate::files`] too.
+//! [`crate::files`] uses the same archive reader.
 //!
-//! The archive is untrusted. `tar` splits it into headers and contents. Every path is walked here, one
-//! component at a time, from a descriptor of the layer's root, and the kernel never follows a symlink. That
-//! walk needs no system call that a tier lacks, and is safe because no other process writes to the layer
-//! meanwhile.
+//! The archive is untrusted. The `tar` crate splits it into headers and contents. The modules here walk every
+//! path themselves, one component at a time, from a descriptor of the layer's root, so that the kernel never
+//! follows a symlink. This walk needs no system call that any tier lacks. It is safe because no other process
+//! writes to the layer meanwhile.
 
 mod apply;
 mod entry;
@@ -60,7 +60,8 @@ use tree::Tree;
 
 use crate::sweep::{self, Whom};
 
-/// Number of chunks of a body that can wait for the thread, each at most one frame of the connection.
+/// Number of chunks that can wait between the connection and the thread. Each chunk is at most one frame of
+/// the connection.
 const PIECES_WAITING: usize = 4;
 /// Directory of the new layer.
 const TARGET: &str = "/layers/target";
@@ -78,12 +79,12 @@ pub struct UnpackRequest {
     pub done: usize,
 }
 
-/// Unpacks the body of a request.
+/// Unpacks the archive in the body of a request.
 pub async fn put(order: UnpackRequest, mut body: Incoming) -> Result<LayerReport, Error> {
     let layers = open(order.done)?;
     let (pieces, receiver) = mpsc::channel(PIECES_WAITING);
     let (sender, report) = oneshot::channel();
-    // A separate thread, so that this process can serve other requests meanwhile.
+    // Use a separate thread, so that this process can serve other requests meanwhile.
     let unpacking = std::thread::Builder::new().name("unpack".into()).spawn(move || {
         let fault = Fault::default();
         let arriving = Arriving::new(receiver, fault.clone());
@@ -99,7 +100,7 @@ pub async fn put(order: UnpackRequest, mut body: Incoming) -> Result<LayerReport
             None => BodyChunk::End,
         };
         let last = matches!(piece, BodyChunk::End);
-        // The thread stops reading after it has refused the layer. Its report has the reason.
+        // The thread stops reading after it has refused the layer. Its report contains the reason.
         if pieces.send(piece).await.is_err() || last {
             break;
         }
@@ -108,9 +109,8 @@ pub async fn put(order: UnpackRequest, mut body: Incoming) -> Result<LayerReport
     report.await.unwrap_or_else(|_| Err(broken("the unpacking thread has exited")))
 }
 
-/// Sends a layer of this sandbox as an archive: the one with this number, or the changes of a build for
-/// `upper`. In the latter case, all processes of user code are killed first, so that the archive is
-/// consistent.
+/// Sends a layer of this sandbox as an archive. `of` is the number of the layer, or `upper` for the changes
+/// of a build. For `upper`, all user processes are killed first, so that the archive is consistent.
 pub async fn get(of: &str, in_user_kernel: bool, sender: Feed) -> Result<(), Error> {
     let path = if of == "upper" {
         sweep::kill(Whom::Everybody).await;
@@ -130,7 +130,7 @@ pub async fn get(of: &str, in_user_kernel: bool, sender: Feed) -> Result<(), Err
     let (pieces, mut packed) = mpsc::channel(PIECES_WAITING);
     let packing = std::thread::Builder::new().name("pack".into()).spawn(move || {
         if in_user_kernel {
-            // A user-space kernel can delay writes. Flush them to the directory that is read here.
+            // A user-space kernel can delay writes, so flush them to the directory that is read here.
             rustix::fs::sync();
         }
         pack::pack(&root, &pieces);
@@ -152,8 +152,7 @@ pub async fn get(of: &str, in_user_kernel: bool, sender: Feed) -> Result<(), Err
     Ok(())
 }
 
-/// Unpacks an archive on top of the last of `layers`, which is the directory to fill; the others lie below
-/// it.
+/// Unpacks an archive into the last of `layers`. The others are the layers below it, lowest first.
 pub fn unpack(
     reader: impl Read,
     fault: Fault,

@@ -1,44 +1,47 @@
-//! The guest: process 1 of every sandbox. Static and small. The node does everything inside a sandbox through
-//! it.
+//! The guest: a small static program that runs as process 1 of every sandbox. The node performs every
+//! operation inside a sandbox through it.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`init`] | process 1: reaps, dials and redials the node, exits when its dead-man timer expires |
-//! | [`dial`] | one connection: the greeting and its descriptors |
+//! | [`init`] | process 1: reaps children, keeps a connection to the node, exits when its dead-man timer expires |
+//! | [`dial`] | one connection to the node: the greeting and the descriptors sent with it |
 //! | [`meet`] | the channel in an engine's sandbox: process 1 listens, and the node connects through a process that the engine starts |
-//! | [`serve`] | the routes of the channel, and nothing else |
-//! | [`table`] | the table of execs; it owns them, and requests attach and detach |
-//! | [`exec`] | one exec from its start to its outcome |
-//! | [`parent`] | the interpreter that Python runs are forked from |
-//! | [`code`] | runs of code, as cells or in new processes |
+//! | [`serve`] | the HTTP routes of the channel |
+//! | [`table`] | the table that owns all execs; requests attach to execs and detach from them |
+//! | [`exec`] | one exec, from its start to its outcome |
+//! | [`parent`] | the parent interpreter, from which Python runs are forked |
+//! | [`code`] | running code, as cells or in new processes |
 //! | [`context`] | long-lived interpreters and their cells |
 //! | [`contexts`] | all contexts of the sandbox |
 //! | [`shell`] | Bash contexts |
-//! | [`said`] | messages of an interpreter on its channel |
-//! | [`records`] | the socket for these messages |
+//! | [`said`] | messages that an interpreter sends on its channel |
+//! | [`records`] | the socket that carries these messages |
 //! | [`launch`] | the only code that starts processes |
-//! | [`descent`] | steps of a process between fork and exec |
-//! | [`belonging`] | objects that the exec's user owns from the start: pipes and terminals |
+//! | [`descent`] | the steps that a new process performs between fork and exec |
+//! | [`belonging`] | creating pipes and terminals that the exec's user owns |
 //! | [`spool`] | the bounded buffer of one output stream |
 //! | [`stdin`] | the standard input of an exec |
 //! | [`terminal`] | the pseudo-terminal of an exec |
 //! | [`spare`] | files for spools, created before user code can use up all inodes |
-//! | [`output`] | the frames that a reader of an exec receives |
+//! | [`output`] | the frames that a reader of an exec's output receives |
 //! | [`ports`] | connections to servers in the sandbox |
 //! | [`egress`] | outbound connections of programs in the sandbox, forwarded to the node |
 //! | [`trust`] | certificate authorities that programs in the sandbox trust |
 //! | [`sweep`] | finding and killing all processes of an exec by its group |
 //! | [`memory`] | detection of OOM kills, and the cleanup after them |
-//! | [`files`] | the files of the sandbox; a process of the sandbox's user serves each request |
-//! | [`layer`] | unpacking one layer of an image, in a sandbox only for that; packing layers |
-//! | [`walls`] | setting up the walls, if no runtime does |
-//! | [`watched`] | descriptors that tokio polls |
+//! | [`files`] | file requests, each served by a separate process |
+//! | [`layer`] | unpacking one image layer, in a sandbox that exists only for this purpose; packing layers |
+//! | [`walls`] | setting up the isolation, if no runtime does |
+//! | [`watched`] | file descriptors registered with tokio |
 //! | [`posture`] | the observable privileges of a user process |
 //!
-//! Invariants: there is one thread, plus one while a layer is unpacked or packed; an exec ends when its
-//! process ends; the guest trusts the node and nothing else; user code never runs in this process, and no
-//! descriptor of this process reaches user code except its three streams, and one end of a channel if it runs
-//! code.
+//! Invariants:
+//!
+//! - Process 1 has one thread, plus one while it unpacks or packs a layer.
+//! - An exec ends when its process ends.
+//! - The guest trusts the node and nothing else.
+//! - User code never runs in process 1. It gets no descriptor of process 1 except its three standard streams
+//!   and, if it was started as code rather than as a command, one end of a channel.
 
 mod belonging;
 mod code;
@@ -86,7 +89,7 @@ fn main() -> ExitCode {
                 (Some("--ttl-ms"), Some(text)) => text.parse().ok(),
                 _ => None,
             };
-            // A missing value means deny: without a time to live, no sandbox is started.
+            // Fail closed: without a valid time to live, the sandbox does not start.
             let Some(ttl) = ttl_ms.map(Duration::from_millis) else { return ExitCode::from(2) };
             match arguments.next().as_deref() {
                 None => init::run(ttl, Purpose::Run, ConnectMethod::Dial).into(),

@@ -1,15 +1,15 @@
-//! The channel of a sandbox that an engine or another foreign system runs. There, process 1 cannot dial a
-//! socket of the node. So process 1 listens, and the node runs `guest connect` in the sandbox, which forwards
-//! bytes between the node and process 1.
+//! The channel of a sandbox that an engine or another foreign system runs. In such a sandbox, process 1
+//! cannot reach a socket of the node. Instead, process 1 listens, and the node runs `guest connect` in the
+//! sandbox, which forwards bytes between the node and process 1.
 //!
 //! ```text
 //! node ══ exec or terminal of the engine ══ guest connect ──── socket ──── process 1
 //! ```
 //!
-//! The socket is in a directory that only root may enter, and user code is not root. Process 1 checks each
-//! caller nevertheless: a process that an engine started has its parent outside, and a process on the other
-//! side of the walls of [`crate::walls`] has no pid inside. Neither is ever true of a process that was
-//! started inside.
+//! The socket is in a directory that only root may enter, and user code is not root. Process 1 nevertheless
+//! checks each caller. The parent of a process that an engine started is outside the sandbox, and a process
+//! outside the walls of [`crate::walls`] has no pid inside them. Neither is ever true of a process that was
+//! started inside the sandbox.
 
 use std::cell::Cell;
 use std::io;
@@ -35,7 +35,7 @@ const POSTURE: &str = "/.bellglass/spool/posture.json";
 /// Size of the buffer for forwarded bytes.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Endpoint through which node and guest connect.
+/// Endpoint through which the node and the guest connect.
 pub enum Meeting {
     /// The node listens. Contains the token that the node issued to identify process 1.
     Dial(Cell<[u8; TOKEN_BYTES]>),
@@ -50,7 +50,7 @@ impl Meeting {
         Self::Dial(Cell::new(NO_TOKEN))
     }
 
-    /// Listens, and records the posture of this process before user code exists.
+    /// Starts to listen, and records the posture of this process before any user code runs.
     pub fn listen(entrances: Option<Entrances>) -> io::Result<Self> {
         std::fs::set_permissions(HOME, std::fs::Permissions::from_mode(0o700))?;
         std::fs::write(POSTURE, posture::own()?)?;
@@ -78,8 +78,8 @@ impl Meeting {
     }
 }
 
-/// Returns true if the caller is root and was started in this sandbox by its engine, or is on the other side
-/// of the walls.
+/// Returns true if the caller is root and comes from outside: it was started by the engine of the sandbox, or
+/// it runs outside the walls.
 fn is_from_outside(stream: &UnixStream, walled: bool) -> bool {
     let Ok(peer) = stream.peer_cred() else { return false };
     let Some(pid) = peer.pid().filter(|_| peer.uid() == 0) else { return false };
@@ -91,16 +91,18 @@ fn is_from_outside(stream: &UnixStream, walled: bool) -> bool {
     sweep::is_from_outside(&status)
 }
 
-/// `guest connect`: forwards bytes until either side closes. A channel is never half open.
+/// Runs `guest connect`: forwards bytes until either side closes. A channel is never half open.
 pub fn connect() -> ExitCode {
-    // These bytes are the node's and process 1's: no process inside may inspect this one, whatever its uid.
+    // The forwarded bytes concern only the node and process 1. Prevent all processes in the sandbox, whatever
+    // their uid, from inspecting this process.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let Ok(stream) = StdStream::connect(SOCKET) else { return ExitCode::FAILURE };
-    // Check the peer: a process that replaced the socket by its own could impersonate process 1.
+    // Check the peer: a process that replaced the socket with its own could impersonate process 1.
     if !rustix::net::sockopt::socket_peercred(&stream).is_ok_and(|peer| is_first(peer.pid)) {
         return ExitCode::FAILURE;
     }
-    // A terminal would interpret or change some bytes. Process 1 sends first, and only after this connection.
+    // Set raw mode, because a terminal would interpret or change some bytes. No bytes have passed yet:
+    // process 1 sends the first byte of a connection, and forwarding starts only below.
     if let Ok(mut modes) = rustix::termios::tcgetattr(rustix::stdio::stdin()) {
         modes.make_raw();
         if rustix::termios::tcsetattr(rustix::stdio::stdin(), rustix::termios::OptionalActions::Now, &modes)
@@ -118,7 +120,7 @@ pub fn connect() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Returns true if a process is the first of its namespace, ours or a nested one.
+/// Returns true if a process is process 1 of its pid namespace, either this namespace or a nested one.
 fn is_first(pid: rustix::process::Pid) -> bool {
     let status =
         || std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
@@ -128,8 +130,9 @@ fn is_first(pid: rustix::process::Pid) -> bool {
             .any(|line| line.starts_with("NSpid:") && line.split_whitespace().last() == Some("1"))
 }
 
-/// Forwards bytes until the end of input or until the other side is closed. `io::copy` is unsuitable: it
-/// splices, and a splice from a socket to a pipe reported the end here while more bytes followed.
+/// Forwards bytes until the end of input, or until the other side is closed. `io::copy` is unsuitable,
+/// because it uses `splice`, and a splice from a socket to a pipe can report the end of input here although
+/// more bytes follow.
 fn pass_on(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
     let mut buffer = vec![0; PIECE_BYTES];
     loop {
@@ -149,7 +152,7 @@ fn pass_on(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
     }
 }
 
-/// `guest posture first`: prints the recorded posture of process 1.
+/// Runs `guest posture first`: prints the recorded posture of process 1.
 pub fn print_first() -> ExitCode {
     match std::fs::read(POSTURE) {
         Ok(text) => posture::write(&text),

@@ -1,10 +1,11 @@
-//! Detection of OOM kills, and the cleanup after them.
+//! Detects OOM kills and cleans up after them.
 //!
-//! The kernel counts the OOM kills in the cgroup of user code, and the node sends a descriptor of that count.
-//! In cgroup version 2, the kernel kills all of user code at once. Version 1 kills one process and leaves the
-//! others, so there the guest is notified by an event and kills the rest. Under gVisor neither exists:
-//! exceeding the limit ends the sandbox, and the node reports it. If an engine runs the sandbox, the node
-//! sends no descriptor: process 1 is in the same cgroup as user code, reads the count itself, and polls it.
+//! The kernel counts the OOM kills in the cgroup of user code, and the node sends the guest a descriptor of
+//! that count. In cgroup version 2, the kernel kills all user code at once. In version 1, it kills one
+//! process and leaves the others, so an event notifies the guest, which kills the rest. gVisor has neither a
+//! count nor an event: exceeding the limit ends the sandbox, and the node reports this. If an engine runs the
+//! sandbox, the node sends no descriptor. Process 1 is then in the same cgroup as user code, and opens and
+//! polls the count itself.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -23,32 +24,33 @@ use crate::launch::{Purpose, launch};
 use crate::sweep::{self, Whom};
 use crate::watched::{Watched, watch};
 
-/// Shared memory. Files left here after an OOM kill stay charged, and would make the next exec run out of
-/// memory too.
+/// Directory of shared memory. Files that remain here after an OOM kill still count as used memory, and would
+/// make the next exec run out of memory too.
 const SHARED_MEMORY: &str = "/dev/shm";
-/// Command that removes them: this program, run as each owner.
+/// Command that removes such files: this program, run as each owner.
 const EMPTY: [&str; 2] = ["/.bellglass/guest", "empty"];
-/// Group by which its processes are found: the first one above the groups of execs.
+/// Group of the cleanup processes: the first group above those of execs.
 const TIDY_GROUP: u32 = *limits::EXEC_GROUPS.end() + 1;
 
 /// Maximum number of users to clean up after. An exec can run as any of tens of thousands of users, but most
 /// sandboxes have one.
 const OWNERS_MAX: usize = 16;
-/// Number of checks for a kill after its event. It follows within about a millisecond; the total of one
-/// second covers a busy machine.
+/// Maximum number of checks for a kill after its event. The kill follows within about a millisecond; a total
+/// of one second is enough even on a busy machine.
 const KILL_LOOKS: u32 = 500;
 const KILL_LOOK_EVERY: Duration = Duration::from_millis(2);
-/// Number of checks before an exec starts anyway. Cleanup takes milliseconds; if it hangs, the exec risks
-/// being killed but is not delayed longer.
+/// Maximum number of checks for the end of the cleanup before an exec starts anyway. Cleanup takes
+/// milliseconds. If it hangs, the exec is not delayed any longer, at the risk of being killed.
 const SETTLE_LOOKS: u32 = 20;
 const SETTLE_LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Paths of the count in the sandbox: version 2, then version 1.
+/// Paths of the OOM counter inside the sandbox: cgroup version 2, then version 1.
 const OWN_COUNTS: [&str; 2] = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"];
-/// Interval between two reads of it. Processes that survive an OOM kill continue for at most this long.
+/// Interval between two reads of the OOM counter. Processes that survive an OOM kill continue for at most
+/// this long.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The number of OOM kills, if this tier counts them.
+/// Counter of OOM kills, if this tier has one.
 #[derive(Default)]
 pub struct Kills {
     count: RefCell<Option<OwnedFd>>,
@@ -56,14 +58,14 @@ pub struct Kills {
     /// their outcome.
     pub struck: Rc<Notify>,
     watching: Cell<bool>,
-    /// Count up to which the cleanup is done.
+    /// Number of OOM kills for which the cleanup is done.
     tidied: Cell<u64>,
     /// Notified when `tidied` changes.
     settled: Notify,
 }
 
 impl Kills {
-    /// Takes the descriptors of a new connection. The first event descriptor is watched until the end.
+    /// Takes the descriptors of a new connection. Watches an event descriptor only if none is watched yet.
     pub fn attend(self: &Rc<Self>, count: Option<OwnedFd>, event: Option<OwnedFd>) {
         if let Some(count) = count {
             self.count.replace(Some(count));
@@ -75,7 +77,7 @@ impl Kills {
         }
     }
 
-    /// Opens the count from inside the sandbox and starts polling it.
+    /// Opens the OOM counter from inside the sandbox, and starts polling it.
     pub fn look_ourselves(self: &Rc<Self>) {
         let Some(count) = OWN_COUNTS.iter().find_map(|path| std::fs::File::open(path).ok()) else { return };
         self.count.replace(Some(count.into()));
@@ -90,7 +92,7 @@ impl Kills {
         });
     }
 
-    /// Kills the rest of user code and cleans up, if the cleanup for this count is not done yet.
+    /// Kills all remaining user code and cleans up, unless this was already done for this number of kills.
     async fn strike(&self, count: u64) {
         if count > self.tidied.get() {
             self.struck.notify_waiters();
@@ -101,8 +103,8 @@ impl Kills {
         }
     }
 
-    /// Waits until nothing remains to be killed or removed after the last OOM kill, so that a process started
-    /// now is safe from it.
+    /// Waits until the cleanup after the last OOM kill is done, so that it cannot hit a process that is
+    /// started now. Waits only for a limited time.
     pub async fn settled(&self) {
         for _ in 0..SETTLE_LOOKS {
             let settled = self.settled.notified();
@@ -113,7 +115,7 @@ impl Kills {
         }
     }
 
-    /// Cleans up after an OOM kill that ended an exec, or waits until that is done.
+    /// Cleans up after an OOM kill that ended an exec. If a watcher is active, waits until it has cleaned up.
     pub async fn tidy(&self) {
         if self.watching.get() {
             self.settled().await;
@@ -131,7 +133,8 @@ impl Kills {
         kills_in(&String::from_utf8_lossy(buffer.get(..length).unwrap_or_default()))
     }
 
-    /// Waits for a larger count and returns it. The kernel sends the event before it kills.
+    /// Waits until the count exceeds `known`, and returns it. This wait is necessary because the kernel sends
+    /// the event before it kills.
     async fn more_than(&self, known: u64) -> Option<u64> {
         for _ in 0..KILL_LOOKS {
             match self.count() {
@@ -157,14 +160,15 @@ impl Kills {
     }
 }
 
-/// Returns the number of OOM kills. Both versions of cgroups have a line `oom_kill N`.
+/// Returns the number of OOM kills in the text of a counter file. In both cgroup versions, the file has a
+/// line `oom_kill N`.
 fn kills_in(text: &str) -> u64 {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Removes what dead processes left in shared memory: files, and System V segments, which outlive every
-/// process. Each removal needs the permissions of the owner, so a child takes them on, one for each of the
-/// first few owners.
+/// Removes files and System V segments that dead processes left in shared memory. System V segments outlive
+/// every process. Each removal needs the permissions of the owner, so one child runs as each owner, up to a
+/// maximum number of owners.
 async fn empty_shared_memory() {
     let mut owners: Vec<u32> = segments().map(|(_, owner)| owner).chain([limits::UID]).collect();
     let entries = std::fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
@@ -176,8 +180,8 @@ async fn empty_shared_memory() {
 }
 
 /// Runs a program once as each of these users. User code can stop processes of its own user, so processes
-/// that do not finish in time are killed. They stay in the guest's cgroup, because that of user code may have
-/// no memory left for a start.
+/// that do not finish in time are killed. The processes run in the guest's cgroup, because the cgroup of user
+/// code may have too little memory left to start a process.
 async fn run_as(owners: &[u32], argv: &[&str]) {
     let argv: Vec<String> = argv.iter().map(|word| (*word).to_owned()).collect();
     let spec = |owner| ExecSpec {
@@ -187,12 +191,12 @@ async fn run_as(owners: &[u32], argv: &[&str]) {
         ..ExecSpec::default()
     };
     let who = |spec: &ExecSpec| Purpose::Run.identity(spec, TIDY_GROUP);
-    // A child that cannot start exits anyway, so its verdict is ignored.
+    // A child that cannot start exits anyway, so the result of its start is ignored.
     let launched =
         owners.iter().map(|owner| spec(*owner)).filter_map(|spec| launch(&spec, who(&spec), &[], &[]).ok());
     let mut children: Vec<String> =
         launched.map(|child| format!("/proc/{}", child.pid.as_raw_nonzero())).collect();
-    // Process 1 reaps them like all other children, and they are done when they no longer exist.
+    // Process 1 reaps these children like all others. A child is done when it no longer exists in `/proc`.
     for _ in 0..KILL_LOOKS {
         children.retain(|child| Path::new(child).exists());
         if children.is_empty() {
@@ -203,18 +207,19 @@ async fn run_as(owners: &[u32], argv: &[&str]) {
     sweep::kill(Whom::Group(TIDY_GROUP)).await;
 }
 
-/// Entry point of such a child: removes everything that its user may remove.
+/// Runs `guest empty`, which `run_as` starts for each owner: removes everything in shared memory that this
+/// user may remove.
 pub fn empty() -> ExitCode {
     empty_directory(Path::new(SHARED_MEMORY));
     for (segment, _) in segments() {
-        // SAFETY: no pointer is read with this request.
+        // SAFETY: The call reads no pointer for this request.
         unsafe { libc::shmctl(segment, libc::IPC_RMID, std::ptr::null_mut()) };
     }
     ExitCode::SUCCESS
 }
 
-/// Lists the System V segments of this sandbox with their owners. The columns are those of proc(5): key, id,
-/// mode, size, two process ids, number of attaches, owner.
+/// Lists the System V segments of this sandbox with their owners. The columns of the file are described in
+/// proc(5): key, ID, mode, size, two process IDs, number of attaches, owner.
 fn segments() -> impl Iterator<Item = (libc::c_int, u32)> {
     let text = std::fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
     let lines: Vec<String> = text.lines().skip(1).map(str::to_owned).collect();

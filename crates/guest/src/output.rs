@@ -1,5 +1,5 @@
-//! Frames for a reader of an exec: retained output from the reader's offsets on, gaps, heartbeats, and the
-//! end.
+//! Frames for a reader of an exec's output: retained output from the reader's offsets on, gaps, heartbeats,
+//! and the end of the exec.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,20 +15,20 @@ use crate::spool::SpoolRead;
 
 /// Maximum interval between frames, so that a reader can distinguish a silent exec from a dead guest.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Maximum payload of one frame, large enough for a flood of output.
+/// Maximum payload of one frame. It is large, so that a flood of output needs few frames.
 const CHUNK_BYTES: usize = 256 * 1024;
-/// Maximum payload with many readers. Each may have stopped reading with four frames in flight, and the guest
-/// has 64 MiB.
+/// Lower bound for the maximum payload when there are many readers. Each reader may have stopped reading with
+/// four frames in flight, and the guest has 64 MiB of memory.
 const CHUNK_BYTES_MIN: usize = 16 * 1024;
-/// Total payload size that all readers share: four have full-size frames, and with more readers each has
-/// smaller ones.
+/// Total payload size that all readers share. Up to four readers get full-size frames; with more readers,
+/// each gets smaller frames.
 const CHUNKS_BYTES: usize = 1 << 20;
 
 thread_local! {
     static READERS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Counts one reader while it exists.
+/// Guard that counts one reader while it exists.
 struct ReaderGuard;
 
 impl ReaderGuard {
@@ -55,7 +55,7 @@ pub struct Position {
     pub results: u64,
 }
 
-/// Sends frames until the exec is complete and everything was sent, or the reader is gone.
+/// Sends frames until the exec is complete and all its output was sent, or the reader is gone.
 pub async fn send(exec: Rc<GuestExec>, mut at: Position, sender: Feed) {
     let _guard = ReaderGuard::new();
     let mut buffer = BytesMut::new();
@@ -63,7 +63,8 @@ pub async fn send(exec: Rc<GuestExec>, mut at: Position, sender: Feed) {
         let changed = exec.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        // Read before the streams: if the exec is complete now, the streams hold everything.
+        // Get the end before reading the streams: if the exec is complete at this point, its spools hold all
+        // output.
         let end = exec.end();
         let mut idle = true;
         for stream in [Stream::Stdout, Stream::Stderr, Stream::Results] {

@@ -1,15 +1,15 @@
-//! The parent of interpreters: one Python process per sandbox, from which Python runs are forked, with the
-//! template's imports done.
+//! The parent interpreter: one Python process per sandbox, which has already imported the template's modules.
+//! Python runs are forked from it.
 //!
 //! ```text
 //! first code ──▶ started ──imports──▶ ready ──fork──▶ a run or a context      dead (memory, crash) ──▶ the next code starts a new one
 //! ```
 //!
-//! The parent never runs user code and has its own user, so that no other process in the sandbox can signal
-//! it. It keeps two capabilities, SETUID and SETGID, to set the user and group of each fork; the fork drops
-//! them before any user code runs. The parent is the image's Python, and the image's author or a package in
-//! it may have changed that, so it is never root. [`crate::descent`] shows how, and what differs under
-//! gVisor. The parent reads no file that user code can write to.
+//! The parent never runs user code. It has its own user, so that no other process in the sandbox can signal
+//! it. It keeps two capabilities, SETUID and SETGID, to set the user and group of each fork. Each fork drops
+//! them before any user code runs. The parent runs the image's Python, which the image's author or a package
+//! in the image may have changed, so the parent is never root. [`crate::descent`] explains how this works,
+//! and how it differs under gVisor. The parent reads no file that user code can write to.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -33,37 +33,38 @@ use crate::sweep::{self, Whom};
 use crate::table::{Child, ExecTable};
 use crate::watched::Watched;
 
-/// Entry program; it finds the other files in `SOURCES`.
+/// Source of the entry program, which finds all other files in `SOURCES`.
 const BOOT: &str = include_str!("interpreter/boot.py");
 
 macro_rules! sources {
     ($($name:literal)*) => { [$(($name, include_str!(concat!("interpreter/", $name, ".py")))),*] };
 }
-/// All other Python files of the interpreter.
+/// Names and sources of all other Python files of the interpreter.
 const SOURCES: &[(&str, &str)] = &sources!["boxes" "channel" "charts" "context" "ending" "errors" "figures" "fork" "hooks" "identity" "missing" "packages" "pages" "parent" "plain" "results" "run" "shadow" "shell" "threads" "variables" "warm"];
-/// Group by which the parent is found: the second one above the groups of execs.
+/// Group of the parent: the second group above those of execs.
 const GROUP: u32 = *limits::EXEC_GROUPS.end() + 2;
-/// SETGID and SETUID, as bits.
+/// Capabilities that the parent keeps, SETGID and SETUID, as a bit mask.
 const CAPABILITIES: u64 = 0b1100_0000;
-/// Timeout for the parent's start. Most imports take a second, but many times as long on a busy machine.
+/// Timeout for the parent's start. Most imports take a second, but they can take many times as long on a busy
+/// machine.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 /// Timeout for one fork, which normally takes milliseconds.
 const FORKED_WITHIN: Duration = Duration::from_secs(20);
-/// Time for process 1 to inherit and reap the children of a parent that has died.
+/// Time to wait until process 1 has inherited and reaped the children of a parent that has died.
 const ORPHANS_WITHIN: Duration = Duration::from_millis(200);
-/// Maximum retained output of the parent, which explains a failed start.
+/// Maximum output of the parent that is retained to explain a failed start.
 const WORDS_BYTES: usize = 4096;
 /// Directories that user code can write to. The parent's Python must not come from any of them.
 const WRITABLE: [&str; 4] = ["/workspace", "/home", "/tmp", "/dev"];
-/// Home directory of the parent. It does not exist, so that Python reads no files of the user.
+/// Home directory of the parent. It does not exist, so that Python reads no per-user files.
 const HOME: &str = "/nonexistent";
 
-/// The configuration of the parent and its current process.
+/// The configuration of the parent, and its current process.
 #[derive(Default)]
 pub struct Parent {
     spec: RefCell<InterpreterSpec>,
     live: RefCell<Option<Rc<Live>>>,
-    /// Serializes requests, so that an answer always belongs to the last one.
+    /// Serializes requests, so that an answer always belongs to the latest request.
     turn: Mutex<()>,
 }
 
@@ -77,7 +78,7 @@ struct Live {
 }
 
 struct PendingFork {
-    /// Id of the request. If a caller leaves early, its answer must not go to the next caller.
+    /// ID of the request. If its caller has left, the answer must not go to the next caller.
     run: u32,
     child: Child,
     answer: oneshot::Sender<Result<Pid, String>>,
@@ -86,7 +87,7 @@ struct PendingFork {
 /// Request for a fork.
 #[derive(Serialize)]
 pub struct Fork<'a> {
-    /// Id of the request, returned with the answer.
+    /// ID of the request, which the answer repeats.
     pub run: u32,
     /// User of the fork.
     pub uid: u32,
@@ -96,7 +97,7 @@ pub struct Fork<'a> {
     pub cwd: &'a str,
     /// All environment variables of the fork.
     pub env: std::collections::BTreeMap<&'a str, &'a str>,
-    /// Run or context.
+    /// Purpose of the fork.
     pub kind: ForkKind,
 }
 
@@ -112,7 +113,7 @@ enum ParentRequest<'a> {
 pub enum ForkKind {
     /// One run.
     Run,
-    /// Cells, until the process ends.
+    /// Cells of a context, until the process ends.
     Context,
 }
 
@@ -137,7 +138,8 @@ impl Parent {
         Ok(self.live(table).await?.info.clone())
     }
 
-    /// Forks a process with these three streams and this channel. Reports its end to `child`.
+    /// Forks a process with these descriptors: three streams and a channel. Reports the end of the process to
+    /// `child`.
     pub async fn fork(
         &self,
         table: &Rc<ExecTable>,
@@ -181,7 +183,7 @@ impl Parent {
         }
     }
 
-    /// Returns the current process, or starts a new one.
+    /// Returns the running parent, or starts a new one.
     async fn live(&self, table: &Rc<ExecTable>) -> Result<Rc<Live>, Error> {
         let there = self.live.borrow().clone().filter(|live| !live.gone.get());
         if let Some(live) = there {
@@ -204,8 +206,8 @@ async fn start(table: &Rc<ExecTable>, spec: &InterpreterSpec) -> Result<Live, Er
             Retry::Useless,
         )
     })?;
-    // gVisor gives capabilities to no program of an ordinary user. There, the parent is root of its own user
-    // namespace, and empties the bounding set itself.
+    // gVisor gives no capabilities to a program that an ordinary user starts. Under gVisor, the parent is
+    // therefore root of its own user namespace, and empties the bounding set itself.
     let nested = table.in_user_kernel();
     let capabilities = if nested { CAPABILITIES | SETPCAP } else { CAPABILITIES };
     let who = match api::defence::is_off("I-11") {
@@ -324,7 +326,7 @@ fn program() -> std::io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Returns the first `python3` of a path that lies in no directory that user code can write to.
+/// Searches a `PATH` for `python3`. Ignores directories and programs that user code can write to.
 fn trusted(path: &str) -> Option<String> {
     let ours = |path: &Path| !WRITABLE.iter().any(|place| path.starts_with(place));
     path.split(':').filter(|directory| directory.starts_with('/')).find_map(|directory| {
@@ -335,7 +337,7 @@ fn trusted(path: &str) -> Option<String> {
     })
 }
 
-/// Translates a status of `waitpid` into an outcome.
+/// Converts a status from `waitpid` into an outcome.
 fn outcome(status: i32) -> Outcome {
     if libc::WIFEXITED(status) {
         Outcome::Exited { code: libc::WEXITSTATUS(status) }

@@ -1,14 +1,14 @@
-//! Connections to servers in the sandbox: each request is one connection, with its body as one direction and
-//! the response as the other.
+//! Connections to servers in the sandbox. Each request carries one connection: the request body is the input
+//! of the server, and the response body is its output.
 //!
 //! ```text
 //! dial ──refused──▶ error               body ends ──▶ write side is shut down    body breaks, or response is dropped ──▶ reset
 //!   └─ok──▶ both directions, independently      read side ends ──▶ response ends
 //! ```
 //!
-//! A regular end is forwarded as an end, and a break as a break, so that truncated data is never taken for
-//! complete. A server that does not read holds up its own connection and no other, because each has its own
-//! window in HTTP/2.
+//! A regular end of a connection is forwarded as an end, and a broken connection as a reset, so that
+//! truncated data is never mistaken for complete data. A server that does not read delays only its own
+//! connection, because each connection has its own flow-control window in HTTP/2.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -26,18 +26,19 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
-/// Timeout for a connection. On the loopback interface, a server accepts at once, or its queue is full.
+/// Timeout for connecting. On the loopback interface, connecting succeeds at once, unless the server's queue
+/// is full.
 const DIAL_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum size of one read.
 const PIECE_BYTES: usize = 64 * 1024;
 /// Number of chunks that can wait for a slow reader.
 const PIECES_WAITING: usize = 2;
 
-/// Permits for connections. Global, because this process serves one sandbox.
+/// Permits for connections. They are global, because this process serves only one sandbox.
 static PLACES: Semaphore = Semaphore::const_new(CONNECTIONS_MAX);
 
-/// Output of a server in the sandbox, as the body of a response. It ends with an explicit end marker; without
-/// one, the connection broke.
+/// Output of a server in the sandbox, as the body of a response. If the output ends without an explicit end
+/// marker, the connection broke.
 pub struct PortOutput {
     pieces: mpsc::Receiver<PortChunk>,
     ended: bool,
@@ -48,7 +49,7 @@ enum PortChunk {
     End,
 }
 
-/// A connection broke, on either side.
+/// Error for a connection that broke, on either side.
 struct BrokenConnection;
 
 impl Body for PortOutput {
@@ -76,7 +77,8 @@ impl Body for PortOutput {
 /// Connects to a port and forwards bytes in both directions.
 ///
 /// # Errors
-/// If nothing listens on the port, or the maximum number of connections is reached.
+/// Nothing listens on the port, the server does not accept the connection in time, or the maximum number of
+/// connections is open.
 pub async fn open(port: u16, heard: Incoming) -> Result<PortOutput, Error> {
     let place = PLACES.try_acquire().map_err(|_| Error {
         code: ErrorCode::Capacity,
@@ -132,8 +134,8 @@ async fn pass(
 ) {
     let (read, write) = stream.split();
     if tokio::try_join!(inwards(heard, write), outwards(read, say)).is_err() {
-        // Reset the connection, so that the program in the sandbox does not take the break for a regular end
-        // either.
+        // Reset the connection, so that the program in the sandbox does not mistake the break for a regular
+        // end either.
         let _ = stream.set_zero_linger();
     }
 }
@@ -152,7 +154,7 @@ async fn outwards(mut read: ReadHalf<'_>, say: mpsc::Sender<PortChunk>) -> Resul
     loop {
         let count = tokio::select! {
             count = read.read(&mut buffer) => count.map_err(|_| BrokenConnection)?,
-            // The reader is gone.
+            // The receiver of the output is gone.
             () = say.closed() => return Err(BrokenConnection),
         };
         // Copy the bytes, so that a small chunk does not keep a large buffer alive while it waits.

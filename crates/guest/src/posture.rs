@@ -1,6 +1,6 @@
 //! The observable privileges of a user process.
 //!
-//! Runs as an ordinary exec (`/.bellglass/guest posture`), so that the result is true of every exec.
+//! The command `/.bellglass/guest posture` runs as an ordinary exec, so its result applies to every exec.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -32,7 +32,7 @@ pub fn own() -> std::io::Result<String> {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
     let mut posture = Posture::parse(&read("status"), &read("limits"));
     posture.descriptors = descriptors;
-    // By a system call, because gVisor's `/proc` does not show it.
+    // Get this flag with a system call, because gVisor's `/proc` does not show it.
     posture.no_new_privileges = rustix::thread::no_new_privs().unwrap_or(false);
     posture.namespaces = NAMESPACES
         .into_iter()

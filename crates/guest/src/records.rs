@@ -1,8 +1,8 @@
-//! Records on a socket between this process and an interpreter: JSON, each followed by a NUL byte, which JSON
-//! never contains.
+//! Records on a socket between this process and an interpreter. Each record is a JSON text, followed by a NUL
+//! byte, which JSON never contains.
 //!
-//! The other end is user code, so its input is not trusted: the size of a record is limited, and only one
-//! large record at a time is in memory, for a limited time.
+//! The other end of the socket is user code, so its input is not trusted. The size of a record is limited,
+//! and only one large record at a time is in memory, for a limited time.
 
 use std::cell::RefCell;
 use std::io;
@@ -22,9 +22,9 @@ use tokio::time::Instant;
 
 use crate::watched::{Watched, watch};
 
-/// Maximum size of a record: a line of results and its envelope.
+/// Maximum size of a record: one line of results, including its envelope.
 const RECORD_BYTES_MAX: usize = limits::RESULT_BYTES_MAX;
-/// Size above which a record counts as large. The guest has 64 MiB for everything.
+/// Size above which a record counts as large. The guest has 64 MiB of memory for everything.
 const SMALL_BYTES: usize = 256 * 1024;
 /// Timeout for a large record, because other large records wait for its permit.
 const LARGE_WITHIN: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ thread_local! {
     static LARGE: Arc<Semaphore> = Arc::new(Semaphore::new(1));
 }
 
-/// Our end of such a socket.
+/// The guest's end of the socket.
 pub struct Records {
     socket: Watched,
     unread: RefCell<Unread>,
@@ -46,15 +46,16 @@ pub struct Records {
 #[derive(Default)]
 struct Unread {
     bytes: Vec<u8>,
-    /// Start of the next record.
+    /// Start of the next record in `bytes`.
     from: usize,
-    /// Offset up to which no record end was found.
+    /// Position up to which `bytes` contains no end of a record.
     scanned: usize,
-    /// True if a large record was abandoned halfway: the start of the next one is unknown.
+    /// True if the read of a large record was cancelled halfway. No more records can be read, because the
+    /// start of the next one is unknown.
     broken: bool,
 }
 
-/// A record.
+/// A received record.
 pub struct ChannelRecord {
     /// Content, without the final NUL byte.
     pub bytes: Vec<u8>,
@@ -62,8 +63,8 @@ pub struct ChannelRecord {
 }
 
 impl ChannelRecord {
-    /// Returns how long the record may be held while the caller waits for something else. Other large records
-    /// wait for its permit.
+    /// Returns how long the caller may hold the record while it waits for something else. For a large record,
+    /// this time is limited, because other large records wait for its permit.
     pub fn patience(&self) -> Duration {
         if self.place.is_some() { LARGE_WITHIN } else { Duration::MAX }
     }
@@ -86,15 +87,16 @@ impl Drop for LargeRecordPermit<'_> {
 }
 
 impl Records {
-    /// Creates a socket. Returns our end and the descriptor of the other end.
+    /// Creates a socket pair. Returns the guest's end and the descriptor of the other end.
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let socket = watch(ours, Interest::READABLE | Interest::WRITABLE)?;
         Ok((Self { socket, unread: RefCell::default() }, theirs))
     }
 
-    /// Returns the next record, or `None` if the other side is gone or violates the protocol. Can be
-    /// cancelled at any time; after a cancellation within a large record, no more records can be read.
+    /// Returns the next record, or `None` if the other side is gone or violates the protocol. The call can be
+    /// cancelled at any time. If it is cancelled in the middle of a large record, no more records can be
+    /// read.
     pub async fn read(&self) -> Option<ChannelRecord> {
         let mut place: Option<LargeRecordPermit<'_>> = None;
         loop {
@@ -175,7 +177,8 @@ impl Unread {
         };
         let end = self.scanned + found;
         if self.from == 0 && end + 1 == self.bytes.len() {
-            // Usually the record is alone and can be moved. Only several records in one buffer are copied.
+            // Usually, the record is the only one in the buffer and can be moved. If there are several, the
+            // record is copied.
             let mut record = std::mem::take(self).bytes;
             record.truncate(end);
             return Some(record);

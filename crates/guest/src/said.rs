@@ -1,4 +1,4 @@
-//! Messages of an interpreter on its channel, and how they become part of an exec.
+//! Messages that an interpreter sends on its channel, and their effect on an exec.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,18 +13,19 @@ use crate::exec::GuestExec;
 use crate::records::Records;
 use crate::watched::Watched;
 
-/// Acknowledges a result, so that its sender can continue.
+/// Message that acknowledges a result, so that its sender can continue.
 pub const ACK: &[u8] = b"{\"ack\":{}}\0";
-/// Timeout for sending an acknowledgement. A process that has sent a result waits for nothing else.
+/// Timeout for sending an acknowledgement. It can be short, because a process that has sent a result waits
+/// for nothing else.
 const ACK_WITHIN: Duration = Duration::from_secs(1);
 
-/// A message of a process that runs code.
+/// A message from a process that runs code.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CodeMessage<'a> {
     /// The code begins now.
     Begun(IgnoredAny),
-    /// A result. It is not parsed, because a small message can be large in memory.
+    /// A result. It is not parsed, because parsing even a small message can use much memory.
     #[serde(borrow)]
     Result(&'a RawValue),
     /// The cell is done.
@@ -34,26 +35,26 @@ pub enum CodeMessage<'a> {
     /// The variables of a context.
     #[serde(borrow)]
     Variables(&'a RawValue),
-    /// No interrupt of an earlier cell is pending anymore.
+    /// No interrupt for an earlier cell is pending anymore.
     Settled(IgnoredAny),
 }
 
-/// End of a cell.
+/// Content of the message that a cell is done.
 #[derive(Deserialize)]
 pub struct CellEnd {
     /// Exit code.
     pub code: i32,
 }
 
-/// Refusal to begin.
+/// Content of the message that code cannot begin.
 #[derive(Deserialize)]
 pub struct StartRefusal {
-    /// Reason, as text.
+    /// Reason, as text for the user.
     pub message: String,
 }
 
-/// Stores a result in order, after the output written before it, and lets its process continue. If a large
-/// result waits too long for a reader of earlier output, it is omitted, and a notice replaces it.
+/// Stores a result after the output that was written before it, then lets its process continue. If that
+/// output cannot be stored within `patience`, because a reader is too slow, a notice replaces the result.
 pub async fn shown(
     exec: &GuestExec,
     streams: &[(Stream, Rc<Watched>)],
@@ -68,11 +69,11 @@ pub async fn shown(
             exec.show(&RunResult::Omitted { bytes: result.get().len() as u64, types: Vec::new() });
         }
     }
-    // A process that does not read the acknowledgement has nothing more to send.
+    // Ignore a timeout: a process that does not read the acknowledgement has nothing more to send.
     let _ = tokio::time::timeout(ACK_WITHIN, channel.send_bytes(ACK, &[])).await;
 }
 
-/// Parses a message.
+/// Parses a message. Returns `None` if it is not valid.
 pub fn understand(bytes: &[u8]) -> Option<CodeMessage<'_>> {
     serde_json::from_slice(bytes).ok()
 }

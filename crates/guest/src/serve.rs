@@ -1,29 +1,30 @@
-//! The routes of the channel, and nothing else: the table and the exec document what each request does.
+//! The HTTP routes of the channel, and nothing else. The modules that implement the requests document their
+//! effects.
 //!
 //! | request | answer |
 //! |---|---|
 //! | `PUT /execs/{id}` with an `ExecSpec` | `ExecInfo`; repeating the same request starts nothing |
 //! | `GET /execs` | all execs, as a list of `ExecInfo` |
-//! | `GET /execs/{id}/output?stdout=N&stderr=M&results=K` | frames from these offsets on, until the end |
+//! | `GET /execs/{id}/output?stdout=N&stderr=M&results=K` | frames from these offsets on, until the exec ends |
 //! | `PUT /execs/{id}/read?stdout=N&stderr=M` | acknowledges all output below these offsets |
 //! | `PUT /execs/{id}/stdin?offset=N[&last=1]` | writes the body to standard input |
 //! | `PUT /execs/{id}/size` with a `TerminalSize` | resizes the exec's terminal |
 //! | `POST /execs/{id}/signal` with a `SignalRequest` | sends the signal to all processes of the exec |
 //! | `DELETE /execs/{id}` | ends the exec with the outcome `cancelled` |
-//! | `PUT /ttl/{ms}` | sets the time to live, counted from now, and resumes stopped deadlines |
+//! | `PUT /ttl/{ms}` | sets the time to live, counted from now, and resumes the deadlines of execs if they were stopped |
 //! | `PUT /hold/{ms}` | sets the time to live, and stops the deadlines of execs, because the sandbox is about to be paused |
-//! | `PUT /interpreter` with an `InterpreterSpec` | configures the next start of the parent of Python code |
-//! | `GET /interpreter` | `InterpreterInfo`; starts the parent if necessary |
+//! | `PUT /interpreter` with an `InterpreterSpec` | configures the next start of the parent interpreter |
+//! | `GET /interpreter` | `InterpreterInfo`; starts the parent interpreter if necessary |
 //! | `PUT /contexts/{id}` with a `ContextSpec` | `ContextInfo`; repeating the same request creates nothing |
 //! | `GET /contexts`, `DELETE /contexts/{id}` | all contexts; removes the context |
 //! | `POST /contexts/{id}/restart`, `…/interrupt` | `ContextInfo` |
 //! | `GET /contexts/{id}/variables` | a list of `Variable` |
 //! | `POST /files` with parts | parts: see `api::files` |
-//! | `POST /ports/{port}` | a connection to that port in the sandbox: the body is its input, the answer its output |
-//! | `POST /egress` | the next connection to the proxy's port in the sandbox, once there is one; likewise |
-//! | `PUT /authority` with a certificate | makes programs trust it in addition to those of the template |
-//! | `PUT /layer?compression=C&top=0|1&done=N` | unpacks the body, an archive: `LayerReport` |
-//! | `GET /layer?of=N|upper` | an archive of a layer, or of the changes of a build after all its processes have been killed |
+//! | `POST /ports/{port}` | a connection to that port in the sandbox: the body is the server's input, the answer its output |
+//! | `POST /egress` | the next connection to the proxy's port in the sandbox: the answer is the program's output, the body its input |
+//! | `PUT /authority` with a certificate | makes programs trust this certificate authority, in addition to the template's |
+//! | `PUT /layer?compression=C&top=0|1&done=N` | `LayerReport`; unpacks the archive in the body as a layer |
+//! | `GET /layer?of=N|upper` | an archive of layer N, or of a build's changes after all its processes were killed |
 
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -51,26 +52,28 @@ use crate::sweep::{self, Whom};
 use crate::table::ExecTable;
 use crate::trust;
 
-/// Intervals of keep-alive pings. A node that does not answer for this long is gone, and the guest dials the
-/// next one.
+/// Interval between keep-alive pings, and timeout for an answer. If no answer arrives in time, the node is
+/// gone, and the guest dials again.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(10);
-/// Shorter intervals for a connection through an intermediary, which may hold it open after the other end is
-/// gone. Until the guest notices, no other connection is served, so this must be shorter than the time that a
-/// request waits for a connection.
+/// Shorter interval and timeout for a connection through an intermediary, which may hold the connection open
+/// after the node is gone. Until the guest notices this, it serves no other connection. So their sum must be
+/// shorter than the time for which a request waits for a connection.
 const ENGINE_PING_EVERY: Duration = Duration::from_secs(2);
 const ENGINE_PING_WITHIN: Duration = Duration::from_secs(4);
 /// Maximum number of concurrent requests on one connection: every exec of a full table attached, plus a
 /// margin for other requests.
 const STREAMS_MAX: u32 = 4096;
-/// Maximum unread output per stream that the guest buffers for a slow reader.
+/// Maximum unread output of one request that the guest buffers for a slow reader.
 const SEND_BUFFER_BYTES: usize = 512 * 1024;
-/// Larger than HTTP/2's default, to transfer a layer with fewer wake-ups.
+/// Maximum size of a frame. It is larger than HTTP/2's default, so that transferring a layer takes fewer
+/// wake-ups.
 const FRAME_BYTES: u32 = 256 * 1024;
 /// Maximum data that one request may send ahead of its consumer.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
-/// The maximum of HTTP/2, so effectively no additional bound. With a bound, input that a process does not
-/// read would use up the window of all other requests. The server limits bodies per project.
+/// Maximum data that all requests of a connection together may send ahead. This is the maximum of HTTP/2, so
+/// it is effectively unlimited. With a lower limit, input that one process does not read would use up the
+/// window of all other requests (attack A-16). The server limits bodies per project.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Number of frames that can wait for a slow reader.
 const FRAMES_WAITING: usize = 2;
@@ -78,7 +81,7 @@ const FRAMES_WAITING: usize = 2;
 type ResponseBody = Either<Full<Bytes>, Either<Streamed, Either<files::FileResponseBody, PortOutput>>>;
 type RouteResult = Result<Response<ResponseBody>, Error>;
 
-/// Runs hyper's tasks on this thread.
+/// Executor that runs hyper's tasks on this thread.
 #[derive(Clone)]
 struct Local;
 
@@ -90,7 +93,7 @@ impl<F: Future + 'static> hyper::rt::Executor<F> for Local {
     }
 }
 
-/// Serves a connection until it ends.
+/// Serves a connection to the node until the connection ends.
 pub async fn serve(stream: UnixStream, table: Rc<ExecTable>, way_out: Rc<Option<TcpListener>>) {
     let (every, within) = match table.is_relayed() {
         true => (ENGINE_PING_EVERY, ENGINE_PING_WITHIN),
@@ -129,7 +132,7 @@ async fn answer(
             | ErrorCode::SandboxLost
             | ErrorCode::Protocol
             | ErrorCode::Deadline
-            // Codes of the server only: a guest has no keys, quotas or store.
+            // Only the server uses the following codes, because a guest has no keys, quotas or store.
             | ErrorCode::QuotaExceeded
             | ErrorCode::RateLimited
             | ErrorCode::Unauthorized

@@ -1,10 +1,11 @@
-//! Bash contexts: one shell that reads cells from its channel and keeps its directory, variables and
-//! functions.
+//! Bash contexts: a shell that reads cells from its channel, and keeps its working directory, variables and
+//! functions from cell to cell.
 
 use std::collections::BTreeMap;
 
-/// Main loop of the shell. A cell is sourced, so that its declarations are global, and an interrupt makes it
-/// return at any point. The channel, descriptor 3, is closed for its child processes.
+/// Main loop of the shell. Each cell is sourced, so that its declarations are global and an interrupt makes
+/// it return at any point. Descriptor 3 is the channel. It is closed while a cell runs, so that child
+/// processes do not inherit it.
 const LOOP: &str = r#"while IFS= read -r -d '' -u 3 __cell; do
   trap 'return 130' INT
   printf '{"begun":{}}\0' >&3
@@ -12,19 +13,19 @@ const LOOP: &str = r#"while IFS= read -r -d '' -u 3 __cell; do
   printf '{"done":{"code":%d}}\0' "$?" >&3
 done"#;
 
-/// Returns the command line of the shell.
+/// Returns the command line that starts the shell.
 pub fn argv() -> Vec<String> {
     ["bash", "--noprofile", "--norc", "-c", LOOP, "bash"].map(str::to_owned).to_vec()
 }
 
-/// Text that the shell sources. The cell itself is in a variable, because a process that passed it on would
-/// become the shell's last job, `$!`.
+/// Command that sources the cell. The cell's text is in a variable, because a process that passes the text to
+/// the shell would become the shell's last job, `$!`.
 const SOURCED: &str = r#"source /dev/fd/9 9<<<'eval "$__source"'"#;
 
-/// Encodes a cell for the loop. The variables apply to this cell only.
+/// Encodes a cell for the main loop. The environment variables apply to this cell only.
 pub fn cell(source: &str, env: &BTreeMap<String, String>) -> Vec<u8> {
     let variables: String = env.iter().map(|(name, value)| format!("{name}={} ", quoted(value))).collect();
-    // NUL ends a record, and no shell variable can contain one.
+    // Remove NUL bytes: they end a record, and a shell variable cannot contain one.
     let source = source.replace('\0', "");
     let mut bytes = format!("__source={}\n{variables}{SOURCED}", quoted(&source)).into_bytes();
     bytes.push(0);

@@ -1,7 +1,7 @@
 //! Spare files for spools.
 //!
-//! The sandbox's disk reserves blocks for the guest but no inodes, and user code can use up all inodes. So
-//! some files are created before user code exists, and files of finished execs are emptied and reused.
+//! The sandbox's disk reserves blocks for the guest, but no inodes, and user code can use up all inodes. So
+//! some files are created before any user code runs, and files of finished execs are emptied and reused.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -12,10 +12,10 @@ use std::rc::Rc;
 /// Number of spare files: two for one exec that floods both streams while user code holds every inode, and
 /// two for another exec.
 const MADE_AHEAD: usize = 4;
-/// Mount point of the sandbox's disk for the guest alone.
+/// Mount point of the disk that only the guest may use.
 const DIRECTORY: &str = "/.bellglass/spool";
 
-/// Callback that frees space on the disk. Returns true if it did.
+/// Callback that frees space on the disk. It returns true if it freed any.
 type Relief = Rc<dyn Fn() -> bool>;
 
 thread_local! {
@@ -23,7 +23,7 @@ thread_local! {
     static SPARE: RefCell<Vec<File>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Creates the spare files. Called before user code exists.
+/// Creates the spare files. Called before any user code runs.
 pub fn make_ahead() {
     SPARE.with_borrow_mut(|spare| spare.extend((0..MADE_AHEAD).map_while(|_| make().ok())));
 }
@@ -33,18 +33,18 @@ pub fn relieve_by(relief: impl Fn() -> bool + 'static) {
     RELIEF.set(Some(Rc::new(relief)));
 }
 
-/// Frees space on the disk if possible. Returns true if it did.
+/// Frees space on the disk if possible. Returns true if it freed any.
 pub fn relieve() -> bool {
     let relief = RELIEF.with_borrow(Clone::clone);
     relief.is_some_and(|relief| relief())
 }
 
-/// Returns an empty unnamed file, in the blocks that user code cannot fill.
+/// Returns an empty unnamed file, which can use the blocks that are reserved for the guest.
 pub fn take() -> io::Result<File> {
     SPARE.with_borrow_mut(Vec::pop).map_or_else(make, Ok)
 }
 
-/// Takes back a file that is no longer needed.
+/// Empties a file that is no longer needed. Keeps it as a spare file, unless there are enough.
 pub fn give_back(file: File) {
     let keep = |spare: &mut Vec<File>| {
         if spare.len() < MADE_AHEAD && file.set_len(0).is_ok() {
@@ -57,8 +57,8 @@ pub fn give_back(file: File) {
 
 fn make() -> io::Result<File> {
     let path = format!("{DIRECTORY}/next");
-    // Not readable by other users: under gVisor, any process can reach our descriptors through `/proc`, and
-    // only the file's mode denies access.
+    // The file must not be readable by other users: under gVisor, any process can reach the guest's
+    // descriptors through `/proc`, and only the file's mode denies access.
     let file = File::options().read(true).write(true).create(true).truncate(true).mode(0o600).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)

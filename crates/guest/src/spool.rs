@@ -1,26 +1,26 @@
 //! The bounded buffer of one output stream of an exec.
 //!
-//! Every byte that the process writes has an offset. The mode decides which bytes can be read again:
+//! Every byte that the process writes has an offset. The mode decides which bytes can still be read later:
 //!
 //! ```text
 //! keep    0 ────── head ┄┄┄┄ dropped ┄┄┄┄ written-tail ────── written     the process never waits
 //! block                 consumed ──────────────────────────── written     the process waits while the buffer is full
-//! kill    0 ──────────────────────────────────────────────── limit        one byte more ends the exec
+//! kill    0 ──────────────────────────────────────────────── limit        one more byte ends the exec
 //! ```
 //!
-//! The first [`MEMORY_BYTES`] stay in memory, so that a small exec does not touch the disk. Beyond that,
-//! everything is in one unnamed file, the head first and the tail as a ring behind it.
+//! The first [`MEMORY_BYTES`] stay in memory, so that an exec with little output does not touch the disk. If
+//! there is more output, all of it is in one unnamed file: the head first, then the tail as a ring.
 //!
-//! User code can fill the disk. When a write fails for that reason, the output of ended execs is discarded
-//! first. Then it depends on the mode:
+//! User code can fill the disk. When a write fails for that reason, the guest first discards the output of
+//! ended execs. If the write still fails, the mode decides:
 //!
-//! - `block`: room is announced only if the bytes can certainly be stored. So the ring keeps its current
-//!   size, at least [`MEMORY_BYTES`], and the process waits. A reader acknowledges in steps larger than such
-//!   a ring, so bytes count as consumed once they are sent, including those sent before the disk was full.
-//!   Nothing is lost unless the reader's connection breaks at that moment, and then the loss is reported as a
-//!   gap.
-//! - `keep`: the head ends there, and the last [`LAST_BYTES`] of the rest stay in memory.
-//! - `kill`: the limit counts as reached.
+//! - `block`: the spool accepts only bytes for which disk space is reserved. So the ring keeps its current
+//!   size, at least [`MEMORY_BYTES`], and the process waits. The reader may acknowledge output in steps that
+//!   are larger than this ring, so bytes count as consumed as soon as they are sent, including bytes that
+//!   were sent before the disk was full. Output is lost only if the reader's connection breaks before the
+//!   sent bytes arrive, and this loss is reported as a gap.
+//! - `keep`: the head ends at this point, and the last [`LAST_BYTES`] of the remaining output stay in memory.
+//! - `kill`: the write counts as exceeding the limit.
 
 use std::fs::File;
 use std::io;
@@ -30,12 +30,14 @@ use api::exec::OutputMode;
 
 use crate::spare;
 
-/// Maximum output held in memory. Large enough for most execs, and unused memory costs nothing.
+/// Maximum output that is held in memory. This is enough for most execs, and unused memory costs nothing.
 pub const MEMORY_BYTES: u64 = 64 * 1024;
 
-/// Size of the end that is always retained in mode `keep`: the last lines, which usually show the result.
+/// Number of bytes at the end of the output that mode `keep` always retains: the last lines usually show the
+/// result.
 pub const LAST_BYTES: u64 = 32 * 1024;
-/// Step in which disk blocks are reserved in mode `block`: the size of one read of a pipe.
+/// Number of bytes for which disk blocks are reserved at a time in mode `block`: the size of one read from a
+/// pipe.
 const ASIDE_BYTES: u64 = 256 * 1024;
 
 /// The buffer of one stream.
@@ -43,23 +45,23 @@ pub struct Spool {
     mode: OutputMode,
     /// Bytes below this offset are never overwritten.
     head: u64,
-    /// Number of the newest bytes after the head that are retained.
+    /// Number of bytes that are retained after the head: always the newest ones.
     tail: u64,
-    /// Number of all bytes ever written.
+    /// Number of all bytes written so far.
     written: u64,
     /// Bytes below this offset have been consumed by a reader (mode `block`).
     consumed: u64,
     /// Bytes below this offset were sent to a reader (mode `block`).
     sent: u64,
-    /// Bytes of the tail below this offset could not be stored.
+    /// Bytes of the tail below this offset were discarded or could not be stored.
     floor: u64,
     /// Number of bytes that could not be stored because the disk was full.
     unstored: u64,
     /// Size of the part of the file whose blocks are reserved (mode `block`).
     aside: u64,
-    /// True if the disk was full, so that the ring is smaller than requested (mode `block`).
+    /// True if the ring is smaller than requested because the disk was full (mode `block`).
     cramped: bool,
-    /// Offset at which the disk was full, and the last bytes after it, as a ring (mode `keep`).
+    /// Offset at which the disk became full, and a ring with the last bytes after it (mode `keep`).
     last: Option<(u64, Vec<u8>)>,
     place: SpoolStorage,
     make_file: fn() -> io::Result<File>,
@@ -68,7 +70,7 @@ pub struct Spool {
 enum SpoolStorage {
     Memory(Vec<u8>),
     File(File),
-    /// Discarded after the end, or the disk was full: nothing below `floor` can be read.
+    /// The bytes were discarded: nothing below `floor` can be read.
     Nowhere,
 }
 
@@ -93,12 +95,13 @@ pub enum SpoolRead {
         /// Next offset that can be read.
         to: u64,
     },
-    /// No bytes yet.
+    /// No byte has been written at the offset yet.
     Nothing,
 }
 
 impl Spool {
-    /// Creates a spool that retains `bytes`; `make_file` is called when memory is not enough.
+    /// Creates a spool that retains `bytes` bytes. It calls `make_file` when the output no longer fits in
+    /// memory.
     pub fn new(mode: OutputMode, bytes: u64, make_file: fn() -> io::Result<File>) -> Self {
         let (head, tail) = match mode {
             OutputMode::Keep => (bytes / 2, bytes - bytes / 2),
@@ -125,12 +128,12 @@ impl Spool {
         }
     }
 
-    /// Returns the number of all bytes ever written.
+    /// Returns the number of all bytes written so far.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Returns the number of bytes that cannot be read again, not counting bytes that a reader consumed.
+    /// Returns the number of bytes that can no longer be read, not counting bytes that a reader has consumed.
     pub fn dropped(&self) -> u64 {
         match self.mode {
             OutputMode::Block => self.unstored,
@@ -143,13 +146,13 @@ impl Spool {
         matches!(self.place, SpoolStorage::File(_))
     }
 
-    /// Returns the number of bytes that can be read again.
+    /// Returns the number of bytes that can still be read.
     pub fn kept(&self) -> u64 {
         self.written - self.tail_start() + self.head_end()
     }
 
-    /// Returns how many more bytes can certainly be stored now. If this is 0, the process must wait.
-    /// Unlimited in the modes in which the process never waits.
+    /// Returns how many more bytes are certain to fit now. If the number is 0, the process must wait. In the
+    /// modes in which the process never waits, there is no limit.
     pub fn room(&mut self) -> u64 {
         match self.mode {
             OutputMode::Block => self.certain_room(),
@@ -157,8 +160,8 @@ impl Spool {
         }
     }
 
-    /// Reserves blocks for the next bytes, up to the point where the ring wraps. If the disk is full, the
-    /// ring keeps its current size.
+    /// Returns the room in mode `block`, and reserves disk blocks for it, at most up to the point where the
+    /// ring wraps. If the disk is full, the ring keeps its current size.
     fn certain_room(&mut self) -> u64 {
         loop {
             let unread = self.written - self.consumed;
@@ -178,21 +181,22 @@ impl Spool {
             if self.set_aside(place, wanted).is_ok() {
                 continue;
             }
-            // All reserved blocks have been written once, so the ring has not wrapped yet. The stored bytes
-            // lie between 0 and `place`, which is also their layout in a ring of that size.
+            // The reservation failed at the end of the reserved blocks, so the ring has not wrapped yet. The
+            // stored bytes lie between 0 and `place`, which is also their layout in a ring of that size.
             self.tail = place;
             self.cramped = true;
             self.consume(self.sent);
         }
     }
 
-    /// Switches to a file if necessary, and reserves these blocks of it.
+    /// Reserves disk blocks for `bytes` bytes at `place`. If the output is still in memory, moves it to a
+    /// file first.
     fn set_aside(&mut self, place: u64, bytes: u64) -> io::Result<()> {
         relieved(|| {
             if let SpoolStorage::Memory(memory) = &self.place {
                 let file = (self.make_file)()?;
                 file.write_all_at(memory, 0)?;
-                // The bytes just written have their blocks, even if the following reservation fails.
+                // The bytes just written occupy blocks, even if the following reservation fails.
                 self.aside = memory.len() as u64;
                 self.place = SpoolStorage::File(file);
             }
@@ -205,7 +209,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Accepts bytes from the process.
+    /// Stores output of the process. If the buffer is full, the result depends on the mode.
     pub fn write(&mut self, bytes: &[u8]) -> SpoolWrite {
         match self.mode {
             OutputMode::Keep => {
@@ -239,7 +243,7 @@ impl Spool {
         }
     }
 
-    /// Reads at an offset.
+    /// Reads bytes at an offset into a buffer.
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> SpoolRead {
         if offset >= self.written {
             return SpoolRead::Nothing;
@@ -252,7 +256,7 @@ impl Spool {
         } else if let Some((_, last)) = &self.last {
             return read_last(last, offset..self.written, buffer);
         } else {
-            // Up to the point where the ring wraps.
+            // Read up to the point where the ring wraps.
             let place = self.place_of(offset);
             (offset + (self.head + self.tail - place)).min(self.written)
         };
@@ -267,19 +271,19 @@ impl Spool {
             SpoolStorage::File(file) => file.read_exact_at(buffer, place).is_ok(),
             SpoolStorage::Nowhere => false,
         };
-        // Bytes that the disk does not return are reported as a gap once, so that the exec as a whole does
-        // not fail.
+        // If the disk fails to return bytes, report them as a gap, so that the exec as a whole does not fail.
         if done { SpoolRead::Data(wanted) } else { SpoolRead::Gap { to: end } }
     }
 
-    /// Notes that a reader consumed all bytes below this offset (mode `block`). Lower offsets than before
-    /// have no effect.
+    /// Records that a reader has consumed all bytes below this offset (mode `block`). An offset below an
+    /// earlier one has no effect.
     pub fn consume(&mut self, offset: u64) {
         self.consumed = self.consumed.max(offset.min(self.written));
     }
 
-    /// Notes that all bytes below this offset were sent to a reader (mode `block`). If the full disk leaves
-    /// no room to wait for the acknowledgement, they count as consumed. Returns true in that case.
+    /// Records that all bytes below this offset were sent to a reader (mode `block`). If the disk was full,
+    /// the buffer is too small to wait for an acknowledgement, so the bytes count as consumed. Returns true
+    /// in that case.
     pub fn sent(&mut self, offset: u64) -> bool {
         self.sent = self.sent.max(offset.min(self.written));
         if self.cramped {
@@ -313,7 +317,7 @@ impl Spool {
         start.max(self.floor).max(self.head_end()).min(self.written)
     }
 
-    /// Returns the position of an offset in the memory or the file.
+    /// Returns the position at which the byte with this offset is stored, in memory or in the file.
     fn place_of(&self, offset: u64) -> u64 {
         if offset < self.head { offset } else { self.head + (offset - self.head) % self.tail.max(1) }
     }
@@ -350,7 +354,7 @@ impl Spool {
         }
     }
 
-    /// Retains the last bytes of the output in memory.
+    /// Writes bytes to the ring in memory that holds the last bytes of the output.
     fn store_last(&mut self, bytes: &[u8]) {
         let Some((_, last)) = &mut self.last else { return };
         last.resize(LAST_BYTES as usize, 0);
@@ -401,7 +405,8 @@ impl Spool {
     }
 }
 
-/// Performs an operation, and repeats it for as long as it fails and output of ended execs can be discarded.
+/// Performs an operation. If it fails, discards the output of an ended exec and tries again, as long as there
+/// is such output.
 fn relieved<T>(mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match act() {
@@ -421,7 +426,7 @@ fn allocate(file: &File, place: u64, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// Reads from the ring of the last bytes, up to the point where it wraps.
+/// Reads from the ring of last bytes, up to the point where it wraps.
 fn read_last(last: &[u8], offsets: std::ops::Range<u64>, buffer: &mut [u8]) -> SpoolRead {
     let place = (offsets.start % LAST_BYTES) as usize;
     let there = usize::try_from(offsets.end - offsets.start).unwrap_or(usize::MAX);

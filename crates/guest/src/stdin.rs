@@ -1,4 +1,4 @@
-//! The standard input of an exec: bytes with offsets, so that a write can be repeated.
+//! The standard input of an exec. Its bytes have offsets, so that a write can be repeated.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -9,17 +9,17 @@ use tokio::sync::Notify;
 
 use crate::watched::Watched;
 
-/// Our end of the pipe or the terminal, while it is open.
+/// Standard input: the guest's end of the pipe or the terminal, while it is open.
 #[derive(Default)]
 pub struct Stdin {
     pipe: RefCell<Option<Rc<Watched>>>,
     received: Cell<u64>,
-    /// Notified on close, so that writers no longer wait for the process to read.
+    /// Notified when standard input is closed, so that writers stop waiting for the process to read.
     closing: Notify,
 }
 
 impl Stdin {
-    /// Takes over our end.
+    /// Takes ownership of the guest's end of the pipe or the terminal.
     pub fn open(&self, pipe: Option<Rc<Watched>>) {
         self.pipe.replace(pipe);
     }
@@ -29,15 +29,15 @@ impl Stdin {
         self.received.get()
     }
 
-    /// Writes bytes that start at this offset, and skips bytes that were accepted before. Waits while the
-    /// pipe is full.
+    /// Writes bytes, the first of which has this offset. Skips bytes that were accepted before, and waits
+    /// while the pipe is full.
     pub async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let known = self.received.get();
         if offset > known {
             return Err(closed(format!("standard input is at offset {known}, not {offset}")));
         }
-        // Computed again after every wait: two connections may send the same bytes, and the other one may
-        // have written them meanwhile.
+        // Compute the rest again after every wait: two connections may send the same bytes, and the other
+        // connection may have written them meanwhile.
         let rest = || {
             let skip = usize::try_from(self.received.get() - offset).unwrap_or(usize::MAX);
             bytes.get(skip..).unwrap_or_default()
@@ -63,7 +63,7 @@ impl Stdin {
         Ok(())
     }
 
-    /// Closes standard input: the process reads the end of file after the last byte.
+    /// Closes standard input. After the last byte, the process reads an end of file.
     pub fn close(&self) {
         self.pipe.replace(None);
         self.closing.notify_waiters();
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::watched::watch;
 
-    /// Longer than a pipe's buffer, so that a writer has to wait in the middle.
+    /// Number of bytes to write. It exceeds a pipe's buffer, so that a writer must wait in the middle.
     const LONG: usize = 200_000;
 
     #[tokio::test(flavor = "current_thread")]

@@ -1,15 +1,16 @@
-//! Finding and killing all processes of an exec by its group.
+//! Finds and kills all processes of an exec by its group.
 //!
-//! Every exec runs with its own additional group id. Code without capabilities cannot drop it, every
-//! descendant inherits it, and `/proc/<pid>/status` shows it under every runtime. So a scan also finds
-//! processes that `setsid` and double forks hide from process groups. A process that forks during a scan can
-//! escape one scan, but not three.
+//! Every exec runs with its own supplementary group ID. Code without capabilities cannot drop it, every
+//! descendant inherits it, and `/proc/<pid>/status` shows it under every runtime. A scan for this ID
+//! therefore also finds processes that have left their process group with `setsid` and a double fork. A
+//! process that forks during a scan can escape that scan, so a group counts as ended only after three scans
+//! that find nothing.
 //!
-//! Root in a sandbox has the capability to drop its group. A process without any known group that began no
-//! earlier than an exec of root counts as that exec's: see [`Strays`].
+//! Root in a sandbox has the capability to drop its group. If a process has no known group, and started no
+//! earlier than an exec that runs as root, it counts as part of that exec: see [`Strays`].
 //!
 //! gVisor writes a process's name into `/proc/<pid>/status` unescaped, including line breaks. The name comes
-//! first, so the last of several lines with the same key is the kernel's.
+//! first, so if several lines have the same key, the last line is the kernel's.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -23,13 +24,13 @@ use crate::descent::SETPCAP;
 /// Groups of the processes that process 1 starts for itself.
 const OWN_GROUPS: std::ops::RangeInclusive<u32> =
     *api::limits::EXEC_GROUPS.end() + 1..=*api::limits::EXEC_GROUPS.end() + 3;
-/// Clock ticks per second in `/proc`: the same on every supported Linux.
+/// Clock ticks per second in `/proc`. The value is the same on every supported Linux system.
 const TICKS: u64 = 100;
 /// Number of consecutive scans that must find no process before a group counts as ended.
 const CLEAN_SCANS: u32 = 3;
-/// First pause between two scans, in which killed processes can exit.
+/// First pause between two scans, which gives killed processes time to exit.
 const BETWEEN_SCANS: Duration = Duration::from_millis(1);
-/// Maximum pause between two scans. A process that is stuck in the kernel must not cost more than an
+/// Maximum pause between two scans. It is long enough that a process stuck in the kernel costs only an
 /// occasional scan.
 const BETWEEN_SCANS_LAST: Duration = Duration::from_millis(16);
 
@@ -38,10 +39,10 @@ thread_local! {
     static VISITED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Groups that belong to an exec, a context or a process of the guest.
+/// Groups that belong to an exec, a context or a helper process of the guest.
 pub type KnownGroups = Rc<RefCell<HashSet<u32>>>;
 
-/// Processes without a known group that began no earlier than an exec of root.
+/// Processes without a known group that started no earlier than an exec that runs as root.
 #[derive(Clone)]
 pub struct Strays {
     /// Start of the exec, in ticks since boot, as in `/proc/<pid>/stat`.
@@ -49,11 +50,11 @@ pub struct Strays {
     known: KnownGroups,
 }
 
-/// Content of `/proc/<pid>/status`, as far as it is used.
+/// The fields of `/proc/<pid>/status` that are used here.
 struct ProcessStatus {
     zombie: bool,
     groups: Vec<u32>,
-    /// True if its bounding set contains a capability that only process 1 and its new forks have.
+    /// True if the bounding set contains a capability that only process 1 and its newly forked children have.
     is_young: bool,
 }
 
@@ -75,7 +76,8 @@ impl Strays {
     /// Returns the strays of an exec that begins now.
     pub fn from_now(known: &KnownGroups) -> Self {
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the pointer is to a time that outlives the call, which writes it.
+        // SAFETY: The pointer refers to a local variable that outlives the call, and the call only writes to
+        // it.
         unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
         let (seconds, nanos) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
         // Rounded down to whole ticks, like the kernel's value, so that a process that begins in the current
@@ -83,7 +85,7 @@ impl Strays {
         Self { since: seconds * TICKS + nanos * TICKS / 1_000_000_000, known: Rc::clone(known) }
     }
 
-    /// Returns the living processes.
+    /// Returns the strays that are alive.
     pub fn find(&self) -> Vec<Pid> {
         if api::defence::is_off("A-22") {
             return Vec::new();
@@ -99,13 +101,13 @@ impl Strays {
             .collect()
     }
 
-    /// Kills the processes, until three scans in a row find none.
+    /// Kills the strays, until three scans in a row find none.
     pub async fn kill(&self) {
         kill_found(|| self.find()).await;
     }
 }
 
-/// Returns the living processes of `whom`.
+/// Returns the living processes that `whom` selects.
 pub fn find(whom: Whom) -> Vec<Pid> {
     processes()
         .filter(|(_, seen)| match whom {
@@ -116,7 +118,7 @@ pub fn find(whom: Whom) -> Vec<Pid> {
         .collect()
 }
 
-/// Returns the number of living processes for each group.
+/// Returns the number of living processes in each group.
 pub fn census() -> HashMap<u32, u32> {
     let mut census = HashMap::new();
     for (_, seen) in processes() {
@@ -127,7 +129,7 @@ pub fn census() -> HashMap<u32, u32> {
     census
 }
 
-/// Sends a signal to all processes of `whom`. Returns their number.
+/// Sends a signal to all processes that `whom` selects. Returns their number.
 pub fn signal(whom: Whom, signal: Signal) -> usize {
     let found = find(whom);
     for pid in &found {
@@ -137,7 +139,7 @@ pub fn signal(whom: Whom, signal: Signal) -> usize {
     found.len()
 }
 
-/// Kills all processes of `whom`: first stops them, then kills them, until three scans in a row find none.
+/// Stops and then kills all processes that `whom` selects, until three scans in a row find none.
 pub async fn kill(whom: Whom) {
     kill_found(|| find(whom)).await;
 }
@@ -163,7 +165,7 @@ async fn kill_found(find: impl Fn() -> Vec<Pid>) {
     }
 }
 
-/// Sends SIGTERM to `whom`, waits up to `grace`, then kills.
+/// Sends SIGTERM to all processes that `whom` selects, waits up to `grace`, then kills the remaining ones.
 pub async fn end(whom: Whom, grace: Duration) {
     if !grace.is_zero() && signal(whom, Signal::TERM) > 0 {
         let asked = tokio::time::Instant::now();
@@ -176,8 +178,8 @@ pub async fn end(whom: Whom, grace: Duration) {
     kill(whom).await;
 }
 
-/// Sends SIGTERM to all processes and waits until they are gone. There is no time limit here: the sender of
-/// our own SIGTERM kills us when its time limit has passed.
+/// Sends SIGTERM to all processes and waits until they are gone. This wait has no time limit: if it takes too
+/// long, the sender of the SIGTERM to process 1 kills process 1.
 pub async fn end_everybody() {
     signal(Whom::Everybody, Signal::TERM);
     while !find(Whom::Everybody).is_empty() {
@@ -194,16 +196,17 @@ fn processes() -> impl Iterator<Item = (Pid, ProcessStatus)> {
         .filter(|pid| *pid != 1)
         .filter_map(|pid| {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-            // A process that an engine started here is the node's entrance, and must not be killed.
+            // Skip processes that an engine started from outside. The node reaches the guest through them, so
+            // they must not be killed.
             let may_be = VISITED.get() || api::defence::is_off("A-23");
             let seen = Some(look(&status)).filter(|_| !(may_be && is_from_outside(&status)))?;
             Some((Pid::from_raw(pid)?, seen)).filter(|(_, seen)| !seen.zombie)
         })
 }
 
-/// Returns true if a process was started in this sandbox from outside, according to its `/proc/<pid>/status`:
-/// its parent is in no visible namespace. An orphan that was started inside has process 1 as its parent
-/// instead.
+/// Returns true if this `/proc/<pid>/status` belongs to a process that was started in the sandbox from
+/// outside. The parent of such a process is not visible in this namespace, so its pid appears as 0. An orphan
+/// that was started inside has process 1 as its parent instead.
 pub fn is_from_outside(status: &str) -> bool {
     let mut parents = status.lines().filter_map(|line| line.strip_prefix("PPid:"));
     let parent = if api::defence::is_off("A-23") { parents.next() } else { parents.next_back() };
@@ -215,8 +218,8 @@ fn began(pid: Pid) -> Option<u64> {
     began_in(&std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?)
 }
 
-/// Returns the 22nd field of `/proc/<pid>/stat`. The second field is the process's name, which can contain
-/// any text; the fields of the kernel follow its last parenthesis.
+/// Returns the 22nd field of `/proc/<pid>/stat`, the start time. The second field is the process's name,
+/// which can contain any text, so the remaining fields are those after the last closing parenthesis.
 fn began_in(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
@@ -235,7 +238,7 @@ fn look(status: &str) -> ProcessStatus {
             threads = rest.trim().parse().unwrap_or(1);
         }
     }
-    // A process whose first thread has ended looks like a zombie, but its other threads continue.
+    // A process whose main thread has ended looks like a zombie, but its other threads still run.
     seen.zombie &= threads <= 1;
     seen
 }

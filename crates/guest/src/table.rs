@@ -1,4 +1,4 @@
-//! The table of execs. It owns the execs; requests attach to them and detach.
+//! The table of execs. It owns the execs. Requests attach to execs and detach from them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -26,7 +26,8 @@ use crate::sweep::{self, KnownGroups, Strays};
 /// Maximum total output of ended execs while the disk has room for it: see [`ExecTable::forget_oldest`].
 const KEPT_BYTES_MAX: u64 = 64_000_000;
 
-/// Maximum number of concurrent requests with a helper process. Each takes a few pages of memory.
+/// Maximum number of concurrent requests with a helper process. Each helper process takes a few pages of
+/// memory.
 const ASSISTANTS_MAX: usize = 64;
 
 /// The component that isolates this sandbox.
@@ -34,21 +35,21 @@ const ASSISTANTS_MAX: usize = 64;
 pub enum House {
     /// The node's own runtime.
     Ours,
-    /// An engine: process 1 shares the cgroup of user code.
+    /// An engine. Process 1 shares the cgroup of user code.
     Engine,
-    /// Process 1, with its own walls.
+    /// Process 1, which has set up its own walls.
     Walls,
 }
 
 /// The table of execs.
 pub struct ExecTable {
     execs: RefCell<HashMap<ExecId, Rc<GuestExec>>>,
-    /// Ids in order of start; the oldest ended execs are removed first.
+    /// IDs in order of start. The oldest ended execs are removed first.
     order: RefCell<VecDeque<ExecId>>,
     processes: RefCell<HashMap<Pid, Child>>,
     /// Long-lived interpreters.
     pub contexts: Contexts,
-    /// Parent of Python runs.
+    /// Parent interpreter, from which Python runs are forked.
     pub parent: Parent,
     purpose: Purpose,
     house: House,
@@ -73,7 +74,7 @@ pub enum Child {
     Context(Rc<ContextProcess>),
 }
 
-/// A helper process of this program that works for a request, isolated like user code.
+/// A helper process that runs this program for one request, isolated like user code.
 pub struct Assistant {
     group: u32,
     count: Rc<Cell<usize>>,
@@ -106,19 +107,20 @@ impl ExecTable {
         }
     }
 
-    /// Replaces the end of the time to live: `ttl` counts from now.
+    /// Sets the time to live, which counts from now.
     fn live_for(&self, ttl: Duration) {
         self.expires.send_replace(after(ttl));
     }
 
-    /// Stops the deadlines of all execs, because the sandbox is about to be paused. Sets its time to live.
+    /// Stops the deadlines of all execs, because the sandbox is about to be paused. Also sets the sandbox's
+    /// time to live.
     pub fn hold(&self, ttl: Duration) {
         self.live_for(ttl);
         self.holding.set(true);
         self.execs.borrow().values().for_each(|exec| exec.hold_time());
     }
 
-    /// Resumes the deadlines of all execs if they were stopped. Sets the sandbox's time to live.
+    /// Resumes the deadlines of all execs if they were stopped. Also sets the sandbox's time to live.
     pub fn release(&self, ttl: Duration) {
         self.live_for(ttl);
         self.holding.set(false);
@@ -131,17 +133,18 @@ impl ExecTable {
         loop {
             let at = *expires.borrow_and_update();
             tokio::select! {
-                // After a pause, the timer may fire before the notification of a later end.
+                // After a pause, the timer may fire before this task is notified of a later end, so check the
+                // end again.
                 () = tokio::time::sleep_until(at) => if *expires.borrow() <= Instant::now() {
                     return;
                 },
-                // Cannot fail: the sender is ours.
+                // This cannot fail, because `self` owns the sender.
                 _ = expires.changed() => {}
             }
         }
     }
 
-    /// Takes the descriptors that the node sent with a new connection.
+    /// Takes ownership of the descriptors that the node sent with a new connection.
     pub fn attend(&self, descriptors: Descriptors) {
         self.cgroups.replace(descriptors.cgroups);
         self.kills.attend(descriptors.oom_count, descriptors.oom_event);
@@ -152,14 +155,14 @@ impl ExecTable {
         self.house != House::Ours
     }
 
-    /// Returns true in a user-space kernel: the node sends no cgroup descriptors, although no engine is
-    /// involved.
+    /// Returns true if the sandbox has a user-space kernel: the node sent no cgroup descriptors, and no
+    /// engine is involved.
     pub fn in_user_kernel(&self) -> bool {
         self.cgroups.borrow().is_empty() && self.house == House::Ours
     }
 
-    /// Starts an exec, or finds the exec that the same request started before. Both cases wait for the same
-    /// verdict on the start, so a repeated request gets the same answer.
+    /// Starts an exec, or finds the exec that an identical earlier request started. Both requests wait for
+    /// the same result, so a repeated request gets the same answer.
     pub async fn start(
         self: &Rc<Self>,
         id: ExecId,
@@ -178,8 +181,8 @@ impl ExecTable {
         Ok(exec)
     }
 
-    /// Starts the process of a new exec. Nothing is awaited here, and the rest runs in its own task, so a
-    /// request whose connection breaks leaves a complete exec or none.
+    /// Starts the process of a new exec. This function awaits nothing, and the rest runs in a separate task.
+    /// So even if the connection of the request breaks, the exec is started completely or not at all.
     pub fn begin(
         self: &Rc<Self>,
         id: ExecId,
@@ -200,8 +203,8 @@ impl ExecTable {
             exec.watch_strays(Strays::from_now(&self.known));
         }
         let Launched { pid, verdict, ends } = self.launch(&spec, who, &[])?;
-        // Register it before the first await: the process may end, and the request may be repeated,
-        // meanwhile.
+        // Register the process before the first await: the process may end meanwhile, or the request may be
+        // repeated.
         self.adopt(pid, Child::Exec(Rc::clone(&exec)));
         let streams = exec.hold(ends);
         exec.clock();
@@ -215,17 +218,18 @@ impl ExecTable {
         Ok(exec)
     }
 
-    /// Waits for the verdict on a start and publishes it. Returns true if the exec runs.
+    /// Waits until it is known whether an exec started, and reports this to all waiters. Returns true if the
+    /// exec started.
     async fn judged(&self, id: ExecId, spec: &ExecSpec, exec: &GuestExec, said: PendingStart) -> bool {
         let verdict = verdict(spec, exec.group(), said).await;
         self.judge(&id, exec, verdict)
     }
 
-    /// Publishes a verdict on a start to all waiters. Returns true if the exec runs.
+    /// Reports to all waiters whether an exec started. Returns true if it did.
     pub fn judge(&self, id: &ExecId, exec: &GuestExec, verdict: Result<(), Error>) -> bool {
         let lives = verdict.is_ok();
         if !lives {
-            // Remove it before publishing, so that a repeated request starts a new exec.
+            // Remove the exec before the report, so that a repeated request starts a new exec.
             self.execs.borrow_mut().remove(id);
             self.known.borrow_mut().remove(&exec.group());
             self.order.borrow_mut().retain(|other| other != id);
@@ -259,7 +263,7 @@ impl ExecTable {
         &self.kills
     }
 
-    /// Starts a helper process for a request. It is not an exec: it has no id and no outcome.
+    /// Starts a helper process for a request. This process is not an exec: it has no ID and no outcome.
     pub async fn assist(&self, spec: &ExecSpec) -> Result<(Launched, Assistant), Error> {
         spec.check_root(self.purpose.has_root())?;
         self.kills.settled().await;
@@ -280,12 +284,12 @@ impl ExecTable {
         Ok((launched, Assistant { group, count, known }))
     }
 
-    /// Returns the exec with this id.
+    /// Returns the exec with this ID.
     pub fn exec(&self, id: &ExecId) -> Result<Rc<GuestExec>, Error> {
         self.execs.borrow().get(id).cloned().ok_or_else(|| Error::not_found(format!("there is no exec {id}")))
     }
 
-    /// Returns all execs in the order of their start.
+    /// Describes all execs, in the order of their start.
     pub fn list(&self) -> Vec<ExecInfo> {
         let census = sweep::census();
         let execs = self.execs.borrow();
@@ -303,7 +307,7 @@ impl ExecTable {
         Ok(())
     }
 
-    /// Reports the end of a reaped child to its owner. Orphans have none.
+    /// Reports the end of a reaped child to its owner. An orphan has no owner.
     pub fn ended(&self, pid: Pid, outcome: Outcome) {
         match self.processes.borrow_mut().remove(&pid) {
             Some(Child::Exec(exec)) => exec.reaped(outcome),
@@ -312,8 +316,8 @@ impl ExecTable {
         }
     }
 
-    /// Removes the oldest ended execs when the table is full, and discards output when the total of ended
-    /// execs is too large.
+    /// Makes room for a new exec: removes the oldest ended execs if the table is full, and discards the
+    /// oldest output if ended execs retain too much.
     fn make_room(&self) -> Result<(), Error> {
         let mut execs = self.execs.borrow_mut();
         let mut order = self.order.borrow_mut();
@@ -345,7 +349,8 @@ impl ExecTable {
         Ok(())
     }
 
-    /// Discards the output of the oldest ended exec that has some on disk. Returns true if there was one.
+    /// Discards the output of the oldest ended exec that has output on disk. Returns true if there was such
+    /// an exec.
     pub fn forget_oldest(&self) -> bool {
         let (Ok(execs), Ok(order)) = (self.execs.try_borrow(), self.order.try_borrow()) else { return false };
         let oldest =
@@ -353,13 +358,13 @@ impl ExecTable {
         oldest.is_some_and(|exec| exec.forget_output())
     }
 
-    /// Rejects a terminal if the maximum number is open.
+    /// Returns an error if the maximum number of terminals is already open.
     fn make_terminal_room(&self) -> Result<(), Error> {
         let open = self.execs.borrow().values().filter(|exec| exec.has_terminal()).count();
         if open < limits::TERMINALS_MAX { Ok(()) } else { Err(no_terminal()) }
     }
 
-    /// Returns a group that no living process carries.
+    /// Allocates a group that no living process carries.
     pub fn group(&self) -> u32 {
         let (first, last) = limits::EXEC_GROUPS.into_inner();
         let next = |group: u32| if group == last { first } else { group + 1 };
@@ -382,7 +387,7 @@ impl ExecTable {
 }
 
 impl Assistant {
-    /// Returns the group by which it is found.
+    /// Returns the group of the helper process.
     pub fn group(&self) -> u32 {
         self.group
     }
@@ -402,7 +407,7 @@ fn same(id: &ExecId, exec: Rc<GuestExec>, fingerprint: u64) -> Result<Rc<GuestEx
     Err(conflict(format!("exec {id} was started by another request"), "exec"))
 }
 
-/// Returns the error for an id that is already used for something else.
+/// Returns the error for an ID that is already used for something else.
 pub fn conflict(message: String, what: &str) -> Error {
     Error {
         code: ErrorCode::Conflict,
@@ -461,7 +466,7 @@ mod tests {
             assert_eq!(Some(first), second.err());
             assert!(table.list().is_empty(), "what never was is not listed");
             assert_eq!(groups_taken(table), 1, "it was tried once");
-            // Without privileges no process can be started, which is also a verdict.
+            // Without privileges, no process can be started. Both requests must then get the same error.
             match tokio::join!(start(table, "/bin/true"), start(table, "/bin/true")) {
                 (Ok(first), Ok(second)) => assert!(Rc::ptr_eq(&first, &second)),
                 (first, second) => assert_eq!(first.err().unwrap(), second.err().unwrap()),

@@ -1,10 +1,11 @@
 //! The pseudo-terminal of an exec: the guest holds the master, and the slave is all three streams of the
 //! process.
 //!
-//! The slave belongs to the exec's user, because the owner of a slave is the user that opens its master.
+//! The exec's user owns the slave, because a slave belongs to the user that opened its master.
 //!
-//! The guest also keeps a descriptor of the slave, so that nothing ends when processes close theirs. The
-//! master is closed when the exec ends, which hangs up processes that still hold the slave.
+//! The guest also keeps a descriptor of the slave, so that the terminal does not hang up when processes close
+//! theirs. When the exec ends, the guest closes the master, which hangs up processes that still hold the
+//! slave.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,9 +32,9 @@ pub fn open(size: TerminalSize, uid: u32) -> io::Result<Pair> {
     Ok(pair)
 }
 
-/// Returns true if the kernel notifies the terminal's foreground processes of a new size. gVisor does not. It
-/// also does not return the foreground process group to a process that has only the master, which
-/// distinguishes it from Linux.
+/// Returns true if the kernel notifies the terminal's foreground processes of a new size. Linux does, gVisor
+/// does not. gVisor also does not return the foreground process group to a process that has only the master,
+/// so this call distinguishes the two.
 pub fn tells_sizes(master: &OwnedFd) -> bool {
     rustix::termios::tcgetpgrp(master).is_ok()
 }
@@ -47,17 +48,17 @@ pub fn resize(master: &OwnedFd, size: TerminalSize) -> io::Result<()> {
 
 /// Returns true if an error means that no more terminals are available.
 pub fn is_full(error: &io::Error) -> bool {
-    // Linux returns ENOSPC at the limit of a mount and EIO at the limit of the machine; gVisor returns
+    // Linux returns ENOSPC at the limit of a devpts mount and EIO at the limit of the machine. gVisor returns
     // ENOMEM.
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EIO | libc::ENOMEM))
 }
 
 fn open_pair() -> io::Result<Pair> {
-    // Without NOCTTY, the terminal would become the controlling terminal of process 1, and its Ctrl-C would
-    // reach process 1.
+    // Without NOCTTY, the terminal would become the controlling terminal of process 1, and a Ctrl-C in the
+    // terminal would reach process 1.
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
     unlockpt(&master)?;
-    // By name, because gVisor has no call that opens the slave through the master.
+    // Open the slave by name, because gVisor has no call that opens it through the master.
     let name = ptsname(&master, Vec::new())?;
     let slave = openat(CWD, name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(Pair { master, slave })

@@ -1,7 +1,7 @@
-//! Certificate authorities that programs in the sandbox trust: those of the template, and the authority of
-//! the project if a policy binds a secret.
+//! Certificate authorities that programs in the sandbox trust: the authorities of the template, and the
+//! authority of the project if a policy binds a secret.
 //!
-//! Both are written into one file of process 1, which user code can read and cannot change.
+//! Process 1 writes all of them into one file, which user code can read but cannot change.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read as _, Write as _};
@@ -11,7 +11,7 @@ use std::path::Path;
 use api::secret::TRUST_FILE;
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 
-/// Paths at which templates have their trusted authorities: Debian's first, then those of other
+/// Possible paths of a template's trusted authorities: Debian's path first, then those of other
 /// distributions.
 const OF_TEMPLATE: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
@@ -19,22 +19,22 @@ const OF_TEMPLATE: [&str; 4] = [
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// Maximum size of that file. Debian's has a quarter of a megabyte.
+/// Maximum size of the template's file. Debian's file is a quarter of a megabyte.
 const OF_TEMPLATE_BYTES_MAX: u64 = 4 << 20;
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
 
-/// Makes programs trust this authority in addition to those of the template.
+/// Makes programs trust this authority, in addition to the template's authorities.
 ///
 /// # Errors
-/// If `authority` contains no certificate, or the file cannot be written.
+/// `authority` contains no certificate, or the file cannot be written.
 pub fn put(authority: &[u8]) -> Result<(), Error> {
     let own = certificates(authority);
     if own.is_empty() {
         return Err(Error::invalid("the body contains no certificate", "Send a certificate as PEM."));
     }
     let text = of_template() + &own;
-    // Most execs find the file up to date.
+    // Usually, the file is already up to date.
     if fs::read(TRUST_FILE).is_ok_and(|there| there == text.as_bytes()) {
         return Ok(());
     }
@@ -51,12 +51,12 @@ pub fn put(authority: &[u8]) -> Result<(), Error> {
 fn write(path: &Path, text: &str) -> io::Result<()> {
     let fresh = path.with_extension("new");
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o644).open(&fresh)?;
-    // Regardless of the umask.
+    // Set the mode regardless of the umask.
     file.set_permissions(Permissions::from_mode(0o644))?;
     file.write_all(text.as_bytes())?;
     fs::rename(&fresh, path)?;
-    // The directory is the guest's own, and the other files in it are unnamed: other users may enter it, but
-    // not list it.
+    // Other users may enter the directory, but not list it. This discloses nothing, because the directory
+    // belongs to the guest and all other files in it are unnamed.
     path.parent().map_or(Ok(()), |directory| fs::set_permissions(directory, Permissions::from_mode(0o711)))
 }
 
@@ -64,7 +64,7 @@ fn of_template() -> String {
     OF_TEMPLATE.iter().find_map(|path| read(Path::new(path)).ok()).unwrap_or_default()
 }
 
-/// Reads the certificates of a file of the template. The path is untrusted: it may be a pipe, an endless
+/// Reads the certificates in a file of the template. The path is untrusted: it may be a pipe, an endless
 /// file, or a link to a file that must not be disclosed.
 fn read(path: &Path) -> io::Result<String> {
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
@@ -76,7 +76,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(certificates(&bytes))
 }
 
-/// Extracts the certificates from a text, without anything around them.
+/// Extracts the certificates from a text, and drops all other text.
 fn certificates(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut found = String::new();

@@ -1,22 +1,22 @@
-//! The walls of a sandbox that process 1 has to set up itself: in a foreign workspace, alongside programs of
-//! its provider that also run as root.
+//! The walls of a sandbox: isolation that process 1 sets up itself, in a foreign workspace where programs of
+//! the workspace's provider also run as root.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`cgroup`] | the limits of user code |
 //! | [`mounts`] | visible and writable files |
 //! | [`privileges`] | privileges that process 1 drops permanently |
-//! | [`visit`] | commands from outside: wait, end, usage |
+//! | [`visit`] | commands that run outside: wait, end, usage |
 //!
 //! ```text
 //! workspace ─┬─ programs of the workspace's provider
 //!            ├─ guest connect, guest wait: started by the node
-//!            └─ keeper: created the cgroups, waits for
+//!            └─ keeper: creates the cgroups, then waits for process 1
 //!                 └── new namespaces ── process 1 ── user code
 //! ```
 //!
-//! The keeper reports how process 1 ended. When the keeper ends, process 1 ends too. If any wall cannot be
-//! set up, no sandbox is started.
+//! The keeper reports how process 1 ended. When the keeper ends, process 1 ends too. If any part of the walls
+//! cannot be set up, the sandbox does not start.
 
 mod cgroup;
 mod mounts;
@@ -40,7 +40,7 @@ pub use cgroup::Entrances;
 
 /// File in which the node describes the walls.
 const WALLS: &str = "/.bellglass/walls.json";
-/// Message of the keeper's pipe when process 1 is ready for connections.
+/// Message that process 1 sends through the status pipe when it is ready for connections.
 pub const READY: &[u8] = b"ready";
 /// Namespaces of process 1.
 const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
@@ -66,8 +66,8 @@ pub fn put_up(ttl: Duration) -> ExitCode {
 }
 
 fn begin(ttl: Duration) -> Result<ExitCode, Failed> {
-    // SAFETY: no pointers; this process has not opened any descriptor above 2 yet, and does not need the ones
-    // it inherited.
+    // SAFETY: The call takes no pointers. This process has not opened any descriptor above 2 yet, and does
+    // not need the inherited ones.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
     step("close inherited descriptors", done(closed as libc::c_int))?;
     let text = step("read the isolation settings", std::fs::read(WALLS))?;
@@ -88,7 +88,7 @@ fn begin(ttl: Duration) -> Result<ExitCode, Failed> {
     }
 }
 
-/// The keeper: never returns.
+/// Runs the keeper, and never returns.
 fn keep(walls: &Walls, ttl: Duration, mut said: File) -> ! {
     let begun = prepare(walls).and_then(|entrances| {
         let (wait, go) = step("create a pipe", pipe())?;
@@ -106,7 +106,7 @@ fn keep(walls: &Walls, ttl: Duration, mut said: File) -> ! {
         }
         Err(failed) => give_up(&mut said, &failed),
     };
-    // Locked until this process exits, which shows that it is alive.
+    // The file stays locked until this process exits, which shows that the keeper is alive.
     let _lock = match visit::write_down(first)
         .and_then(|lock| step("start process 1", go.write_all(b"1")).map(|()| lock))
     {
@@ -131,29 +131,29 @@ fn give_up(said: &mut File, failed: &str) -> ! {
     std::process::exit(1)
 }
 
-/// Prepares everything that must exist before process 1: the spool in the workspace's own view, namespaces
-/// and cgroups.
+/// Prepares everything that must exist before process 1: the spool in the workspace's mount namespace, then
+/// the new namespaces and the cgroups.
 fn prepare(walls: &Walls) -> Result<Entrances, Failed> {
     step("create a session", rustix::process::setsid().map_err(Into::into))?;
     let null = step("open /dev/null", File::options().read(true).write(true).open("/dev/null"))?;
     for number in 0..3 {
-        // SAFETY: no pointers; both descriptors are open.
+        // SAFETY: The call takes no pointers, and `null` is open.
         step("detach the standard streams", done(unsafe { libc::dup2(null.as_raw_fd(), number) }))?;
     }
     mounts::spool(&walls.spool)?;
-    // SAFETY: no pointers.
+    // SAFETY: `unshare` takes no pointers.
     step("create namespaces", done(unsafe { libc::unshare(NAMESPACES) }))?;
     mounts::keep_to_ourselves()?;
     cgroup::make(walls)
 }
 
-/// Process 1: never returns.
+/// Runs process 1, and never returns.
 fn be_first(walls: &Walls, ttl: Duration, entrances: Entrances, mut said: File) -> ! {
     let with_keeper = || {
         let signal = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         step("set the parent-death signal", signal.map_err(Into::into))
     };
-    // Last, because a change of credentials can reset the signal.
+    // The parent-death signal is set last, because a change of credentials can reset it.
     let walled = mounts::put_up(walls)
         .and_then(|()| privileges::name_and_loopback())
         .and_then(|()| privileges::give_up(walls))
@@ -171,15 +171,15 @@ fn pipe() -> std::io::Result<(File, File)> {
     Ok((read.into(), write.into()))
 }
 
-/// Returns the child's pid, or `None` in the child.
+/// Forks this process. Returns the child's pid, or `None` in the child.
 fn fork() -> std::io::Result<Option<Pid>> {
-    // SAFETY: this process has one thread.
+    // SAFETY: This process has one thread, so the child inherits no lock that another thread holds.
     let pid = unsafe { libc::fork() };
     done(pid)?;
     Ok(Pid::from_raw(pid))
 }
 
-/// Adds the failed action to an error.
+/// Adds the name of the failed action to an error.
 fn step<T>(act: &str, result: std::io::Result<T>) -> Result<T, Failed> {
     result.map_err(|error| format!("cannot {act}: {error}"))
 }

@@ -1,4 +1,4 @@
-//! Descriptors that tokio polls.
+//! File descriptors that are registered with tokio.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,10 +9,10 @@ use tokio::io::unix::AsyncFd;
 /// A non-blocking descriptor with readiness notifications.
 pub type Watched = AsyncFd<OwnedFd>;
 
-/// Registers a descriptor with tokio.
+/// Makes a descriptor non-blocking, and registers it with tokio.
 pub fn watch(descriptor: OwnedFd, interest: Interest) -> io::Result<Watched> {
     rustix::io::ioctl_fionbio(&descriptor, true)?;
-    // SAFETY: an `OwnedFd` is open, and only the `AsyncFd` owns it from here on.
+    // SAFETY: An `OwnedFd` is open, and from here on only the `AsyncFd` owns it.
     let watched = unsafe { AsyncFd::register_with_interest(descriptor, interest) };
     Ok(watched?)
 }

@@ -1,10 +1,10 @@
-//! Decides whether this machine has capacity for one more sandbox, before anything is created.
+//! The decision whether this machine has capacity for one more sandbox, made before anything is created.
 //!
 //! Memory is overcommitted: most sandboxes use a hundredth of their limit, and each limit is enforced
-//! whatever the other sandboxes use. The check therefore compares the memory that is free now with the memory
-//! that starting sandboxes are about to use. Disks are not overcommitted: their blocks are allocated at the
-//! start. Processes and open files are overcommitted like memory: the machine has one table of each, in which
-//! a sandbox uses few entries and may use many.
+//! regardless of the usage of other sandboxes. The check therefore compares the memory that is free now with
+//! the memory that starting sandboxes are about to use. Disks are not overcommitted: their blocks are
+//! allocated when the sandbox starts. Processes and open files are overcommitted like memory: the machine has
+//! one table for each, and a sandbox uses far fewer entries than it is allowed to.
 
 use std::path::Path;
 
@@ -12,17 +12,18 @@ use api::limits::Limits;
 use runtime::Tier;
 use runtime::tables::{self, FILES_RESERVE, TASKS_RESERVE, TableUsage};
 
-/// Memory that a sandbox uses before the machine's own figures show it, in any tier (gVisor: 60 MiB
-/// resident).
+/// Memory that a starting sandbox in any tier uses before the machine's own figures show it. For example,
+/// gVisor uses 60 MiB of resident memory.
 const START_MEMORY_BYTES: u64 = 64 << 20;
 
-/// Files that a sandbox needs in the data directory. Its directory with a bundle, a disk, sockets and records
-/// uses about 30.
+/// Number of files that a sandbox needs in the data directory. Its directory, with a bundle, a disk, sockets
+/// and records, uses about 30.
 const START_INODES: u64 = 64;
-/// Inodes reserved for everything else: the store, logs, layers that are being unpacked.
+/// Number of inodes reserved for everything else, such as the store, logs, and layers that are being
+/// unpacked.
 const INODES_RESERVE: u64 = 1024;
-/// Tasks that a starting sandbox uses before the machine's own figures show them: threads of the OCI runtime
-/// and the guest.
+/// Number of tasks that a starting sandbox uses before the machine's own figures show them. These are threads
+/// of the OCI runtime and the guest.
 const START_TASKS: u64 = 16;
 
 /// Capacity limits and retention times that the operator sets.
@@ -38,16 +39,16 @@ pub struct Bounds {
     pub artifact_retention_ms: u64,
     /// Time after which a paused sandbox is stopped.
     pub paused_max_ms: u64,
-    /// Minimum number of pre-warmed sandboxes of each kind in demand; 0 disables the pool.
+    /// Minimum number of pre-warmed sandboxes for each kind in demand; 0 disables the pool.
     pub pool_ready: u32,
-    /// Total memory of all pre-warmed sandboxes.
+    /// Maximum total memory of all pre-warmed sandboxes.
     pub pool_memory_bytes: u64,
 }
 
-/// Resources that the machine has now.
+/// The resources that are available on the machine now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Number of sandboxes that have not ended, without pre-warmed ones.
+    /// Number of sandboxes that have not ended, excluding pre-warmed ones.
     pub live: u32,
     /// Number of starting sandboxes, including pre-warmed ones, whose memory and disk are not allocated yet.
     pub starting: u32,
@@ -57,7 +58,7 @@ pub struct Room {
     pub memory_free_bytes: u64,
     /// Free disk space.
     pub disk_free_bytes: u64,
-    /// Free inodes of the file system.
+    /// Number of free inodes in the file system.
     pub inodes_free: u64,
     /// Process table of the machine.
     pub tasks: TableUsage,
@@ -65,13 +66,13 @@ pub struct Room {
     pub files: TableUsage,
 }
 
-/// The resource that is short, and the figures behind the refusal, for the text of an error.
+/// The resource that is running short, and the figures behind the refusal, for an error message.
 pub type ResourceShortage = (&'static str, String);
 
 /// Checks that the machine has capacity for one more sandbox with these limits.
 ///
 /// # Errors
-/// Returns the first resource that is short.
+/// Returns the first resource that is running short.
 pub fn admit(bounds: &Bounds, room: &Room, limits: &Limits, tier: Tier) -> Result<(), ResourceShortage> {
     if room.live >= bounds.sandboxes_max {
         return Err((
@@ -155,7 +156,7 @@ pub fn disk_free_bytes(data: &Path) -> u64 {
 }
 
 /// Returns the number of files that can still be created below this directory. A file system that does not
-/// count inodes counts as unlimited.
+/// count inodes is treated as unlimited.
 pub fn inodes_free(data: &Path) -> u64 {
     match rustix::fs::statvfs(data) {
         Ok(found) if found.f_files > 0 => found.f_favail,

@@ -1,9 +1,9 @@
-//! The choice of the isolation backends of this machine, with the reason for each choice.
+//! The choice of isolation backends on this machine, with the reason for each choice.
 //!
 //! If no order is configured, the first backend that works is used: OCI runtimes if the server runs as root,
-//! then Podman, then Docker. If a Daytona account is configured, it is tried before these, and the first
-//! local backend that works is used in addition. If an order is configured, all of its backends that work are
-//! used in that order: a sandbox that one backend cannot start is started with the next.
+//! then Podman, then Docker. If a Daytona account is configured, it is tried before these backends, and the
+//! first local backend that works is used in addition. If an order is configured, all of its backends that
+//! work are used in that order: if one backend cannot start a sandbox, the next one is tried.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::machine::Machine;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
-    /// OCI runtimes of this machine, driven by their command line.
+    /// The OCI runtimes of this machine, driven through their command line.
     Oci,
     /// Podman, then Docker.
     Engine,
@@ -34,15 +34,15 @@ pub enum Backend {
     Daytona,
 }
 
-/// The backends in use, and the reasons.
+/// The backends in use, and the reasons for this choice.
 #[derive(Clone, Default)]
 pub struct Choice {
     /// Runtimes in use, in order of preference.
     pub runtimes: Vec<Arc<dyn Runtime>>,
-    /// Backends that are not in use but may still have sandboxes of this machine. Recovery includes them, and
-    /// takes over or removes these sandboxes.
+    /// Backends that are not in use but may still have sandboxes of this machine. Recovery includes these
+    /// backends, and takes over or removes their sandboxes.
     pub kept: Vec<Arc<dyn Runtime>>,
-    /// All backends that were considered, in order, with the reason why each is used or not.
+    /// All backends that were considered, in order, with the reason why each one is or is not used.
     pub considered: Vec<BackendStatus>,
 }
 
@@ -80,11 +80,11 @@ impl Choice {
         !self.considered.iter().any(|one| one.used)
     }
 
-    /// Returns the first runtime that templates can be built for on this machine. Images for Daytona are
-    /// built by a local engine and pushed.
+    /// Returns the first runtime for which this machine can build templates. This is never Daytona, because a
+    /// local engine builds Daytona's images and pushes them.
     ///
     /// # Errors
-    /// Returns the reason why each backend was not used and how to fix it, if there is no such runtime.
+    /// There is no such runtime. The error says why each backend is not used and how to fix that.
     pub fn maker(&self) -> Result<Arc<dyn Runtime>, Error> {
         match self.runtimes.iter().find(|one| one.name() != daytona::NAME) {
             Some(runtime) => Ok(Arc::clone(runtime)),
@@ -92,8 +92,9 @@ impl Choice {
         }
     }
 
-    /// Returns the runtime to try after those in `tried` failed with `error`. Its isolation is at least as
-    /// strong, and it can enforce the same limits: they are never reduced silently.
+    /// Returns the next runtime to try after the runtimes in `tried` failed with `error`, if there is one.
+    /// Its isolation is at least as strong as `tier`, and it can enforce the same limits, because limits are
+    /// never reduced silently.
     pub fn next(
         &self,
         tried: &[String],
@@ -109,7 +110,7 @@ impl Choice {
     /// Returns the first runtime whose isolation is at least as strong as `tier`. Never returns a weaker one.
     ///
     /// # Errors
-    /// Returns the reason why each backend was not used and how to fix it, if there is no such runtime.
+    /// There is no such runtime. The error says why each backend is not used and how to fix that.
     pub fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
         match self.runtimes.iter().find(|one| one.tier() >= tier) {
             Some(runtime) => Ok(Arc::clone(runtime)),
@@ -127,10 +128,11 @@ impl From<Vec<Arc<dyn Runtime>>> for Choice {
 }
 
 impl Machine {
-    /// Chooses the backends to use: those in `order` that work, or the first that works if `order` is empty.
+    /// Chooses the backends to use: all backends in `order` that work, or the first backend that works if
+    /// `order` is empty.
     pub async fn choose(&self, order: &[Backend]) -> Choice {
         let automatic = [Backend::Daytona, Backend::Oci, Backend::Podman, Backend::Docker];
-        // Without a configured account, Daytona is left out of the report.
+        // If no account is configured, the report does not mention Daytona.
         let automatic = automatic.get(usize::from(!Account::is_meant())..).unwrap_or_default();
         let order = if order.is_empty() { (automatic, true) } else { (order, false) };
         let mut choice = Choice::default();
@@ -161,7 +163,7 @@ impl Machine {
             choice.considered.push(status);
         }
         if choice.runtimes.is_empty() {
-            // Backends that are unavailable now are tried again by every later call.
+            // Backends that are unavailable now are tried again on every later call.
             choice.runtimes.extend(away);
         }
         for kind in EngineKind::ALL {
@@ -212,7 +214,7 @@ impl Machine {
                 fix: "Run the command again with sudo, or use Podman or Docker.".into(),
             }));
         }
-        // Fails with the list of known runtimes if none is installed.
+        // If no runtime is installed, this fails with the list of known runtimes.
         self.at_least(Tier::Container)?;
         let mut found = Vec::new();
         for flavor in Self::flavors() {
@@ -284,8 +286,8 @@ fn expanded(order: &[Backend]) -> Vec<Backend> {
     all
 }
 
-/// Returns true if a start that failed on one backend may succeed on another: the first one is missing, does
-/// not respond, has no capacity, or does not support the request.
+/// Returns true if a start that failed on one backend may succeed on a different one, because the failed
+/// backend is missing, does not respond, has no capacity, or does not support the request.
 fn may_elsewhere(error: &Error) -> bool {
     use runtime::Error::{Capacity, Deadline, Unavailable, Unsupported};
     if let Error::Runtime(error) = error {
@@ -295,7 +297,7 @@ fn may_elsewhere(error: &Error) -> bool {
     matches!(error, Error::Deadline { .. })
 }
 
-/// Returns the error for a machine on which no backend works.
+/// Builds the error for a machine on which no backend works.
 fn none(considered: &[BackendStatus]) -> api::Error {
     let reasons: Vec<String> = considered.iter().map(|one| format!("{}: {}", one.name, one.why)).collect();
     let fix = considered.iter().map(|one| one.fix.as_str()).find(|fix| !fix.is_empty()).unwrap_or_default();
@@ -309,7 +311,7 @@ fn none(considered: &[BackendStatus]) -> api::Error {
     }
 }
 
-/// Returns the error for a machine on which no runtime is strong enough.
+/// Builds the error for a machine on which no runtime is strong enough.
 pub(crate) fn too_weak() -> api::Error {
     api::Error {
         code: api::ErrorCode::TierUnavailable,

@@ -1,7 +1,7 @@
 //! A clock that cannot be set: the time since this machine booted, including suspended time.
 //!
-//! Times to live are measured with it, so that they hold across a restart of the server and any jump of the
-//! wall clock. The wall clock is read only for times that are shown to people.
+//! Times to live are measured with this clock, so that neither a server restart nor a jump of the wall clock
+//! affects them. The wall clock is used only for times that are shown to people.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -21,7 +21,7 @@ pub fn boot_id() -> std::io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// Returns the milliseconds since 1970 by the wall clock, for display.
+/// Returns the wall clock's time in milliseconds since 1970, for display.
 pub fn wall_ms() -> u64 {
     millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! Errors of this machine, and their representation for clients.
+//! Errors on this machine, and their representation for clients.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use api::{ErrorCode, Layer, Ran, Retry};
 /// A failure on this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Isolation failed.
+    /// An isolation backend failed.
     #[error(transparent)]
     Runtime(#[from] runtime::Error),
     /// The guest returned an error.
@@ -26,20 +26,20 @@ pub enum Error {
     /// A wait reached its deadline.
     #[error("{what} timed out after {after:?}")]
     Deadline {
-        /// Subject of the wait.
+        /// The operation that was waited for.
         what: &'static str,
-        /// The deadline.
+        /// The time limit.
         after: Duration,
     },
     /// The observed posture differs from the promised one.
     #[error("the sandbox does not have the isolation that its tier guarantees: {}", .0.join("; "))]
     Posture(Vec<String>),
-    /// A system call of the server failed.
+    /// A system call made by the server failed.
     #[error("cannot {act}")]
     System {
-        /// The action and its object.
+        /// The action that failed, and its object.
         act: String,
-        /// Error of the operating system.
+        /// The operating system's error.
         #[source]
         source: std::io::Error,
     },
@@ -57,7 +57,7 @@ impl Error {
         matches!(self, Self::Runtime(runtime::Error::NotFound(_)))
     }
 
-    /// Converts the error to the form in which it leaves Bellglass.
+    /// Converts the error to the form in which clients receive it.
     pub fn to_api(&self) -> api::Error {
         let (code, layer, ran, retry, fix) = match self {
             Self::Guest(error) | Self::Request(error) => return error.clone(),
@@ -111,7 +111,7 @@ impl Error {
     }
 }
 
-/// Replaces details that only the operator may see by a reference to the server log, where they are recorded.
+/// Replaces details that only the operator may see with a reference to the server log, which records them.
 pub fn discreet(error: api::Error, act: &str) -> api::Error {
     api::Error {
         message: format!("the machine could not {act}; see the server log"),
@@ -120,8 +120,8 @@ pub fn discreet(error: api::Error, act: &str) -> api::Error {
     }
 }
 
-/// Hides operator-only details in the error of a failed start, but still names an unavailable backend. Its
-/// address stays hidden.
+/// Hides operator-only details in the error for a failed start. The error still names an unavailable backend,
+/// but not the backend's address.
 pub fn discreet_start(error: &Error, act: &str) -> api::Error {
     let told = error.to_api();
     if let Error::Runtime(runtime::Error::Unavailable { what, fix, .. }) = error {

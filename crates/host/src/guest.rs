@@ -1,4 +1,4 @@
-//! The guest's executable, embedded in the server's.
+//! The guest's executable, which is embedded in the server's executable.
 
 use std::fs;
 use std::io;
@@ -9,11 +9,12 @@ use sha2::{Digest, Sha256};
 
 const GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest"));
 
-/// Installs the guest in the data directory, unless it is already there, and returns its path. The directory
-/// is named after the guest's hash; the file has a name that sandboxes may see in their mount tables.
+/// Installs the guest in the data directory, unless it is already there, and returns its path. The
+/// directory's name contains the guest's hash. The file's name does not, because sandboxes can see it in
+/// their mount tables.
 ///
 /// # Errors
-/// Returns the error of the file system.
+/// A file system operation failed.
 pub fn install(data: &Path) -> io::Result<PathBuf> {
     let hash: String = Sha256::digest(GUEST).iter().map(|byte| format!("{byte:02x}")).collect();
     let directory = data.join("guest").join(format!("sha256-{hash}"));

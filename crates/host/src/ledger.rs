@@ -1,10 +1,9 @@
-//! The number of bytes that each project stores on this machine: one count for stored data and uploads in
-//! progress.
+//! The number of bytes that each project stores on this machine, including uploads in progress.
 //!
 //! Datasets, session files and artifacts count together against the project's `disk_bytes` quota (H-40). An
-//! upload counts from its first byte, or as a whole if its length is known; so concurrent uploads cannot
-//! exceed the quota any more than consecutive ones. A project's usage is measured on disk at its first use
-//! and tracked in memory from then on: all code that writes or removes an object updates the ledger.
+//! upload counts from its first byte, or with its full size if its length is known. Therefore even concurrent
+//! uploads cannot exceed the quota. A project's usage is measured on disk when the project is first used, and
+//! is tracked in memory from then on. All code that writes or removes an object must update the ledger.
 
 use std::collections::HashMap;
 use std::fs;
@@ -19,18 +18,20 @@ use tokio::sync::OnceCell;
 
 use crate::error::Error;
 
-/// Bytes that each object counts in addition to its content: a file uses an inode and at least one block.
+/// Number of bytes that are counted for each object in addition to its content, because a file uses an inode
+/// and at least one block.
 pub const OBJECT_BYTES: u64 = 4096;
 
-/// The counts of all projects.
+/// The byte counts of all projects.
 pub struct Ledger {
     data: PathBuf,
     projects: Mutex<HashMap<String, Arc<Project>>>,
-    /// Bytes that all projects are writing at this moment, which the disk's free space does not show yet.
+    /// Number of bytes that all projects are writing at this moment, which the disk's free space does not
+    /// reflect yet.
     writing: Arc<AtomicU64>,
 }
 
-/// The count of one project.
+/// The byte count of one project.
 #[derive(Debug)]
 pub struct Project {
     name: String,
@@ -39,13 +40,13 @@ pub struct Project {
     counted: OnceCell<()>,
 }
 
-/// Reservation for an upload in progress. Dropping it before [`Charge::keep`] releases the bytes.
+/// A reservation for an upload in progress. Dropping it before [`Charge::keep`] releases the bytes.
 #[derive(Debug)]
 pub struct Charge {
     project: Arc<Project>,
-    /// Bytes counted for the project.
+    /// Number of bytes counted for the project so far.
     charged_bytes: u64,
-    /// Bytes received, including [`OBJECT_BYTES`].
+    /// Number of bytes received so far, plus [`OBJECT_BYTES`].
     used_bytes: u64,
 }
 
@@ -55,20 +56,20 @@ impl Ledger {
         Self { data: data.to_owned(), projects: Mutex::default(), writing: Arc::default() }
     }
 
-    /// Returns the counter of bytes that all projects are writing.
+    /// Returns the counter of the bytes that all projects are currently writing.
     pub fn writing(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.writing)
     }
 
-    /// Sets the quota of a project. Data that is already stored stays.
+    /// Sets the quota of a project. Data that is already stored is kept, even if it exceeds the quota.
     pub fn set_quota(&self, project: &str, bytes: u64) {
         self.project(project).quota_bytes.store(bytes, Ordering::Release);
     }
 
-    /// Returns a project, after measuring its usage if that has not happened yet.
+    /// Returns a project. Measures its usage first if that has not happened yet.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn counted(&self, project: &str) -> Result<Arc<Project>, Error> {
         let found = self.project(project);
         found.counted.get_or_try_init(|| self.count(&found)).await?;
@@ -84,8 +85,8 @@ impl Ledger {
         Arc::clone(self.projects().entry(name.to_owned()).or_insert_with(fresh))
     }
 
-    /// Measures a project's usage on disk. No object of the project is written meanwhile, because every write
-    /// waits for the measurement.
+    /// Measures a project's usage on disk. No object of the project is written in the meantime, because every
+    /// write waits for the measurement.
     async fn count(&self, project: &Project) -> Result<(), Error> {
         let below = ["datasets", "sessions", "artifacts/kept", "artifacts/wanted"];
         let places = below.map(|place| self.data.join(place).join(&project.name));
@@ -109,21 +110,21 @@ impl Project {
         now.saturating_add(bytes).saturating_add(OBJECT_BYTES) <= most || api::defence::is_off("H-40")
     }
 
-    /// Counts bytes that are stored regardless of the quota.
+    /// Counts additional bytes, which are stored regardless of the quota.
     pub fn add(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// Counts bytes that were removed.
+    /// Subtracts bytes that were removed.
     pub fn subtract(&self, bytes: u64) {
         let less = |now: u64| Some(now.saturating_sub(bytes));
         let _ = self.bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
     }
 
-    /// Starts to count an upload.
+    /// Starts counting an upload.
     ///
     /// # Errors
-    /// Returns `quota_exceeded` if the quota is reached.
+    /// Returns `quota_exceeded` if the project's quota would be exceeded.
     pub fn charge(self: &Arc<Self>) -> Result<Charge, Error> {
         self.reserve(OBJECT_BYTES)?;
         Ok(Charge { project: Arc::clone(self), charged_bytes: OBJECT_BYTES, used_bytes: OBJECT_BYTES })
@@ -163,7 +164,7 @@ impl Charge {
     /// Reserves the full size of an object before its content arrives.
     ///
     /// # Errors
-    /// Returns `quota_exceeded` if the quota is reached.
+    /// Returns `quota_exceeded` if the project's quota would be exceeded.
     pub fn prepay(&mut self, size_bytes: u64) -> Result<(), Error> {
         let whole = size_bytes.saturating_add(OBJECT_BYTES);
         if let Some(more) = whole.checked_sub(self.charged_bytes) {
@@ -173,10 +174,10 @@ impl Charge {
         Ok(())
     }
 
-    /// Counts bytes that were received.
+    /// Counts bytes that have been received.
     ///
     /// # Errors
-    /// Returns `quota_exceeded` if the quota is reached.
+    /// Returns `quota_exceeded` if the project's quota would be exceeded.
     pub fn grow(&mut self, bytes: u64) -> Result<(), Error> {
         let used = self.used_bytes.saturating_add(bytes);
         if let Some(more) = used.checked_sub(self.charged_bytes) {
@@ -187,7 +188,7 @@ impl Charge {
         Ok(())
     }
 
-    /// Keeps the received bytes counted until the object is removed.
+    /// Ends the upload. The received bytes stay counted until the object is removed.
     pub fn keep(mut self) {
         self.project.subtract(self.charged_bytes - self.used_bytes);
         self.charged_bytes = 0;
@@ -200,7 +201,7 @@ impl Drop for Charge {
     }
 }
 
-/// Returns true if an operation failed because the quota or the disk is full.
+/// Returns true if an operation failed because the quota is used up or the disk is full.
 pub fn is_refused(error: &Error) -> bool {
     match error {
         Error::Request(error) => error.code == ErrorCode::QuotaExceeded,
@@ -215,8 +216,8 @@ pub fn is_refused(error: &Error) -> bool {
     }
 }
 
-/// Returns the bytes of all objects below a directory, and removes partial files of killed servers: no live
-/// process writes them.
+/// Returns the number of bytes to count for all objects below a directory. Also removes partial files that
+/// killed servers left behind, because no live process is writing them.
 fn count(directory: &Path) -> io::Result<u64> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),

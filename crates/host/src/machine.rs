@@ -1,4 +1,5 @@
-//! The machine: its data directory, its runtimes, and the removal of what dead processes left behind.
+//! The machine: its data directory, its runtimes, and the removal of sandboxes that dead processes left
+//! behind.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,8 @@ impl Machine {
         let failed = |source| Error::System { act: format!("write to {}", data.display()), source };
         let guest = guest::install(data).and_then(|guest| guest.canonicalize()).map_err(failed)?;
         let data = data.canonicalize().map_err(failed)?;
-        // Only root creates sandboxes whose users need access to the data directory.
+        // The check applies only to root, because only the sandboxes that root creates have users that need
+        // access to the data directory.
         if rustix::process::geteuid().is_root() {
             walkable(&data)?;
         }
@@ -51,7 +53,7 @@ impl Machine {
         [Flavor::runc(), Flavor::youki(), Flavor::runsc()]
     }
 
-    /// Returns a runtime of this machine by its name.
+    /// Returns this machine's runtime with this name.
     ///
     /// # Errors
     /// The name is unknown, or the runtime is not installed or does not work on this machine.
@@ -75,10 +77,10 @@ impl Machine {
         Ok(Arc::new(Oci::new(flavor.find()?, Dirs::below(&self.data))?))
     }
 
-    /// Returns a container engine by its name.
+    /// Returns the container engine with this name.
     ///
     /// # Errors
-    /// The name is not that of an engine, or no such engine was found.
+    /// No container engine has this name, or the engine was not found.
     pub fn engine_named(&self, name: &str) -> Result<Engine, Error> {
         let kind = EngineKind::ALL.into_iter().find(|kind| kind.name() == name);
         self.engine(kind.ok_or_else(|| runtime::Error::Unsupported {
@@ -89,7 +91,7 @@ impl Machine {
         })?)
     }
 
-    /// Returns a container engine of this machine. Does not contact it yet.
+    /// Returns this machine's container engine of this kind. Does not contact the engine yet.
     ///
     /// # Errors
     /// No such engine was found.
@@ -97,7 +99,7 @@ impl Machine {
         Ok(Engine::new(EngineEndpoint::find(kind)?, &self.data)?)
     }
 
-    /// Returns the Daytona account that is configured for this machine. Does not contact it yet.
+    /// Returns the Daytona account that is configured for this machine. Does not contact Daytona yet.
     ///
     /// # Errors
     /// No account is configured.
@@ -121,11 +123,13 @@ impl Machine {
         }
     }
 
-    /// Stops and removes every sandbox whose owning process has died, and returns their ids. Sandboxes in the
-    /// journal of a server, which `journalled` reads, are left for the next start of that server.
+    /// Stops and removes every sandbox whose owning process has died, and returns the IDs of these sandboxes.
+    /// `journalled` reads a server's journal. Sandboxes in this journal are left for the server to handle
+    /// when it next starts.
     ///
     /// # Errors
-    /// Returns the first error of reading or removing.
+    /// The journal cannot be read, or sandboxes cannot be listed or removed. The first such error is
+    /// returned.
     pub async fn tidy(
         &self,
         journalled: impl Fn() -> Result<Vec<SandboxId>, Error>,
@@ -135,8 +139,8 @@ impl Machine {
             let left = std::fs::read_dir(self.data.join("engine").join(kind.name()));
             left.is_ok_and(|mut left| left.next().is_some())
         };
-        // Queries an engine only if this data directory has records of sandboxes on it, because the query
-        // takes time.
+        // Query an engine only if this data directory has records of sandboxes on it, because the query takes
+        // time.
         let engines = EngineKind::ALL.into_iter().filter(used).map(EngineKind::name);
         let engines = engines.chain(Some(daytona::NAME).filter(|_| Daytona::has_before(&self.data)));
         for name in Self::flavors().map(|flavor| flavor.name).into_iter().chain(engines) {
@@ -144,7 +148,7 @@ impl Machine {
             let kept = journalled()?;
             let nobodys = |listed: &runtime::Listed| !listed.owned && !kept.contains(&listed.id);
             let listed = match runtime.list().await {
-                // An unavailable engine must not fail a cleanup that does not need it.
+                // The cleanup must not fail because an engine is unavailable.
                 Err(runtime::Error::Unavailable { .. } | runtime::Error::Unsupported { .. })
                     if runtime.properties().takes_images =>
                 {
@@ -161,10 +165,10 @@ impl Machine {
     }
 }
 
-/// Returns a new random id for a sandbox.
+/// Returns a new random ID for a sandbox.
 ///
 /// # Errors
-/// The kernel has no random bytes yet, which happens only in the first moments after boot.
+/// The kernel's random number generator is unavailable.
 pub fn fresh_id() -> Result<SandboxId, Error> {
     Ok(SandboxId::from_random(random()?))
 }
@@ -172,7 +176,7 @@ pub fn fresh_id() -> Result<SandboxId, Error> {
 /// Returns random bytes from the kernel.
 ///
 /// # Errors
-/// See [`fresh_id`].
+/// The kernel's random number generator is unavailable.
 pub fn random<const COUNT: usize>() -> Result<[u8; COUNT], Error> {
     let mut bytes = [0; COUNT];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -180,8 +184,8 @@ pub fn random<const COUNT: usize>() -> Result<[u8; COUNT], Error> {
     Ok(bytes)
 }
 
-/// Checks that every user can reach the data directory. Root in a sandbox is an unprivileged user outside,
-/// and needs execute permission on every parent of its directory.
+/// Checks that every user can reach the data directory. Root in a sandbox is an unprivileged user on the
+/// host, and needs execute permission on every parent of the sandbox's directory.
 fn walkable(data: &Path) -> Result<(), Error> {
     let closed = data
         .ancestors()

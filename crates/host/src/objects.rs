@@ -1,11 +1,11 @@
-//! The object store of this machine, on which artifacts, datasets and session folders are built.
+//! This machine's object store, on which artifacts, datasets and session folders are built.
 //!
-//! Objects of projects are counted in the [`Ledger`]. In addition, every write checks the disk's free space
-//! before each chunk, and includes the chunks that other uploads are writing at that moment.
+//! The [`Ledger`] counts the objects of projects. In addition, every upload checks the disk's free space
+//! before each chunk, and takes into account the chunks that other uploads are writing at that moment.
 //!
-//! Objects are written atomically. Partial files of a killed server have a `#` in their names, are never
-//! listed, and are removed by [`Objects::sweep`]. No path of a sandbox gets here: keys consist of validated
-//! names.
+//! Objects are written atomically. Partial files that a killed server left behind have a `#` in their names.
+//! They are never listed, and [`Objects::sweep`] removes them. No path from a sandbox reaches this module,
+//! because keys consist of validated names.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -36,7 +36,8 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Age after which a partial file is removed. A writer must send each chunk within a minute, so an older file
 /// has no writer.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
-/// Number of locks for keys. All changes of one object use the same lock; two objects rarely share one.
+/// Number of locks for keys. All changes to one object use the same lock, and two objects rarely share a
+/// lock.
 const LOCKS: usize = 64;
 
 /// A directory of objects.
@@ -48,25 +49,25 @@ pub struct Objects {
     locks: Arc<[Mutex<()>; LOCKS]>,
 }
 
-/// The ledger to count in, and the position of the project in a key.
+/// The ledger that counts the objects, and the position of the project's name in a key.
 #[derive(Clone)]
 pub struct LedgerScope {
-    /// Ledger that counts the bytes.
+    /// The ledger that counts the bytes.
     pub ledger: Arc<Ledger>,
     /// Index of the part of the key that names the project.
     pub depth: usize,
 }
 
-/// Space of a disk.
+/// The free space of a disk.
 #[derive(Clone)]
 struct DiskSpace {
     root: PathBuf,
     reserve_bytes: u64,
-    /// Bytes that are being written now.
+    /// Number of bytes that are being written now.
     writing: Arc<AtomicU64>,
 }
 
-/// Bytes counted as being written until this is dropped.
+/// Bytes that count as being written until this value is dropped.
 struct WriteReservation<'a> {
     room: &'a DiskSpace,
     bytes: u64,
@@ -91,7 +92,7 @@ struct ObjectDestination {
     project: Option<Arc<Project>>,
 }
 
-/// An object that is being read. It stays readable if it is removed meanwhile.
+/// An object that is being read. It stays readable even if it is removed in the meantime.
 pub struct Outgoing {
     /// Size of the object.
     pub size_bytes: u64,
@@ -136,8 +137,8 @@ impl Objects {
         self.room.has(bytes)
     }
 
-    /// Writes a small object atomically. Its bytes are counted but never refused, because records such as
-    /// manifests must always be written.
+    /// Writes a small object atomically. Its bytes are counted, but the write is never refused because of the
+    /// quota or free space: it must always be possible to write records such as manifests.
     pub async fn put_json(&self, key: &Path, value: &impl Serialize) -> Result<(), Error> {
         let bytes = serde_json::to_vec(value).map_err(|error| Error::Protocol(error.to_string()))?;
         let (place, size_bytes) = (self.place(key).await?, bytes.len() as u64);
@@ -169,10 +170,10 @@ impl Objects {
         }
     }
 
-    /// Returns true if an object has this key.
+    /// Returns true if an object with this key exists.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn has(&self, key: &Path) -> Result<bool, Error> {
         Ok(self.written(key).await?.is_some())
     }
@@ -204,7 +205,7 @@ impl Objects {
         }
     }
 
-    /// Lists all objects below a key, as they are found.
+    /// Lists all objects below a key as a stream, in the order in which they are found.
     pub fn below(&self, prefix: &Path) -> BoxStream<'static, Result<ObjectMeta, Error>> {
         self.store.list(Some(prefix)).map(|found| found.map_err(failed("list"))).boxed()
     }
@@ -247,7 +248,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Removes partial files of killed servers.
+    /// Removes partial files that killed servers left behind.
     pub async fn sweep(&self) -> Result<(), Error> {
         let root = self.room.root.clone();
         tokio::task::spawn_blocking(move || sweep(&root))
@@ -265,7 +266,8 @@ impl DiskSpace {
         admission::disk_free_bytes(&self.root) >= needed
     }
 
-    /// Reserves space for bytes that are about to be written, on top of the bytes in other writes.
+    /// Reserves space for bytes that are about to be written, in addition to the bytes of other pending
+    /// writes.
     fn take(&self, bytes: u64) -> Result<WriteReservation<'_>, Error> {
         self.writing.fetch_add(bytes, Ordering::AcqRel);
         let writing = WriteReservation { room: self, bytes };
@@ -295,7 +297,8 @@ impl ObjectDestination {
         self.locks.get(place).unwrap_or(first).lock().await
     }
 
-    /// Returns the bytes that the existing object counts; 0 if none exists or objects are not counted.
+    /// Returns the number of bytes that are counted for the existing object, or 0 if none exists or objects
+    /// are not counted.
     async fn counted_bytes(&self) -> Result<u64, Error> {
         if self.project.is_none() {
             return Ok(0);
@@ -309,11 +312,11 @@ impl ObjectDestination {
 }
 
 impl Incoming {
-    /// Counts the full size at once if the length is known, so that an upload that does not fit is refused
-    /// before it starts.
+    /// Counts the full size of an upload whose length is known in advance, so that an upload that does not
+    /// fit is refused before it starts.
     ///
     /// # Errors
-    /// Returns `quota_exceeded` if the quota is reached.
+    /// Returns `quota_exceeded` if the project's quota would be exceeded.
     pub fn prepay(&mut self, size_bytes: u64) -> Result<(), Error> {
         self.charge.as_mut().map_or(Ok(()), |charge| charge.prepay(size_bytes))
     }
@@ -321,7 +324,7 @@ impl Incoming {
     /// Appends bytes. Waits until they are written, unless they fit into the buffer.
     ///
     /// # Errors
-    /// The project's quota or the disk is full, or the file system failed.
+    /// The project's quota is used up, the disk is full, or a file system operation failed.
     pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
         if let Some(charge) = &mut self.charge {
             charge.grow(bytes.len() as u64)?;
@@ -354,7 +357,7 @@ impl Incoming {
     /// Writes the rest and publishes the object atomically.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn finish(mut self) -> Result<(), Error> {
         if !self.held.is_empty() {
             self.write().await?;
@@ -374,7 +377,7 @@ impl Outgoing {
     /// Returns the next bytes, or `None` at the end.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         self.stream.next().await.transpose().map_err(failed("read"))
     }
@@ -389,7 +392,7 @@ pub fn key<'a>(names: impl IntoIterator<Item = &'a str>) -> Path {
 pub fn is_full(error: &Error) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
-        // `source` of an I/O error skips the error that it wraps, so `get_ref` is used below.
+        // For an I/O error, `source` skips the wrapped error, so `get_ref` is used below.
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
         if matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) {
             return true;

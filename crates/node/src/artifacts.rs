@@ -7,9 +7,9 @@
 //!                             if the sandbox is alive               here without waiting any longer
 //! ```
 //!
-//! A changed file is recognized by its version, which the guest reported before the exec was started; no
-//! clock is used. One task per exec does all the work, even if its client disconnects. The stop of a sandbox
-//! waits for a short time for collections whose exec has ended.
+//! A changed file is recognized by its version, which differs from the version that the guest reported before
+//! the exec was started; no clock is used. One task per exec does all the work, even if its client
+//! disconnects. The stop of a sandbox waits briefly for collections whose exec has ended.
 //!
 //! | module | holds |
 //! |---|---|
@@ -41,16 +41,17 @@ pub(crate) use collect::regular_files;
 use shelf::Shelf;
 pub(crate) use shelf::{CollectionRequest, Of};
 
-/// Maximum number of collections at a time. Each holds a page of a listing and a chunk of a file in memory.
+/// Maximum number of collections that run at the same time. Each holds a page of a listing and a chunk of a
+/// file in memory.
 const COLLECTIONS_AT_ONCE: usize = 16;
 /// Maximum number of collections of one project at a time, so that a sandbox that is slow to read does not
 /// block other projects.
 const COLLECTIONS_OF_PROJECT: usize = 4;
-/// Maximum number of execs per sandbox with a collection in progress. Each polls its exec.
+/// Maximum number of execs per sandbox with a collection in progress. Each collection polls its exec.
 const UNDER_WAY_MAX: usize = 64;
 /// Maximum time for which the stop of a sandbox waits for collections.
 const SETTLE_WITHIN: Duration = Duration::from_secs(10);
-/// Size of the manifests in one response after which the page ends.
+/// Total size of manifests in bytes at which a page of a listing ends.
 pub(crate) const PAGE_BYTES_MAX: usize = 8 << 20;
 
 /// Stored artifacts, and collections in progress.
@@ -75,8 +76,8 @@ pub(crate) enum Launch {
     NotYet,
     Started(Box<ExecInfo>),
     Refused(api::Error),
-    /// Not known here: the launch failed without a definite result, or an earlier server recorded the
-    /// request. The guest knows the state of the exec.
+    /// The result is not known here: the launch failed without a definite result, or an earlier server
+    /// recorded the request. The guest knows the state of the exec.
     Elsewhere,
 }
 
@@ -87,7 +88,7 @@ impl Keeper {
         retention: Duration,
         ledger: &Arc<Ledger>,
     ) -> Result<Self, Error> {
-        // Keys begin with `kept` or `wanted`; the project comes second.
+        // The project is the second part of a key, after `kept` or `wanted`.
         let tally = LedgerScope { ledger: Arc::clone(ledger), depth: 1 };
         let objects = Objects::open(data.join("artifacts"), reserve_bytes, Some(tally))?;
         let shelf = Shelf::new(objects, retention);
@@ -95,7 +96,7 @@ impl Keeper {
         Ok(Self { shelf, turns, turns_of: Mutex::default(), under_way: Mutex::default() })
     }
 
-    /// Returns the semaphore of one project.
+    /// Returns the semaphore that limits the collections of one project.
     fn turns_of(&self, project: &str) -> Arc<Semaphore> {
         let mut all = self.turns_of.lock().unwrap_or_else(PoisonError::into_inner);
         // Drops semaphores that no collection holds; they are created again on demand.
@@ -127,7 +128,8 @@ impl Keeper {
         self.shelf.tidy().await
     }
 
-    /// Returns the progress of an exec's collection, and creates it if needed. The flag is true if it is new.
+    /// Returns the progress of an exec's collection, and creates it if needed. The flag is true if it was
+    /// created.
     pub fn progress(&self, of: &Of, launch: Launch) -> Result<(Arc<CollectionProgress>, bool), Error> {
         let mut under_way = self.under_way();
         if let Some(progress) = under_way.get(of) {

@@ -22,7 +22,7 @@ use crate::message::DriverMessage;
 pub struct Call {
     handle: Arc<Handle>,
     sandbox: Arc<Sandbox>,
-    /// True if its files are opened as root.
+    /// True if this call opens files as root.
     root_files: bool,
 }
 
@@ -30,15 +30,15 @@ impl Call {
     /// Begins a call.
     ///
     /// # Errors
-    /// The sandbox does not run, or is paused.
+    /// The sandbox is not running, or is paused.
     pub(crate) fn begin(handle: &Arc<Handle>) -> Result<Self, Error> {
         let sandbox = handle.begin_use()?;
         Ok(Self { handle: Arc::clone(handle), sandbox, root_files: false })
     }
 
-    /// Starts a command or code under this id. The template provides variables and a directory that the spec
-    /// does not set. Repeating the request starts nothing. Artifacts are kept by [`crate::Node::start_exec`]
-    /// only.
+    /// Starts a command or code with this ID. The template provides the variables and the working directory
+    /// that the spec does not set. Repeating the request has no effect. This method does not keep artifacts;
+    /// [`crate::Node::start_exec`] does.
     ///
     /// # Errors
     /// See [`Sandbox::start_exec`].
@@ -76,7 +76,7 @@ impl Call {
         Ok(spec)
     }
 
-    /// Schedules a check of the sandbox for the time by which the exec should have ended.
+    /// Schedules a check of the sandbox for the time at which the exec should have ended.
     fn due(&self, spec: &ExecSpec) {
         if let Some(deadline) = spec.deadline_ms {
             let whole = deadline + spec.grace_ms.unwrap_or(limits::GRACE_MS) + guest_client::exec::OVERDUE_MS;
@@ -85,12 +85,12 @@ impl Call {
         }
     }
 
-    /// Returns the id of the sandbox.
+    /// Returns the ID of the sandbox.
     pub fn id(&self) -> &SandboxId {
         self.handle.id()
     }
 
-    /// Returns the home directory of the user that code runs as.
+    /// Returns the home directory of the user who runs code in the sandbox.
     pub fn home(&self) -> String {
         let record = self.handle.record();
         record.env.get("HOME").cloned().unwrap_or_else(|| format!("/home/{}", limits::USER))
@@ -114,8 +114,8 @@ impl Call {
     /// Connects to a port in the sandbox. The connection counts as a call for as long as it is held.
     ///
     /// # Errors
-    /// Nothing listens on the port, the sandbox has reached its maximum number of connections, or it has
-    /// ended.
+    /// Nothing listens on the port, the sandbox has reached its maximum number of connections, or the sandbox
+    /// has ended.
     pub async fn dial(self, port: u16) -> Result<Port, Error> {
         let sandbox = Arc::clone(&self.sandbox);
         sandbox.dial(port, Some(Box::new(self))).await
@@ -140,7 +140,7 @@ impl Call {
 }
 
 impl Call {
-    /// Opens the files of this call as root of the sandbox's own user namespace.
+    /// Makes this call open files as root of the sandbox's own user namespace.
     ///
     /// # Errors
     /// Root may not run commands in the sandbox.
@@ -174,7 +174,7 @@ impl Drop for Call {
     }
 }
 
-/// Gives root its own home, because the template's variables are those of the normal user.
+/// Gives root its own home directory, because the template's variables are meant for the normal user.
 fn at_home(mut spec: ExecSpec) -> ExecSpec {
     for (name, value) in [("HOME", "/root"), ("USER", "root"), ("LOGNAME", "root")] {
         spec.env.entry(name.into()).or_insert_with(|| value.into());

@@ -5,7 +5,7 @@
 //!                                 /<random>          content of one upload; unreferenced unless dataset.json names it
 //! ```
 //!
-//! The guest of a sandbox writes them, as the user that code runs as, and verifies their hash before they
+//! The guest of a sandbox writes datasets as the user who runs code, and verifies their hashes before they
 //! become visible.
 
 use std::collections::BTreeMap;
@@ -34,11 +34,12 @@ const POINTER: &str = "dataset.json";
 /// The datasets of all projects.
 pub struct Datasets {
     objects: Objects,
-    /// Held while datasets are counted and one is added, so that concurrent uploads cannot exceed the limit.
+    /// Held while datasets are counted and a dataset is added, so that concurrent uploads cannot exceed the
+    /// limit.
     counting: Mutex<()>,
 }
 
-/// An upload of a dataset in progress. Dropping it leaves an existing dataset unchanged.
+/// An upload of a dataset in progress. Dropping this value leaves an existing dataset unchanged.
 pub struct Putting<'a> {
     datasets: &'a Datasets,
     project: String,
@@ -48,7 +49,7 @@ pub struct Putting<'a> {
     incoming: Incoming,
 }
 
-/// Metadata of a dataset, with the name of its content.
+/// Metadata of a dataset, and the name of the object that holds its content.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Pointer {
     dataset: Dataset,
@@ -74,7 +75,7 @@ impl Datasets {
     /// Lists the datasets of a project, ordered by name.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn list(&self, project: &str) -> Result<Vec<Dataset>, Error> {
         let mut all = Vec::new();
         for name in self.objects.names(&key([project])).await? {
@@ -83,8 +84,8 @@ impl Datasets {
         Ok(all)
     }
 
-    /// Starts an upload, which replaces an existing dataset of that name once it is complete. Until then both
-    /// count against the project's quota.
+    /// Starts an upload. Once it is complete, it replaces any existing dataset with the same name. Until
+    /// then, both count against the project's quota.
     ///
     /// # Errors
     /// The name is invalid, the project has reached its maximum number of datasets, or its quota has no room
@@ -110,7 +111,7 @@ impl Datasets {
     /// Removes a dataset. Succeeds if it does not exist.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn remove(&self, project: &str, name: &str) -> Result<(), Error> {
         check_name(name).map_err(Error::Request)?;
         let _counting = self.counting.lock().await;
@@ -118,7 +119,7 @@ impl Datasets {
         self.objects.remove_below(&key([project, name]), None).await
     }
 
-    /// Returns the datasets for a sandbox. Fails if one does not exist.
+    /// Returns the datasets for a sandbox. Fails if any of them does not exist.
     pub(crate) async fn resolve(
         &self,
         project: &str,
@@ -136,8 +137,8 @@ impl Datasets {
         Ok(placed)
     }
 
-    /// Copies datasets into a sandbox that was just started. If that fails, removes the sandbox. If the start
-    /// is abandoned meanwhile, returns the sandbox at once.
+    /// Copies datasets into a sandbox that was just started. If copying fails, removes the sandbox. If the
+    /// startup is abandoned in the meantime, returns the sandbox at once.
     pub(crate) async fn put_in(
         &self,
         sandbox: Sandbox,
@@ -172,7 +173,8 @@ impl Datasets {
         }
     }
 
-    /// Removes contents that no dataset references, left by killed servers and disconnected clients.
+    /// Removes contents that no dataset references, which killed servers and disconnected clients left
+    /// behind.
     pub(crate) async fn tidy(&self) -> Result<(), Error> {
         self.objects.sweep().await?;
         for project in self.objects.names(&Path::default()).await? {
@@ -217,8 +219,8 @@ impl Datasets {
         writing.finish().await.map(drop).map_err(told)
     }
 
-    /// Returns the hash and the content of a dataset. If it was replaced since the request, returns those of
-    /// the new dataset.
+    /// Returns the hash and the content of a dataset. If the dataset was replaced after the request, returns
+    /// the hash and the content of the new dataset.
     async fn contents(&self, placed: &Placed) -> Result<(String, Outgoing), Error> {
         let name = &placed.dataset.name;
         if let Some(outgoing) = self.objects.read(&placed.key).await? {
@@ -266,7 +268,7 @@ impl Putting<'_> {
     /// Completes the upload and replaces an existing dataset atomically.
     ///
     /// # Errors
-    /// See [`Putting::push`]. In addition: the hash differs from the announced one.
+    /// See [`Putting::push`]. In addition, the hash may differ from the announced hash.
     pub async fn finish(self) -> Result<Dataset, Error> {
         let (size_bytes, sha256) = (self.incoming.size_bytes(), self.incoming.sha256());
         if self.sha256.as_ref().is_some_and(|promised| *promised != sha256) {

@@ -1,7 +1,9 @@
-//! One task for each sandbox. It alone moves the sandbox from one phase to the next.
+//! The driver: one task for each sandbox. Only this task moves the sandbox from one phase to the next.
 //!
-//! Other tasks send it a [`DriverMessage`] and read the record that it publishes. [`crate::lifecycle`] decides; this module executes the
-//! effects: it waits for the start, the end of process 1, the time to live and the idle time, and removes the sandbox.
+//! Other tasks send the driver a [`DriverMessage`], and read the record that it publishes.
+//! [`crate::lifecycle`] decides on the effects of each event, and this module executes them: it waits until
+//! startup finishes, process 1 exits, the time to live expires or the sandbox has been idle for too long, and
+//! it removes the sandbox.
 
 mod ahead;
 mod egress;
@@ -29,12 +31,12 @@ use start::StartTask;
 
 /// Delay between two attempts to remove a sandbox.
 const TEAR_DOWN_AGAIN: Duration = Duration::from_secs(1);
-/// Maximum sleep between two checks. Timers stop while the machine is suspended, so the boot clock must be
-/// read this often.
+/// Maximum time to sleep between two checks. Timers stop while the machine is suspended, so the boot clock
+/// must be read this often.
 const SLEEP_MAX: Duration = Duration::from_secs(10);
 /// Delay before an unresponsive guest is checked again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// The point at which a driver enters the life of a sandbox.
+/// The first action of a driver.
 pub(crate) enum Beginning {
     /// Create the sandbox.
     Start(StartFor),
@@ -49,21 +51,23 @@ pub(crate) struct Driver {
     shared: Arc<NodeState>,
     handle: Arc<Handle>,
     inbox: mpsc::Receiver<DriverMessage>,
-    /// The start, while it is in progress.
+    /// The startup task, while startup is in progress.
     start: Option<StartTask>,
-    /// Serves the sandbox's outgoing connections from its start on, if its template needs that to become ready.
+    /// The task that serves the sandbox's outgoing connections. It begins during startup if the template has
+    /// `start` or `ready` commands, and otherwise once the sandbox is running.
     attendant: Option<Attendant>,
-    /// The error with which the start failed, for the record.
+    /// The error with which startup failed, to be written to the record.
     error: Option<api::Error>,
-    /// Sends a changed time to live to the guest, in the background.
+    /// The background task that sends a changed time to live to the guest.
     telling: Option<AbortOnDropHandle<()>>,
     /// True if the processes of a paused sandbox are known to be frozen.
     frozen: bool,
-    /// Requests that wait for the pause.
+    /// Replies to the requests that are waiting for the pause.
     pause_replies: Vec<PauseReply>,
     /// The request to resume that is being executed.
     resume_request: Option<ResumeRequest>,
-    /// The request that caused the current phase. Its steps are reported in the trace of that request.
+    /// The request that caused the current phase. The steps of the phase are recorded in the trace of that
+    /// request.
     request: Span,
 }
 
@@ -85,8 +89,9 @@ impl Driver {
         }
     }
 
-    /// Drives the sandbox through its life: executes each effect of [`next`], and enters the phase before the next effect. A server
-    /// that is restarted therefore continues with the effect of the last journalled phase.
+    /// Drives the sandbox through its life: executes each effect that [`next`] returns, and enters the new
+    /// phase before it executes the next effect. A restarted server therefore continues with the effect of
+    /// the last journalled phase.
     pub async fn drive(mut self, beginning: Beginning) {
         let (mut phase, mut effect) = match beginning {
             Beginning::Start(whom) => {
@@ -134,7 +139,7 @@ impl Driver {
         }
     }
 
-    /// Enters a phase. Clients see a new state only after it is journalled.
+    /// Enters a phase. Clients see a new state only after it has been journalled.
     fn enter(&mut self, before: Phase, after: Phase) {
         let (is_stopping, was_stopping) =
             (matches!(after, Phase::Stopping(_)), matches!(before, Phase::Stopping(_)));
@@ -149,14 +154,15 @@ impl Driver {
             }
         }
         let shown = self.handle.shown();
-        // A pause and a resume are journalled while they are executed, because they fail if the journal does.
+        // A pause or resume is journalled while it is executed, because it must fail if journalling fails.
+        // Only other changes of the state are journalled here.
         if (shown.state, shown.reason) != (after.state(), after.reason()) {
             let error = self.error.take();
             self.request.in_scope(|| self.shared.enter(&self.handle, after, error));
         }
     }
 
-    /// Removes the sandbox, in the trace of the request that stopped it.
+    /// Removes the sandbox. The steps are recorded in the trace of the request that stopped it.
     async fn tear_down(&mut self, phase: Phase) -> Event {
         (self.attendant, self.telling) = (None, None);
         self.pause_replies.clear();
@@ -177,7 +183,7 @@ impl Driver {
     }
 }
 
-/// Returns the cause of the loss that readers of the sandbox's execs receive.
+/// Returns the cause of loss that readers of the sandbox's execs receive for this end reason.
 fn lost_by(reason: EndReason) -> LostCause {
     match reason {
         EndReason::Expired => LostCause::Expired,

@@ -1,8 +1,10 @@
-//! The folder of a session: files, datasets, records and output that are kept independently of its sandboxes.
+//! The folder of a session: files, datasets, records and output that are kept independently of the session's
+//! sandboxes.
 //!
-//! The files are listed in a *manifest*, which is replaced atomically after their contents are written. The
-//! contents are objects with numbers as names, so that no name from a sandbox becomes a name on the host. All
-//! transfers go through the guest. There is one writer at a time: the task that holds the session's turn.
+//! The files are listed in a *manifest*, which is replaced atomically after their contents are written.
+//! Contents are stored as objects with numbers as names, so that no name from a sandbox becomes a name on the
+//! host. All transfers go through the guest. There is only one writer at a time: the task that holds the
+//! session's turn.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::Call;
 
-/// Maximum total size of the files of one session: a few sandboxes with the default disk.
+/// Maximum total size of the files of one session in bytes: a few times the default disk of a sandbox.
 const FOLDER_BYTES_MAX: u64 = 4 << 30;
 /// Maximum number of files of one session. Each of them is written and read by a separate process in the
 /// sandbox.
@@ -38,13 +40,13 @@ pub struct Folder {
     session: SessionId,
 }
 
-/// List of the files in a folder.
+/// The list of the files in a folder.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Number for the next object.
+    /// The number for the next object.
     next: u64,
     files: BTreeMap<String, StoredFile>,
-    /// Objects that are unreferenced once this manifest is written.
+    /// Objects that become unreferenced when this manifest is written.
     #[serde(skip)]
     replaced: Vec<u64>,
 }
@@ -53,22 +55,22 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredFile {
     number: u64,
-    /// Size of the file.
+    /// Size of the file in bytes.
     pub size_bytes: u64,
-    /// Path in a sandbox, percent-encoded.
+    /// Path of the file in a sandbox, percent-encoded.
     path: String,
     mode: u32,
 }
 
 impl Folder {
-    /// Creates access to the folder of a session, which may be empty.
+    /// Opens the folder of a session, which may be empty.
     pub(crate) fn new(objects: Arc<Objects>, project: &str, session: &SessionId) -> Self {
         Self { objects, project: project.to_owned(), session: session.clone() }
     }
 }
 
 impl Manifest {
-    /// Returns the names and metadata of all files, in order.
+    /// Returns the names and metadata of all files, ordered by name.
     pub fn files(&self) -> impl Iterator<Item = (&str, &StoredFile)> {
         self.files.iter().map(|(name, kept)| (name.as_str(), kept))
     }
@@ -105,7 +107,7 @@ impl Folder {
     /// Reads the list of files.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn manifest(&self) -> Result<Manifest, Error> {
         Ok(self.json(&[MANIFEST]).await?.unwrap_or_default())
     }
@@ -113,7 +115,7 @@ impl Folder {
     /// Replaces the list of files, and then removes unreferenced objects.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn save(&self, manifest: &mut Manifest) -> Result<(), Error> {
         self.put_json(&[MANIFEST], manifest).await?;
         for number in manifest.replaced.drain(..) {
@@ -122,11 +124,11 @@ impl Folder {
         Ok(())
     }
 
-    /// Copies a file from a sandbox to the folder, under this name. Returns false if there is no room for it,
-    /// or if it was removed or is being written to.
+    /// Copies a file from a sandbox to the folder, under this name. Returns false if there is no room for the
+    /// file, or if the file was removed or is being written to.
     ///
     /// # Errors
-    /// The sandbox has ended or violated the protocol, or the file system failed.
+    /// The sandbox has ended or violated the protocol, or a file system operation failed.
     pub async fn take(
         &self,
         manifest: &mut Manifest,
@@ -174,11 +176,11 @@ impl Folder {
         Ok(true)
     }
 
-    /// Stores a file that is not from a sandbox, to be copied to `path` of every later sandbox. Returns false
-    /// if there is no room.
+    /// Stores a file that does not come from a sandbox. It will be copied to `path` in every later sandbox.
+    /// Returns false if there is no room.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn put(
         &self,
         manifest: &mut Manifest,
@@ -199,7 +201,7 @@ impl Folder {
     /// Copies all files to their paths in a sandbox.
     ///
     /// # Errors
-    /// A file could not be copied: the sandbox is out of space or has ended.
+    /// A file could not be copied, because the sandbox is out of space or has ended.
     pub async fn give(&self, manifest: &Manifest, call: &Call) -> Result<(), Error> {
         let files = call.files();
         // Boxed, because the compiler cannot prove that the borrowing futures are general enough for a
@@ -220,7 +222,7 @@ impl Folder {
     /// Opens the content of a file.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn contents(&self, kept: &StoredFile) -> Result<Option<Outgoing>, Error> {
         self.read(&[FILES, &kept.number.to_string()]).await
     }
@@ -228,7 +230,7 @@ impl Folder {
     /// Removes all files. Returns their number.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn clear(&self) -> Result<usize, Error> {
         let mut manifest = self.manifest().await?;
         let count = manifest.files.len();
@@ -240,7 +242,7 @@ impl Folder {
     /// Removes all objects below the path that these names form, or the whole folder if `names` is empty.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn remove(&self, names: &[&str]) -> Result<(), Error> {
         self.objects.remove_below(&self.key(names), None).await
     }
@@ -248,7 +250,7 @@ impl Folder {
     /// Starts to write an object that is not in the list of files.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn begin(&self, names: &[&str]) -> Result<Incoming, Error> {
         self.objects.begin(&self.key(names)).await
     }
@@ -256,7 +258,7 @@ impl Folder {
     /// Opens an object that is not in the list of files.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn read(&self, names: &[&str]) -> Result<Option<Outgoing>, Error> {
         self.objects.read(&self.key(names)).await
     }
@@ -264,7 +266,7 @@ impl Folder {
     /// Writes a small object that is not in the list of files.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn put_json(&self, names: &[&str], value: &impl Serialize) -> Result<(), Error> {
         self.objects.put_json(&self.key(names), value).await
     }
@@ -272,15 +274,15 @@ impl Folder {
     /// Reads a small object.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn json<T: DeserializeOwned>(&self, names: &[&str]) -> Result<Option<T>, Error> {
         Ok(self.objects.json(&self.key(names)).await?.map(|(value, _)| value))
     }
 
-    /// Starts to write an object of at most `bytes`, if the disk has room for it.
+    /// Starts to write an object of at most `bytes` bytes, if the disk has room for it.
     ///
     /// # Errors
-    /// The disk has no room, or the file system failed.
+    /// The disk has no room, or a file system operation failed.
     pub async fn begin_within(&self, names: &[&str], bytes: u64) -> Result<Incoming, Error> {
         if !self.objects.has_room(bytes) {
             return Err(Error::Request(no_room()));

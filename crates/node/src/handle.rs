@@ -1,4 +1,4 @@
-//! Handle of one sandbox: its published record and its current use.
+//! The handle of one sandbox: its published record and its current use.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,15 +20,16 @@ use crate::secrets::Vault;
 
 /// Timeout for sending the time to live to a guest.
 pub(crate) const LIFE_WITHIN: Duration = Duration::from_secs(10);
-/// Extra time that a guest lives beyond its sandbox's time to live if the server pauses the sandbox at its
-/// timeout. A running server pauses it in time; a server that was down for longer finds the sandbox expired.
+/// Additional time for which a guest keeps running after the sandbox's time to live has passed, if the
+/// sandbox is then paused instead of stopped. A running server pauses the sandbox in time. A server that was
+/// down for longer finds the sandbox expired.
 pub(crate) const GUEST_MARGIN: Duration = Duration::from_secs(3600);
 
-/// Handle of one sandbox, shared by its driver and all other tasks.
+/// The handle of one sandbox, shared by its driver and all other tasks.
 pub(crate) struct Handle {
     id: SandboxId,
     record: watch::Sender<SandboxRecord>,
-    /// Present from the end of the start until the sandbox has ended.
+    /// Present from the time when startup finishes until the sandbox has ended.
     sandbox: Mutex<Option<Arc<Sandbox>>>,
     inbox: mpsc::Sender<DriverMessage>,
     /// Number of calls in progress.
@@ -39,25 +40,25 @@ pub(crate) struct Handle {
     saving: Mutex<()>,
     /// Held while the guest's time to live is changed, until the change is recorded.
     lifetime: tokio::sync::Mutex<()>,
-    /// Vault with the secrets that its policy may bind.
+    /// Vault with the secrets that the sandbox's policy may bind.
     vault: Arc<dyn Vault>,
-    /// Certificate of the authority that its programs trust, if one was installed.
+    /// Certificate of the authority that the sandbox's programs trust, if one was installed.
     trusted: Mutex<Option<String>>,
-    /// True if its guest has received the configuration of its interpreter.
+    /// True if the guest has received the configuration of the interpreter.
     prepared: AtomicBool,
-    /// True if its memory and disk are allocated. Relevant while it is starting.
+    /// True if the sandbox's memory and disk are allocated. Relevant only while the sandbox is starting.
     made: AtomicBool,
-    /// Span of the request that stops it.
+    /// Span of the request that stops the sandbox.
     asker: Mutex<Option<Span>>,
 }
 
-/// Last use of a sandbox, and the times at which its execs must be checked.
+/// The last use of a sandbox, and the times at which its execs must be checked.
 struct Uses {
     active: Instant,
     idle: Duration,
     /// Time at which the first exec with a deadline should have ended.
     due: Option<Instant>,
-    /// Time at which its execs must be checked in any case, because their deadlines are not known.
+    /// Time at which the execs must be checked in any case, because their deadlines are not known.
     look: Option<Instant>,
 }
 
@@ -86,17 +87,19 @@ impl Handle {
         &self.id
     }
 
-    /// Returns its journal record.
+    /// Returns the sandbox's journal record.
     pub fn record(&self) -> SandboxRecord {
         self.record.borrow().clone()
     }
 
-    /// Checks its ports without copying them: one request may check the ports of every sandbox.
+    /// Checks the sandbox's ports without copying them, because one request may check the ports of every
+    /// sandbox.
     pub fn has_ports(&self, is_right: impl Fn(&Ports) -> bool) -> bool {
         is_right(&self.record.borrow().ports)
     }
 
-    /// Locks the record for a change, from reading it to writing it. Used by [`crate::update`] only.
+    /// Locks the record for the duration of a change, from reading the record to writing it. Only
+    /// [`crate::update`] uses this lock.
     pub fn alone(&self) -> MutexGuard<'_, ()> {
         locked(&self.saving)
     }
@@ -114,18 +117,18 @@ impl Handle {
         self.record.borrow().expires_boot_ms
     }
 
-    /// Sends a message to its driver without waiting. A full inbox drops the message: a driver that is this
-    /// busy checks all limits afterwards.
+    /// Sends a message to the driver without waiting. If the inbox is full, the message is dropped: a driver
+    /// that is this busy checks all limits afterwards.
     pub fn tell(&self, message: DriverMessage) {
         let _ = self.inbox.try_send(message);
     }
 
-    /// Sends a message to its driver, and waits for space in the inbox.
+    /// Sends a message to the driver, and waits for space in the inbox.
     pub async fn insist(&self, message: DriverMessage) {
         let _ = self.inbox.send(message).await;
     }
 
-    /// Waits until its state satisfies `wanted`.
+    /// Waits until the sandbox's state satisfies `wanted`.
     pub async fn until(&self, wanted: impl Fn(SandboxState) -> bool) -> Shown {
         let mut watch = self.record.subscribe();
         match watch.wait_for(|record| wanted(record.sandbox.state)).await {
@@ -161,44 +164,46 @@ impl Handle {
         lock.await.map_err(|_| Error::Deadline { what, after: LIFE_WITHIN })
     }
 
-    /// Returns its remaining time to live.
+    /// Returns the sandbox's remaining time to live.
     pub fn left(&self) -> Duration {
         Duration::from_millis(self.expires_boot_ms().saturating_sub(host::clock::boot_ms()))
     }
 
-    /// Returns true if it is paused, being paused, or being resumed. Its guest does not respond then.
+    /// Returns true if the sandbox is paused, being paused, or being resumed. In these states, its guest may
+    /// not respond.
     pub fn is_paused(&self) -> bool {
         self.sandbox().is_some_and(|sandbox| sandbox.link().is_paused())
     }
 
-    /// Returns true if it was pre-warmed and is not claimed yet. Such a sandbox is invisible to clients.
+    /// Returns true if the sandbox was pre-warmed and has not been claimed yet. Such a sandbox is invisible
+    /// to clients.
     pub fn is_pooled(&self) -> bool {
         self.record.borrow().pooled
     }
 
-    /// Records the request that stops it, so that the stop appears in the trace of that request. Only the
-    /// first request counts.
+    /// Records the request that stops the sandbox, so that the stop appears in the trace of that request.
+    /// Only the first request counts.
     pub fn asked_by(&self, request: Span) {
         locked(&self.asker).get_or_insert(request);
     }
 
-    /// Takes the span of the request that stops it.
+    /// Takes the span of the request that stops the sandbox.
     pub fn take_asker(&self) -> Option<Span> {
         locked(&self.asker).take()
     }
 
-    /// Returns true if its memory and disk are allocated.
+    /// Returns true if the sandbox's memory and disk are allocated.
     pub fn is_made(&self) -> bool {
         self.made.load(Ordering::Acquire)
     }
 
-    /// Records that its memory and disk are allocated.
+    /// Records that the sandbox's memory and disk are allocated.
     pub fn now_made(&self) {
         self.made.store(true, Ordering::Release);
     }
 
-    /// Replaces the record and the values derived from it. Only two callers: [`crate::update`], and the pool
-    /// for a claimed sandbox, whose record is journalled together with its next phase.
+    /// Replaces the record and the values derived from it. There are only two callers: [`crate::update`], and
+    /// the pool for a claimed sandbox, whose record is journalled together with its next phase.
     pub fn replace(&self, record: SandboxRecord) {
         locked(&self.uses).idle = Duration::from_millis(record.sandbox.idle_ms);
         let policy = record.sandbox.policy.clone();
@@ -210,32 +215,32 @@ impl Handle {
         });
     }
 
-    /// Subscribes to its egress policy.
+    /// Subscribes to the sandbox's egress policy.
     pub fn policy(&self) -> watch::Receiver<Policy> {
         self.policy.subscribe()
     }
 
-    /// Returns the vault with the secrets that its policy may bind.
+    /// Returns the vault with the secrets that the sandbox's policy may bind.
     pub fn vault(&self) -> &Arc<dyn Vault> {
         &self.vault
     }
 
-    /// Returns true if its programs trust this authority.
+    /// Returns true if the sandbox's programs trust this authority.
     pub fn trusts(&self, certificate: &str) -> bool {
         locked(&self.trusted).as_deref() == Some(certificate)
     }
 
-    /// Records that its programs trust this authority.
+    /// Records that the sandbox's programs trust this authority.
     pub fn now_trusts(&self, certificate: &str) {
         *locked(&self.trusted) = Some(certificate.to_owned());
     }
 
-    /// Returns true if its guest has received the configuration of its interpreter.
+    /// Returns true if the guest has received the configuration of the interpreter.
     pub fn is_prepared(&self) -> bool {
         self.prepared.load(Ordering::Acquire)
     }
 
-    /// Records that its guest has received the configuration of its interpreter.
+    /// Records that the guest has received the configuration of the interpreter.
     pub fn now_prepared(&self) {
         self.prepared.store(true, Ordering::Release);
     }
@@ -243,19 +248,19 @@ impl Handle {
     /// Completes the spec of an exec with the variables and the directory from the policy and the template.
     pub fn dressed(&self, record: &SandboxRecord, spec: ExecSpec) -> ExecSpec {
         let policy = &record.sandbox.policy;
-        // Variables from the policy take precedence over those of the template.
+        // Variables from the policy take precedence over variables from the template.
         let spec = crate::secrets::pointed(policy, &self.id, spec);
         let spec = template::apply(&record.env, record.cwd.as_ref(), spec);
         guest_client::egress::pointed(policy, spec)
     }
 
-    /// Records a use at this time.
+    /// Records that the sandbox was used at this time.
     pub fn active(&self, then: Instant) {
         let mut uses = locked(&self.uses);
         uses.active = uses.active.max(then);
     }
 
-    /// Returns the time until it is idle, as far as the node knows.
+    /// Returns the time until the sandbox becomes idle, judging by the uses that have been recorded so far.
     pub fn idle_left(&self, now: Instant) -> Duration {
         let uses = locked(&self.uses);
         if self.calls.load(Ordering::Acquire) > 0 {
@@ -264,14 +269,14 @@ impl Handle {
         (uses.active + uses.idle).saturating_duration_since(now)
     }
 
-    /// Records that it was resumed. The deadlines of its execs must be read from its guest again, because
-    /// paused time does not count.
+    /// Records that the sandbox was resumed. The deadlines of its execs must be read from the guest again,
+    /// because paused time does not count.
     pub fn resumed(&self, then: Instant) {
         let mut uses = locked(&self.uses);
         (uses.active, uses.due, uses.look) = (then, None, Some(then));
     }
 
-    /// Returns the time of the next check of its execs for any reason other than idle time.
+    /// Returns the time at which the execs must next be checked for any reason other than idle time.
     pub fn next_look(&self) -> Option<Instant> {
         let uses = locked(&self.uses);
         uses.due.into_iter().chain(uses.look).min()
@@ -283,14 +288,14 @@ impl Handle {
         uses.due = uses.due.into_iter().chain([at]).min();
     }
 
-    /// Schedules a check of its execs.
+    /// Schedules a check of the sandbox's execs.
     pub fn look_at(&self, at: Instant) {
         locked(&self.uses).look = Some(at);
     }
 
-    /// Returns `None` if its execs need no check now, otherwise `Some(true)` if one of them should have
-    /// ended. Later deadlines are learned from the result of the check and from execs that are started
-    /// meanwhile.
+    /// Returns `None` if the execs need no check now. Otherwise, returns `Some(true)` if one of them should
+    /// have ended by now, and `Some(false)` if not. Later deadlines are learned from the result of the check,
+    /// and from execs that are started in the meantime.
     pub fn take_look(&self, now: Instant) -> Option<bool> {
         let idle = self.idle_left(now).is_zero();
         let mut uses = locked(&self.uses);
@@ -311,22 +316,22 @@ impl Handle {
         self.sandbox().map_or(0, |sandbox| sandbox.link().pauses())
     }
 
-    /// Returns true if it runs or is paused, so that a request can resume it.
+    /// Returns true if the sandbox is running or paused, so that a request can resume it.
     pub fn is_resumable(&self) -> bool {
         [SandboxState::Running, SandboxState::Paused].contains(&self.state())
     }
 
-    /// Returns true if it is paused at its timeout instead of stopped.
+    /// Returns true if a timeout pauses the sandbox instead of stopping it.
     pub fn pauses_on_timeout(&self) -> bool {
         self.record().sandbox.on_timeout == OnTimeout::Pause
     }
 
-    /// Returns the time to live for its guest, if `ttl` is that of the sandbox.
+    /// Returns the guest's time to live for a sandbox whose time to live is `ttl`.
     pub fn guest_ttl(&self, ttl: Duration) -> Duration {
         if self.pauses_on_timeout() { ttl.saturating_add(GUEST_MARGIN) } else { ttl }
     }
 
-    /// Installs the certificate of the project's authority in the sandbox, unless it is installed already.
+    /// Installs the certificate of the project's authority in the sandbox, unless it is already installed.
     pub(crate) async fn trust(&self, sandbox: &Sandbox) -> Result<(), Error> {
         let authority = self.vault().authority(&self.shown().project).await.map_err(Error::Request)?;
         let certificate = authority.certificate();
@@ -338,10 +343,10 @@ impl Handle {
         Ok(())
     }
 
-    /// Counts a use of the sandbox, which is not idle meanwhile. Returns the sandbox.
+    /// Counts a use of the sandbox, and returns the sandbox. The sandbox is not idle until the use ends.
     ///
     /// # Errors
-    /// The sandbox does not run, or is paused.
+    /// The sandbox is not running, or is paused.
     pub fn begin_use(&self) -> Result<Arc<Sandbox>, Error> {
         let sandbox = self.sandbox().filter(|_| self.state() == SandboxState::Running);
         let Some(sandbox) = sandbox else { return Err(not_running(&self.shown())) };
@@ -359,7 +364,7 @@ impl Handle {
     }
 }
 
-/// Returns the error for a call to a sandbox that does not run.
+/// Returns the error for a call to a sandbox that is not running.
 pub fn not_running(shown: &Shown) -> Error {
     let (code, ran, retry, fix) = match shown.state {
         SandboxState::Starting => {

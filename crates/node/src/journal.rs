@@ -9,8 +9,8 @@
 //! <data>/node/<id>.damaged   an unreadable record, kept for the operator
 //! ```
 //!
-//! If a record cannot be read, its copy is used. If the copy cannot be read either, the record is kept aside
-//! and a sandbox that runs is left alone: a damaged file must not end a user's work (L-13).
+//! If a record cannot be read, its copy is used. If the copy cannot be read either, the record is set aside,
+//! and its sandbox is left alone if it is running: a damaged file must not end a user's work (attack L-13).
 //!
 //! A record is replaced atomically. If the disk is too full for that, the record is overwritten in place: it
 //! was created with spare space, so that the end of a sandbox can always be recorded.
@@ -37,11 +37,11 @@ use crate::token::{self, Token};
 
 /// Minimum spare space in a record: enough to add a reason and the text of an error.
 const SPARE_BYTES: usize = 2048;
-/// Time to wait for the lock. A child that a server forked just before it was killed holds the lock until the
-/// child executes the runtime.
+/// Maximum time to wait for the lock. A child that a server forked just before it was killed holds the lock
+/// until the child executes the runtime.
 const LOCK_WITHIN: Duration = Duration::from_secs(2);
 const LOCK_EVERY: Duration = Duration::from_millis(20);
-/// Time for which a damaged record is kept after its sandbox is gone: one week for the operator to inspect
+/// How long a damaged record is kept after its sandbox is gone: one week, so that the operator can inspect
 /// it.
 const ASIDE_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Suffixes of records, of their copies, and of damaged records.
@@ -51,21 +51,21 @@ const ASIDE: &str = "damaged";
 /// Block size of the file system. The size of a record is a multiple of it.
 const BLOCK_BYTES: usize = 4096;
 
-/// Journal entry of one sandbox.
+/// The journal entry of one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxRecord {
     /// The sandbox as clients see it.
     pub sandbox: Sandbox,
-    /// Name of the runtime that the sandbox runs on.
+    /// Name of the runtime on which the sandbox runs.
     pub runtime: String,
-    /// Keys of its layers, which are in use as long as this record exists.
+    /// Keys of the sandbox's layers, which are in use as long as this record exists.
     pub layers: Vec<String>,
-    /// Variables of the template, as of the sandbox's creation.
+    /// Environment variables of the template at the time of the sandbox's creation.
     pub env: BTreeMap<String, String>,
-    /// Working directory of the template, as of the sandbox's creation.
+    /// Working directory of the template at the time of the sandbox's creation.
     pub cwd: Option<String>,
-    /// Modules that the template's interpreter imports at its start, as of the sandbox's creation. Empty in
-    /// records of releases without an interpreter.
+    /// Modules that the template's interpreter imports when it starts, at the time of the sandbox's creation.
+    /// Empty in records from releases without an interpreter.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub imports: Vec<String>,
     /// Posture that decides how much of its root file system the sandbox may change.
@@ -74,32 +74,32 @@ pub struct SandboxRecord {
     /// True if root of the sandbox's own user namespace may run commands.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rooted: bool,
-    /// True if the sandbox was pre-warmed and is not claimed yet.
+    /// True if the sandbox was pre-warmed and has not been claimed yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pooled: bool,
-    /// Requests that resume the sandbox while it is paused.
+    /// Settings for the requests that resume the sandbox while it is paused.
     #[serde(default)]
     pub auto_resume: AutoResume,
-    /// Boot id of the machine at the sandbox's creation.
+    /// Boot ID of the machine at the time of the sandbox's creation.
     pub boot: String,
-    /// End of its time to live, in milliseconds since that boot.
+    /// End of the sandbox's time to live, in milliseconds since that boot.
     pub expires_boot_ms: u64,
-    /// Policy that the sandbox was created with. Missing in records of earlier releases, which counts as a
-    /// policy that denies everything.
+    /// Policy with which the sandbox was created. A missing policy, as in records from earlier releases,
+    /// denies everything.
     #[serde(default)]
     pub first_policy: Policy,
-    /// Access to its ports. Records of releases without ports have no tokens.
+    /// Access to the sandbox's ports. Records from releases without ports have no tokens.
     #[serde(default)]
     pub ports: Ports,
 }
 
-/// Requests that resume a paused sandbox, in addition to explicit resume requests.
+/// Settings for the requests that resume a paused sandbox, in addition to explicit resume requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AutoResume {
-    /// True if requests through the E2B API and to ports resume it. Requests through the native API always
-    /// do.
+    /// True if requests to ports and requests through the E2B API resume the sandbox. Requests through the
+    /// native API always resume it.
     pub enabled: bool,
-    /// Minimum time to live after such a request has resumed the sandbox.
+    /// Minimum time to live in milliseconds after such a request has resumed the sandbox.
     pub ttl_min_ms: u64,
 }
 
@@ -114,10 +114,10 @@ impl Default for AutoResume {
 pub struct Ports {
     /// Token that opens all ports.
     pub token: Token<token::AllPorts>,
-    /// Token that opens the agent to which E2B's SDKs connect. Missing in records of earlier releases.
+    /// Token that opens the agent to which E2B's SDKs connect. Missing in records from earlier releases.
     #[serde(default)]
     pub agent: Token<token::Agent>,
-    /// Token that E2B's SDKs send to ports and contexts. Missing in records of earlier releases.
+    /// Token that E2B's SDKs send to ports and contexts. Missing in records from earlier releases.
     #[serde(default)]
     pub traffic: Token<token::Traffic>,
     /// Public ports, which need no token.
@@ -150,7 +150,7 @@ impl Ports {
     /// Makes a port public or private.
     ///
     /// # Errors
-    /// The sandbox has [`PUBLIC_MAX`] public ports already.
+    /// The sandbox already has [`PUBLIC_MAX`] public ports.
     pub(crate) fn publish(&mut self, port: u16, public: bool) -> Result<(), Error> {
         if !public {
             self.public.remove(&port);
@@ -162,18 +162,18 @@ impl Ports {
         Ok(())
     }
 
-    /// Returns fresh tokens and no public ports.
+    /// Creates access settings with fresh tokens and no public ports.
     ///
     /// # Errors
-    /// The kernel has no random bytes.
+    /// The kernel's random number generator is unavailable.
     pub fn fresh() -> Result<Self, Error> {
         Self::default().with_all_tokens()
     }
 
-    /// Adds a fresh token in place of each missing one.
+    /// Creates a fresh token for each missing token.
     ///
     /// # Errors
-    /// The kernel has no random bytes.
+    /// The kernel's random number generator is unavailable.
     pub fn with_all_tokens(mut self) -> Result<Self, Error> {
         if self.token.is_empty() {
             self.token = Token::fresh()?;
@@ -201,7 +201,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal and locks it. Only one server may write it.
+    /// Opens the journal and locks it. Only one server may write to it.
     ///
     /// # Errors
     /// Another server holds the lock, or the directory cannot be written.
@@ -241,8 +241,8 @@ impl Journal {
         }
     }
 
-    /// Returns all readable records, including those restored from their copies. Unreadable records are set
-    /// aside.
+    /// Returns all readable records, including records that were restored from their copies. Unreadable
+    /// records are set aside.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -289,7 +289,7 @@ impl Journal {
     /// sandboxes.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub fn tidy(&self, is_there: impl Fn(&SandboxId) -> bool) -> Result<(), Error> {
         for id in named(&self.directory, ASIDE)? {
             let path = self.named(&id, ASIDE);
@@ -304,8 +304,8 @@ impl Journal {
     /// Writes a record and its copy. Each file is replaced atomically.
     ///
     /// # Errors
-    /// Returns the error of the file system. The previous record is then unchanged, unless an overwrite in
-    /// place failed.
+    /// A file system operation failed. The previous record is then unchanged, unless an in-place overwrite
+    /// failed.
     pub fn save(&self, record: &SandboxRecord) -> Result<(), Error> {
         let id = &record.sandbox.id;
         let path = self.path(id);
@@ -334,7 +334,7 @@ impl Journal {
     /// Removes all files of a sandbox except a damaged record. Succeeds if there are none.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub fn remove(&self, id: &SandboxId) -> Result<(), Error> {
         for path in [self.packages_path(id), self.named(id, COPY), self.path(id)] {
             match fs::remove_file(&path) {
@@ -365,7 +365,7 @@ fn too_many_public() -> Error {
     })
 }
 
-/// Returns the sandboxes in the journal of a data directory, even while no server runs.
+/// Returns the sandboxes in the journal of a data directory, even while no server is running.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -382,7 +382,7 @@ pub fn in_use(data: &Path) -> Result<InUse, Error> {
     Ok(InUse { sandboxes: kept(data)?, layers: layers_in_use(data)? })
 }
 
-/// Returns the layers of these sandboxes, or `None` if a record cannot be parsed.
+/// Returns the layers of all recorded sandboxes, or `None` if a record is lost or cannot be parsed.
 fn layers_in_use(data: &Path) -> Result<Option<Vec<String>>, Error> {
     #[derive(Deserialize)]
     struct Layers {
@@ -481,7 +481,7 @@ mod tests {
 
     #[test]
     fn a_record_that_cannot_be_read_is_read_from_its_copy_and_else_set_aside() {
-        // L-13
+        // Covers attack L-13.
         let data = tempfile::tempdir().unwrap();
         let journal = Journal::open(data.path()).unwrap();
         let at = |name: &str| data.path().join("node").join(name);
@@ -536,7 +536,7 @@ mod tests {
 
     #[test]
     fn a_data_directory_has_one_server() {
-        // L-06
+        // Covers attack L-06.
         let data = tempfile::tempdir().unwrap();
         let first = Journal::open(data.path()).unwrap();
         let second = Journal::open(data.path()).unwrap_err().to_api();

@@ -1,5 +1,5 @@
-//! The node: the sandboxes of one machine, the channels to their guests, and the templates that they are
-//! created from.
+//! The node: the sandboxes of one machine, the channels to their guests, and the templates from which they
+//! are created.
 //!
 //! | module | holds |
 //! |---|---|
@@ -11,14 +11,14 @@
 //! | [`pool`] | pre-warmed sandboxes, which are ready before they are requested |
 //! | [`artifacts`] | files of a run that are kept after its sandbox has ended |
 //! | [`Call`] | one use of a sandbox by a caller |
-//! | `handle` | the view of one sandbox for all tasks but its driver |
+//! | `handle` | the handle of one sandbox, shared by its driver and all other tasks |
 //! | `message` | messages to a driver |
 //! | [`plan`] | the template, limits and runtime that an order resolves to on this machine |
 //! | [`ready`] | the `start` and `ready` commands of a template |
 //! | [`lifecycle`] | the life of one sandbox, as a pure function |
 //! | [`journal`] | the records of sandboxes, written before anything is created |
 //! | `turns` | the scheduling of starts and launches |
-//! | `orphan` | removal of what dead processes left on this machine |
+//! | `orphan` | removal of sandboxes and layers that dead processes left on this machine |
 //! | [`egress`] | decisions about outgoing connections of sandboxes |
 //! | [`secrets`] | placeholders of secrets, and access to the vault |
 //! | [`folder`] | the stored files of a session |
@@ -28,8 +28,8 @@
 //! The crates below do the work on one sandbox: `host` (this machine), `guest_client` (the channel) and
 //! `template`. Types from these crates that appear in public signatures are re-exported here.
 //!
-//! Invariants: every byte from a guest is untrusted; every wait has a deadline; an exec is reported as
-//! successful only if its guest reported it so.
+//! Invariants: every byte from a guest is untrusted. Every wait has a deadline. An exec is reported as
+//! successful only if its guest reported it as successful.
 
 #![forbid(unsafe_code)]
 

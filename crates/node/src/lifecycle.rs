@@ -1,22 +1,24 @@
-//! The life of a sandbox as a pure function: [`next`] maps a phase and an event to the next phase and the effect to execute.
+//! The life of a sandbox as a pure function. [`next`] maps a phase and an event to the next phase and the
+//! effect to execute.
 //!
 //! ```text
 //! Starting ──Started──▶ Running ──Requested──▶ Settling ──Settled──▶ Stopping ──Removed──▶ Ended
 //!     │                    └──────Exited───────────────────────────────▲ ▲  └─NotRemoved─┘ (retried)
 //!     ├──StartFailed─────────────────────────────────────────────────────┘
-//!     └──Requested: recorded, and applied when the start is over
+//!     └──Requested: recorded, and applied when startup finishes
 //!
 //! Running ──PauseRequested──▶ Pausing ──Paused──▶ Paused ──ResumeRequested──▶ Resuming ──Resumed──▶ Running
 //!    ▲                           │                 ▲ │ └──Requested, Exited──▶ Stopping      │
 //!    └────────NotPaused──────────┘                 │ └─────────────◀───────NotResumed────────┘
 //! ```
 //!
-//! If a pause requested by a timeout fails, the sandbox is stopped, because its time is over. A paused
+//! If a pause that a timeout requested fails, the sandbox is stopped, because its time is over. A paused
 //! sandbox is stopped without settling, because nothing can be read from it. Neither a pause nor a resume is
 //! interrupted halfway: both have deadlines.
 //!
-//! A start is never torn down halfway: it takes milliseconds and has its own deadline. The first reason for an end is final; later
-//! events do not change it. The driver executes exactly the effects that `next` returns, so the properties tested here hold for it.
+//! Startup is never torn down halfway: it takes milliseconds and has its own deadline. The first reason for
+//! ending a sandbox is final; later events do not change it. The driver executes exactly the effects that
+//! `next` returns, so the properties tested here hold for the driver.
 
 use api::sandbox::{EndReason, Sandbox, SandboxState};
 
@@ -25,10 +27,10 @@ use api::sandbox::{EndReason, Sandbox, SandboxState};
 pub enum Phase {
     /// The sandbox is being created.
     Starting {
-        /// Reason to stop the sandbox as soon as the start is over.
+        /// Reason to stop the sandbox as soon as startup finishes.
         requested: Option<EndReason>,
     },
-    /// The sandbox runs.
+    /// The sandbox is running.
     Running,
     /// The sandbox is being paused. Clients see it as running until it is paused.
     Pausing {
@@ -37,13 +39,13 @@ pub enum Phase {
     },
     /// The sandbox is paused.
     Paused,
-    /// The sandbox is being resumed. Clients see it as paused until it runs.
+    /// The sandbox is being resumed. Clients see it as paused until it is running again.
     Resuming,
     /// Results of the sandbox are being collected before it is stopped. Clients still see it as running.
     Settling(EndReason),
     /// The sandbox is being removed.
     Stopping(EndReason),
-    /// The sandbox is removed.
+    /// The sandbox has been removed.
     Ended(EndReason),
 }
 
@@ -56,24 +58,24 @@ pub enum Event {
     StartFailed,
     /// A request or a limit ends the sandbox.
     Requested(EndReason),
-    /// A request pauses the sandbox, or a limit does.
+    /// A request or a limit pauses the sandbox.
     PauseRequested {
         /// Reason to stop the sandbox if it cannot be paused.
         otherwise: Option<EndReason>,
     },
     /// The sandbox is paused, and the pause is journalled.
     Paused,
-    /// The sandbox could not be paused and still runs.
+    /// The sandbox could not be paused and is still running.
     NotPaused,
     /// A request resumes the sandbox.
     ResumeRequested,
-    /// The sandbox runs again, and this is journalled.
+    /// The sandbox is running again, and the resume is journalled.
     Resumed,
     /// The sandbox could not be resumed and is still paused.
     NotResumed,
     /// Process 1 of the sandbox exited.
     Exited(EndReason),
-    /// The results of the sandbox are collected.
+    /// The results of the sandbox have been collected.
     Settled,
     /// The sandbox was removed completely.
     Removed,
@@ -81,22 +83,22 @@ pub enum Event {
     NotRemoved,
 }
 
-/// An effect that the driver executes. Each effect ends with the next event, except `Finish`.
+/// An effect that the driver executes. Each effect except `Finish` ends with the next event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Wait for the end of the start, or for a request to stop.
+    /// Wait until startup finishes, or for a request to stop the sandbox.
     AwaitStart,
-    /// Notify the start that its result is no longer needed, then wait for its end.
+    /// Notify the startup task that its result is no longer needed, then wait until startup finishes.
     AbandonStart,
-    /// Wait for the end of process 1, for a request to stop or to pause, or for a limit.
+    /// Wait until process 1 exits, a request to stop or pause arrives, or a limit is reached.
     Watch,
     /// Pause the sandbox.
     Pause,
-    /// Wait for a request to resume or to stop, for the end of process 1, or for the end of the longest pause.
+    /// Wait until a request to resume or stop arrives, process 1 exits, or the maximum pause time has passed.
     AwaitResume,
     /// Resume the sandbox.
     Resume,
-    /// Collect results that are only available while the sandbox runs.
+    /// Collect results that are available only while the sandbox is running.
     Settle,
     /// Remove the sandbox.
     TearDown,
@@ -106,8 +108,8 @@ pub enum Effect {
     Finish,
 }
 
-/// Returns the phase after an event, and the effect to execute next. An event that does not apply to the phase changes nothing; the
-/// effect of the phase continues.
+/// Returns the phase after an event, and the effect to execute next. An event that does not apply to the
+/// phase changes nothing, and the effect of the phase continues.
 pub fn next(phase: Phase, event: Event) -> (Phase, Effect) {
     use Event as E;
     use Phase as P;
@@ -135,7 +137,7 @@ pub fn next(phase: Phase, event: Event) -> (Phase, Effect) {
     }
 }
 
-/// The effect that a phase continues with after an event that does not apply to it.
+/// Returns the effect with which a phase continues after an event that does not apply to it.
 fn effect(phase: Phase) -> Effect {
     match phase {
         Phase::Starting { .. } => Effect::AwaitStart,
@@ -161,7 +163,7 @@ impl Phase {
         }
     }
 
-    /// Returns the reason for the end that clients see.
+    /// Returns the end reason that clients see, if there is one.
     pub fn reason(self) -> Option<EndReason> {
         match self {
             Self::Starting { .. }
@@ -174,7 +176,7 @@ impl Phase {
         }
     }
 
-    /// Writes the phase to the record of a sandbox that enters it at this time.
+    /// Writes the phase to the record of a sandbox that enters the phase at `now_ms`.
     pub fn mark(self, sandbox: &mut Sandbox, now_ms: u64) {
         sandbox.state = self.state();
         sandbox.reason = self.reason();
@@ -230,7 +232,7 @@ mod tests {
         }
     }
 
-    /// The events with which an effect can end, as the driver executes it.
+    /// Returns the events with which an effect can end when the driver executes it.
     fn results(effect: Effect, reason: EndReason) -> Vec<Event> {
         match effect {
             Effect::AwaitStart | Effect::AbandonStart => {
@@ -271,7 +273,8 @@ mod tests {
             }
         }
 
-        /// Each effect fits the phase after it: a sandbox is removed only while it stops, and watched only while it runs.
+        /// Each effect fits the phase after it: a sandbox is removed only while it is stopping, and watched
+        /// only while it is running.
         #[test]
         fn an_effect_fits_its_phase(story in prop::collection::vec(events(), 1..40)) {
             let mut phase = START;
@@ -289,7 +292,8 @@ mod tests {
             }
         }
 
-        /// A driver that executes the effects reaches the end after a request to stop, whatever the results of the effects are.
+        /// After a request to stop, a driver that executes the effects reaches the end, whatever results the
+        /// effects have.
         #[test]
         fn a_sandbox_that_is_requested_to_stop_ends(
             choices in prop::collection::vec(0_usize..4, 0..30),
@@ -300,14 +304,16 @@ mod tests {
             loop {
                 let results = results(effect, reason);
                 let Some(last) = results.len().checked_sub(1) else { break };
-                // Once the choices are used up, starts and removals succeed, and a running sandbox is requested to stop.
+                // Once the choices are used up, starts and removals succeed, and a running sandbox is asked
+                // to stop.
                 let event = results[choices.next().unwrap_or(0).min(last)];
                 (phase, effect) = next(phase, event);
             }
             prop_assert!(matches!(phase, Phase::Ended(_)), "{phase:?}");
         }
 
-        /// A sandbox is paused only by a pause that succeeded, and a timeout whose pause failed ends it.
+        /// A sandbox is paused only by a pause that succeeded, and a timeout whose pause failed ends the
+        /// sandbox.
         #[test]
         fn clients_see_a_pause_only_after_it_succeeded(story in prop::collection::vec(events(), 1..60)) {
             let mut phase = START;

@@ -14,17 +14,18 @@ pub(crate) enum DriverMessage {
     Pause(PauseReply),
     /// Resume the sandbox.
     Resume(ResumeRequest),
-    /// The idle time has changed, or an exec with a deadline was started: recalculate the next wake-up.
+    /// The idle time has changed, or an exec with a deadline was started: the next wake-up must be
+    /// recalculated.
     Look,
 }
 
-/// Reply to a pause or resume request: true if this request changed the state, false if the state was already
-/// the requested one.
+/// Reply to a pause or resume request: true if this request changed the state, false if the sandbox was
+/// already in the requested state.
 pub(crate) type PauseReply = oneshot::Sender<Result<bool, Error>>;
 
 /// A request to resume a sandbox.
 pub(crate) struct ResumeRequest {
-    /// New time to live; `None` keeps that of the sandbox.
+    /// The new time to live. `None` keeps the sandbox's configured time to live.
     pub ttl: Option<Duration>,
     pub reply: PauseReply,
 }

@@ -1,4 +1,4 @@
-//! The node as seen by control: all operations on the sandboxes of this machine.
+//! The node as the control plane sees it: all operations on the sandboxes of this machine.
 
 mod artifacts;
 mod create;
@@ -43,7 +43,7 @@ pub struct Node {
 
 impl Node {
     /// Opens the node: takes over the sandboxes that an earlier server left running, and removes incomplete
-    /// ones.
+    /// sandboxes.
     ///
     /// # Errors
     /// Another server is using the data directory, or stored state cannot be read.
@@ -67,12 +67,12 @@ impl Node {
         self.handle(id).map(|handle| handle.shown())
     }
 
-    /// Returns the name of the backend that a sandbox runs on.
+    /// Returns the name of the backend on which a sandbox runs.
     pub fn runtime_of(&self, id: &api::SandboxId) -> Option<String> {
         self.known(id).ok().map(|handle| handle.record().runtime)
     }
 
-    /// Lists all sandboxes: live ones, and ended ones until they are forgotten.
+    /// Lists all sandboxes, including ended sandboxes until they are forgotten.
     pub fn list(&self) -> Vec<Shown> {
         let handles = self.shared.handles();
         handles.values().filter(|handle| !handle.is_pooled()).map(|handle| handle.shown()).collect()
@@ -93,10 +93,10 @@ impl Node {
         Some(handle.until(SandboxState::is_terminal).await)
     }
 
-    /// Forgets a sandbox that has ended. Control calls this after it has recorded the end.
+    /// Forgets a sandbox that has ended. The control plane calls this method after it has recorded the end.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub fn forget(&self, id: &SandboxId) -> Result<(), Error> {
         let Some(handle) = self.handle(id).filter(|handle| handle.state().is_terminal()) else {
             return Ok(());
@@ -106,10 +106,11 @@ impl Node {
         Ok(())
     }
 
-    /// Returns the resource usage of a sandbox. This is not a call: the sandbox can still become idle.
+    /// Returns the resource usage of a sandbox. This does not count as a call, so the sandbox can still
+    /// become idle.
     ///
     /// # Errors
-    /// The sandbox is unknown or does not run.
+    /// The sandbox is unknown or is not running.
     pub async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
         let handle = self.known(id)?;
         let Some(sandbox) = handle.sandbox() else { return Call::begin(&handle).map(|_| Usage::default()) };
@@ -132,7 +133,7 @@ impl Node {
         self.shared.events()
     }
 
-    /// Starts or ends the drain, in which new sandboxes are refused.
+    /// Starts or ends draining. While the node is draining, new sandboxes are refused.
     pub fn drain(&self, draining: bool) {
         self.shared.draining.store(draining, Ordering::Release);
     }
@@ -156,11 +157,11 @@ impl Node {
     /// for every sandbox, only checks that the backend responds.
     ///
     /// # Errors
-    /// Returns the first error.
+    /// The backend does not respond, or the sandbox could not be started, checked or stopped.
     pub async fn probe(&self) -> Result<(), Error> {
         let runtime = self.shared.choice.at_least(runtime::Tier::Container)?;
         if runtime.properties().takes_images && !runtime.has_image(runtime::engine::EMPTY).await? {
-            // The backend has responded, and it can start nothing without a template.
+            // The backend has responded, and it cannot start a sandbox without a template.
             return Ok(());
         }
         let layers = match runtime.properties().takes_images {
@@ -192,7 +193,7 @@ impl Node {
     /// Removes unused layers, expired artifacts, and other stored data that is no longer referenced.
     ///
     /// # Errors
-    /// Returns the first error.
+    /// Stored data could not be read or removed. The cleanup stops at the first error.
     pub async fn tidy(&self) -> Result<(), Error> {
         let sandboxes = self.shared.data.join("sandboxes");
         self.shared.journal.tidy(|id| sandboxes.join(id.as_str()).exists())?;
@@ -211,7 +212,7 @@ impl Node {
             .map_err(|source| Error::System { act: "remove layers".into(), source: source.into() })?
     }
 
-    /// Returns the handle of a sandbox that belongs to a project.
+    /// Returns the handle of a sandbox, unless it is pre-warmed and unclaimed.
     fn handle(&self, id: &SandboxId) -> Option<Arc<Handle>> {
         self.shared.handles().get(id).filter(|handle| !handle.is_pooled()).cloned()
     }

@@ -1,5 +1,5 @@
-//! The spec of a sandbox for its runtime, and the choice of that runtime: the one in its record, or the next
-//! if that one cannot start it.
+//! The spec with which a runtime starts a sandbox, and the choice of this runtime: the runtime in the
+//! sandbox's record, or another runtime if that one cannot start the sandbox.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::handle::Handle;
 use crate::shared::NodeState;
 
 impl NodeState {
-    /// Returns the spec of a sandbox and the runtime that starts it.
+    /// Returns the spec of a sandbox, and the runtime that starts the sandbox.
     pub fn order(&self, handle: &Handle) -> Result<(Spec, Arc<dyn Runtime>), Error> {
         let record = handle.record();
         let (layers, image) = template::root(&self.data, &record.layers);

@@ -1,5 +1,5 @@
 //! Resolves an order on this machine: its template, limits, policy and runtime, and the kind of pre-warmed
-//! sandboxes that fit it.
+//! sandboxes that fits the order.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use template::Template;
 use crate::journal::{AutoResume, SandboxRecord};
 use crate::ready::Readiness;
 
-/// Time to live of an unclaimed pre-warmed sandbox. Its guest enforces it as well.
+/// Time to live of an unclaimed pre-warmed sandbox. The guest enforces it as well.
 pub(crate) const READY_MS: u64 = 3_600_000;
 
 /// A request for a sandbox, with the project and its permissions.
 #[derive(Clone, Debug)]
 pub struct Order {
-    /// Project that the sandbox will belong to.
+    /// Project to which the sandbox will belong.
     pub project: String,
     /// The request.
     pub request: CreateSandbox,
@@ -27,7 +27,7 @@ pub struct Order {
     pub may_open: bool,
     /// True if the project may run commands as root in a workstation.
     pub may_root: bool,
-    /// Requests that resume the sandbox while it is paused.
+    /// Settings for the requests that resume the sandbox while it is paused.
     pub auto_resume: AutoResume,
 }
 
@@ -45,9 +45,9 @@ pub(crate) struct PoolKind {
     pub runtime: String,
     pub tier: Tier,
     pub template: String,
-    /// Limits of the sandbox, with the time to live of an unclaimed one.
+    /// Limits of the sandbox. The time to live is that of an unclaimed sandbox.
     pub limits: Limits,
-    /// True if root may run commands in it.
+    /// True if root may run commands in the sandbox.
     pub rooted: bool,
 }
 
@@ -63,15 +63,15 @@ impl Plan {
     }
 
     /// Returns true if a pre-warmed sandbox was created from the same template. A template can be rebuilt
-    /// under the same name.
+    /// under the same name, so its name is not enough.
     pub(crate) fn is_of(&self, record: &SandboxRecord) -> bool {
         let Template { layers, env, cwd, imports, posture, .. } = &self.template;
         (&record.layers, &record.env, &record.cwd, &record.imports, &record.posture, &record.rooted)
             == (layers, env, cwd, imports, posture, &self.rooted)
     }
 
-    /// Returns the kind of pre-warmed sandboxes that fit the order, or `None` if the backend does not support
-    /// pre-warming.
+    /// Returns the kind of pre-warmed sandboxes that fits the order, or `None` if the backend does not
+    /// support pre-warming.
     pub(crate) fn kind(&self, order: &Order) -> Option<PoolKind> {
         self.runtime.properties().prewarms.then(|| PoolKind {
             runtime: self.runtime.name().to_owned(),

@@ -5,12 +5,12 @@
 //!   └──────────────┴──────────────────┴─ failed, dead, too old or surplus: removed, never visible to clients
 //! ```
 //!
-//! A pre-warmed sandbox is a start that is held halfway. Its record is marked `starting` and `pooled`; it
-//! belongs to no project, no client sees it, and no user code has run in it. A claim passes an order to the
-//! start, which then continues. A claim is therefore atomic for the same reason that a start is: one write
-//! records the sandbox as running and owned, and the next server removes all sandboxes that a killed server
-//! left in the state `starting`. A sandbox is claimed at most once, by one project, and never returns to the
-//! pool after use.
+//! A pre-warmed sandbox is a sandbox whose startup is suspended halfway. Its record is marked `starting` and
+//! `pooled`; it belongs to no project, no client sees it, and no user code has run in it. A claim passes an
+//! order to the suspended startup, which then continues. A claim is therefore atomic for the same reason as
+//! every startup: one write records the sandbox as running and owned, and the next server removes all
+//! sandboxes that a killed server left in the state `starting`. A sandbox is claimed at most once, by one
+//! project, and never returns to the pool after use.
 
 mod claim;
 pub(crate) mod deal;
@@ -37,16 +37,16 @@ pub use claim::Claim;
 use demand::Demand;
 use forget::{EvictionCandidate, KINDS_MAX, forgotten};
 
-/// Maximum number of sandboxes being pre-warmed: the number of cores of a small machine. Requested sandboxes
-/// have priority.
+/// Maximum number of sandboxes that are pre-warmed at the same time: the number of cores of a small machine.
+/// Requested sandboxes have priority.
 const MAKING_AT_ONCE: usize = 2;
-/// Maximum number of pre-warmed sandboxes of one kind, whatever the demand.
+/// Maximum number of pre-warmed sandboxes of one kind, regardless of demand.
 const OF_A_KIND_MAX: u32 = 256;
 /// Delay after a failed attempt to pre-warm a sandbox of a kind.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
-/// Assumed memory use of a pre-warmed sandbox until one was measured.
+/// Assumed memory use in bytes of a pre-warmed sandbox until one has been measured.
 pub(crate) const UNKNOWN_BYTES: u64 = 64 << 20;
-/// Minimum memory use to assume, whatever was measured.
+/// Minimum memory use in bytes to assume, whatever was measured.
 const LEAST_BYTES: u64 = 1 << 20;
 
 /// All shelves, and the limits of the pool.
@@ -63,7 +63,7 @@ pub(crate) struct Pool {
 pub(crate) struct Shelves {
     pub of: HashMap<PoolKind, Shelf>,
     pub last_claim: Option<Instant>,
-    /// Time since which pre-warming has waited for a moment without claims.
+    /// Time at which pre-warming began to wait for a moment without claims.
     pub waiting: Option<Instant>,
     /// True if the pool accepts no more sandboxes, because the server is shutting down.
     pub closed: bool,
@@ -74,11 +74,11 @@ pub(crate) struct Shelf {
     pub ready: VecDeque<Ready>,
     pub making: u32,
     pub demand: Demand,
-    /// Project that requested this kind first.
+    /// Project that was the first to request this kind.
     pub project: String,
     /// True if the operator configured the template to be always pre-warmed.
     pub always: bool,
-    /// Memory use of the sandbox that was pre-warmed last.
+    /// Memory use in bytes of the sandbox that was pre-warmed last.
     pub each_bytes: u64,
     pub not_before: Option<Instant>,
     pub warm: u64,
@@ -91,7 +91,7 @@ pub(crate) struct Ready {
     /// Announces a claim before its order arrives. Only the last value counts.
     pub near: watch::Sender<Option<Near>>,
     pub claims: oneshot::Sender<Claimed>,
-    /// End of its unclaimed life, which its guest enforces.
+    /// Time at which the sandbox ends if it is not claimed. The guest enforces it.
     pub until: Instant,
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct Near {
     pub request: Span,
 }
 
-/// The order that lets a held start continue.
+/// The order with which a suspended startup continues.
 pub(crate) struct Claimed {
     /// New record of the sandbox, with its project.
     pub record: SandboxRecord,
@@ -114,7 +114,7 @@ pub(crate) struct Claimed {
     pub taken: oneshot::Sender<()>,
 }
 
-/// A sandbox that is being pre-warmed, until this is dropped.
+/// Marks a sandbox as being pre-warmed, until this value is dropped.
 pub(crate) struct Making {
     pub(crate) pool: Arc<Pool>,
     pub(crate) kind: PoolKind,
@@ -180,8 +180,8 @@ impl Pool {
         all
     }
 
-    /// Puts a sandbox onto its shelf. Drops it if the pool is closed or the kind was forgotten, which removes
-    /// the sandbox.
+    /// Puts a sandbox onto its shelf. If the pool is closed or the kind was forgotten, drops the sandbox,
+    /// which removes it.
     pub(crate) fn put(&self, kind: &PoolKind, each_bytes: u64, ready: Ready) {
         let mut shelves = self.shelves();
         let closed = shelves.closed;
@@ -191,21 +191,21 @@ impl Pool {
         }
     }
 
-    /// Returns the notification of changes to the pool.
+    /// Returns the notification that signals changes to the pool.
     pub fn changed(&self) -> Arc<Notify> {
         Arc::clone(&self.changed)
     }
 
-    /// Empties all shelves. Returns the sandboxes, which are then removed.
+    /// Empties all shelves, and returns their sandboxes, which are then removed.
     pub(crate) fn clear(&self) -> Vec<Arc<Handle>> {
         let mut shelves = self.shelves();
         let all = shelves.of.values_mut().flat_map(|shelf| shelf.ready.drain(..));
-        // Dropping the claim channels ends the held starts.
+        // Dropping the claim channels ends the suspended startups.
         all.map(|ready| ready.handle).collect()
     }
 
-    /// Takes a pre-warmed sandbox of this kind that `same` accepts: its template may have been rebuilt under
-    /// the same name.
+    /// Takes a pre-warmed sandbox of this kind that `same` accepts. `same` rejects sandboxes whose template
+    /// has since been rebuilt under the same name.
     fn take(&self, kind: &PoolKind, same: impl Fn(&SandboxRecord) -> bool) -> Option<Ready> {
         if api::defence::is_off("X-25") {
             self.count_undefended(kind);
@@ -217,8 +217,8 @@ impl Pool {
         shelf.ready.pop_front()
     }
 
-    /// Counts an accepted request for this kind, so that some are pre-warmed while the demand lasts. Refused
-    /// requests are not counted.
+    /// Counts an accepted request for this kind, so that sandboxes of this kind are pre-warmed while the
+    /// demand lasts. Refused requests are not counted.
     pub fn asked(&self, kind: &PoolKind, project: &str, start: Start) {
         let now_ms = self.now_ms();
         let mut shelves = self.shelves();
@@ -237,7 +237,8 @@ impl Pool {
         self.changed.notify_one();
     }
 
-    /// Positive control of X-25 in test builds: counts refused requests too, and never forgets a kind.
+    /// Disables the defence against attack X-25 in test builds, to show that the attack then succeeds: counts
+    /// refused requests too, and never forgets a kind.
     fn count_undefended(&self, kind: &PoolKind) {
         let now_ms = self.now_ms();
         if let Some(shelf) = self.shelves().shelf(kind.clone(), "", now_ms) {
@@ -248,7 +249,7 @@ impl Pool {
 }
 
 impl Shelves {
-    /// Forgets a kind if there is no slot for one more. Returns the shelf of the forgotten kind.
+    /// Forgets a kind if there is no slot for another one. Returns the shelf of the forgotten kind.
     fn make_place(&mut self, kind: &PoolKind, project: &str) -> Option<Shelf> {
         if self.of.contains_key(kind) || api::defence::is_off("X-25") {
             return None;

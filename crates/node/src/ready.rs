@@ -19,7 +19,7 @@ use crate::datasets::Placed;
 const READY_WITHIN: Duration = Duration::from_secs(60);
 /// Delay between two runs of the `ready` command.
 const READY_EVERY: Duration = Duration::from_millis(100);
-/// Maximum length of the command output in an error.
+/// Maximum length in characters of the command output in an error.
 const TAIL_CHARS: usize = 1000;
 
 /// The `start` and `ready` commands of a template.
@@ -33,11 +33,11 @@ pub struct Readiness {
 
 /// Work to do in a new sandbox before it counts as running.
 pub(crate) struct Preparation {
-    /// Datasets to copy into it.
+    /// Datasets to copy into the sandbox.
     pub datasets: Vec<Placed>,
-    /// Commands of its template.
+    /// Commands of the sandbox's template.
     pub readiness: Readiness,
-    /// Span of the request that waits for it.
+    /// Span of the request that is waiting for the sandbox.
     pub request: Span,
 }
 
@@ -57,7 +57,7 @@ impl Readiness {
     ///
     /// # Errors
     /// A command could not be started, `start` ended before `ready` succeeded, or `ready` timed out. The
-    /// sandbox still runs.
+    /// sandbox keeps running.
     pub async fn bring_about(&self, sandbox: &Sandbox, policy: &Policy) -> Result<(), Error> {
         let spec = |argv: &[String], deadline: Option<Duration>| {
             let deadline_ms = deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
@@ -93,13 +93,13 @@ impl Readiness {
     }
 }
 
-/// Returns the id of the exec that runs a template's `start` command. This exec does not keep its sandbox
-/// from being idle.
+/// Returns the ID of the exec that runs a template's `start` command. This exec does not keep its sandbox
+/// from becoming idle.
 pub(crate) fn started() -> ExecId {
     ExecId::from_random([3; 16])
 }
 
-/// Returns the id of one run of the `ready` command.
+/// Returns the ID of one run of the `ready` command.
 fn look(number: u64) -> ExecId {
     let mut bytes = [2; 16];
     for (to, from) in bytes.iter_mut().zip(number.to_be_bytes()) {

@@ -1,5 +1,6 @@
-//! Secrets on this machine: names in policies, placeholders in variables. Values stay in the vault. The
-//! broker reads a value when a request needs it, and the node never stores it.
+//! Secrets on this machine. Policies contain only their names, and environment variables contain only
+//! placeholders. Values stay in the vault: the broker reads a value when a request needs it, and the node
+//! never stores it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use tokio::sync::watch;
 /// store, and a server waits at most this long for the store.
 const THERE_WITHIN: Duration = Duration::from_secs(15);
 
-/// A vault that becomes available later. Requests before that wait for a limited time.
+/// A vault that becomes available later. Requests that arrive before that wait for a limited time.
 #[derive(Default)]
 pub(crate) struct LateVault {
     vault: watch::Sender<Option<Arc<dyn Vault>>>,
@@ -54,7 +55,7 @@ impl Vault for LateVault {
     }
 }
 
-/// Adds the placeholders of the bound secrets to the environment of an exec, and the variables with which
+/// Adds the placeholders of the bound secrets to the environment of an exec, and the variables that make
 /// programs trust the project's authority. Variables that the exec sets itself are kept.
 #[must_use]
 pub(crate) fn pointed(policy: &Policy, sandbox: &SandboxId, mut spec: ExecSpec) -> ExecSpec {

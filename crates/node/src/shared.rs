@@ -28,9 +28,9 @@ use crate::pool::Pool;
 use crate::secrets::LateVault;
 use crate::turns::{LAUNCHES, STARTS, Turns};
 
-/// Maximum number of events that a slow subscriber may lag behind.
+/// Maximum number of events by which a slow subscriber may lag behind.
 const EVENTS: usize = 4096;
-/// Maximum number of decisions that the audit log may lag behind.
+/// Maximum number of decisions by which the audit log may lag behind.
 const DECISIONS: usize = 4096;
 
 pub(crate) type Handles = HashMap<SandboxId, Arc<Handle>>;
@@ -50,7 +50,7 @@ pub(crate) struct NodeState {
     pub datasets: Datasets,
     /// Session folders of all projects.
     pub folders: Arc<Objects>,
-    /// Count of the stored bytes of each project.
+    /// Counter of the stored bytes of each project.
     pub ledger: Arc<Ledger>,
     pub data: PathBuf,
     pub guest: PathBuf,
@@ -114,7 +114,8 @@ impl NodeState {
         let _ = self.events.send(event);
     }
 
-    /// Returns the first runtime whose isolation is at least as strong as `tier`. Never returns a weaker one.
+    /// Returns the first runtime whose isolation is at least as strong as `tier`. Never returns a runtime
+    /// with weaker isolation.
     pub fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
         self.choice.at_least(wall(tier))
     }
@@ -130,7 +131,7 @@ impl NodeState {
         };
         for handle in handles.values() {
             let state = handle.state();
-            // Pre-warmed sandboxes do not count as live: they belong to no request until one is claimed.
+            // Pre-warmed sandboxes do not count as live: they belong to no request until they are claimed.
             if !state.is_terminal() && !handle.is_pooled() {
                 room.live += 1;
             }
@@ -155,7 +156,7 @@ impl NodeState {
     }
 }
 
-/// Converts a tier of the API to that of runtimes.
+/// Converts a tier of the API to the corresponding tier of the runtimes.
 pub(crate) fn wall(tier: Tier) -> runtime::Tier {
     match tier {
         Tier::Container => runtime::Tier::Container,

@@ -1,7 +1,7 @@
 //! Tokens of a sandbox: random values that give access to its ports or its agent. Each kind has its own type.
 //!
 //! No token is derived from another token or from any other value, so one token reveals nothing about the
-//! others. Tokens are stored in clear text, in the journal's files of mode 0600, because clients request them
+//! others. Tokens are stored in clear text, in journal files with mode 0600, because clients request them
 //! again and E2B's file signatures are verified with one of them. A token never appears in a log: its `Debug`
 //! form contains no digit of it.
 
@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use host::error::Error;
 
 /// Kind of the token that opens all ports of a sandbox and nothing else. It appears in URLs and cookies that
-/// users pass on.
+/// users share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllPorts;
 
@@ -41,18 +41,19 @@ impl<K> Token<K> {
     /// Returns a fresh token: 32 random bytes in hexadecimal.
     ///
     /// # Errors
-    /// The kernel has no random bytes.
+    /// The kernel's random number generator is unavailable.
     pub fn fresh() -> Result<Self, Error> {
         let digits = host::machine::random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Self { digits, kind: PhantomData })
     }
 
-    /// Returns true if `shown` is this token. The comparison takes the same time wherever the two differ.
+    /// Returns true if `shown` is this token. The comparison takes the same time regardless of where the two
+    /// differ.
     pub fn is(&self, shown: impl AsRef<[u8]>) -> bool {
         !self.is_empty() && same(shown.as_ref(), self.digits.as_bytes())
     }
 
-    /// Returns true if the token opens nothing, as in a record of a release without such tokens.
+    /// Returns true if the token opens nothing, as in a record from a release without such tokens.
     pub fn is_empty(&self) -> bool {
         self.digits.is_empty()
     }

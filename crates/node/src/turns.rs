@@ -1,11 +1,12 @@
-//! The scheduler of starts and launches. A few run at a time, projects are served round-robin, and a queue
-//! that does not shrink is not extended.
+//! The scheduler of sandbox starts and command launches. Only a few run at a time, projects are served
+//! round-robin, and a queue that does not shrink is not allowed to grow.
 //!
 //! Bursts are queued. For [`TurnLimits::burst`] after a queue forms, a request is accepted if its turn is
 //! expected within `longest`. This burst credit is used up while requests wait, and refills while the queue
-//! is empty. Once it is used up, the load is too high: only requests whose turn is expected within `soon` are
-//! accepted, and the others are refused at once, to be retried. Because projects take turns, a request of a
-//! project with few requests waits behind one start of each other project, however many the others have.
+//! is empty. Once the credit is used up, the load is too high: only requests whose turn is expected within
+//! `soon` are accepted. All others are refused at once, so that clients can retry them. Because projects take
+//! turns, a project with few requests waits for only one start of each other project, however many requests
+//! the others have.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 /// Limits for starts of sandboxes. Two run per core: one computes while the other waits for a disk or a
-/// device. More at a time would not be faster: all of them would only finish later.
+/// device. Running more at a time would not be faster; every start would only finish later.
 pub(crate) const STARTS: TurnLimits = TurnLimits {
     for_each_core: 2,
     least: 4,
@@ -24,8 +25,8 @@ pub(crate) const STARTS: TurnLimits = TurnLimits {
     soon: Duration::from_millis(500),
     unknown: Duration::from_millis(50),
 };
-/// Limits for launches of commands. More run per core than starts, because a launch is mostly kernel work
-/// inside the sandbox, and half of the rest is waiting for a response.
+/// Limits for launches of commands. More launches than starts run per core, because a launch is mostly kernel
+/// work inside the sandbox, and half of the rest is waiting for a response.
 pub(crate) const LAUNCHES: TurnLimits = TurnLimits {
     for_each_core: 4,
     least: 8,
@@ -34,9 +35,9 @@ pub(crate) const LAUNCHES: TurnLimits = TurnLimits {
     soon: Duration::from_millis(50),
     unknown: Duration::from_millis(5),
 };
-/// Timeout for the turn of a launch, regardless of the estimate with which it was accepted.
+/// Timeout for the turn of a launch, regardless of the estimated wait on which it was accepted.
 pub(crate) const LAUNCH_WITHIN: Duration = Duration::from_secs(10);
-/// Maximum length of the queue over all projects.
+/// Maximum length of the queue across all projects.
 const WAITING_MAX: usize = 1024;
 /// Weight of the newest turn in the average duration: one part in this many.
 const PARTS: u32 = 8;
@@ -45,7 +46,7 @@ const PARTS: u32 = 8;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TurnLimits {
     for_each_core: usize,
-    /// Minimum number at a time, for small machines.
+    /// Minimum number of turns at a time, for small machines.
     least: usize,
     /// Time for which a queue may exist before it counts as overload.
     burst: Duration,
@@ -53,7 +54,7 @@ pub(crate) struct TurnLimits {
     longest: Duration,
     /// Maximum estimated wait of a request during overload.
     soon: Duration,
-    /// Assumed duration of a turn until one was measured.
+    /// Assumed duration of a turn until one has been measured.
     unknown: Duration,
 }
 
@@ -73,14 +74,14 @@ struct Queue {
     projects: VecDeque<(String, VecDeque<oneshot::Sender<TurnPermit>>)>,
     /// Time at which the queue formed or became empty.
     since: Instant,
-    /// Time from `since` until a queue counts as overload. It shrinks while requests wait and refills while
-    /// none does.
+    /// Time from `since` until a queue counts as overload. It shrinks while requests wait, and refills while
+    /// the queue is empty.
     credit: Duration,
     /// Average duration of a turn.
     each: Duration,
 }
 
-/// Permission to do one piece of work, until it is dropped.
+/// Permission to do one piece of work. Dropping the permit ends the turn.
 #[derive(Debug)]
 pub(crate) struct TurnPermit {
     /// `None` if the turn was never used.
@@ -89,7 +90,7 @@ pub(crate) struct TurnPermit {
 }
 
 impl Turns {
-    /// Creates a scheduler that runs as many at a time as this machine can use.
+    /// Creates a scheduler that allows as many turns at a time as this machine can use.
     pub fn new(kind: TurnLimits) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Arc::new(Self::of(kind, (kind.for_each_core * cores).max(kind.least)))
@@ -101,7 +102,7 @@ impl Turns {
         Self { kind, most, queue: Mutex::new(queue) }
     }
 
-    /// Returns a turn if no wait is necessary.
+    /// Returns a turn if one is available without waiting.
     pub fn try_turn(self: &Arc<Self>) -> Option<TurnPermit> {
         self.free(&mut self.queue())
     }
@@ -113,7 +114,7 @@ impl Turns {
     /// Checks that a request of this project, received at `asked`, may wait for a turn.
     ///
     /// # Errors
-    /// Returns the number of waiting requests if it may not.
+    /// The request may not wait. The error is the number of waiting requests.
     pub fn may_wait(&self, project: &str, asked: Instant) -> Result<(), usize> {
         let queue = self.queue();
         let own = queue.projects.iter().find(|(name, _)| name == project);
@@ -165,13 +166,13 @@ impl Turns {
         TurnPermit { turns: Some(Arc::clone(self)), begun: Instant::now() }
     }
 
-    /// Hands free turns to waiting requests, one project after the other.
+    /// Hands free turns to waiting requests, one project after another.
     fn pass_on(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
         while queue.running < self.most
             && let Some(next) = queue.pop()
         {
-            // If the request was cancelled, its turn is not counted. If it is cancelled later, the turn is
-            // dropped with the channel.
+            // If the request has been cancelled, its turn is not counted. If it is cancelled later, the turn
+            // is dropped with the channel.
             match next.send(self.begin()) {
                 Ok(()) => queue.running += 1,
                 Err(turn) => turn.forget(),

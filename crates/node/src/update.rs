@@ -1,4 +1,5 @@
-//! The one way to change the record of a sandbox: journal first, then memory, then subscribers.
+//! The only way to change a sandbox's record: the journal is updated first, then the memory, and then the
+//! subscribers.
 
 use api::sandbox::SandboxEvent;
 use api::trace::STEP;
@@ -12,7 +13,8 @@ use crate::lifecycle::Phase;
 use crate::shared::NodeState;
 
 impl NodeState {
-    /// Changes the record of a sandbox and returns the new record. If `change` or the journal fails, nothing has changed.
+    /// Changes the record of a sandbox and returns the new record. If `change` or the journal fails, nothing
+    /// is changed.
     pub(crate) fn update(
         &self,
         handle: &Handle,
@@ -27,8 +29,9 @@ impl NodeState {
         Ok(record)
     }
 
-    /// Moves a sandbox to another phase, with the error that caused it. A phase is a fact and cannot be refused: if the journal
-    /// fails, clients still see the phase, but a server that is restarted finds the sandbox in its last journalled phase.
+    /// Moves a sandbox to another phase, with the error that caused the change, if any. A phase is a fact and
+    /// cannot be refused: if the journal fails, clients still see the new phase, but a restarted server finds
+    /// the sandbox in its last journalled phase.
     pub(crate) fn enter(&self, handle: &Handle, phase: Phase, error: Option<api::Error>) {
         let _alone = handle.alone();
         let before = handle.record();
@@ -48,7 +51,8 @@ impl NodeState {
         info_span!(target: STEP, "journal").in_scope(|| self.journal.save(record))
     }
 
-    /// Makes a record visible. The caller holds the lock of the record, so that subscribers see changes in their order.
+    /// Makes a record visible. The caller holds the lock of the record, so that subscribers see all changes
+    /// in order.
     fn publish(&self, handle: &Handle, before: &SandboxRecord, record: &SandboxRecord) {
         handle.replace(record.clone());
         if !record.pooled && record.sandbox != before.sandbox {

@@ -1,4 +1,4 @@
-//! The sandboxes of one machine, on the simulated runtime: admission, leases, crashes, recovery.
+//! Tests of the sandboxes of one machine, on the simulated runtime: admission, leases, crashes and recovery.
 
 // A test fails by panicking.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)]
@@ -118,7 +118,7 @@ async fn a_sandbox_is_made_used_stopped_and_forgotten() {
     let shown = node.stop(&id("a"), EndReason::Stopped).await.unwrap();
     assert_eq!((shown.state, shown.reason), (SandboxState::Ended, Some(EndReason::Stopped)));
     assert_eq!(place.sim.list().await.unwrap(), []);
-    // A second stop keeps the first reason, and a stop of an unknown id finds nothing.
+    // A second stop keeps the first reason, and a stop of an unknown ID finds nothing.
     assert_eq!(node.stop(&id("a"), EndReason::Idle).await.unwrap().reason, Some(EndReason::Stopped));
     assert!(node.stop(&id("b"), EndReason::Stopped).await.is_none());
     let refused = node.call(&id("a")).await.err().unwrap().to_api();
@@ -126,7 +126,7 @@ async fn a_sandbox_is_made_used_stopped_and_forgotten() {
     assert!(refused.message.contains("stopped"), "{}", refused.message);
     node.forget(&id("a")).unwrap();
     assert!(node.find(&id("a")).is_none());
-    // The same id can be created again immediately.
+    // The same ID can be created again immediately.
     node.create(&id("a"), &order(), None).await.unwrap();
 }
 
@@ -140,7 +140,7 @@ async fn code_that_cannot_be_run_is_refused_with_its_reason() {
     let plain = Code { source: "1".into(), ..Code::default() };
     let refused = call.start_exec(&exec_id(), code(plain.clone())).await.unwrap_err().to_api();
     assert_eq!((refused.code, refused.ran), (ErrorCode::Unsupported, api::Ran::No));
-    // Packages that the policy does not allow are refused before the guest is asked.
+    // Packages that the policy does not allow are refused before the guest is contacted.
     let wants = Code { requirements: vec!["numpy".into()], ..plain };
     let refused = call.start_exec(&exec_id(), code(wants)).await.unwrap_err().to_api();
     assert_eq!((refused.code, refused.layer), (ErrorCode::Forbidden, api::Layer::Policy));
@@ -151,7 +151,8 @@ async fn code_that_cannot_be_run_is_refused_with_its_reason() {
 
 #[tokio::test]
 async fn whoever_finds_no_room_leaves_nothing() {
-    // 200 concurrent creates with room for 50: the others are refused with `capacity` and allocate nothing.
+    // 200 concurrent create requests with room for 50 sandboxes: the others are refused with `capacity` and
+    // allocate nothing.
     let place = Place::new();
     let node = place
         .node_with(Bounds { sandboxes_max: 50, disk_reserve_bytes: 0, pool_ready: 0, ..Bounds::default() })
@@ -240,7 +241,7 @@ async fn a_machine_that_is_being_emptied_takes_nothing_new() {
 
 #[tokio::test]
 async fn a_tier_that_is_not_here_is_refused_and_never_weakened() {
-    // D-05
+    // Covers attack D-05.
     let place = Place::new();
     let node = place.node().await;
     let order = Order { request: CreateSandbox { tier: Tier::UserKernel, ..request() }, ..order() };
@@ -305,7 +306,8 @@ async fn a_life_ends_on_time_whatever_runs() {
 
 #[tokio::test]
 async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
-    // The next server adopts a sandbox with its exec, settles an interrupted start and stop, and removes an orphan.
+    // The next server adopts a sandbox with its exec, completes an interrupted start and an interrupted stop,
+    // and removes an orphan.
     let mut place = Place::new();
     let node = place.node().await;
     for name in ["kept", "dies", "halfway"] {
@@ -405,7 +407,8 @@ async fn a_change_that_cannot_be_journalled_changes_nothing() {
     assert_eq!(after.policy, policy);
     let ports = node.ports(&id("a")).unwrap().1;
     assert!(ports.all_public && ports.public.contains(&8000));
-    // Each change of what clients see is one event, in the order of the changes. Ports are not part of it.
+    // Each change that clients can see is one event, in the order of the changes. Changes to ports cause no
+    // event.
     let published: Vec<_> = std::iter::from_fn(|| events.try_recv().ok()).collect();
     let [
         SandboxEvent::Changed { sandbox: renewed },

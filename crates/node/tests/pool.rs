@@ -1,5 +1,5 @@
-//! The pool on the simulated runtime: each pre-warmed sandbox is claimed once, by one project, even if the
-//! server is killed.
+//! Tests of the pool on the simulated runtime: each pre-warmed sandbox is claimed once, by one project, even
+//! if the server is killed.
 
 // A test fails by panicking.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)]
@@ -39,7 +39,7 @@ impl Place {
         place
     }
 
-    /// Saves the template `base` with a layer of this name.
+    /// Saves the template `base` with a layer whose key consists of this letter.
     fn template(&self, letter: char) {
         let template = Template { layers: vec![letter.to_string().repeat(64)], ..Template::of("base") };
         let data = self.machine.data();
@@ -82,7 +82,7 @@ fn order(project: &str) -> Order {
     }
 }
 
-/// Creates a sandbox as control does: under the id of a claimed sandbox, or under a new id.
+/// Creates a sandbox as the control plane does: with the ID of a claimed sandbox, or with a new ID.
 async fn create(node: &Node, project: &str) -> Result<Sandbox, node::Error> {
     let order = order(project);
     let claim = node.claim(&order, node.plan(&order).unwrap());
@@ -134,7 +134,7 @@ async fn whoever_asks_for_what_was_asked_for_before_finds_one_ready() {
     assert_eq!((second.start, second.project.as_str()), (Start::Warm, "q"));
     assert_eq!((second.state, second.limits.ttl_ms), (SandboxState::Running, Limits::default().ttl_ms));
     says_hello(&node, &second.id).await;
-    // Its record is that of a normal sandbox, and it ends like one.
+    // Its record is like the record of a normal sandbox, and it ends like a normal sandbox.
     assert_eq!(node.find(&second.id).unwrap(), second);
     ready(&node, 1).await;
     let ended = node.stop(&second.id, EndReason::Stopped).await.unwrap();
@@ -228,7 +228,7 @@ async fn a_claim_that_is_not_used_goes_back() {
 
 #[tokio::test]
 async fn whoever_is_refused_is_not_counted_and_gives_back_the_time_to_live() {
-    //
+    // Covers attack X-25.
     let place = Place::new();
     let node = place.node().await;
     let mut order = order("p");
@@ -251,7 +251,7 @@ async fn whoever_is_refused_is_not_counted_and_gives_back_the_time_to_live() {
 
 #[tokio::test]
 async fn a_project_that_asks_for_many_kinds_leaves_others_theirs() {
-    //
+    // Covers attack X-25.
     let place = Place::new();
     let node = place.node().await;
     create(&node, "other").await.unwrap();

@@ -1,4 +1,5 @@
-//! Confinement that every backend applies in its own format: capabilities, hidden paths, and limits of processes and mounts.
+//! The confinement that every backend applies in its own format: capabilities, hidden paths, and limits on
+//! processes and mounts.
 
 use api::limits::{Limits, TERMINALS_MAX};
 use rustix::process::Resource;
@@ -6,30 +7,34 @@ use serde_json::{Value, json};
 
 use crate::{Tier, probe, tables};
 
-/// Maximum number of queued signals and timers of all processes of the sandbox. Each costs a little kernel
-/// memory, and a program that uses real-time signals needs only a few.
+/// Maximum number of queued signals and timers for all of a sandbox's processes together. Each takes a little
+/// kernel memory, and a program that uses real-time signals needs only a few.
 const SIGNALS: u64 = 1024;
-/// Maximum amount of locked memory, which cannot be swapped: the kernel's old default, enough for keys.
+/// Maximum amount of locked memory, which cannot be swapped out. This was the kernel's default for a long
+/// time, and is enough for cryptographic keys.
 const LOCKED_BYTES: u64 = 64 << 10;
-/// Maximum size of `/dev/shm`; a larger one would be a second `/tmp`.
+/// Maximum size of `/dev/shm`. If it were larger, it would amount to a second `/tmp`.
 const SHARED_BYTES: u64 = 64 << 20;
-/// Divisor for the share of memory that `/dev/shm` may use. Its content stays charged after an OOM kill, so
-/// it must leave room for the next exec.
+/// Divisor of the memory limit: `/dev/shm` may use at most a quarter of it. The contents of `/dev/shm` stay
+/// charged after an OOM kill, so they must leave room for the next exec.
 const SHARED_SHARE: u64 = 4;
-/// Multiple of the maximum number of terminals that the platform opens. The other half is for programs that
-/// open their own, such as `tmux` and `script`.
+/// Ratio of the sandbox's terminal limit to the number of terminals that the platform may open. The other
+/// half of the limit is for programs that open their own terminals, such as `tmux` and `script`.
 const TERMINALS_SHARE: usize = 2;
-/// Maximum number of files in `/tmp`; each costs kernel memory.
+/// Maximum number of files in `/tmp`. Each file takes kernel memory.
 const TMP_INODES_MAX: u64 = 65_536;
-/// Page size. `/tmp` may have one file per page, so that many small files fill it as fast as one large file.
+/// Page size of the kernel. `/tmp` may hold one file per page of its size, so that small files reach the file
+/// limit no earlier than the size limit.
 const PAGE_BYTES: u64 = 4096;
 
-/// Capabilities with which process 1 starts, groups and kills user processes, and empties their bounding set.
+/// Capabilities that process 1 needs to start, group and kill user processes, and to empty their bounding
+/// sets.
 pub(crate) const RUNS: [&str; 4] = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SETPCAP"];
 
-/// Paths in `/proc` and `/sys` that are hidden because they reveal the host: hardware, keys, timers, and
-/// counters and names through which one sandbox could observe or signal another. For example, the disks of
-/// all sandboxes are block devices, with their paths, sizes and traffic.
+/// Paths in `/proc` and `/sys` that are hidden because they reveal information about the host. They show its
+/// hardware, keys and timers, and counters and names through which one sandbox could observe or signal
+/// another. For example, the disks of all sandboxes are listed there as block devices, with their paths,
+/// sizes and traffic.
 pub(crate) const MASKED: [&str; 29] = [
     "/proc/acpi",
     "/proc/asound",
@@ -108,31 +113,31 @@ pub(crate) fn signals() -> u64 {
     allowed(Resource::Sigpending, wanted)
 }
 
-/// Returns the maximum size of POSIX message queues: zero. They outlive their processes, and hardly any
-/// program uses them.
+/// Returns the maximum size of POSIX message queues, which is zero, because queues outlive their processes
+/// and hardly any program uses them.
 pub(crate) fn queue_bytes() -> u64 {
     if api::defence::is_off("C-35") { allowed(Resource::Msgqueue, u64::MAX) } else { 0 }
 }
 
-/// Returns settings of the sandbox's own network namespace. Socket buffers of connections that are not yet
-/// accepted are charged to no cgroup, so buffers start small. They grow up to a megabyte when a program
-/// reads.
+/// Returns the kernel settings for the sandbox's own network namespace. The socket buffers of connections
+/// that have not been accepted yet are not charged to any cgroup, so buffers start small. They grow to up to
+/// a megabyte when a program reads from the connection.
 pub(crate) fn settings(tier: Tier) -> Value {
     match tier {
         Tier::Container if !api::defence::is_off("C-32") => {
             let buffers = ["net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"].map(|name| (name, "4096 16384 1048576"));
-            // If it cannot be set, it is 4,096, which allows four times as many connections that are not
-            // accepted.
+            // If the backlog cannot be set, it stays at 4,096, which allows four times as many unaccepted
+            // connections.
             let backlog = probe::has_backlog().then_some(("net.core.somaxconn", "1024"));
             buffers.into_iter().chain(backlog).collect()
         }
-        // A user-space kernel has its own network stack in its own memory.
+        // A user-space kernel has its own network stack, which uses the kernel's own memory.
         Tier::Container | Tier::UserKernel => json!({}),
     }
 }
 
-/// Returns the wanted limit, but at most the hard limit of this process: without CAP_SYS_RESOURCE, a higher
-/// value would make the start fail.
+/// Returns the wanted limit, reduced to this process's hard limit if necessary. Without CAP_SYS_RESOURCE, a
+/// higher value would make the start fail.
 fn allowed(resource: Resource, wanted: u64) -> u64 {
     rustix::process::getrlimit(resource).maximum.map_or(wanted, |hard| hard.min(wanted))
 }

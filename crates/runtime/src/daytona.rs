@@ -1,10 +1,10 @@
-//! Workspaces of a Daytona account, driven by its public API.
+//! The backend for workspaces of a Daytona account, driven through Daytona's public API.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`account`] | the account's address and key, and the errors if they do not work |
+//! | [`account`] | the address and key of an account, and the errors if they do not work |
 //! | [`workspace`] | one workspace: creating, querying and removing it, running commands and uploading files |
-//! | [`channel`] | the channel: the byte stream of a terminal of the workspace |
+//! | [`channel`] | the channel to the guest, carried by a terminal in the workspace |
 //! | [`walls`] | the isolation settings for the guest |
 //!
 //! ```text
@@ -13,12 +13,12 @@
 //!     └──────────────── stop: workspace by its name, directory last ───────────────────────────────────┘
 //! ```
 //!
-//! A workspace is a machine of Daytona, with Daytona's agent running as root in it. The guest isolates the
-//! sandbox inside the workspace with walls of its own: namespaces, cgroups, mounts and a filter. So the
-//! limits and the posture are those of every other backend, and user code can reach neither the agent nor a
-//! network. If the guest cannot set up one of the walls, the sandbox does not start. The workspace has no
-//! network either, so the guest cannot connect to the node: the channel is a terminal that the agent
-//! provides.
+//! A workspace is a machine that Daytona provides, and Daytona's agent runs in it as root. The guest isolates
+//! the sandbox inside the workspace with its own walls: namespaces, cgroups, mounts and a system call filter.
+//! The limits and the posture are therefore the same as with every other backend, and user code can reach
+//! neither the agent nor a network. If the guest cannot set up one of the walls, the sandbox does not start.
+//! The workspace itself has no network either, so the guest cannot connect to the node. Instead, the channel
+//! is a terminal that the agent provides.
 
 mod account;
 mod channel;
@@ -48,20 +48,24 @@ use crate::{
 use channel::Terminals;
 use workspace::{CommandResult, Workspace};
 
-/// Name of this backend, as users know it.
+/// Name of this backend, as shown to users.
 pub const NAME: &str = "daytona";
 
-/// Initial and maximum delay between attempts, because an account limits the request rate.
+/// Initial and maximum delay between attempts. The delay grows because Daytona limits an account's request
+/// rate.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_LAST: Duration = Duration::from_secs(3);
-/// Timeout for the creation of a workspace. It takes seconds if its snapshot is already on the machine.
+/// Timeout for the creation of a workspace, which takes seconds if the snapshot is already on Daytona's
+/// machine.
 const MADE_WITHIN: Duration = Duration::from_secs(180);
 const REMOVED_WITHIN: Duration = Duration::from_secs(120);
-/// Maximum duration of one wait request to the guest: no connection stays open forever.
+/// Maximum duration of one wait request to the guest. A longer wait is split into several requests, because
+/// no connection stays open forever.
 const WAIT_PIECE: Duration = Duration::from_secs(45);
 /// Exit code of `guest wait` and `guest end` while process 1 is alive.
 const NOT_YET: i64 = 4;
-/// Memory of a workspace that is not available to user code: for the guest, spooled output and the agent.
+/// Memory of a workspace that is not available to user code, because the guest, spooled output and the agent
+/// need it.
 const OWN_BYTES: u64 = 128 << 20;
 
 /// Exponential backoff between attempts.
@@ -80,7 +84,7 @@ impl Backoff {
     }
 }
 
-/// Runtime for one account and one data directory. Cheap to clone.
+/// The runtime for one account and one data directory. Cheap to clone.
 #[derive(Clone)]
 pub struct Daytona {
     shared: Arc<DaytonaState>,
@@ -89,15 +93,15 @@ pub struct Daytona {
 struct DaytonaState {
     account: Account,
     written: BackendRecords,
-    /// Name that distinguishes our workspaces from others of the same account.
+    /// Name that distinguishes our workspaces from other workspaces in the same account.
     owner: String,
-    /// The terminals that this process uses.
+    /// The terminals that this process is using.
     terminals: Terminals,
 }
 
 impl Daytona {
-    /// Creates a runtime for this account, with its records below this directory. Does not contact the
-    /// account yet.
+    /// Creates a runtime for this account, which keeps its records in this data directory. Does not contact
+    /// Daytona yet.
     ///
     /// # Errors
     /// The directory cannot be created.
@@ -110,20 +114,20 @@ impl Daytona {
         Ok(Self { shared: Arc::new(DaytonaState { account, written, owner, terminals }) })
     }
 
-    /// Returns true if sandboxes of this data directory may exist in an account.
+    /// Returns true if sandboxes that this data directory has recorded may exist in an account.
     pub fn has_before(data: &Path) -> bool {
         crate::written::address_in(&data.join(NAME).join("sandboxes")).is_some()
     }
 
-    /// Checks that the account responds and accepts the key.
+    /// Checks that Daytona responds and accepts the key.
     ///
     /// # Errors
-    /// It does not respond, or rejects the key.
+    /// Daytona does not respond, or rejects the key.
     pub async fn check(&self) -> Result<(), Error> {
         Workspace::all(&self.shared.account, &self.shared.owner, None, 1).await.map(|_| ())
     }
 
-    /// Returns the address of the API.
+    /// Returns the address of Daytona's API.
     pub fn address(&self) -> &str {
         self.shared.account.address()
     }
@@ -148,7 +152,7 @@ impl Daytona {
             pause.take().await;
             match self.find(id).await {
                 Ok(found) => workspace = found.ok_or_else(|| Error::Ended(id.clone()))?,
-                // A single missing response is no reason to abandon the workspace.
+                // A single missing response is not a reason to give up on the workspace.
                 Err(Error::Unavailable { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -158,13 +162,13 @@ impl Daytona {
         workspace.begin(account, spec.limits.ttl_ms).await
     }
 
-    /// Removes the workspace in any state, and then the record.
+    /// Removes the workspace, regardless of its state, and then the record.
     async fn teardown(&self, id: &SandboxId) -> Result<(), Error> {
         self.shared.written.teardown(id, self.remove(id)).await
     }
 
     /// Removes all workspaces of a sandbox, and waits until they are gone. Daytona renames a workspace as
-    /// soon as its removal is requested, and keeps running it until the removal is executed.
+    /// soon as its removal is requested, but keeps it running until it is actually removed.
     async fn remove(&self, id: &SandboxId) -> Result<(), Error> {
         let deadline = Instant::now() + REMOVED_WITHIN;
         let account = &self.shared.account;
@@ -197,7 +201,7 @@ impl Daytona {
         }
     }
 
-    /// Returns true if the account has a sandbox's workspace. Retries until the account responds.
+    /// Returns true if the account has a workspace for a sandbox. Retries until Daytona responds.
     async fn is_known(&self, id: &SandboxId) -> bool {
         let mut pause = Backoff::default();
         loop {
@@ -208,8 +212,7 @@ impl Daytona {
         }
     }
 
-    /// Waits until a sandbox that was seen before has ended, even if the account becomes unavailable
-    /// meanwhile.
+    /// Waits until an existing sandbox has ended, even if Daytona becomes unavailable in the meantime.
     async fn await_end(&self, id: &SandboxId) -> Exit {
         let mut pause = Backoff::default();
         loop {
@@ -223,7 +226,7 @@ impl Daytona {
                         Err(_) => {}
                     }
                 }
-                // The workspace is in transition, or its state is unknown.
+                // The workspace is changing its state, or its state is unknown.
                 Ok(Some(_)) | Err(_) => {}
             }
             pause.take().await;
@@ -248,7 +251,7 @@ impl Daytona {
         }
     }
 
-    /// Runs a command of the guest's program for a sandbox, and parses its output.
+    /// Runs a subcommand of the guest's program in a sandbox's workspace, and parses its output.
     async fn ask<T: serde::de::DeserializeOwned>(&self, id: &SandboxId, words: &str) -> Result<T, Error> {
         let workspace = self.find(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
         let words = format!("/.bellglass/guest {words}");
@@ -282,15 +285,15 @@ impl Runtime for Daytona {
             });
         }
         memory_disks::check(&spec.limits)?;
-        // A start whose caller stops waiting must still become a sandbox or nothing.
+        // The start runs in its own task, so that it finishes or cleans up even if the caller stops waiting.
         let (daytona, id, spec) = (self.clone(), id.clone(), spec.clone());
         let start = tokio::spawn(async move {
             daytona.shared.written.reserve(&id)?;
             match daytona.make(&id, &spec).await {
                 Ok(()) => Ok(()),
                 Err(error) => {
-                    // The first error is the one to report; anything that a failed teardown leaves is listed
-                    // and can be stopped again.
+                    // Report the first error. Anything that a failed teardown leaves behind stays listed and
+                    // can be stopped again.
                     let _ = daytona.teardown(&id).await;
                     Err(error)
                 }
@@ -354,7 +357,7 @@ impl Runtime for Daytona {
         let mut known: BTreeSet<SandboxId> = written.all()?.into_iter().collect();
         for workspace in found.iter().filter(|found| !found.is_removed()) {
             let Some(id) = workspace.sandbox() else { continue };
-            // A sandbox that cannot be queried now may still be alive.
+            // A sandbox that cannot be queried now may still be alive, so it is reported as alive.
             let has_ended = match workspace.is_running() {
                 true => matches!(self.ended(workspace, Duration::ZERO).await, Ok(Some(_))),
                 false => workspace.is_over(),

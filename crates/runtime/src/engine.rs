@@ -1,14 +1,14 @@
-//! Docker and Podman, by the API that both serve.
+//! The backends for Docker and Podman, driven through the API that both provide.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`place`] | the address of an engine, and the errors if it cannot be reached |
+//! | [`place`] | an engine's address, and the errors for an engine that cannot be reached |
 //! | [`facts`] | the capabilities that an engine reports |
 //! | [`container`] | the container configuration of one sandbox |
-//! | [`image`] | sealed images: root file systems with the guest in them |
-//! | [`known`] | the recorded image id of each image name |
-//! | [`channel`] | the channel: the streams of an exec |
-//! | [`posture`] | the reported posture, compared with the expected one |
+//! | [`image`] | sealed images: root file systems that contain the guest |
+//! | [`known`] | the image ID that is recorded for each image name |
+//! | [`channel`] | the channel to the guest, carried by the streams of an exec |
+//! | [`posture`] | comparison of the reported posture with the expected one |
 //!
 //! ```text
 //! (nothing) ──directory, lock──▶   recorded   ─sealed image, container─▶ created ─start──▶ running
@@ -16,9 +16,10 @@
 //!     └─────────────── stop: container by its name, directory last ──────────┴───────────────┘
 //! ```
 //!
-//! An engine stores everything of a sandbox in one container, whose name is derived from the sandbox's id and
-//! whose labels contain its owner. Nothing from this machine is mounted into it (except a hosts file with
-//! Podman), so Docker can be on another machine. On this machine, a sandbox has only a directory with a lock.
+//! An engine keeps everything that belongs to a sandbox in one container. The container's name is derived
+//! from the sandbox's ID, and its labels name the owner. Nothing from this machine is mounted into the
+//! container (except, with Podman, a hosts file), so Docker may run on a different machine. On this machine,
+//! a sandbox has only a directory with a lock.
 
 pub(crate) mod channel;
 pub(crate) mod container;
@@ -60,20 +61,20 @@ use container::Dialect;
 
 /// Delay between attempts to reach an engine, which is unavailable for a few seconds while it restarts.
 const AGAIN: Duration = Duration::from_millis(200);
-/// Maximum delay between attempts to make process 1 connect. Each attempt runs a process inside, which fails
-/// while the sandbox is at its process limit.
+/// Maximum delay between attempts to make process 1 connect. Each attempt runs a process in the sandbox,
+/// which fails while the sandbox is at its process limit.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Timeout for the removal of a container, whether this or another process has started it.
+/// Timeout for the removal of a container, regardless of which process requested the removal.
 const REMOVED_WITHIN: Duration = Duration::from_secs(30);
-/// Maximum duration of one wait request. Waits are split, because a connection without any traffic may be
-/// dead.
+/// Maximum duration of one wait request. A longer wait is split into several requests, because a connection
+/// without any traffic may be dead.
 const WAIT_PIECE: Duration = Duration::from_secs(60);
-/// Status with which an engine reports that an object does not exist.
+/// HTTP status that an engine returns for an object that does not exist.
 const NOT_FOUND: u16 = 404;
-/// Status with which an engine reports a conflict, for example a concurrent removal.
+/// HTTP status that an engine returns for a conflict, for example a concurrent removal.
 const CONFLICT: u16 = 409;
 
-/// Runtime for one engine and one data directory. Cheap to clone.
+/// The runtime for one engine and one data directory. Cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<EngineState>,
@@ -81,31 +82,32 @@ pub struct Engine {
 
 struct EngineState {
     place: EngineEndpoint,
-    /// Records of its sandboxes.
+    /// Local records of the sandboxes on this engine.
     written: BackendRecords,
     /// Name that distinguishes our sandboxes from others on the same engine.
     owner: String,
-    /// Client and capabilities, requested at the first use.
+    /// The engine's client and reported capabilities, obtained on first use.
     reached: OnceCell<(Docker, Facts)>,
 }
 
 impl Engine {
-    /// Creates a runtime for the engine at this address, with its records below this directory. Does not
-    /// contact the engine yet.
+    /// Creates a runtime for the engine at this address, which keeps its records in this data directory. Does
+    /// not contact the engine yet.
     ///
     /// # Errors
     /// The directory cannot be created.
     pub fn new(place: EngineEndpoint, data: &std::path::Path) -> Result<Self, Error> {
         let home = data.join("engine");
         std::fs::create_dir_all(&home).map_err(|source| files::failed("create directory", &home, source))?;
-        // One engine may serve both sockets, so the owner includes the kind to keep their containers apart.
+        // The same engine may serve both the Docker and the Podman socket, so the owner includes the kind to
+        // keep the containers of the two runtimes apart.
         let owner = format!("{}-{}", owner(&home)?, place.kind.name());
         let written = BackendRecords::open(home.join(place.kind.name()))?;
         Ok(Self { shared: Arc::new(EngineState { place, written, owner, reached: OnceCell::new() }) })
     }
 
-    /// Returns the runtime for the engine at which this data directory has recorded sandboxes, regardless of
-    /// the current configuration; `None` if there are none.
+    /// Returns the runtime for the engine on which this data directory has recorded sandboxes, regardless of
+    /// the current configuration. Returns `None` if no sandboxes are recorded.
     pub fn of_before(kind: EngineKind, data: &std::path::Path) -> Option<Self> {
         let address = written::address_in(&data.join("engine").join(kind.name()))?;
         Self::new(EngineEndpoint { kind, address }, data).ok()
@@ -114,12 +116,12 @@ impl Engine {
     /// Returns the properties and capabilities that the engine reports.
     ///
     /// # Errors
-    /// It does not respond, or cannot enforce the limits and the filter of every sandbox.
+    /// The engine does not respond, or cannot enforce every sandbox's limits and system call filter.
     pub async fn facts(&self) -> Result<&Facts, Error> {
         Ok(&self.reach().await?.1)
     }
 
-    /// Returns its address and kind.
+    /// Returns the engine's address and kind.
     pub fn place(&self) -> &EngineEndpoint {
         &self.shared.place
     }
@@ -137,7 +139,7 @@ impl Engine {
         Ok(&self.reach().await?.0)
     }
 
-    /// Returns the error for a failed operation of the engine.
+    /// Builds the error for a failed engine operation.
     fn failed(&self, act: &str, error: bollard::errors::Error) -> Error {
         self.shared.place.failed(act, error)
     }
@@ -158,12 +160,12 @@ impl Engine {
         let image = self.sealed(docker, &spec.image, &spec.guest).await?;
         let labels = container::labels(id, &self.shared.owner);
         let body = container::body(spec, image, &self.dialect(facts, id)?, labels);
-        // Recorded first, because from here on the container may exist.
+        // Record the sandbox first, because from here on its container may exist.
         self.shared.written.make(id, &self.shared.place.address)?;
         let name = CreateContainerOptionsBuilder::new().name(&container::name(id)).build();
         match docker.create_container(Some(name), body).await {
             Ok(_) => {}
-            // The name is in use by a container of another data directory, which must not be removed.
+            // A container that belongs to a different data directory has this name. It must not be removed.
             Err(error) if status(&error) == Some(CONFLICT) => return Err(Error::Exists(id.clone())),
             Err(error) => return Err(self.failed("create a container", error)),
         }
@@ -183,11 +185,12 @@ impl Engine {
             });
         }
         let filter = self.shared.written.home().with_file_name("seccomp.json");
-        // Starts run concurrently, also in other processes.
+        // Several starts may run concurrently, even in different processes, so each writes its own temporary
+        // file.
         let draft = format!("{}-{:?}", std::process::id(), std::thread::current().id());
         files::replace_by(&filter, &seccomp::filter(Tier::Container).to_string(), &draft)?;
-        // One file per sandbox: sandboxes that share a file could watch it and communicate through locks on
-        // it.
+        // Each sandbox has its own hosts file, because sandboxes that share a file could watch it and
+        // communicate through locks on it.
         let hosts = match api::defence::is_off("X-20") {
             true => self.shared.written.home().with_file_name("hosts"),
             false => self.shared.written.directory(id).join("hosts"),
@@ -197,7 +200,7 @@ impl Engine {
         Ok(Dialect::Podman { filter, hosts })
     }
 
-    /// Removes the container in any state, and then the record.
+    /// Removes the container, regardless of its state, and then the record.
     async fn teardown(&self, id: &SandboxId) -> Result<(), Error> {
         self.shared.written.teardown(id, self.remove_container(id)).await
     }
@@ -206,19 +209,20 @@ impl Engine {
         let docker = self.docker().await?;
         let deadline = Instant::now() + REMOVED_WITHIN;
         loop {
-            // A container of another data directory can have the same name; it is not removed.
+            // A container that belongs to a different data directory may have the same name. It is not
+            // removed.
             let found = self.inspect(id).await?;
             let Some(found) = found.filter(|found| container::is_of(found, &self.shared.owner)) else {
                 return Ok(());
             };
             if found.state.as_ref().is_some_and(pause::is_paused) {
-                // Not every engine can kill a paused container.
+                // Some engines cannot kill a paused container.
                 let _ = docker.unpause_container(&container::name(id)).await;
             }
             let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
             match docker.remove_container(&container::name(id), Some(options)).await {
                 Ok(()) => {}
-                // It is already gone, or is being removed concurrently.
+                // The container is already gone, or is being removed concurrently.
                 Err(error) if matches!(status(&error), Some(NOT_FOUND | CONFLICT)) => {}
                 Err(error) => return Err(self.failed("remove a container", error)),
             }
@@ -239,8 +243,7 @@ impl Engine {
         }
     }
 
-    /// Waits until a container that was seen before has ended, even if the engine becomes unavailable
-    /// meanwhile.
+    /// Waits until an existing container has ended, even if the engine becomes unavailable in the meantime.
     async fn await_end(&self, id: &SandboxId) -> Exit {
         loop {
             match self.state(id).await {
@@ -253,7 +256,7 @@ impl Engine {
         }
     }
 
-    /// Waits until the container has ended, or for one wait request at most.
+    /// Waits until the container has ended, for at most the duration of one wait request.
     async fn await_piece(&self, id: &SandboxId) {
         let Ok(docker) = self.docker().await else { return };
         let options = WaitContainerOptionsBuilder::new().condition("not-running").build();
@@ -274,7 +277,7 @@ impl Runtime for Engine {
 
     async fn has_image(&self, image: &str) -> Result<bool, Error> {
         if image == EMPTY {
-            // It is created when it is needed.
+            // The empty image is created when it is first needed.
             return Ok(true);
         }
         Ok(self.known(image).await?.is_some())
@@ -295,15 +298,15 @@ impl Runtime for Engine {
             });
         }
         memory_disks::check(&spec.limits)?;
-        // A start whose caller stops waiting must still become a sandbox or nothing.
+        // The start runs in its own task, so that it finishes or cleans up even if the caller stops waiting.
         let (engine, id, spec) = (self.clone(), id.clone(), spec.clone());
         let start = tokio::spawn(async move {
             engine.shared.written.reserve(&id)?;
             match engine.make(&id, &spec).await {
                 Ok(()) => Ok(()),
                 Err(error) => {
-                    // The first error is the one to report; anything that a failed teardown leaves is listed
-                    // and can be stopped again.
+                    // Report the first error. Anything that a failed teardown leaves behind stays listed and
+                    // can be stopped again.
                     let _ = engine.teardown(&id).await;
                     Err(error)
                 }
@@ -329,7 +332,7 @@ impl Runtime for Engine {
             loop {
                 match self.dial(id, deadline).await {
                     Ok(stream) => return stream,
-                    // The guest does not listen yet, the engine is unavailable, or the sandbox is at its
+                    // The guest is not listening yet, the engine is unavailable, or the sandbox is at its
                     // process limit.
                     Err(_) => tokio::time::sleep(pause).await,
                 }
@@ -357,7 +360,7 @@ impl Runtime for Engine {
         {
             let seconds = i32::try_from(grace.as_millis().div_ceil(1000)).unwrap_or(i32::MAX);
             let options = StopContainerOptionsBuilder::new().t(seconds).build();
-            // On failure or timeout, the teardown below kills it.
+            // On failure or timeout, the teardown below kills the container.
             let _ = self.docker().await?.stop_container(&container::name(id), Some(options)).await;
         }
         self.teardown(id).await
@@ -366,7 +369,8 @@ impl Runtime for Engine {
     async fn list(&self) -> Result<Vec<Listed>, Error> {
         let place = &self.shared.place;
         self.shared.written.check_place(&place.address, self.name(), place.kind.variable())?;
-        // Listed explicitly, because Podman has additional states, of containers that have ended.
+        // The states are listed explicitly, because Podman has additional states for ended containers that
+        // Docker's API does not define.
         let states = ["created", "running", "paused", "exited"].map(str::to_owned).to_vec();
         let filters =
             HashMap::from([("label", vec![container::owned(&self.shared.owner)]), ("status", states)]);
@@ -427,8 +431,9 @@ fn is_over(state: &ContainerState) -> bool {
     matches!(state.status, Some(Status::EXITED | Status::DEAD | Status::REMOVING))
 }
 
-/// Returns how process 1 ended. An engine has one number for exit codes and signals, and the guest uses no
-/// codes above 128. The number is 0 also if the engine does not know it yet, so 0 is reported as unknown.
+/// Returns how process 1 ended. Engines report exit codes and signals in the same number, and the guest uses
+/// no exit codes above 128. The number is also 0 while the engine does not know it yet, so 0 is reported as
+/// unknown.
 fn exit(state: &ContainerState) -> Exit {
     match state.exit_code.and_then(|code| i32::try_from(code).ok()) {
         Some(code @ 1..=127) => Exit::Exited(code),
@@ -445,7 +450,7 @@ fn status(error: &bollard::errors::Error) -> Option<u16> {
     None
 }
 
-/// Converts the error that an object does not exist to `None`.
+/// Converts the error for an object that does not exist to `None`.
 fn unless_gone<T>(found: Result<T, bollard::errors::Error>) -> Result<Option<T>, bollard::errors::Error> {
     match found {
         Ok(found) => Ok(Some(found)),

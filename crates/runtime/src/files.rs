@@ -1,5 +1,5 @@
-//! File operations whose errors name the operation and the path, and whose removals succeed if the file is
-//! already gone.
+//! File operations with errors that name the operation and the path. Removals succeed if the file is already
+//! gone.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, Permissions};
@@ -14,7 +14,8 @@ pub(crate) fn read(path: &Path) -> Result<String, Error> {
     fs::read_to_string(path).map_err(|source| failed("read", path, source))
 }
 
-/// Reads a whole text file; returns `None` if it does not exist, or if its process or cgroup ended meanwhile.
+/// Reads a whole text file. Returns `None` if the file does not exist, or if the process or cgroup that it
+/// describes no longer exists.
 pub(crate) fn read_if_there(path: &Path) -> Result<Option<String>, Error> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -28,7 +29,7 @@ pub(crate) fn write(path: &Path, content: &str) -> Result<(), Error> {
     fs::write(path, content).map_err(|source| failed("write", path, source))
 }
 
-/// Creates a file that only its owner can read.
+/// Creates a file that only its owner can read or write.
 pub(crate) fn write_private(path: &Path, content: &str) -> Result<(), Error> {
     let mut options = fs::File::options();
     let made =
@@ -42,7 +43,7 @@ pub(crate) fn replace(path: &Path, content: &str) -> Result<(), Error> {
     replace_by(path, content, "")
 }
 
-/// Like [`replace`], for concurrent writers: each passes its own suffix for the temporary file.
+/// Like [`replace`], but for concurrent writers: each writer passes its own suffix for the temporary file.
 pub(crate) fn replace_by(path: &Path, content: &str, draft: &str) -> Result<(), Error> {
     let fresh = path.with_extension(format!("new{draft}"));
     write(&fresh, content)?;
@@ -60,13 +61,14 @@ pub(crate) fn directory(path: &Path, mode: u32) -> Result<(), Error> {
     set_mode(path, mode)
 }
 
-/// Sets a mode exactly.
+/// Sets the mode of a path to exactly this value.
 pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<(), Error> {
     fs::set_permissions(path, Permissions::from_mode(mode))
         .map_err(|source| failed("set mode of", path, source))
 }
 
-/// Changes the owner and group of a path of this program. Never call it for a path that guest code can modify.
+/// Changes the owner and group of a path that belongs to this program. Must never be called for a path that
+/// guest code can modify.
 pub(crate) fn set_owner(path: &Path, uid: u32, gid: u32) -> Result<(), Error> {
     std::os::unix::fs::lchown(path, Some(uid), Some(gid))
         .map_err(|source| failed("set owner of", path, source))
@@ -82,8 +84,9 @@ pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
     accept_gone(fs::remove_dir(path)).map_err(|source| failed("remove directory", path, source))
 }
 
-/// Removes a directory with its files and its subdirectories down to `depth` levels, the deepest of which
-/// must be empty. A leftover mount therefore makes the removal fail instead of losing its content.
+/// Removes a directory with its files and up to `depth` levels of subdirectories with their files.
+/// Directories below these levels must be empty, so that a leftover mount makes the removal fail instead of
+/// losing the mount's contents.
 pub(crate) fn remove_shallow(path: &Path, depth: u32) -> Result<(), Error> {
     each(path, |entry, is_directory| match (is_directory, depth) {
         (false, _) => remove_file(entry),
@@ -93,7 +96,7 @@ pub(crate) fn remove_shallow(path: &Path, depth: u32) -> Result<(), Error> {
     remove_directory(path)
 }
 
-/// Removes the files of a directory whose names `chosen` selects. Subdirectories stay.
+/// Removes the files in a directory whose names `chosen` selects. Subdirectories are kept.
 pub(crate) fn remove_files(path: &Path, chosen: impl Fn(&OsStr) -> bool) -> Result<(), Error> {
     each(path, |entry, is_directory| match entry.file_name() {
         Some(name) if !is_directory && chosen(name) => remove_file(entry),
@@ -101,18 +104,18 @@ pub(crate) fn remove_files(path: &Path, chosen: impl Fn(&OsStr) -> bool) -> Resu
     })
 }
 
-/// Returns true if the error means that the object no longer exists. `ENODEV` comes from a file of a removed
-/// cgroup, `ESRCH` from a file of an ended process.
+/// Returns true if the error means that the object no longer exists. A file of a removed cgroup returns
+/// `ENODEV`, and a file of an ended process returns `ESRCH`.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ESRCH))
 }
 
-/// Creates the error of a failed operation on a path.
+/// Builds the error for a failed operation on a path.
 pub(crate) fn failed(act: &str, path: &Path, source: io::Error) -> Error {
     Error::System { act: format!("{act} {}", path.display()), source }
 }
 
-/// Calls `act` for every entry of a directory, with a flag that is true for subdirectories. Does nothing if
+/// Calls `act` for every entry in a directory, with a flag that is true for subdirectories. Does nothing if
 /// the directory does not exist.
 fn each(path: &Path, act: impl Fn(&Path, bool) -> Result<(), Error>) -> Result<(), Error> {
     let entries = match fs::read_dir(path) {

@@ -1,5 +1,5 @@
-//! Ownership of a sandbox, as a lock on a file. The kernel releases the lock when the owning process dies,
-//! for whatever reason.
+//! Ownership of a sandbox, in the form of a file lock. The kernel releases the lock when the owning process
+//! dies, regardless of the reason.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -15,7 +15,7 @@ pub(crate) struct Lock {
     _file: File,
 }
 
-/// Acquires the lock; returns `None` if a living process already holds it.
+/// Acquires the lock, or returns `None` if a living process already holds it.
 pub(crate) fn take(path: &Path) -> Result<Option<Lock>, Error> {
     let file = open(path)?;
     match lock_call(&file, libc::F_OFD_SETLK) {
@@ -25,8 +25,8 @@ pub(crate) fn take(path: &Path) -> Result<Option<Lock>, Error> {
     }
 }
 
-/// Returns true if a living process holds the lock. Queries the lock without acquiring it, so it never blocks
-/// another process from acquiring it.
+/// Returns true if a living process holds the lock. Queries the lock without acquiring it, so this call never
+/// prevents a different process from acquiring the lock.
 pub(crate) fn is_taken(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     lock_call(&file, libc::F_OFD_GETLK).map_or(true, |kind| kind != libc::F_UNLCK)
@@ -43,7 +43,7 @@ pub(crate) fn open(path: &Path) -> Result<File, Error> {
         .map_err(|source| failed("open", path, source))
 }
 
-/// Sets or queries the write lock on a whole file; returns the lock type that the kernel reports.
+/// Sets or queries the write lock on a whole file, and returns the lock type that the kernel reports.
 ///
 /// The lock belongs to the open file description, not to the process. Unlike a `flock` lock, it can be
 /// queried without being acquired.

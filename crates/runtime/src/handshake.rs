@@ -1,11 +1,11 @@
-//! The handshake with a guest over a stream that cannot transfer descriptors.
+//! The handshake with a guest over a stream that cannot transfer file descriptors.
 
 use api::hello::{HELLO_BYTES, Hello, Kind};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
-/// Performs the handshake: reads the guest's hello and sends ours. No descriptors are sent, because an engine
-/// cannot transfer them.
+/// Performs the handshake: reads the guest's hello and sends ours. No descriptors are sent, because the
+/// backend's stream cannot transfer them.
 pub(crate) async fn greet(mut stream: UnixStream) -> Result<UnixStream, String> {
     let mut bytes = [0; HELLO_BYTES];
     let heard = stream.read_exact(&mut bytes).await;

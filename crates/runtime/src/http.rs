@@ -1,4 +1,4 @@
-//! HTTP clients for backends: they trust the certificates that this machine trusts, and never follow
+//! HTTP clients for backends, which trust the certificates that this machine trusts and never follow
 //! redirects.
 
 use std::sync::Arc;

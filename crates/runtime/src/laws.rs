@@ -1,9 +1,9 @@
-//! The behavior required of every backend, as a test suite that runs on any of them.
+//! The behavior required of every backend, as a test suite that runs against any backend.
 //!
-//! Each law is one function: it creates the sandboxes it needs, checks one statement, and removes them. A
-//! violated law returns the observed behavior as its error. [`lifecycle`] applies to any [`Runtime`],
-//! [`channel`] to backends with a guest inside that connects, and [`walls`] to backends that limit and
-//! confine the sandboxes.
+//! Each law is one function, which creates the sandboxes it needs, checks one statement, and removes the
+//! sandboxes. A violated law returns the observed behavior as its error. [`lifecycle`] applies to any
+//! [`Runtime`], [`channel`] applies to backends whose guest connects, and [`walls`] applies to backends that
+//! limit and confine their sandboxes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -15,22 +15,22 @@ use tokio::net::UnixStream;
 
 use crate::{Error, Exit, Listed, Runtime, Spec};
 
-/// Time after which an event counts as not happening; short, because every passing run waits for all of it.
+/// Time to wait for an event that must not happen. It is short because every passing run waits for all of it.
 const GLANCE: Duration = Duration::from_millis(200);
 /// A size larger than the capacity of any machine.
 const ABSURD_BYTES: u64 = 1 << 60;
 
-/// Configuration of a run of the laws.
+/// Configuration for running the laws.
 pub struct Fixture {
     /// A spec with working layers and a working guest.
     pub spec: Spec,
-    /// Prefix of the sandbox ids that the laws use, which distinguishes them from other sandboxes.
+    /// Prefix of the sandbox IDs that the laws use, which distinguishes them from other sandboxes.
     pub prefix: String,
-    /// Creates a fresh instance of the backend, as a restarted process does.
+    /// Creates a fresh instance of the backend, as a restarted process would.
     pub instance: Box<dyn Fn() -> Box<dyn Runtime> + Send + Sync>,
-    /// Timeout for every operation: enough for the backend on a busy machine.
+    /// Timeout for every operation. It must be long enough for the backend on a busy machine.
     pub patience: Duration,
-    /// Number of ids used so far.
+    /// Number of IDs used so far.
     pub used: AtomicU32,
 }
 
@@ -51,7 +51,8 @@ impl Fixture {
         let (runtime, id) = ((self.instance)(), self.id()?);
         runtime.start(&id, &self.spec).await.map_err(|error| said("start", &error))?;
         let kept = law(runtime.as_ref(), &id).await;
-        // Stop with a fresh instance, because the law may have taken the sandbox over with another one.
+        // Stop the sandbox with a fresh instance, because the law may have taken it over with a different
+        // instance.
         drop(runtime);
         let stopped = (self.instance)().stop(&id, Duration::ZERO).await;
         kept.and(stopped.map_err(|error| said("the final stop", &error)))
@@ -66,7 +67,7 @@ pub async fn all(fixture: &Fixture) -> Vec<LawVerdict> {
     verdicts
 }
 
-/// Runs the laws of starting, listing, waiting and stopping.
+/// Runs the laws about starting, listing, waiting and stopping.
 pub async fn lifecycle(fixture: &Fixture) -> Vec<LawVerdict> {
     vec![
         ("start_then_listed", start_then_listed(fixture).await),
@@ -81,7 +82,7 @@ pub async fn lifecycle(fixture: &Fixture) -> Vec<LawVerdict> {
     ]
 }
 
-/// Runs the laws of the channel.
+/// Runs the laws about the channel.
 pub async fn channel(fixture: &Fixture) -> Vec<LawVerdict> {
     vec![
         ("connect_gives_a_greeted_channel", connect_gives_a_greeted_channel(fixture).await),
@@ -92,7 +93,7 @@ pub async fn channel(fixture: &Fixture) -> Vec<LawVerdict> {
     ]
 }
 
-/// Runs the laws of limits and posture.
+/// Runs the laws about limits and posture.
 pub async fn walls(fixture: &Fixture) -> Vec<LawVerdict> {
     vec![
         ("usage_counts", usage_counts(fixture).await),
@@ -113,7 +114,7 @@ async fn start_then_listed(fixture: &Fixture) -> Result<(), String> {
     fixture.with_sandbox(law).await
 }
 
-/// A second start of the same id is refused, and the first sandbox keeps running.
+/// A second start with the same ID is refused, and the first sandbox keeps running.
 async fn second_start_is_exists_and_harms_nothing(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         match runtime.start(id, &fixture.spec).await {
@@ -159,8 +160,8 @@ async fn after_stop_nothing_is_listed(fixture: &Fixture) -> Result<(), String> {
     fixture.with_sandbox(law).await
 }
 
-/// A wait blocks while process 1 is alive, and then returns its exit or [`Exit::Unknown`]; it never invents a
-/// status of 0.
+/// A wait blocks while process 1 is alive, and then returns how process 1 ended or [`Exit::Unknown`]. It
+/// never makes up an exit status of 0.
 async fn wait_answers_after_the_end(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         if let Ok(early) = tokio::time::timeout(GLANCE, runtime.wait(id)).await {
@@ -187,7 +188,7 @@ async fn wait_of_unknown_is_not_found(fixture: &Fixture) -> Result<(), String> {
     }
 }
 
-/// A failed start leaves nothing behind, and its id remains usable.
+/// A failed start leaves nothing behind, and its ID remains usable.
 async fn a_failed_start_leaves_nothing(fixture: &Fixture) -> Result<(), String> {
     let (runtime, id) = ((fixture.instance)(), fixture.id()?);
     let (layers, image) = (vec!["/nonexistent/layer".into()], "bellglass/nonexistent:latest".into());
@@ -204,7 +205,7 @@ async fn a_failed_start_leaves_nothing(fixture: &Fixture) -> Result<(), String> 
     }
 }
 
-/// The id of a stopped sandbox can be used again.
+/// The ID of a stopped sandbox can be used again.
 async fn an_id_can_be_used_again_after_stop(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         runtime.stop(id, Duration::ZERO).await.map_err(|error| said("stop", &error))?;
@@ -216,7 +217,8 @@ async fn an_id_can_be_used_again_after_stop(fixture: &Fixture) -> Result<(), Str
     fixture.with_sandbox(law).await
 }
 
-/// A connection is returned after the handshake: it is open, and no handshake bytes are left to read.
+/// `connect` returns a connection after the handshake. The connection is open, and no handshake bytes are
+/// left to read.
 async fn connect_gives_a_greeted_channel(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         let stream = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;
@@ -263,7 +265,7 @@ async fn a_new_instance_takes_over(fixture: &Fixture) -> Result<(), String> {
     kept.and(stopped)
 }
 
-/// A connect to a sandbox that never existed returns `NotFound`.
+/// A `connect` to a sandbox that never existed returns `NotFound`.
 async fn connect_to_unknown_is_not_found(fixture: &Fixture) -> Result<(), String> {
     match (fixture.instance)().connect(&fixture.id()?, fixture.patience).await {
         Err(Error::NotFound(_)) => Ok(()),
@@ -271,10 +273,11 @@ async fn connect_to_unknown_is_not_found(fixture: &Fixture) -> Result<(), String
     }
 }
 
-/// A connect that is waiting when the sandbox is stopped returns `Ended` before its deadline.
+/// A `connect` that is waiting when the sandbox is stopped returns `Ended` before its deadline.
 async fn connect_ends_with_the_sandbox(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
-        // Process 1 opens one connection at a time, so while this one is held the next connect waits.
+        // Process 1 opens one connection at a time, so the next `connect` waits while this connection is
+        // held.
         let held = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;
         let waiting = runtime.connect(id, 2 * fixture.patience);
         let stopping = async {
@@ -354,7 +357,8 @@ async fn listed(runtime: &dyn Runtime, id: &SandboxId) -> Result<Option<Listed>,
     Ok(all.into_iter().find(|one| one.id == *id))
 }
 
-/// Checks that a channel is open: there is nothing to read, or only data that follows the handshake.
+/// Checks that a channel is open, which means that there is nothing to read, or only data that follows the
+/// handshake.
 async fn is_open(mut stream: UnixStream) -> Result<(), String> {
     let mut bytes = [0; HELLO_BYTES];
     match tokio::time::timeout(GLANCE, stream.read(&mut bytes)).await {

@@ -1,23 +1,24 @@
-//! Isolation: the [`Runtime`] trait, its laws, and the backends.
+//! Sandbox isolation: the [`Runtime`] trait, the laws that every backend must obey, and the backends.
 //!
-//! A runtime creates one sandbox from a template's layers, with process 1 (the guest) inside and one byte
-//! channel to it. It knows nothing of execs, files or outcomes: these are handled on the channel.
+//! A runtime creates a sandbox from a template's layers, starts process 1 (the guest) in it, and opens one
+//! byte channel to the guest. A runtime knows nothing about execs, files or outcomes: the node handles these
+//! over the channel.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`oci`] | any OCI runtime, driven by its command line: `runc`, `runsc`, `youki` |
-//! | [`engine`] | Docker and Podman, driven by the API that both serve |
+//! | [`oci`] | the OCI runtimes `runc`, `runsc` and `youki`, driven through their command line |
+//! | [`engine`] | Docker and Podman, driven through the API that both provide |
 //! | [`daytona`] | workspaces of a Daytona account, isolated by walls that the guest sets up |
-//! | `sim` | an in-memory runtime without isolation, for tests; behind the feature of the same name |
-//! | [`confinement`], [`seccomp`] | what every backend applies: capabilities, hidden paths, limits, the system call filter |
-//! | [`memory_disks`], [`posture`], [`handshake`] | parts of backends that cannot use disks of the machine or transfer descriptors |
+//! | `sim` | an in-memory runtime without isolation, for tests; requires the `sim` feature |
+//! | [`confinement`], [`seccomp`] | confinement that every backend applies: capabilities, hidden paths, limits, the system call filter |
+//! | [`memory_disks`], [`posture`], [`handshake`] | code for backends that cannot use the machine's disks or pass file descriptors |
 //! | [`probe`] | detection of kernel features inside a user namespace |
-//! | [`tables`] | sizes of the kernel's process and open-file tables, and the share of one sandbox |
-//! | [`laws`] | the behavior required of every backend, as a test suite that runs on any of them |
+//! | [`tables`] | sizes of the kernel's process and open-file tables, and the share that one sandbox may use |
+//! | [`laws`] | the behavior required of every backend, as a test suite that runs against any backend |
 //!
-//! Invariants: every resource that a start acquires is recorded before it is created, has a name derived from
-//! the sandbox id, and can be removed by [`Runtime::stop`] of any process that knows only the id. A sandbox
-//! with weaker isolation than its spec requires is never started.
+//! Invariants: every resource that a start acquires is recorded before it is created, and has a name derived
+//! from the sandbox ID. Any process that knows the ID can therefore remove the resource with
+//! [`Runtime::stop`]. A sandbox never starts with weaker isolation than its spec requires.
 
 mod confinement;
 pub mod daytona;
@@ -48,51 +49,53 @@ use tokio::net::UnixStream;
 /// Strength of the isolation around a sandbox, ordered from weaker to stronger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// Namespaces, a uid range, seccomp and cgroups; the host's kernel serves the sandbox.
+    /// Namespaces, a uid range, seccomp and cgroups. The sandbox uses the host's kernel.
     Container,
-    /// A dedicated user-space kernel (gVisor) serves the sandbox.
+    /// The sandbox has its own user-space kernel (gVisor).
     UserKernel,
 }
 
 /// Description of the sandbox to start.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// Directories that make up the root file system, lowest first, with ids as in the image (0 is root).
+    /// Layer directories that make up the root file system, lowest first. Their files have the owners from
+    /// the image, where user 0 is root.
     pub layers: Vec<PathBuf>,
-    /// Image name under which an engine knows the same root file system.
+    /// Name of the engine's image, or of the Daytona snapshot, that contains the same root file system.
     pub image: String,
     /// Resource limits of the sandbox.
     pub limits: Limits,
-    /// Privileges of process 1 and of the code inside.
+    /// Privileges of process 1 and of the code that runs in the sandbox.
     pub profile: Profile,
-    /// The guest's executable on this machine: static, world-readable, executable.
+    /// Path of the guest's executable on this machine. The file is statically linked, and every user may read
+    /// and execute it.
     pub guest: PathBuf,
 }
 
-/// Privileges of process 1 and of the code inside.
+/// Privileges of process 1 and of the code that runs in the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// Runs code: the default posture.
+    /// Runs code with the default posture.
     Run,
-    /// Like [`Profile::Run`], for people and agents who install software: the root file system is also
-    /// writable, on the sandbox's disk, as far as file permissions allow. No process has more privileges than
-    /// in [`Profile::Run`].
+    /// Like [`Profile::Run`], but the root file system is also writable, for people and agents that install
+    /// software. Changes go to the sandbox's disk, and file permissions still apply. No process has more
+    /// privileges than with [`Profile::Run`].
     Workstation,
     /// Like [`Profile::Workstation`], but commands may also run as root of the sandbox's own user namespace,
     /// with the capabilities that package installation needs.
     Rooted,
-    /// Unpacks layers of an image and runs no untrusted code. Process 1 may also create files owned by the
-    /// image's users. `done` is bound read-only at `/layers/0`, `/layers/1`, …, and `target` is bound
-    /// writable at `/layers/target`.
+    /// Unpacks the layers of an image and runs no untrusted code. Process 1 may also create files owned by
+    /// the image's users. The layers in `done` are mounted read-only at `/layers/0`, `/layers/1`, …, and
+    /// `target` is mounted writable at `/layers/target`.
     Unpack {
         /// Layers that are already unpacked, lowest first.
         done: Vec<PathBuf>,
         /// The directory to unpack into.
         target: PathBuf,
     },
-    /// Runs one step of a recipe: code as root of the sandbox's own user namespace, with the capabilities
-    /// that package installation needs and a writable root. Changes are stored on the sandbox's disk, and
-    /// that directory is bound read-only at `/.bellglass/upper`.
+    /// Runs one step of a recipe. The step's code runs as root of the sandbox's own user namespace, with the
+    /// capabilities that package installation needs and a writable root file system. Changes are stored in a
+    /// directory on the sandbox's disk, which is mounted read-only at `/.bellglass/upper`.
     Build,
 }
 
@@ -105,7 +108,7 @@ impl Profile {
         }
     }
 
-    /// Returns true if the root file system is writable; changes are stored on the sandbox's disk.
+    /// Returns true if the root file system is writable. Changes are then stored on the sandbox's disk.
     pub fn writes_root(&self) -> bool {
         match self {
             Self::Run | Self::Unpack { .. } => false,
@@ -114,14 +117,14 @@ impl Profile {
     }
 }
 
-/// The way in which process 1 of a sandbox ended.
+/// How process 1 of a sandbox ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// Process 1 exited with this status.
     Exited(i32),
     /// Process 1 was killed by this signal.
     Signaled(i32),
-    /// Process 1 has ended, and its exit status is not known.
+    /// Process 1 has ended, but its exit status is unknown.
     Unknown,
 }
 
@@ -132,13 +135,14 @@ pub struct Usage {
     pub memory_bytes: u64,
     /// Highest amount of memory ever charged to user code.
     pub memory_peak_bytes: u64,
-    /// Memory charged to the whole sandbox, guest and kernel memory included.
+    /// Memory charged to the whole sandbox, including guest and kernel memory.
     pub sandbox_memory_bytes: u64,
-    /// Processes and threads of user code (of the whole sandbox if the tier cannot distinguish them).
+    /// Number of processes and threads of user code, or of the whole sandbox if the tier cannot tell them
+    /// apart.
     pub pids: u64,
     /// Number of OOM kills.
     pub oom_kills: u64,
-    /// Number of times that the limit prevented the creation of a process.
+    /// Number of times that the process limit prevented the creation of a process.
     pub pids_refused: u64,
     /// Processor time used, in microseconds.
     pub cpu_us: u64,
@@ -147,18 +151,18 @@ pub struct Usage {
 /// A sandbox that exists, at least in part, on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its id.
+    /// The sandbox's ID.
     pub id: SandboxId,
-    /// True if a living process (this one or another) owns the sandbox.
+    /// True if a living process (this process or a different one) owns the sandbox.
     pub owned: bool,
-    /// True if its process 1 is alive.
+    /// True if the sandbox's process 1 is alive.
     pub alive: bool,
 }
 
-/// The sandbox that uses too much of a kernel resource for which Linux has no limit.
+/// A sandbox that uses too much of a kernel resource that Linux does not limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Culprit {
-    /// Its id.
+    /// The sandbox's ID.
     pub id: SandboxId,
     /// The excessive usage, in human-readable form.
     pub what: String,
@@ -167,16 +171,16 @@ pub struct Culprit {
 /// Failure of an isolation backend.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The id is in use.
+    /// The sandbox ID is already in use.
     #[error("sandbox {0} already exists")]
     Exists(SandboxId),
-    /// There is no such sandbox.
+    /// No sandbox has this ID.
     #[error("there is no sandbox {0}")]
     NotFound(SandboxId),
     /// A limit or a part of the posture cannot be enforced on this machine.
     #[error("{what} is not supported here: {why}")]
     Unsupported {
-        /// Name of the limit or part.
+        /// Name of the limit, or of the part of the posture.
         what: &'static str,
         /// The missing prerequisite, followed by the software to install or the setting to change.
         why: String,
@@ -186,9 +190,9 @@ pub enum Error {
     Unavailable {
         /// The component that is unavailable.
         what: String,
-        /// The cause, as far as it is known.
+        /// The cause, if it is known.
         why: String,
-        /// The remedy.
+        /// The action that fixes the problem.
         fix: String,
     },
     /// The machine does not have enough capacity.
@@ -196,32 +200,32 @@ pub enum Error {
     Capacity {
         /// The resource that is exhausted.
         what: &'static str,
-        /// The available and the requested amount.
+        /// The available and requested amounts.
         why: String,
     },
-    /// A command of the OCI runtime or of the system failed.
+    /// A command failed. It was either an OCI runtime or a system tool.
     #[error("`{argv}` failed with {status}: {stderr}")]
     Command {
         /// The command line.
         argv: String,
-        /// Its exit status.
+        /// The command's exit status.
         status: String,
-        /// The last lines it wrote to standard error.
+        /// The last lines that the command wrote to standard error.
         stderr: String,
     },
     /// A system call failed.
     #[error("cannot {act}")]
     System {
-        /// The operation and its object.
+        /// The operation that failed, and its object.
         act: String,
-        /// The error of the operating system.
+        /// The operating system's error.
         #[source]
         source: std::io::Error,
     },
     /// The peer on the channel is not process 1, or does not speak the protocol.
     #[error("rejected the guest of sandbox {id}: {why}")]
     Impostor {
-        /// Id of the sandbox.
+        /// The sandbox's ID.
         id: SandboxId,
         /// Reason for the rejection.
         why: String,
@@ -239,7 +243,7 @@ pub enum Error {
     },
 }
 
-/// Returns an error's message and its causes on one line.
+/// Formats an error's message and the messages of its causes on one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -251,9 +255,9 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Limits the C library to two malloc arenas instead of eight per core. The threads that run blocking starts
-/// and stops come and go; each would fill an arena of its own, and the idle memory in the arenas would
-/// make a server grow slowly.
+/// Limits the C library to two malloc arenas instead of eight per core. Sandboxes are started and stopped on
+/// short-lived threads. Without the limit, each thread would fill an arena of its own, and the idle memory in
+/// these arenas would make the server's memory usage grow slowly.
 pub fn keep_few_pools() {
     #[cfg(target_env = "gnu")]
     // SAFETY: `mallopt` takes no pointers and only changes a setting of the allocator; no other thread exists
@@ -270,112 +274,114 @@ pub fn machine_memory_bytes() -> u64 {
 /// Fixed properties of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Properties {
-    /// Name as users know it, such as `runc` or `runsc`.
+    /// Name shown to users, such as `runc` or `runsc`.
     pub name: &'static str,
     /// Strength of the isolation.
     pub tier: Tier,
-    /// True if the backend identifies a root file system by the name of an image, and not by layer directories.
+    /// True if the backend identifies a root file system by an image name instead of by layer directories.
     pub takes_images: bool,
-    /// True if process 1 is subject to the limits of user code, so that running out of memory can kill it too.
+    /// True if the limits on user code also apply to process 1, which may then be killed when memory runs
+    /// out.
     pub shares_limits: bool,
     /// True if sandboxes may be pre-warmed. False for backends that charge for each sandbox.
     pub prewarms: bool,
 }
 
 impl Properties {
-    /// Returns the usual properties of a backend of this tier.
+    /// Creates the usual properties of a backend with this name and tier.
     pub fn new(name: &'static str, tier: Tier) -> Self {
         let shares_limits = tier == Tier::UserKernel;
         Self { name, tier, takes_images: false, shares_limits, prewarms: true }
     }
 }
 
-/// One isolation backend. Implementations are cheap to share; every method may be called again after any
-/// failure.
+/// An isolation backend. Implementations are cheap to share. After a failure, every method may be called
+/// again.
 #[async_trait::async_trait]
 pub trait Runtime: Inspect + Send + Sync {
     /// Returns the properties of the backend.
     fn properties(&self) -> Properties;
 
-    /// Returns its name as users know it.
+    /// Returns the backend's name, as shown to users.
     fn name(&self) -> &'static str {
         self.properties().name
     }
 
-    /// Returns the strength of its isolation.
+    /// Returns the strength of the backend's isolation.
     fn tier(&self) -> Tier {
         self.properties().tier
     }
 
-    /// Returns true if it has a root file system of this name.
+    /// Returns true if the backend has a root file system with this image name.
     async fn has_image(&self, _image: &str) -> Result<bool, Error> {
         Ok(false)
     }
 
     /// Returns these limits, each reduced to the maximum that this backend can enforce. Used for default
-    /// limits only: a limit that the caller set explicitly and that is too large is refused by
-    /// [`Runtime::start`].
+    /// limits only: if the caller sets a limit explicitly and it is too large, [`Runtime::start`] refuses it.
     fn within(&self, limits: Limits) -> Limits {
         limits
     }
 
-    /// Starts a sandbox. On success, process 1 runs (it may not have connected yet), all limits are in force,
-    /// and the sandbox is listed. On failure, nothing is left behind. A second start of the same id returns
-    /// [`Error::Exists`] and does not affect the first.
+    /// Starts a sandbox. On success, process 1 is running (but may not have connected yet), all limits are in
+    /// force, and the sandbox is listed. On failure, nothing is left behind. A second start with the same ID
+    /// returns [`Error::Exists`] and does not affect the first sandbox.
     async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error>;
 
-    /// Returns the next connection from process 1, after the handshake. Called again after a disconnect, it
-    /// returns the next connection. Called in a new process, it takes the sandbox over from the process that
-    /// died.
+    /// Waits for the next connection from process 1, performs the handshake, and returns the connection.
+    /// After a disconnect, another call returns the next connection. In a new process, a call also takes the
+    /// sandbox over from the process that died.
     async fn connect(&self, id: &SandboxId, within: Duration) -> Result<UnixStream, Error>;
 
-    /// Waits until process 1 has ended; returns at once if it already has. Returns [`Error::NotFound`] for an
-    /// unknown id.
+    /// Waits until process 1 has ended. Returns at once if it has already ended, and returns
+    /// [`Error::NotFound`] for an unknown ID.
     async fn wait(&self, id: &SandboxId) -> Result<Exit, Error>;
 
     /// Stops a sandbox: sends SIGTERM to process 1, allows `grace` for a clean exit, and removes everything
     /// that belongs to the sandbox: processes, cgroups, mounts, loop device, namespaces, directory, uid range
-    /// and socket. Succeeds if the id is unknown.
+    /// and socket. Also succeeds if the ID is unknown.
     async fn stop(&self, id: &SandboxId, grace: Duration) -> Result<(), Error>;
 
-    /// Returns the interface to pause sandboxes; `None` if this backend cannot pause them.
+    /// Returns the interface for pausing sandboxes, or `None` if this backend cannot pause them.
     fn pausing(&self) -> Option<&dyn Pausing> {
         None
     }
 
-    /// Lists all sandboxes that exist at least in part, including half-made ones and those of dead processes.
+    /// Lists all sandboxes that exist at least in part. This includes sandboxes that are only partially
+    /// created, and sandboxes whose owning process has died.
     async fn list(&self) -> Result<Vec<Listed>, Error>;
 }
 
-/// Observation of a backend and of its sandboxes, without changing them.
+/// Read-only inspection of a backend and its sandboxes.
 #[async_trait::async_trait]
 pub trait Inspect: Send + Sync {
     /// Returns the current resource usage of a sandbox.
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error>;
 
-    /// Returns the privileges of process 1 (or of the user-space kernel that runs it) as seen from outside,
-    /// and their differences from what its tier promises, one line each. A correctly started sandbox has no
+    /// Returns the observed privileges of process 1 (or of the user-space kernel that runs it), and one line
+    /// for each difference from the privileges that its tier promises. A correctly started sandbox has no
     /// differences.
     async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error>;
 
-    /// Returns the sandbox to stop because it uses too much of a kernel resource that has no limit. Cheap if
-    /// there is none.
+    /// Returns a sandbox that must be stopped because it uses too much of a kernel resource that has no
+    /// limit. The check is cheap if there is no such sandbox.
     async fn culprit(&self) -> Result<Option<Culprit>, Error> {
         Ok(None)
     }
 
-    /// Returns the parts of its tier's default posture that this backend does not provide, one line each.
+    /// Returns the parts of the tier's default posture that this backend does not provide, one line each.
     async fn lacks(&self) -> Result<Vec<String>, Error> {
         Ok(Vec::new())
     }
 }
 
-/// Suspends the processes of sandboxes and keeps their memory.
+/// The ability to pause sandboxes: their processes are suspended, and their memory is kept.
 #[async_trait::async_trait]
 pub trait Pausing: Send + Sync {
-    /// Suspends all processes of a sandbox. If it fails, none is suspended. Pausing a paused sandbox does nothing.
+    /// Suspends all processes of a sandbox. On failure, no process stays suspended. Does nothing if the
+    /// sandbox is already paused.
     async fn pause(&self, id: &SandboxId) -> Result<(), Error>;
 
-    /// Resumes all processes of a sandbox. Resuming a running sandbox does nothing.
+    /// Resumes all processes of a sandbox. Does nothing if the sandbox is running.
     async fn resume(&self, id: &SandboxId) -> Result<(), Error>;
 }

@@ -4,22 +4,23 @@ use api::limits::Limits;
 
 use crate::{Error, confinement};
 
-/// Divisor for the share of the disk that the home directory gets: a quarter; the workspace gets the rest.
+/// Divisor of the disk size: the home directory gets a quarter of the disk, and the workspace gets the rest.
 const HOME_SHARE: u64 = 4;
-/// Bytes of disk per file: one inode for each.
+/// Number of bytes of disk for which one inode is allowed.
 const FILE_BYTES: u64 = 1024;
-/// Size of the spool, which holds output that process 1 does not keep in memory: an eighth of the memory
-/// limit, up to a maximum.
+/// The spool's size as a divisor of the memory limit, and the spool's maximum size. The spool holds output
+/// that process 1 does not keep in its own memory.
 const SPOOL_SHARE: u64 = 8;
 const SPOOL_BYTES_MAX: u64 = 64 << 20;
 
-/// Returns the maximum disk size: half the memory, because files are in memory and code needs some too. The
-/// minimum disk size is always allowed.
+/// Returns the maximum disk size, which is half the memory limit, because files are stored in memory and code
+/// needs memory too. The minimum disk size is always allowed.
 fn disk_bytes_max(limits: &Limits) -> u64 {
     (limits.memory_bytes / 2).max(Limits::MIN.disk_bytes)
 }
 
-/// Returns the maximum number of files: each costs kernel memory, which is charged to the sandbox too.
+/// Returns the maximum number of files. It is limited because each file takes kernel memory, which is also
+/// charged to the sandbox.
 fn disk_inodes_max(limits: &Limits) -> u64 {
     limits.disk_bytes / FILE_BYTES
 }
@@ -30,7 +31,7 @@ pub(crate) fn within(limits: Limits) -> Limits {
     Limits { disk_inodes: limits.disk_inodes.min(disk_inodes_max(&limits)), ..limits }
 }
 
-/// Refuses limits that cannot be enforced if files are in memory.
+/// Refuses limits that cannot be enforced when files are stored in memory.
 pub(crate) fn check(limits: &Limits) -> Result<(), Error> {
     let (most, most_files) = (disk_bytes_max(limits), disk_inodes_max(limits));
     if limits.disk_inodes > most_files {
@@ -54,7 +55,8 @@ pub(crate) fn check(limits: &Limits) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the in-memory disks of a sandbox: path, size, and mount options with size and owner.
+/// Returns a sandbox's in-memory disks. Each has a path, a size, and mount options that contain the size and
+/// the owner.
 pub(crate) fn disks(limits: &Limits) -> [(&'static str, u64, String); 3] {
     let home = limits.disk_bytes / HOME_SHARE;
     let inodes = limits.disk_inodes;

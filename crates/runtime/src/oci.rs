@@ -1,16 +1,16 @@
-//! Any OCI runtime, driven by its command line.
+//! The backend for OCI runtimes, driven through their command line.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`flavor`] | the OCI runtimes, as data |
+//! | [`flavor`] | the supported OCI runtimes, described as data |
 //! | [`start`], [`stop`] | starting and stopping, in named steps |
-//! | [`record`] | the record that is written before anything else is created, and the owner's lock |
+//! | [`record`] | the record that is written before anything else is created, and the ownership lock |
 //! | [`config`] | the configuration for the OCI runtime |
 //! | [`cgroup`], [`disk`], [`blank`], [`mounts`], [`nodes`], [`owners`] | the resources that a start creates itself |
 //! | [`channel`] | the socket to which the guest connects |
-//! | [`posture`] | the observed and the expected privileges of process 1 |
+//! | [`posture`] | comparison of process 1's observed privileges with the expected ones |
 //! | [`locks`] | detection of sandboxes with too many file locks, which Linux does not limit |
-//! | [`process`] | processes by descriptor, and commands |
+//! | [`process`] | processes held by descriptor, and commands that run to completion |
 //!
 //! ```text
 //! (nothing) ──record──▶   recorded   ──cgroups, disk, bundle, channel──▶ prepared ──run──▶ running
@@ -18,8 +18,8 @@
 //!     └──────────── stop: kill, remove by name, directory last ────────────┴─────────────────┘
 //! ```
 //!
-//! There is one cleanup path, and it works from any state. A failed start uses it, a stop uses it, and so
-//! does the next process if this one is killed.
+//! There is only one cleanup path, and it works from any state. It is used by a failed start, by a stop, and
+//! by the next process if this one is killed.
 
 mod blank;
 mod cgroup;
@@ -60,15 +60,15 @@ use channel::{ExpectedPeer, Unmet};
 use process::ProcessHandle;
 use record::OciRecord;
 
-/// Runtime for one OCI runtime and one data directory.
+/// The [`Runtime`] for one OCI runtime and one data directory.
 #[derive(Clone)]
 pub struct Oci {
     flavor: Flavor,
     dirs: Dirs,
     cgroups: Cgroups,
-    /// Handles of the sandboxes that this process has worked with.
+    /// Handles for the sandboxes that this process has worked with.
     hands: Arc<Mutex<HashMap<SandboxId, Arc<Hand>>>>,
-    /// The step of a start after which this process kills itself, for tests.
+    /// The startup step after which this process kills itself, for tests.
     crash_at: Option<String>,
 }
 
@@ -78,7 +78,7 @@ struct Hand {
     /// The ownership lock, held while this process owns the sandbox.
     lock: Mutex<Option<Lock>>,
     process: Mutex<Option<Arc<ProcessHandle>>>,
-    /// Bound socket that is not registered with the async runtime yet.
+    /// The bound socket, until it is registered with the async runtime.
     bound: Mutex<Option<StdListener>>,
     listener: tokio::sync::Mutex<Option<UnixListener>>,
 }
@@ -86,8 +86,8 @@ struct Hand {
 impl Oci {
     /// Creates a runtime that drives this OCI runtime and stores everything below these directories.
     ///
-    /// From here on, this process adopts orphaned descendants. Process 1 of each sandbox becomes one, and
-    /// only the process that adopts it can read its exit status.
+    /// From then on, this process adopts its orphaned descendants. Process 1 of each sandbox becomes such an
+    /// orphan, and only the process that adopts it can read its exit status.
     ///
     /// # Errors
     /// The directories cannot be created, or the machine's cgroups cannot be read.
@@ -97,13 +97,13 @@ impl Oci {
         Ok(Self { flavor, dirs, cgroups: Cgroups::find()?, hands: Arc::default(), crash_at: None })
     }
 
-    /// Returns the steps of a start after which [`Oci::crash_at`] can kill the process.
+    /// Returns the startup steps after which [`Oci::crash_at`] can kill the process.
     #[doc(hidden)]
     pub fn steps() -> &'static [&'static str] {
         &start::STEPS
     }
 
-    /// Makes this process kill itself after a step of the next start.
+    /// Makes this process kill itself after the given step of the next sandbox startup.
     #[doc(hidden)]
     #[must_use]
     pub fn crash_at(self, step: &str) -> Self {
@@ -114,13 +114,14 @@ impl Oci {
         self.hands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loads the record of a sandbox of this runtime; returns `None` for sandboxes of other runtimes.
+    /// Loads a sandbox's record. Returns `None` if there is no record, or if a different runtime created the
+    /// sandbox.
     fn record(&self, id: &SandboxId) -> Result<Option<OciRecord>, Error> {
         Ok(self.dirs.load(id)?.filter(|record| record.runtime == self.flavor.name))
     }
 
-    /// Returns this process's handles of a sandbox and its record. Opens a handle of process 1 if it exists
-    /// and there is none yet.
+    /// Returns this process's handles for a sandbox, and the sandbox's record. Opens a handle to process 1 if
+    /// process 1 exists and has no handle yet.
     fn hand(&self, id: &SandboxId) -> Result<(Arc<Hand>, OciRecord), Error> {
         let Some(record) = self.record(id)? else {
             self.hands().remove(id);
@@ -136,7 +137,8 @@ impl Oci {
         Ok((hand, record))
     }
 
-    /// Acquires the ownership of a sandbox and listens for its guest, unless this process already owns it.
+    /// Acquires ownership of a sandbox and listens for its guest, unless this process already owns the
+    /// sandbox.
     fn take(
         &self,
         id: &SandboxId,
@@ -155,8 +157,9 @@ impl Oci {
         Ok(())
     }
 
-    /// Listens for the guest of a sandbox that another process started. A container started by an earlier
-    /// version has its channel on the host, like a user-space kernel.
+    /// Listens for the guest of a sandbox that a different process started. If an earlier version of
+    /// Bellglass started the container, the channel's socket is in a host directory, as for a user-space
+    /// kernel.
     fn listen_again(
         &self,
         id: &SandboxId,
@@ -170,8 +173,8 @@ impl Oci {
         }
     }
 
-    /// Accepts connections until process 1 has connected and completed the handshake. Stores the reason for
-    /// the last rejected peer in `refused`.
+    /// Accepts connections until process 1 has connected and completed the handshake. If a peer is rejected,
+    /// stores the reason in `refused`.
     async fn accept(
         &self,
         id: &SandboxId,
@@ -200,7 +203,7 @@ impl Oci {
                 (Err(Unmet::Stranger(why)), _) | (Err(Unmet::Wrong(why)), Tier::UserKernel) => {
                     *refused = Some(why);
                 }
-                // The kernel confirms that the peer is process 1, so a wrong handshake will be wrong on the
+                // The kernel has confirmed that the peer is process 1, so its handshake would fail on the
                 // next attempt too.
                 (Err(Unmet::Wrong(why)), Tier::Container) => {
                     return Err(Error::Impostor { id: id.clone(), why });
@@ -269,7 +272,7 @@ impl Runtime for Oci {
         if let Some(process) = held.clone().filter(|process| !grace.is_zero() && process.is_alive()) {
             let ending = async {
                 self.ask_to_end(id, &process).await?;
-                // On timeout, the teardown below kills it.
+                // On timeout, the teardown below kills process 1.
                 let _ = tokio::time::timeout(grace, process.ended()).await;
                 Ok::<_, Error>(())
             };
@@ -328,9 +331,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `work` on a thread where blocking is allowed. It runs to completion even if the caller stops waiting,
-/// because an abandoned start must still become a sandbox or nothing. Its trace steps belong to the caller's
-/// span.
+/// Runs `work` on a thread that may block. `work` runs to completion even if the caller stops waiting,
+/// because an abandoned start must still either succeed or clean up. The trace steps of `work` belong to the
+/// caller's span.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {

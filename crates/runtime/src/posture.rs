@@ -1,10 +1,10 @@
-//! The posture that process 1 reports about itself, compared with the expected one.
+//! Comparison of the posture that process 1 reports about itself with the expected one.
 
 use api::posture::Posture;
 
 use crate::confinement;
 
-/// The initial namespaces of Linux, whose numbers are the same on every kernel.
+/// The initial namespaces of Linux. Their numbers are the same on every kernel.
 pub(crate) const INITIAL: [(&str, &str); 4] = [
     ("pid", "pid:[4026531836]"),
     ("uts", "uts:[4026531838]"),
@@ -12,8 +12,8 @@ pub(crate) const INITIAL: [(&str, &str); 4] = [
     ("cgroup", "cgroup:[4026531835]"),
 ];
 
-/// Returns the differences in the posture of process 1 on backends that keep a sandbox's files in memory.
-/// `initial` contains the namespaces that it must not be in.
+/// Returns the differences between process 1's posture and the expected one, on backends that keep a
+/// sandbox's files in memory. `initial` contains the namespaces that process 1 must not be in.
 pub(crate) fn of_first<'a>(said: &Posture, initial: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<String> {
     let mut differences = Vec::new();
     let mut expect = |what: &str, seen: String, wanted: &str| {

@@ -1,29 +1,32 @@
-//! Detection of kernel features inside a user namespace, by one trial in a child process.
+//! Detection of kernel features that are available inside a user namespace, by trying them once in a child
+//! process.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// Error with which the probe ends if the setting exists. The probe never executes a program.
+/// Error that the probe returns if the setting exists. The probe always returns an error, so it never
+/// executes a program.
 const THERE: i32 = libc::EALREADY;
 
-/// Returns true if the backlog of listening sockets can be set in the network namespace of a user namespace.
-/// Older kernels, such as Debian 12's 6.1, expose no `net.core` settings there, and every start that sets one
-/// would fail.
+/// Returns true if the backlog of listening sockets can be set in a network namespace that a user namespace
+/// owns. Older kernels, such as Debian 12's 6.1, expose no `net.core` settings there, and every start that
+/// sets one would fail.
 pub(crate) fn has_backlog() -> bool {
     static KNOWN: OnceLock<bool> = OnceLock::new();
     *KNOWN.get_or_init(|| {
         let mut probe = Command::new("/proc/self/exe");
         probe.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: between fork and exec, `look` makes two system calls, on static memory, and allocates
-        // nothing.
+        // SAFETY: `look` runs between fork and exec; it makes two system calls, which only access static
+        // memory, and allocates nothing.
         unsafe { probe.pre_exec(look) };
         matches!(probe.spawn(), Err(error) if error.raw_os_error() == Some(THERE))
     })
 }
 
-/// Checks for the setting. Runs in the child, in namespaces of its own.
+/// Checks whether the setting exists. Runs in the child, which first creates its own user and network
+/// namespaces.
 fn look() -> io::Result<()> {
     // SAFETY: `unshare` takes no pointers.
     if unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) } < 0 {

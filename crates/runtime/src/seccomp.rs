@@ -1,12 +1,12 @@
 //! The system calls that a sandbox may make: an allowlist, for the native ABI only.
 //!
-//! Calls that are not listed return `ENOSYS`, as on an older kernel, so that C libraries fall back to calls
-//! that they know. Calls that programs are known to try, and whose refusal they handle, return `EPERM`. Calls
-//! of a foreign ABI (i386, x32) kill the process: their numbers have other meanings, and their `socketcall`
-//! hides a socket's family from any filter.
+//! Calls that are not listed return `ENOSYS`, as on an older kernel, so that C libraries fall back to older
+//! calls. Calls return `EPERM` if programs are known to try them and to handle this error. A call through a
+//! foreign ABI (i386, x32) kills the process: call numbers have different meanings there, and i386's
+//! `socketcall` hides a socket's family from every filter.
 //!
-//! The rules for one call never overlap, because the OCI runtime determines which of two overlapping rules
-//! applies.
+//! The rules for one call never overlap, because it would depend on the OCI runtime which of two overlapping
+//! rules applies.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ const EPROTONOSUPPORT: u32 = libc::EPROTONOSUPPORT as u32;
 const ESOCKTNOSUPPORT: u32 = libc::ESOCKTNOSUPPORT as u32;
 const EAFNOSUPPORT: u32 = libc::EAFNOSUPPORT as u32;
 
-/// Mask of the type in the type argument of a socket; the other bits are flags.
+/// Mask for the type in `socket`'s type argument. The other bits are flags.
 const TYPE_MASK: u64 = 0xf;
 const STREAM: u64 = libc::SOCK_STREAM as u64;
 const DATAGRAM: u64 = libc::SOCK_DGRAM as u64;
@@ -43,8 +43,8 @@ const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWPID,
     libc::CLONE_NEWNET,
 ];
-/// The execution domains that ordinary programs request: Linux, 32-bit Linux, both with the old `uname`, and
-/// the query of the current one.
+/// The execution domains that ordinary programs request: Linux, 32-bit Linux, both of these with the old
+/// `uname`, and the value that queries the current domain.
 const PERSONALITIES: [u64; 5] = [0, 8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
 /// Calls for files and directories.
@@ -65,10 +65,12 @@ const WAITING: &str = "\
     nanosleep pause pipe pipe2 poll ppoll \
     pselect6 select setitimer signalfd signalfd4 time timer_create timer_delete timer_getoverrun timer_gettime \
     timer_settime timerfd_create timerfd_gettime timerfd_settime times";
-/// Calls of the kernel's older asynchronous I/O. One sandbox could exhaust the machine's limit
-/// (`fs.aio-max-nr`). They are not in the filter, so they return `ENOSYS`, and programs use threads instead.
+/// Calls of the kernel's older asynchronous I/O interface, with which one sandbox could exhaust a limit of
+/// the whole machine (`fs.aio-max-nr`). The filter does not list these calls, so they return `ENOSYS`, and
+/// programs use threads instead.
 const ASYNCHRONOUS: &str = "io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit";
-/// Calls for memory. Placement on NUMA nodes and handling of page faults in user space are excluded.
+/// Calls for memory management. Placement on NUMA nodes and handling of page faults in user space are
+/// excluded.
 const MEMORY: &str = "\
     brk madvise map_shadow_stack membarrier memfd_create mincore mlock mlock2 mlockall mmap mprotect \
     mremap mseal msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect process_mrelease \
@@ -90,7 +92,7 @@ const TALKING: &str = "\
     accept accept4 bind connect getpeername getsockname getsockopt listen mq_getsetattr mq_notify mq_open \
     mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd recvfrom recvmmsg recvmsg semctl semget semop \
     semtimedop sendmmsg sendmsg sendto setsockopt shmat shmctl shmdt shmget shutdown";
-/// Calls that are refused with `EPERM`, because programs that try them handle it: mounting, entering
+/// Calls that are refused with `EPERM`, because programs that try them handle this error: mounting, entering
 /// namespaces, inspecting other processes, loading code into the kernel or profiling it, keys, and
 /// administration.
 const REFUSED: &str = "\
@@ -102,9 +104,9 @@ const REFUSED: &str = "\
 
 /// Returns the filter in the format of the OCI configuration.
 ///
-/// gVisor before 2026 returns `EPERM` whatever error a rule specifies, and C libraries do not fall back when
-/// `clone3` returns that. All versions support `SCMP_ACT_TRACE`, which results in `ENOSYS` if there is no
-/// tracer. There cannot be one, because `ptrace` is refused.
+/// gVisor versions before 2026 return `EPERM` regardless of the error that a rule specifies, and C libraries
+/// do not fall back when `clone3` returns `EPERM`. All versions support `SCMP_ACT_TRACE`, which results in
+/// `ENOSYS` if there is no tracer. There cannot be a tracer, because `ptrace` is refused.
 pub(crate) fn filter(tier: Tier) -> Value {
     let mut rules = Vec::new();
     for names in [FILES, WAITING, MEMORY, PROCESSES, TALKING] {
@@ -138,8 +140,9 @@ fn architecture() -> &'static str {
     if cfg!(target_arch = "aarch64") { "SCMP_ARCH_AARCH64" } else { "SCMP_ARCH_X86_64" }
 }
 
-/// Returns the rules for `clone`: allowed without namespace flags, refused with any. `clone3` passes its
-/// flags behind a pointer, which a filter cannot read, so it is not listed: C libraries then use `clone`.
+/// Returns the rules for `clone`, which is allowed without namespace flags and refused with any of them.
+/// `clone3` passes its flags through a pointer, which a filter cannot follow. It is therefore not listed, and
+/// C libraries use `clone` instead.
 fn clone() -> Vec<Value> {
     let bits = NAMESPACES.map(|flag| u64::from(flag.unsigned_abs()));
     let all = bits.iter().fold(0, |all, bit| all | bit);
@@ -147,8 +150,9 @@ fn clone() -> Vec<Value> {
     std::iter::once(allow("clone", &[masked(0, all, 0)])).chain(refused).collect()
 }
 
-/// Returns the rule for `unshare`: refused, except for process 1 of a user-space kernel. It creates a user
-/// namespace for the parent of interpreters, and prevents all other processes from doing so.
+/// Returns the rule for `unshare`. In a container, the call is refused. With a user-space kernel, the filter
+/// allows it to create a user namespace, because process 1 creates one for the parent of the interpreters.
+/// Process 1 prevents all other processes from doing the same.
 fn unshare(tier: Tier) -> Value {
     match tier {
         Tier::Container => refuse("unshare", EPERM, &[]),
@@ -167,7 +171,8 @@ fn socket() -> Vec<Value> {
         for (value, protocol) in [(STREAM, TCP), (DATAGRAM, UDP)] {
             rules.push(allow("socket", &[equal(0, family), kind(value), equal(2, 0)]));
             rules.push(allow("socket", &[equal(0, family), kind(value), equal(2, protocol)]));
-            // Protocols such as SCTP, MPTCP, SMC and L2TP: large protocol stacks without any reachable peer.
+            // These are protocols such as SCTP, MPTCP, SMC and L2TP, which are large protocol stacks with no
+            // reachable peer.
             rules.push(refuse("socket", EPROTONOSUPPORT, &[equal(0, family), kind(value), above(2, UDP)]));
         }
         rules.push(refuse("socket", EACCES, &[equal(0, family), kind(DATAGRAM), equal(2, ICMP)]));

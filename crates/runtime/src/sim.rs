@@ -1,14 +1,14 @@
-//! An in-memory runtime without isolation, for tests of lifecycles and of fleets larger than any machine
-//! could hold.
+//! An in-memory runtime without isolation, for testing lifecycles and fleets that are too large for any real
+//! machine.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`faults`] | faults that tests can inject |
 //! | [`world`] | the sandboxes of one simulated machine, and the processes that own them |
-//! | [`guest`] | the simulated guest: the routes of the channel |
-//! | [`exec`], [`program`] | its execs, and the few programs they run |
+//! | [`guest`] | the simulated guest, which serves the routes of the channel |
+//! | [`exec`], [`program`] | the guest's execs, and the few programs that they can run |
 //!
-//! A [`Sim`] is a handle of one *process* on a simulated machine. The machine outlives its processes:
+//! A [`Sim`] is a handle to one *process* on a simulated machine. The machine outlives its processes:
 //!
 //! ```text
 //! Sim::new ──▶ process ──clone──▶ the same process        machine: sandboxes, their guests and execs, faults
@@ -16,12 +16,12 @@
 //!                 └─restart─▶ the next process; all before it are gone, and nothing is owned
 //! ```
 //!
-//! A call on a process that is gone fails, and a call in progress at that moment never returns: a dead
-//! process receives no results, so it cannot interfere with its successors. A process also ends with its last
-//! handle.
+//! A call on a dead process fails, and a call that is in progress when its process dies never returns. A dead
+//! process therefore receives no results and cannot interfere with its successors. A process also ends when
+//! its last handle is dropped.
 //!
-//! All time is tokio's. If the clock is paused, only sleeps advance it; communication on a channel takes no
-//! time.
+//! All times are measured with tokio's clock. If that clock is paused, only sleeps advance it, and
+//! communication over a channel takes no time.
 
 mod exec;
 mod faults;
@@ -46,7 +46,7 @@ use crate::{Error, Exit, Inspect, Listed, Properties, Runtime, Spec, Tier, Usage
 use guest::Guest;
 use world::{SimProcess, World};
 
-/// Handle of one process on a simulated machine. Clones are the same process.
+/// A handle to one process on a simulated machine. Clones refer to the same process.
 #[derive(Clone)]
 pub struct Sim {
     world: Arc<World>,
@@ -78,8 +78,8 @@ impl Sim {
     }
 
     /// Kills all processes of the machine, as if by SIGKILL, and returns a new one. Their connections are
-    /// closed, and sandboxes that they were starting or stopping stay half-made or half-removed. Guests and
-    /// execs keep running, and the guests connect again.
+    /// closed, and sandboxes that they were starting or stopping stay partially created or partially removed.
+    /// Guests and execs keep running, and the guests connect again.
     #[must_use]
     pub fn restart(&self) -> Self {
         self.world.end_processes();
@@ -91,8 +91,8 @@ impl Sim {
         self.world.faults(change)
     }
 
-    /// Kills process 1 of a sandbox without the knowledge of the owning process. Only the first exit counts.
-    /// Everything else of the sandbox remains until it is stopped.
+    /// Kills process 1 of a sandbox without involving the process that owns the sandbox. Only the first exit
+    /// counts. Everything else that belongs to the sandbox remains until the sandbox is stopped.
     ///
     /// # Errors
     /// There is no such sandbox.
@@ -108,7 +108,7 @@ impl Sim {
         self.world.see(id, |sandbox| sandbox.usage = usage)
     }
 
-    /// Fails if this process is gone.
+    /// Fails if this process is dead.
     fn check(&self, act: &str) -> Result<(), Error> {
         if !self.process.is_gone() {
             return Ok(());
@@ -118,7 +118,7 @@ impl Sim {
         Err(Error::System { act: format!("{act} on a simulated machine"), source })
     }
 
-    /// Waits for an answer; never returns if this process is gone.
+    /// Waits for an answer. Never returns if this process dies first.
     async fn alive<T>(&self, answer: impl Future<Output = T>) -> T {
         tokio::select! {
             biased;
@@ -127,8 +127,8 @@ impl Sim {
         }
     }
 
-    /// Runs `work` to completion even if the caller stops waiting, unless this process ends: an abandoned
-    /// operation must still leave a sandbox or nothing.
+    /// Runs `work` to completion even if the caller stops waiting, unless this process ends. An abandoned
+    /// operation must not leave a partially created sandbox behind.
     async fn finish(
         &self,
         work: impl Future<Output = Result<(), Error>> + Send + 'static,
@@ -150,7 +150,7 @@ impl Sim {
 
     /// Returns the guest's next connection.
     async fn dialled(&self, id: &SandboxId, guest: Arc<Guest>) -> Result<UnixStream, Error> {
-        // A guest opens one connection at a time: the next one after the previous one has ended.
+        // A guest opens one connection at a time, so wait until the previous connection has ended.
         let line = Arc::clone(&guest.line).acquire_owned().await.map_err(|_| Error::Ended(id.clone()))?;
         self.world.until_guests_dial().await;
         let (ours, theirs) = UnixStream::pair()
@@ -182,7 +182,7 @@ impl Runtime for Sim {
                 world.remove(&id, &begun.guest);
                 return Err(broken_command(&id));
             }
-            // If the sandbox was stopped meanwhile, the start fails.
+            // If the sandbox has been stopped in the meantime, the start fails.
             world.made(&id, &begun.guest).inspect_err(|_| world.remove(&id, &begun.guest))?;
             begun.guest.live_for(ttl);
             tokio::spawn(expire(begun.guest));
@@ -215,7 +215,7 @@ impl Runtime for Sim {
             return Err(Error::System { act: "wait for a simulated process".into(), source });
         }
         let (guest, is_made) = self.world.see(id, |sandbox| (Arc::clone(&sandbox.guest), sandbox.is_made))?;
-        // There is no process 1 yet whose exit could be observed.
+        // Process 1 does not exist yet, so its exit cannot be observed.
         if !is_made {
             return Ok(Exit::Unknown);
         }
@@ -262,7 +262,8 @@ impl Inspect for Sim {
     }
 }
 
-/// Refuses specs that no machine could start: missing layer directories, and limits above their maximum.
+/// Refuses specs that no machine could start, because a layer directory is missing or a limit is above its
+/// maximum.
 fn refuse(spec: &Spec) -> Result<(), Error> {
     if let Some(layer) = spec.layers.iter().find(|layer| !layer.is_dir()) {
         let source = std::io::ErrorKind::NotFound.into();
@@ -272,7 +273,7 @@ fn refuse(spec: &Spec) -> Result<(), Error> {
     checked.map_err(|refusal| Error::Capacity { what: "a sandbox with these limits", why: refusal.message })
 }
 
-/// Returns an error like that of a failed start of a real runtime.
+/// Builds an error like the one from a real runtime whose start failed.
 fn broken_command(id: &SandboxId) -> Error {
     Error::Command {
         argv: format!("sim run {id}"),
@@ -281,7 +282,7 @@ fn broken_command(id: &SandboxId) -> Error {
     }
 }
 
-/// The guest's dead-man timer: ends it when its time to live expires.
+/// Ends the guest when its time to live expires, unless it ends earlier.
 async fn expire(guest: Arc<Guest>) {
     tokio::select! {
         _ = guest.life.ended() => {}

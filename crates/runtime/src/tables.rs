@@ -1,9 +1,10 @@
-//! Kernel tables that all sandboxes of a machine share: their sizes, and the share that one sandbox may use.
+//! Kernel tables that all sandboxes on a machine share: the sizes of the tables, and the share that one
+//! sandbox may use.
 //!
-//! Most tables are limited per user id or charged to memory and need no handling here, because each sandbox
-//! has its own ids and memory limit. Processes and open files have one machine-wide total. A sandbox may use
-//! only a share of each, whatever its limits are, so that no single sandbox exhausts them. Admission makes
-//! sure that all sandboxes together do not either.
+//! Most tables are limited per user ID or charged to memory and need no handling here, because each sandbox
+//! has its own IDs and memory limit. Processes and open files are limited only for the machine as a whole. A
+//! sandbox may use only a share of each, regardless of its own limits, so that no single sandbox can exhaust
+//! them. Admission ensures that all sandboxes together cannot exhaust them either.
 
 use std::path::Path;
 
@@ -11,25 +12,26 @@ use api::limits::Limits;
 
 use crate::Tier;
 
-/// Threads of the guest, and of the OCI runtime while it starts the guest.
+/// Number of tasks allowed for the guest, and for the OCI runtime while it starts the guest.
 const GUEST_TASKS: u64 = 64;
-/// Threads of a user-space kernel and its file server.
+/// Number of tasks allowed for a user-space kernel and its file server.
 const KERNEL_TASKS: u64 = 1024;
-/// Host tasks that a user-space kernel creates for each of its own tasks: a stub process and its threads.
+/// Number of host tasks that a user-space kernel creates for each of its own tasks: a stub process and its
+/// threads.
 const STUB_TASKS: u64 = 4;
-/// Processes reserved for the host: the kernel's own threads, services, and a login.
+/// Number of tasks reserved for the host: the kernel's own threads, services, and a login.
 pub const TASKS_RESERVE: u64 = 2048;
-/// Open files reserved for the host.
+/// Number of open files reserved for the host.
 pub const FILES_RESERVE: u64 = 16_384;
-/// Maximum number of open files per process: the usual limit of servers and build tools.
+/// Highest limit on open files per process. This is the usual limit for servers and build tools.
 const OPEN_FILES: u64 = 65_536;
-/// Minimum limit on open files per process: the traditional default, which programs rely on.
+/// Lowest limit on open files per process. This is the traditional default, which programs rely on.
 const OPEN_FILES_MIN: u64 = 1024;
-/// Divisor for the share of one sandbox: all its processes together may open an eighth of the machine's
-/// maximum.
+/// Divisor of the machine's maximum number of open files: all of a sandbox's processes together may open an
+/// eighth of it.
 const FILES_SHARE: u64 = 8;
 
-/// Size and usage of a table.
+/// Size and usage of a kernel table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableUsage {
     /// Number of used entries.
@@ -45,24 +47,25 @@ impl TableUsage {
     }
 }
 
-/// Returns the table of processes and threads of the whole machine.
+/// Returns the size and usage of the machine-wide table of processes and threads.
 pub fn tasks() -> TableUsage {
     let [pids, threads] = ["kernel/pid_max", "kernel/threads-max"].map(setting);
-    // The fourth word of `/proc/loadavg` is `running/all`, in tasks.
+    // The fourth word of `/proc/loadavg` contains the numbers of running tasks and of all tasks, as
+    // `running/all`.
     let load = read(Path::new("/proc/loadavg"));
     let used = load.split_whitespace().nth(3).and_then(|word| word.split_once('/')?.1.parse().ok());
     TableUsage { used: used.unwrap_or(0), total: pids.unwrap_or(u64::MAX).min(threads.unwrap_or(u64::MAX)) }
 }
 
-/// Returns the table of open files of the whole machine.
+/// Returns the size and usage of the machine-wide table of open files.
 pub fn files() -> TableUsage {
     let text = read(Path::new("/proc/sys/fs/file-nr"));
     let used = text.split_whitespace().next().and_then(|word| word.parse().ok());
     TableUsage { used: used.unwrap_or(0), total: setting("fs/file-max").unwrap_or(u64::MAX) }
 }
 
-/// Returns the number of file locks of the whole machine, if this kernel exposes it. There is no maximum:
-/// Linux does not limit them.
+/// Returns the number of file locks on the whole machine, if this kernel exposes it. There is no maximum,
+/// because Linux does not limit file locks.
 pub fn locks() -> Option<u64> {
     let text = read(Path::new("/proc/slabinfo"));
     let line = text.lines().find_map(|line| line.strip_prefix("file_lock_cache "));
@@ -83,12 +86,12 @@ pub fn tasks_of_all() -> u64 {
     total.saturating_sub(TASKS_RESERVE).max(total / 2)
 }
 
-/// Returns the maximum number of open files per process of a sandbox.
+/// Returns the maximum number of open files for each process of a sandbox.
 pub fn open_files(limits: &Limits) -> u64 {
     open_files_within(limits, files().total)
 }
 
-/// Returns the maximum number of open files of a whole sandbox.
+/// Returns the maximum number of files that all of a sandbox's processes together can have open.
 pub fn files_of(limits: &Limits) -> u64 {
     open_files(limits).saturating_mul(limits.pids)
 }
@@ -104,7 +107,7 @@ fn setting(name: &str) -> Option<u64> {
     read(&Path::new("/proc/sys").join(name)).trim().parse().ok()
 }
 
-/// Reads a file of the kernel; returns an empty string if it cannot be read.
+/// Reads one of the kernel's files, or returns an empty string if it cannot be read.
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }

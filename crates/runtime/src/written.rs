@@ -1,8 +1,8 @@
-//! Local records of sandboxes that run elsewhere (at an engine or in a rented workspace): for each sandbox a
-//! directory with a lock and the address of the backend.
+//! Local records of sandboxes that run elsewhere, on an engine or in a rented workspace. Each sandbox has a
+//! directory that contains a lock and the backend's address.
 //!
 //! The directory is created first and removed last, so listing the directories finds every sandbox that may
-//! exist at the backend.
+//! exist on the backend.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use api::SandboxId;
 use crate::hand::{self, Lock};
 use crate::{Error, files};
 
-/// File with the address of the backend at which the sandbox may exist.
+/// Name of the file that holds the address of the backend on which the sandbox may exist.
 const MADE: &str = "made";
 
 /// Records of the sandboxes of one backend and one data directory, with the locks that this process
@@ -60,13 +60,14 @@ impl BackendRecords {
         files::write(&self.directory(id).join(MADE), address)
     }
 
-    /// Returns true if the sandbox may exist at a backend.
+    /// Returns true if the sandbox may exist on a backend.
     pub fn is_made(&self, id: &SandboxId) -> bool {
         self.directory(id).join(MADE).exists()
     }
 
     /// Fails if any sandbox was created at an address other than `here`. Without this check, such a sandbox
-    /// would be reported as gone. The error contains the backend's name, and the variable with its address.
+    /// would be reported as gone. `name` is the backend's name, and `variable` is the environment variable
+    /// that holds its address. Both are used in the error.
     pub fn check_place(&self, here: &str, name: &str, variable: &str) -> Result<(), Error> {
         for id in self.all()? {
             let made = files::read_if_there(&self.directory(&id).join(MADE))?.unwrap_or_default();
@@ -86,7 +87,7 @@ impl BackendRecords {
         Ok(())
     }
 
-    /// Runs `remove`, which removes the sandbox at the backend, and then removes its record.
+    /// Runs `remove`, which removes the sandbox from the backend, and then removes the sandbox's record.
     pub async fn teardown(
         &self,
         id: &SandboxId,
@@ -95,8 +96,8 @@ impl BackendRecords {
         match (self.has(id), self.is_made(id)) {
             (true, false) => {}
             (true, true) => remove.await?,
-            // Without a record, the sandbox was removed already or belongs to another data directory. An
-            // unavailable backend must not block the stop of such a sandbox.
+            // Without a record, the sandbox has already been removed or belongs to a different data
+            // directory. Stopping such a sandbox must not fail because its backend is unavailable.
             (false, _) => match remove.await {
                 Ok(()) | Err(Error::Unavailable { .. }) => {}
                 Err(error) => return Err(error),
@@ -112,7 +113,7 @@ impl BackendRecords {
         hand::is_taken(&self.directory(id).join("lock"))
     }
 
-    /// Acquires the ownership of a sandbox, unless this process already has it.
+    /// Acquires ownership of a sandbox, unless this process already owns it.
     pub fn take(&self, id: &SandboxId) -> Result<(), Error> {
         let mut locks = self.locks();
         if locks.contains_key(id) {
@@ -131,8 +132,8 @@ impl BackendRecords {
         Ok(())
     }
 
-    /// Creates the sandbox's directory and acquires its ownership. Returns [`Error::Exists`] if the id is in
-    /// use.
+    /// Creates the sandbox's directory and acquires ownership of the sandbox. Returns [`Error::Exists`] if
+    /// the ID is in use.
     pub fn reserve(&self, id: &SandboxId) -> Result<(), Error> {
         let directory = self.directory(id);
         match std::fs::create_dir(&directory) {
@@ -143,7 +144,8 @@ impl BackendRecords {
     }
 }
 
-/// Returns an address at which recorded sandboxes of a directory may exist, or `None` if there are none.
+/// Returns an address at which the sandboxes recorded in this directory may exist, or `None` if no such
+/// sandbox is recorded.
 pub(crate) fn address_in(home: &Path) -> Option<String> {
     std::fs::read_dir(home).ok()?.flatten().find_map(|entry| {
         let address = std::fs::read_to_string(entry.path().join(MADE)).ok()?;
@@ -151,15 +153,15 @@ pub(crate) fn address_in(home: &Path) -> Option<String> {
     })
 }
 
-/// Returns the random name that distinguishes the sandboxes of this data directory from others at the same
-/// backend. It is created once and stored.
+/// Returns the random name that distinguishes the sandboxes of this data directory from other sandboxes on
+/// the same backend. The name is created once and stored.
 pub(crate) fn owner(home: &Path) -> Result<String, Error> {
     let path = home.join("owner");
     if let Some(text) = files::read_if_there(&path)? {
         return Ok(text);
     }
     let text = random_name()?;
-    // Link instead of rename: if two processes race, the first one wins and both use its name.
+    // Link the file instead of renaming it: if two processes race, the first one wins and both use its name.
     let fresh = home.join(format!("owner.{text}"));
     files::write(&fresh, &text)?;
     let linked = std::fs::hard_link(&fresh, &path);

@@ -1,4 +1,4 @@
-//! State of all routes.
+//! State that all routes share.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use crate::mcp;
 use crate::ports::Ports;
 use crate::ports::name::Domain;
 
-/// State of all routes. Clones share it.
+/// State that all routes share. Cheap to clone; clones share the same state.
 #[derive(Clone)]
 pub struct App {
     /// The platform.
     pub platform: Arc<Platform>,
-    /// Access to ports of sandboxes.
+    /// State for access to sandbox ports.
     pub ports: Arc<Ports>,
-    /// MCP clients.
+    /// Service for MCP clients.
     pub(crate) mcp: Arc<Service>,
 }
 
 impl App {
-    /// Creates the state for a platform whose ports have names below `domain`.
+    /// Creates the state for a platform whose ports have host names below `domain`.
     pub fn new(platform: Arc<Platform>, domain: Domain) -> Self {
         Self { platform, ports: Arc::new(Ports::under(domain)), mcp: Arc::new(mcp::service()) }
     }

@@ -1,10 +1,11 @@
-//! Authority over HTTP: the extractors by which a handler states its need, and the table of routes that enforces it.
+//! Authorization over HTTP. The type of a handler's first argument states the handler's need, that is, the
+//! credential that callers must present.
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`caller`] | the extractors for an API key of some role, and for none |
-//! | [`table`] | routes, registered together with the need that their handler's first argument states |
-//! | [`cut`] | bodies of requests and responses that end when their key is revoked or expires |
+//! | [`caller`] | extractors for requests that need an API key with some role, and for requests that need none |
+//! | [`table`] | the route table, which registers each handler with the need that its first argument states |
+//! | [`cut`] | request and response bodies that end when their key is revoked or expires |
 //!
 //! Invariant: a handler cannot be registered unless the type of its first argument states its need.
 

@@ -1,14 +1,13 @@
-//! Request bodies. They count against memory budgets before they are read, and for as long as they are in
-//! memory.
+//! Request bodies. Each body counts against memory budgets from before it is read until it leaves memory.
 //!
 //! | function or type | for | limits |
 //! |---|---|---|
-//! | [`message`], [`Sent`] | JSON | a length; [`BODY_WITHIN`]; the budgets of project and address, until the response is sent |
-//! | [`bytes()`] | standard input | the same |
-//! | [`counted`] | JSON that is used after the response has begun | the same, for as long as [`BodyReservation`] is held |
-//! | [`Coming`] | files, which are streamed | [`IDLE_MAX`] between two chunks; the handler takes one of the project's streams |
+//! | [`message`], [`Sent`] | JSON | a length; [`BODY_WITHIN`]; the budgets of the project and the address, until the response is sent |
+//! | [`bytes()`] | standard input | the same limits as for JSON |
+//! | [`counted`] | JSON that is used after the response has begun | the same limits, for as long as [`BodyReservation`] is held |
+//! | [`Coming`] | files, which are streamed | [`IDLE_MAX`] between two chunks; the handler occupies one of the project's stream slots |
 //!
-//! A refused body is never kept: [`discard`] drops what arrives of it.
+//! A refused body is never stored: [`discard`] drops the data as it arrives.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,21 +30,22 @@ use crate::listen::Origin;
 use crate::rejection::{Answer, Rejection};
 use control::account::Account;
 
-/// Timeout for a whole message.
+/// Timeout for receiving a whole message.
 pub const BODY_WITHIN: Duration = Duration::from_secs(30);
-/// Timeout for a client to send or receive the next chunk of a file. Afterwards, the client is disconnected.
+/// Maximum time that a client may take to send or receive the next chunk of a file. A slower client is
+/// disconnected.
 pub const IDLE_MAX: Duration = Duration::from_secs(60);
-/// Memory of an element of parsed JSON besides its text: an entry of a list or a map.
+/// Memory that an element of parsed JSON, such as an entry of a list or a map, takes in addition to its text.
 const ELEMENT_BYTES: usize = 64;
-/// Limits on the part of a refused body that is received and dropped. A client reads the response only after
-/// it has stopped sending.
+/// Limits for receiving and dropping the rest of a refused body. The server receives the rest because a
+/// client reads the response only after it has finished sending.
 const DISCARD_WITHIN: Duration = Duration::from_secs(5);
 const DISCARD_BYTES: usize = 1 << 20;
 
-/// JSON body.
+/// A JSON body, parsed.
 pub struct Sent<T>(pub T);
 
-/// Memory reserved for a body, which is returned when dropped.
+/// Memory that is reserved for a body. Dropping the reservation releases the memory.
 #[derive(Default)]
 pub struct BodyReservation {
     account: Option<Arc<Account>>,
@@ -53,21 +53,21 @@ pub struct BodyReservation {
     held: Vec<OwnedSemaphorePermit>,
 }
 
-/// Reservations for the bodies of one request. The connection holds them until the response is sent, because
-/// a handler may use a body until then.
+/// Memory reservations for the bodies of one request. The connection holds them until the response is sent,
+/// because a handler may use a body until then.
 #[derive(Clone, Default)]
 pub struct BodyReservations(Arc<Mutex<Vec<BodyReservation>>>);
 
-/// Body of a request, which is read chunk by chunk.
+/// A request body that is read chunk by chunk.
 pub struct Coming(Body);
 
-/// Body that is lent to a parser. When the parser drops it, it returns to [`Lent`].
+/// A body that is lent to a parser. When the parser drops it, the body returns to [`Lent`].
 struct Loan {
     body: Option<BodyDataStream>,
     owner: Option<oneshot::Sender<BodyDataStream>>,
 }
 
-/// Owner of a body that is lent to a parser.
+/// The owner of a body that is lent to a parser.
 pub struct Lent(oneshot::Receiver<BodyDataStream>);
 
 /// Lends a body to a parser.
@@ -78,8 +78,8 @@ pub fn lend(body: Body) -> (Body, Lent) {
 }
 
 impl Lent {
-    /// Receives and drops the part that the parser did not read, so that the client finishes sending and
-    /// reads the response.
+    /// Receives and drops the part of the body that the parser did not read, so that the client finishes
+    /// sending and reads the response.
     pub async fn discard(mut self) {
         let Ok(mut body) = self.0.try_recv() else { return };
         let rest = async { while let Some(Ok(_)) = body.next().await {} };
@@ -132,7 +132,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Sent<T> {
 }
 
 impl BodyReservation {
-    /// Reserves this many bytes in the budget of the request's project, and in that of its address.
+    /// Reserves this many bytes in the budgets of the request's project and of its client's address.
     fn take(&mut self, bytes: usize) -> Answer<()> {
         if let Some(account) = &self.account {
             self.held.push(account.share.room(bytes)?);
@@ -143,7 +143,7 @@ impl BodyReservation {
         Ok(())
     }
 
-    /// Returns the reserved memory beyond this many bytes.
+    /// Releases the reserved memory beyond this many bytes.
     fn shrink_to(&mut self, bytes: usize) {
         for permit in &mut self.held {
             drop(permit.split(permit.num_permits().saturating_sub(bytes.div_ceil(1024))));
@@ -163,10 +163,10 @@ impl BodyReservations {
 }
 
 impl Coming {
-    /// Creates the reader of a request's body.
+    /// Creates a reader for a request's body.
     ///
     /// # Errors
-    /// The body is compressed, or a form.
+    /// The body is compressed, or it is a form.
     pub fn of(request: Request) -> Answer<Self> {
         let kind = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
         if kind.and_then(|kind| kind.get(..10)).is_some_and(|kind| kind.eq_ignore_ascii_case(b"multipart/")) {
@@ -204,10 +204,11 @@ impl Coming {
     }
 }
 
-/// Returns a JSON body of at most this many bytes. Its memory stays reserved until the response is sent.
+/// Returns a JSON body of at most this many bytes. The memory for it stays reserved until the response is
+/// sent.
 ///
 /// # Errors
-/// The body is too long, compressed or late, or the budgets leave too little memory for it.
+/// The body is too long, is compressed, arrives too late, or does not fit into the memory budgets.
 pub async fn message(request: Request, most: usize) -> Answer<Bytes> {
     let (parts, body) = request.into_parts();
     let (bytes, room) = counted(&parts, body, most).await?;
@@ -215,10 +216,10 @@ pub async fn message(request: Request, most: usize) -> Answer<Bytes> {
     Ok(bytes)
 }
 
-/// Returns a body that is not parsed, within the same limits.
+/// Returns a body that is not parsed, within the limits that [`message`] applies.
 ///
 /// # Errors
-/// As [`message`].
+/// Fails like [`message`].
 pub async fn bytes(request: Request, most: usize) -> Answer<Bytes> {
     let (parts, body) = request.into_parts();
     let (bytes, room) = received(&parts, body, most).await?;
@@ -226,17 +227,17 @@ pub async fn bytes(request: Request, most: usize) -> Answer<Bytes> {
     Ok(bytes)
 }
 
-/// Returns a JSON body, and the reservation for its text and its parsed form.
+/// Returns a JSON body together with the reservation for its text and its parsed form.
 ///
 /// # Errors
-/// As [`message`].
+/// Fails like [`message`].
 pub async fn counted(parts: &Parts, body: Body, most: usize) -> Answer<(Bytes, BodyReservation)> {
     let (bytes, mut room) = received(parts, body, most).await?;
     room.take(elements(&bytes).saturating_mul(ELEMENT_BYTES))?;
     Ok((bytes, room))
 }
 
-/// Receives a refused body and drops it. Limits how many clients of an address can do this at a time.
+/// Receives a refused body and drops it. Limits how many clients with the same address can do this at a time.
 pub async fn discard(mut body: Body, origin: Option<&Origin>) {
     let Some(_turn) = origin.and_then(Origin::discards) else { return };
     let rest = async {
@@ -272,8 +273,8 @@ async fn received(parts: &Parts, body: Body, most: usize) -> Answer<(Bytes, Body
     if length.is_some_and(|length: u64| length > most as u64) {
         return Err(too_large(most).into());
     }
-    // A body without a length is charged with the maximum. Every route authenticates its caller before it
-    // reads a body.
+    // A body of unknown length is charged with the maximum. Only authenticated callers can cause this,
+    // because every route authenticates its caller before it reads a body.
     let length = length.and_then(|length| usize::try_from(length).ok());
     let mut room = BodyReservation::of(&parts.extensions);
     room.take(length.unwrap_or(most))?;
@@ -289,10 +290,11 @@ async fn received(parts: &Parts, body: Body, most: usize) -> Answer<(Bytes, Body
     Ok((bytes, room))
 }
 
-/// Collects a body in one buffer. A list of one-byte chunks would need thirty times as much memory.
+/// Collects a body in a single buffer. If a client sent single bytes, a list of chunks would take thirty
+/// times as much memory.
 ///
-/// The buffer has the announced length, but takes only as much memory as data has arrived: pages that were
-/// not written to do not exist.
+/// The capacity of the buffer is the announced length, but the buffer takes only as much physical memory as
+/// data has arrived, because the kernel allocates pages when they are first written.
 async fn gathered(mut body: Body, length: usize, most: usize) -> Result<Bytes, Error> {
     let mut all = BytesMut::with_capacity(length);
     while let Some(frame) = body.frame().await {
@@ -305,7 +307,7 @@ async fn gathered(mut body: Body, length: usize, most: usize) -> Result<Bytes, E
     Ok(all.freeze())
 }
 
-/// Returns the maximum number of elements in a JSON text, without parsing it.
+/// Returns an upper bound for the number of elements in a JSON text, without parsing it.
 fn elements(json: &[u8]) -> usize {
     let (mut count, mut in_text, mut escaped) = (0, false, false);
     for byte in json {
@@ -335,7 +337,7 @@ fn broke_off() -> Error {
     Error::invalid("the request body ended early", "Send the request again.")
 }
 
-/// Creates the error for a body that stops arriving.
+/// Builds the error for a body that has stopped arriving.
 fn silent() -> Error {
     Error {
         code: ErrorCode::Deadline,

@@ -1,9 +1,10 @@
-//! Rewrites the API description so that code generators understand it.
+//! Rewrites the API description so that code generators can process it.
 //!
-//! `serde` flattens one object into another, which utoipa describes as `allOf` with a reference. Generators
-//! reject `allOf` within a union, and no value can satisfy it where one part forbids additional properties.
-//! Here each `allOf` becomes one object with all properties, and each variant of a tagged union becomes a
-//! schema with a name, such as `OutputLineEnd`. `Vec<u8>` is binary data, not an array of numbers.
+//! utoipa describes an object that `serde` flattens into another as `allOf` with a reference. Code generators
+//! reject `allOf` within a union. Also, if one part of an `allOf` forbids additional properties, no value can
+//! satisfy the whole. This module therefore replaces each `allOf` with one object that has all properties,
+//! and turns each variant of a tagged union into a named schema such as `OutputLineEnd`. It also describes
+//! `Vec<u8>` as binary data instead of an array of numbers.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +18,14 @@ type Schemas = BTreeMap<String, RefOr<Schema>>;
 /// Media types of binary bodies.
 const BINARY: [&str; 2] = ["application/octet-stream", "application/x-tar"];
 
-/// Adds descriptions that the attributes of a route omit: meanings of statuses, and binary bodies.
+/// Adds descriptions that a route's attributes omit: the meanings of statuses, and binary bodies.
 pub(crate) fn describe_bodies(operation: &mut Operation) {
     describe_responses(operation);
     describe_bytes(operation);
 }
 
-/// Gives each response without a description the name of its status: OpenAPI requires a description.
+/// Describes each response that has no description by the name of its status, because OpenAPI requires a
+/// description.
 fn describe_responses(operation: &mut Operation) {
     for (status, response) in &mut operation.responses.responses {
         if let RefOr::T(response) = response
@@ -76,7 +78,7 @@ pub(crate) fn simplify(mut description: OpenApi) -> OpenApi {
     description
 }
 
-/// Replaces `allOf` by one object, or by a union of objects where a part is a union.
+/// Replaces an `allOf` with one object, or with a union of objects if one of its parts is a union.
 fn flatten(schema: &mut RefOr<Schema>, known: &Schemas) {
     let RefOr::T(Schema::AllOf(all)) = &*schema else { return };
     let description = all.description.clone();
@@ -96,7 +98,7 @@ fn flatten(schema: &mut RefOr<Schema>, known: &Schemas) {
     };
 }
 
-/// Returns the objects that a schema allows. Returns `None` if it also allows other types.
+/// Returns the objects that a schema allows, or `None` if the schema also allows other types.
 fn alternatives(schema: &RefOr<Schema>, known: &Schemas) -> Option<Vec<Object>> {
     let schema = match schema {
         RefOr::T(schema) => schema,
@@ -116,7 +118,7 @@ fn alternatives(schema: &RefOr<Schema>, known: &Schemas) -> Option<Vec<Object>> 
     }
 }
 
-/// Returns an object with the properties of both.
+/// Returns an object with the properties of both objects.
 fn merged(one: &Object, other: &Object) -> Object {
     let mut both = one.clone();
     both.properties.extend(other.properties.clone());
@@ -125,7 +127,7 @@ fn merged(one: &Object, other: &Object) -> Object {
     both
 }
 
-/// Replaces the variants of a tagged union by references, and returns the variants under their names.
+/// Replaces the variants of a tagged union with references, and returns the variants with their new names.
 fn name_variants(name: &str, schema: &mut RefOr<Schema>) -> Vec<(String, RefOr<Schema>)> {
     let RefOr::T(Schema::OneOf(union)) = schema else { return Vec::new() };
     let mut named = Vec::new();
@@ -141,7 +143,7 @@ fn name_variants(name: &str, schema: &mut RefOr<Schema>) -> Vec<(String, RefOr<S
     named
 }
 
-/// Returns the value of the property that has only one permitted value.
+/// Returns the value of the tag, which is the required property with only one permitted value.
 fn tag(object: &Object) -> Option<String> {
     object.required.iter().find_map(|name| {
         let Some(RefOr::T(Schema::Object(property))) = object.properties.get(name) else { return None };

@@ -1,5 +1,5 @@
-//! Extractors for the parts of a request other than its credential and its body ([`crate::body`]): the
-//! idempotency key, the path and the query.
+//! Extractors for the idempotency key, the path and the query. The credential has its own extractors in
+//! [`crate::authority`], and the body in [`crate::body`].
 
 use api::server::{IDEMPOTENCY_BYTES_MAX, IDEMPOTENCY_HEADER};
 use api::{ContextId, Error, ExecId};
@@ -11,13 +11,13 @@ use sha2::{Digest, Sha256};
 
 use crate::rejection::{Answer, Rejection};
 
-/// Idempotency key of a request, if it has one.
+/// A request's idempotency key, if it has one.
 pub struct Idempotency(pub Option<String>);
 
-/// Parameters in the path. Like axum's extractor, but rejects with an error of the API.
+/// Path parameters. Like axum's extractor, but rejects invalid parameters with an API error.
 pub struct Path<T>(pub T);
 
-/// Parameters in the query. Like axum's extractor, but rejects with an error of the API.
+/// Query parameters. Like axum's extractor, but rejects invalid parameters with an API error.
 pub struct Query<T>(pub T);
 
 impl<S: Sync> FromRequestParts<S> for Idempotency {
@@ -70,18 +70,18 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
 }
 
 impl Idempotency {
-    /// Returns the id of an exec: always the same for the same key, and a fresh one without a key.
+    /// Returns an exec ID. The same key always yields the same ID; without a key, the ID is random.
     ///
     /// # Errors
-    /// The kernel does not return random bytes.
+    /// The kernel's random number generator is unavailable.
     pub fn exec_id(&self) -> Answer<ExecId> {
         Ok(ExecId::from_random(self.bytes()?))
     }
 
-    /// Returns the id of a context, in the same way.
+    /// Returns a context ID. The same key always yields the same ID; without a key, the ID is random.
     ///
     /// # Errors
-    /// The kernel does not return random bytes.
+    /// The kernel's random number generator is unavailable.
     pub fn context_id(&self) -> Answer<ContextId> {
         Ok(ContextId::from_random(self.bytes()?))
     }

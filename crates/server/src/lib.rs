@@ -1,21 +1,22 @@
-//! The HTTP server of the platform: the public API, MCP, ports of sandboxes, and the parts that other APIs are built from.
+//! The platform's HTTP server: the public API, MCP, sandbox ports, and the parts from which other APIs are
+//! built.
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`app`] | the state of all routes |
+//! | [`app`] | the state that all routes share |
 //! | [`routes`] | the public API, one handler per route |
-//! | [`authority`] | extractors that turn a credential into a grant, and the table of routes |
+//! | [`authority`] | extractors that turn a credential into a grant, and the route table |
 //! | [`extract`] | extractors for the other parts of a request |
-//! | [`body`] | request bodies, counted before they are read |
-//! | [`rejection`] | errors as responses |
-//! | [`output`] | responses with the output of an exec |
+//! | [`body`] | request bodies, which count against memory budgets before they are read |
+//! | [`rejection`] | errors as HTTP responses |
+//! | [`output`] | responses that stream an exec's output |
 //! | [`mcp`] | the Model Context Protocol |
-//! | [`ports`] | ports of sandboxes, reached from outside |
+//! | [`ports`] | access to sandbox ports from outside |
 //! | [`terminal`] | terminals over WebSockets |
-//! | [`listen`] | connections within limits, with or without TLS |
+//! | [`listen`] | acceptance of connections, with limits, with or without TLS |
 //!
-//! Invariants: a request without a valid credential has no effect; every error is an [`api::Error`]; an operation that a request
-//! starts completes even if its connection ends.
+//! Invariants: A request without a valid credential has no effect. Every error is an [`api::Error`]. An
+//! operation that a request starts completes even if the request's connection ends.
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,13 @@
-//! Acceptance of connections, with or without TLS, each within limits.
+//! Acceptance of connections, with or without TLS and within limits.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`guests`] | counts and limits of connections, by address |
-//! | [`idle`] | time limits of connections |
-//! | [`answer`] | responses that are being sent, and when they are dropped |
+//! | [`guests`] | counts and limits of connections, per address |
+//! | [`idle`] | time limits for connections |
+//! | [`answer`] | responses in transmission, and when to drop them |
 //!
-//! Clients that send nothing, or send too slowly, are disconnected, and no client can take more than its
-//! share of the connections. Plain HTTP is for this machine only, unless the operator configures otherwise.
+//! Clients that send nothing or send too slowly are disconnected, and no client can take more than its share
+//! of the connections. Plain HTTP is for the local machine only, unless the operator configures otherwise.
 
 mod answer;
 mod guests;
@@ -48,49 +48,52 @@ use answer::{Answered, Streams};
 use guests::{ConnectionSlot, Guests};
 use idle::{Idle, UnderWay};
 
-/// Maximum idle time of an unauthenticated connection, including the wait for the head of its first request.
+/// Maximum idle time of an unauthenticated connection. Includes the wait for the head of its first request.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
 /// Timeout for a TLS handshake, which takes two round trips.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum number of concurrent requests on one HTTP/2 connection. RFC 9113 recommends at least 100. A client
-/// without a key that uses all of them must exceed [`REFUSED_MAX`].
+/// without a key that tries to use all of them exceeds [`REFUSED_MAX`].
 const STREAMS_MAX: u32 = 100;
-/// Maximum length of a request head. Heads are small, and a longer one is an attack. Over HTTP/1, this also
-/// limits how much is buffered of a response that the client does not read.
+/// Maximum length of a request head. Legitimate heads are small; a longer one is an attack. Over HTTP/1, this
+/// also limits how much of a response is buffered if the client does not read it.
 const HEAD_BYTES_MAX: u32 = 64 * 1024;
-/// Maximum amount of data that a client may send on one HTTP/2 connection before any of it is used. A smaller
-/// window would slow uploads over long distances: at a round-trip time of 100 ms, this one allows 5 MB/s.
+/// Maximum amount of data that a client may send on one HTTP/2 connection before the server has consumed any
+/// of it. A smaller window would slow down uploads over long distances: at a round-trip time of 100 ms, this
+/// one allows 5 MB/s.
 const WINDOW_BYTES: u32 = 512 * 1024;
-/// Maximum amount of an HTTP/2 response that is buffered while the socket does not accept it.
+/// Maximum amount of an HTTP/2 response that is buffered while the socket accepts no data.
 const SEND_BYTES_MAX: usize = 64 * 1024;
-/// Time for which excess requests on a new connection wait until one request presents a valid key.
+/// How long excess requests on a new connection wait for one of its requests to present a valid key.
 const SHOWN_WITHIN: Duration = Duration::from_secs(2);
-/// Maximum number of refused requests on a connection before it is closed. A client without a key that uses all [`STREAMS_MAX`] exceeds it.
+/// Maximum number of refused requests on a connection before it is closed. A client without a key that uses
+/// all [`STREAMS_MAX`] streams exceeds this number.
 const REFUSED_MAX: usize = 80;
 /// Headers that can contain a credential.
 const CREDENTIALS: [&str; 4] = ["authorization", "x-api-key", "x-access-token", "cookie"];
-/// Interval and timeout of pings on HTTP/2 connections. A peer that does not answer them is gone.
+/// Interval and timeout of pings on HTTP/2 connections. A peer that does not answer counts as gone.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_WITHIN: Duration = Duration::from_secs(20);
-/// Delay before the next attempt to accept a connection, for example when no descriptors are free.
+/// Delay before the next attempt to accept a connection after a failure, for example a lack of descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// TCP keepalive: the silence before the first probe, the interval of probes, and the number of missing
-/// replies after which the peer is gone. An upgraded connection may be silent for hours, and keeps its
-/// sandbox in use.
+/// TCP keepalive: the idle time before the first probe, the interval between probes, and the number of
+/// unanswered probes after which the peer counts as gone. Keepalive is necessary because an upgraded
+/// connection may be silent for hours, and it keeps its sandbox in use while it exists.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// True if a request came over TLS.
+/// Whether a request arrived over TLS.
 #[derive(Clone, Copy, Debug)]
 pub struct Encrypted(pub bool);
 
-/// Marker of a response that is forwarded as it arrives. Its length says nothing about its use of memory.
+/// Marker for a response that is forwarded as it arrives. The length of such a response says nothing about
+/// its memory use.
 #[derive(Clone, Copy, Debug)]
 pub struct Passed;
 
-/// Paths of a certificate and its key, in PEM format.
+/// Paths of a certificate file and its key file, both in PEM format.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
     /// Certificate chain, beginning with the server's own certificate.
@@ -99,7 +102,7 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// Error in the files of a certificate and its key.
+/// Error in a certificate file or its key file.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read or is not PEM.
@@ -107,10 +110,10 @@ pub enum TlsError {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// Reason.
+        /// Why the file cannot be used.
         why: String,
     },
-    /// The certificate and the key do not match, or are not usable.
+    /// The certificate and the key do not match, or one of them is not usable.
     #[error("the TLS certificate and its key cannot be used")]
     Unusable(#[source] tokio_rustls::rustls::Error),
 }
@@ -118,7 +121,7 @@ pub enum TlsError {
 /// Reads a certificate and its key.
 ///
 /// # Errors
-/// The files cannot be read, or do not match.
+/// A file cannot be read, or the certificate and the key do not match.
 pub fn tls(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
     let unreadable = |path: &Path, why: String| TlsError::File { path: path.to_owned(), why };
     let certificates = CertificateDer::pem_file_iter(&files.certificate)
@@ -144,14 +147,15 @@ pub fn tls(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Listens on an address. The backlog equals the maximum number of authenticated connections: with a smaller
-/// one, the kernel would drop connections during a burst, and their clients would retry only after a second.
+/// Listens on an address. The backlog equals the maximum number of authenticated connections. With a smaller
+/// backlog, the kernel would drop connections during a burst, and their clients would retry only after a
+/// second.
 ///
 /// # Errors
 /// The kernel rejects the address.
 pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // Connections of an earlier server process may still be closing.
+    // Allow binding to the address while connections of a previous server process are still closing.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(u32::try_from(guests::KNOWN_MAX).unwrap_or(u32::MAX))
@@ -202,7 +206,7 @@ pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Rout
     }
 }
 
-/// Enables TCP keepalive. Without it, a peer that has vanished is noticed later.
+/// Enables TCP keepalive. Without it, the server would take longer to notice that a peer has vanished.
 fn keep_alive(stream: &TcpStream) {
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE_AFTER);
@@ -235,7 +239,8 @@ async fn connection(
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
     // The builder detects the protocol from the first bytes and would wait for them forever (H-01), so the
-    // timeout is here. The result of the connection is ignored: each request on it was answered and logged.
+    // timeout is enforced here. The connection's result is ignored, because each of its requests was answered
+    // and logged.
     while idle.left(HEAD_WITHIN) != Some(Duration::ZERO) {
         let next = idle.left(HEAD_WITHIN).unwrap_or(HEAD_WITHIN);
         if tokio::time::timeout(next, &mut connection).await.is_ok() {
@@ -258,8 +263,8 @@ fn tower_service(
     let visit = Arc::new(visit);
     TowerToHyperService::new(tower::service_fn(move |request: Request<hyper::body::Incoming>| {
         let under_way = visit.idle.begin(request.version() == Version::HTTP_2);
-        // Decide this before anything is allocated: a client can open a hundred streams before the first of
-        // them is served, and each of them would hold memory.
+        // Decide this before anything is allocated: a client can open a hundred streams before the first one
+        // is served, and each of them would take memory.
         let waits = under_way.crowded.then(|| visit.may_wait(request.headers()));
         if let Some(None) = waits {
             return future::ready(Ok(visit.refuse())).left_future();
@@ -303,23 +308,25 @@ async fn answer_to(
     Ok(response.map(|body| Body::new(Answered::new(body, under_way, is_http2, (known, room)))))
 }
 
-/// Returns the response to a request beyond the limit. It has no body, so it needs no flow-control window.
+/// Returns the response to a request beyond the limit. The response has no body, so it can be sent even if
+/// the client grants no flow-control window.
 fn crowded() -> Response {
     (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "1")]).into_response()
 }
 
-/// One connection, with its client and its slot.
+/// One connection, with its client's address and its slot.
 struct Visit {
     peer: SocketAddr,
     encrypted: Encrypted,
     idle: Idle,
     place: Arc<ConnectionSlot>,
-    /// Number of requests beyond the limit that were refused.
+    /// Number of requests that were refused because they exceeded the limit.
     refused: AtomicUsize,
 }
 
 impl Visit {
-    /// Refuses a request beyond the limit, and closes the connection if its client continues to send them.
+    /// Refuses a request beyond the limit. Closes the connection if its client continues to send such
+    /// requests.
     fn refuse(&self) -> Response {
         if self.refused.fetch_add(1, Ordering::Relaxed) >= REFUSED_MAX {
             self.place.send_away();
@@ -327,21 +334,21 @@ impl Visit {
         crowded()
     }
 
-    /// Returns a permit to wait, for a request beyond the limit of an unauthenticated connection. A request
-    /// without a credential does not wait.
+    /// Decides whether a request beyond an unauthenticated connection's limit may wait, and returns its
+    /// permit. Returns `None` if the request presents no credential or if too many requests already wait.
     fn may_wait(&self, headers: &HeaderMap) -> Option<OwnedSemaphorePermit> {
         let shows = CREDENTIALS.iter().any(|name| headers.contains_key(*name));
         shows.then(|| self.place.may_wait()).flatten()
     }
 
-    /// Waits until a valid credential is presented on the connection. Returns false after the timeout.
+    /// Waits until a request on the connection presents a valid credential. Returns false after the timeout.
     async fn has_turn(&self, _waits: OwnedSemaphorePermit) -> bool {
         tokio::time::timeout(SHOWN_WITHIN, self.idle.until_known()).await.is_ok()
     }
 }
 
-/// Guard of a connection's slot. An upgraded connection, such as a WebSocket, continues after HTTP ends on
-/// it; its handler then holds this guard.
+/// Guard for a connection's slot. An upgraded connection, such as a WebSocket, continues after HTTP has ended
+/// on it. Its handler then holds this guard, which keeps the slot occupied.
 #[derive(Clone)]
 pub struct ConnectionGuard {
     _place: Arc<ConnectionSlot>,

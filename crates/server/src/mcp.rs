@@ -1,4 +1,4 @@
-//! Tools over the Model Context Protocol. Each client has its own session, which its first call creates.
+//! Tools over the Model Context Protocol. Each client has its own session, which its first tool call creates.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,45 +32,47 @@ use control::session::ToolRequest;
 use control::session::flight::EndsWith;
 use control::session::whole;
 
-/// Maximum number of concurrent clients, in total and of one key. A client needs little memory, and its
-/// sandbox counts against the quota of its project.
+/// Maximum numbers of concurrent MCP clients in total and per key. A client itself needs little memory, and
+/// its sandbox counts against its project's quota.
 const CLIENTS_MAX: usize = 10_000;
 const CLIENTS_OF_KEY_MAX: usize = 1000;
-/// Time without a request or a listening connection after which a client is considered gone.
+/// Idle time after which a client counts as gone. A client is idle if it has neither a request nor a
+/// listening connection.
 const CLIENT_IDLE: Duration = Duration::from_secs(1800);
 
-/// Query of a client, which selects a tool set.
+/// Query parameters of an MCP client, which select a tool set.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {
-    /// Tool set; the default is the one for code.
+    /// Tool set. The default is the set for running code.
     #[serde(default = "interpreter")]
     set: ToolSet,
 }
 
-/// Session of one client.
+/// State of one MCP client.
 struct Talk {
     platform: Arc<Platform>,
     account: Arc<Account>,
     set: ToolSet,
-    /// Created by the first call.
+    /// The client's session. The first tool call creates it.
     live: OnceCell<Arc<Live>>,
 }
 
-/// Creates the service for MCP clients.
+/// Creates the MCP service.
 pub fn service() -> Service {
     Service::new(Settings {
         sessions_max: CLIENTS_MAX,
         sessions_of_owner_max: CLIENTS_OF_KEY_MAX,
         idle: CLIENT_IDLE,
         body_bytes_max: limits::BODY_BYTES_MAX,
-        // Every request has to present a key, which a third-party web page does not have.
+        // No origin check is necessary: every request must present a key, which a third-party web page does
+        // not have.
         hosts: Vec::new(),
         origins: Vec::new(),
     })
 }
 
-/// Handles a request of a client.
+/// Handles a client's request.
 ///
 /// # Errors
 /// The client's session does not exist, or there are too many sessions.
@@ -86,7 +88,7 @@ pub async fn serve(
     let talk = Talk { platform: Arc::clone(&platform), account, set: offer.set, live: OnceCell::new() };
     let (request, room) = counted(request).await?;
     let answered = service.handle(&caller.key.id, || Ok(Arc::new(talk) as Arc<dyn Host>), request).await?;
-    // A call uses its message until the response is complete.
+    // A tool call uses its message until the response is complete, so the memory stays reserved until then.
     let answered = answered.map(|body| {
         body.map_frame(move |frame| {
             let _ = &room;
@@ -96,7 +98,7 @@ pub async fn serve(
     Ok(answered.into_response())
 }
 
-/// Reads the message of a request, which counts against the memory budget of its project.
+/// Reads the request's message, which counts against the project's memory budget.
 async fn counted(request: Request) -> Result<(Request, BodyReservation), Rejection> {
     if request.method() != Method::POST || api::defence::is_off("H-34") {
         return Ok((request, BodyReservation::default()));
@@ -149,9 +151,10 @@ impl Host for Talk {
             tokio::select! {
                 landing = &mut landing => break landing?,
                 event = events.recv() => {
-                    // Missed events are not lost: the response contains their output.
+                    // Missed events lose no output: the final response contains all of it.
                     if let Ok(SessionEvent::Output { run, stream, text: Some(text), .. }) = event && run == id {
-                        // A slow client misses some progress; the response contains it.
+                        // A slow client misses some progress messages; the final response contains their
+                        // output.
                         let stderr = stream == Stream::Stderr;
                         let _ = progress.try_send(CallProgress::Output { stderr, text });
                     }
@@ -197,7 +200,7 @@ impl Host for Talk {
     }
 }
 
-/// Converts an error of the machine, without details that clients must not see.
+/// Converts a machine error, without the details that clients must not see.
 fn discreet(error: node::Error) -> Error {
     Rejection::from(error).error().clone()
 }

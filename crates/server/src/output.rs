@@ -1,8 +1,8 @@
-//! Output of an exec as lines of JSON, from the node to the client.
+//! Streaming of an exec's output as lines of JSON, from the node to the client.
 //!
-//! A stream keeps its sandbox in use, occupies one of its project's slots, and sends a line at least every
-//! few seconds. If the client disconnects, the stream is dropped. The exec continues, unless the request
-//! specified that it ends with its reader.
+//! A stream keeps its sandbox in use, occupies one of its project's stream slots, and sends a line at least
+//! every few seconds. If the client disconnects, the stream is dropped. The exec continues, unless its start
+//! request specified that it ends with its reader.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,35 +24,35 @@ use tracing::{Instrument as _, Span};
 use control::Platform;
 use control::output::Carried;
 
-/// Timeout for the end event after the last byte. If the exec has ended, the guest sends it within about 1
-/// ms.
+/// How long to wait for the end event after the last byte. If the exec has ended, the guest sends the event
+/// within about 1 ms.
 const END_WITHIN: Duration = Duration::from_millis(200);
 
-/// Maximum length of a result that fits a line in any notation: a number such as `1e15` becomes four times as
-/// long, and nothing grows more.
+/// Maximum length of a result that is certain to fit into a line after serialization. Numbers such as `1e15`
+/// grow most, to four times their length.
 const GROWS_TO_MAX: u64 = LINE_BYTES_MAX as u64 / 8;
 
-/// Stream of one exec's output.
+/// A stream of one exec's output.
 pub struct Output {
     /// Platform that serves the stream.
     pub platform: Arc<Platform>,
-    /// Call during which the sandbox is not idle.
+    /// Call that keeps the sandbox from being idle.
     pub call: Call,
-    /// Reader of the output, at its start position.
+    /// Reader of the output, positioned at the start offsets.
     pub exec: Exec,
-    /// Slot among the streams of the project.
+    /// One of the project's stream slots.
     pub place: OwnedSemaphorePermit,
     /// Start offsets of the three streams.
     pub from: PerStream<u64>,
-    /// Exec to send as the first line.
+    /// The exec's description, sent as the first line.
     pub started: Option<ExecInfo>,
-    /// Offsets at which to end, for clients that want only the output so far.
+    /// Offsets at which the stream ends, for clients that want only the output so far.
     pub until: Option<PerStream<u64>>,
     /// True if the exec is cancelled when its client disconnects.
     pub cancels: bool,
 }
 
-/// Creates a response of JSON lines.
+/// Builds a response that consists of JSON lines.
 pub fn lines(status: StatusCode, body: Body) -> Response {
     let headers = [(header::CONTENT_TYPE, NDJSON), (header::CACHE_CONTROL, "no-store")];
     (status, headers, body).into_response()
@@ -75,24 +75,24 @@ impl IntoResponse for Output {
     }
 }
 
-/// State of a stream.
+/// State of an output stream.
 struct OutputReader {
     output: Output,
     carried: Carried,
     reached: PerStream<u64>,
     ended: bool,
-    /// Span of the request, which lasts as long as the client reads.
+    /// Span of the request, which lasts until the client has finished reading.
     span: Span,
 }
 
 impl OutputReader {
-    /// Returns the next line or lines.
+    /// Returns the next line or several lines.
     async fn step(&mut self) -> Bytes {
         if let Some(exec) = self.output.started.take() {
             return written(&[OutputLine::Started { exec }]);
         }
         let there = self.output.until.is_some_and(|until| until.is_within(&self.reached));
-        // If the exec has ended, its end event follows at once. Otherwise there is nothing to wait for.
+        // If the exec has ended, its end event follows immediately. Otherwise, there is nothing to wait for.
         let within = if there { END_WITHIN } else { Duration::from_millis(HEARTBEAT_MS) };
         let heard = tokio::time::timeout(within, self.output.exec.next()).await;
         let is_end = matches!(heard, Ok(Ok(Some(Event::End(_))) | Ok(None) | Err(_)));
@@ -110,7 +110,8 @@ impl OutputReader {
             }
             Ok(Ok(Some(Event::Result { offset, next, line }))) => {
                 self.reached.results = next;
-                // Output written before the result is sent first, including an incomplete character.
+                // Send output that was written before the result first, even if its last character is
+                // incomplete.
                 let mut lines = self.carried.flush_before(Stream::Stdout, line.stdout);
                 lines.extend(self.carried.flush_before(Stream::Stderr, line.stderr));
                 lines.push(result(offset, next, line));
@@ -149,15 +150,15 @@ impl Drop for OutputReader {
         if self.output.cancels && !self.ended {
             let exec = self.output.call.exec_reader(self.output.exec.id().clone());
             tokio::spawn(async move {
-                // An exec that has ended in the meantime is not an error.
+                // It is not an error if the exec has ended in the meantime.
                 let _ = exec.cancel().await;
             });
         }
     }
 }
 
-/// Converts a result into a line that every client can read. A result that serialization made too long is
-/// replaced by a note that it was omitted.
+/// Converts a result into a line that every client can read. If serialization makes the result too long,
+/// replaces it with a note that it was omitted.
 fn result(offset: u64, next: u64, line: ResultLine) -> OutputLine {
     let told = OutputLine::Result { offset, next, line };
     let bytes = next - offset;
@@ -169,11 +170,11 @@ fn result(offset: u64, next: u64, line: ResultLine) -> OutputLine {
     OutputLine::Result { offset, next, line: ResultLine { stdout, stderr, result } }
 }
 
-/// Serializes lines.
+/// Serializes items as lines of JSON.
 pub fn written<T: serde::Serialize>(lines: &[T]) -> Bytes {
     let mut bytes = Vec::new();
     for line in lines {
-        // Serializing our own types does not fail.
+        // Serializing our own types cannot fail.
         if serde_json::to_writer(&mut bytes, line).is_ok() {
             bytes.push(b'\n');
         }

@@ -1,19 +1,19 @@
-//! Ports of sandboxes, reached from outside: routing, authorization and forwarding of requests.
+//! Access to sandbox ports from outside: routing, authorization and forwarding of requests.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`name`] | host names of ports: `{port}-{sandbox}.{domain}` |
-//! | [`ticket`] | tokens: in a header, or once in a URL and then in a cookie |
-//! | [`headers`] | headers that are removed and added on the way |
-//! | [`pass`] | forwarding of a request and its response, and of upgraded connections |
+//! | [`name`] | ports' host names: `{port}-{sandbox}.{domain}` |
+//! | [`ticket`] | tokens: sent in a header, or once in a URL and then in a cookie |
+//! | [`headers`] | headers that forwarding removes or adds |
+//! | [`pass`] | forwarding of requests, responses and upgraded connections |
 //!
-//! A request is for a port if its host is below the domain of ports, or if two headers on the API's own
-//! address name the port. In the first case the host alone decides, because no route of the API exists on the
-//! host of a port. In the second case, an application's response appears on the API's address only if the
-//! request has headers that no page of another origin can send.
+//! A request goes to a port if its host name is below the ports' domain, or if it uses the API's own address
+//! and names the port in two headers. In the first case, the host name alone decides, because no API route
+//! exists on a port's host name. In the second case, an application's response appears on the API's address,
+//! but only for a request whose headers no page from a different origin can send.
 //!
-//! **Our credentials and headers never enter the sandbox**: not the key, not the token, not its cookie, no
-//! header that begins with `bellglass-`.
+//! **Bellglass's credentials and headers never enter the sandbox**: not the key, not the token, not the
+//! token's cookie, and no header that begins with `bellglass-`.
 
 mod headers;
 pub mod name;
@@ -48,36 +48,38 @@ use name::{Domain, Named, authority};
 use pass::{Address, Destination, Outside};
 use ticket::Admitted;
 
-/// Maximum number of connections of one project into its sandboxes: enough for two sandboxes at their limit.
+/// Maximum number of connections into the sandboxes of one project: enough for two sandboxes at their limit.
 const PROJECT_MAX: usize = 512;
 
-/// Number of entries in `public` at which entries of ended sandboxes are removed.
+/// Number of entries in `public` at which the entries of ended sandboxes are removed.
 const PUBLIC_MAX: usize = 1024;
 
 /// State for access to ports.
 #[derive(Default)]
 pub struct Ports {
-    /// Domain of the host names of ports.
+    /// Domain of the ports' host names.
     pub domain: Domain,
     places: Mutex<HashMap<String, Arc<Semaphore>>>,
-    /// Cancelled when a public port becomes private, which disconnects clients without a token.
+    /// Cancellation tokens of public ports. A port's token is cancelled when the port becomes private, which
+    /// disconnects clients that did not present the sandbox's access token.
     public: Mutex<HashMap<(SandboxId, u16), CancellationToken>>,
 }
 
-/// The sandbox in the host name of a request that [`ServedPorts`] handles.
+/// Request extension with the sandbox that the request's host name identifies, for handlers of
+/// [`ServedPorts`].
 #[derive(Clone, Debug)]
 pub struct InHost(pub SandboxId);
 
-/// Ports of every sandbox that the server itself serves: no request to them reaches the sandbox.
+/// Ports that the server itself serves for every sandbox. Requests to these ports never reach the sandbox.
 #[derive(Clone)]
 pub struct ServedPorts {
     /// The ports.
     pub ports: &'static [u16],
-    /// The routes, which get the sandbox as [`InHost`].
+    /// Routes that serve the ports. Their handlers receive the sandbox as [`InHost`].
     pub routes: Router,
 }
 
-/// Decides for each request whether it goes to the API or to a port.
+/// Router that sends each request either to the API or to a port.
 #[derive(Clone)]
 struct Front {
     platform: Arc<Platform>,
@@ -92,7 +94,7 @@ impl Ports {
         Self { domain, ..Self::default() }
     }
 
-    /// Disconnects clients without a token from a port that was public.
+    /// Disconnects clients without a token from a port that is no longer public.
     pub fn close(&self, sandbox: &SandboxId, port: u16) {
         let mut public = self.public.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = public.remove(&(sandbox.clone(), port)).filter(|_| !api::defence::is_off("H-42"))
@@ -101,8 +103,8 @@ impl Ports {
         }
     }
 
-    /// Returns the end of a request that is allowed because the port is public. Also removes entries of ended
-    /// sandboxes if there are many entries.
+    /// Returns the end of a grant that exists only because a port is public. It occurs when the port becomes
+    /// private. If there are many entries, also removes the entries of ended sandboxes.
     fn until_private(&self, sandbox: &SandboxId, port: u16, runs: impl Fn(&SandboxId) -> bool) -> Ends {
         let mut public = self.public.lock().unwrap_or_else(PoisonError::into_inner);
         if public.len() >= PUBLIC_MAX {
@@ -114,10 +116,10 @@ impl Ports {
     /// Returns a permit for one connection of this project.
     ///
     /// # Errors
-    /// `rate_limited`: the project has too many connections.
+    /// `rate_limited`: the project has too many connections to ports.
     pub fn place(&self, project: &str) -> Answer<OwnedSemaphorePermit> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        // A project without open connections needs no entry.
+        // Remove projects without open connections; they need no entry.
         places.retain(|_, places| places.available_permits() < PROJECT_MAX);
         let own = places.entry(project.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(PROJECT_MAX)));
         let full =
@@ -126,7 +128,7 @@ impl Ports {
     }
 }
 
-/// Returns the public API with the ports of sandboxes in front of it.
+/// Returns a router that puts the ports of sandboxes in front of the public API.
 pub fn before(api: Router, inside: ServedPorts, app: &App) -> Router {
     let (platform, ports) = (Arc::clone(&app.platform), Arc::clone(&app.ports));
     Router::new().fallback(route).with_state(Front { platform, ports, api, inside })
@@ -172,12 +174,13 @@ enum Going {
     Back(Response),
 }
 
-/// Returns the destination of a request, or `None` for the API. Rejects the request if it is not authorized.
+/// Returns the destination of a request, or `None` if the request is for the API. Rejects unauthorized
+/// requests.
 async fn destined(parts: &mut Parts, front: &Front) -> Answer<Option<Going>> {
     let Front { platform, ports, .. } = front;
     let host = authority(parts)?;
     if let Some(value) = host.as_deref().and_then(|host| HeaderValue::from_str(host).ok()) {
-        // HTTP/2 has the host elsewhere, but later code reads it from this header.
+        // HTTP/2 transmits the host in a different place, but later code reads it from this header.
         parts.headers.entry(header::HOST).or_insert(value);
     }
     let outside = Outside {
@@ -204,8 +207,8 @@ async fn destined(parts: &mut Parts, front: &Front) -> Answer<Option<Going>> {
     }
 }
 
-/// Authorizes a request to `{port}-{sandbox}.{domain}`. A key does not help here, because `authorization`
-/// belongs to the application.
+/// Authorizes a request to `{port}-{sandbox}.{domain}`. An API key does not count here, because the header
+/// `authorization` belongs to the application.
 fn by_name(
     parts: &mut Parts,
     front: &Front,
@@ -214,7 +217,7 @@ fn by_name(
     sandbox: SandboxId,
 ) -> Answer<Going> {
     let platform = &front.platform;
-    // A sandbox that does not exist is treated like one with another token.
+    // Treat a sandbox that does not exist like a sandbox with a different token.
     let (project, gate) = platform.node.ports(&sandbox).unwrap_or_default();
     let by_token = match ticket::admit(parts, &outside, &gate, port)? {
         Admitted::Yes { by_token } => by_token,
@@ -230,8 +233,8 @@ fn by_name(
     Ok(Going::In(Destination { sandbox, port, project, outside, ends, address }))
 }
 
-/// Authorizes a request to the API's own address that names a port in headers: with a key, which is not
-/// forwarded, or with a token.
+/// Authorizes a request to the API's own address that names a sandbox and a port in headers. The request must
+/// present either an API key, which is not forwarded to the application, or the sandbox's token.
 async fn by_headers(parts: &mut Parts, platform: &Arc<Platform>, outside: Outside) -> Answer<Option<Going>> {
     let named = (one(parts, SANDBOX_HEADER)?, one(parts, PORT_HEADER)?);
     let (sandbox, port) = match named {
@@ -256,7 +259,7 @@ async fn by_headers(parts: &mut Parts, platform: &Arc<Platform>, outside: Outsid
         }
     } else {
         let caller = Caller::<Write>::from_request_parts(parts, platform).await?;
-        // These credentials are for this server, not for the application.
+        // These credentials are meant for this server, not for the application.
         parts.headers.remove(header::AUTHORIZATION);
         parts.headers.remove("x-api-key");
         let id = platform.running(&caller, &sandbox).await?.id;
@@ -265,14 +268,15 @@ async fn by_headers(parts: &mut Parts, platform: &Arc<Platform>, outside: Outsid
     Ok(Some(Going::In(Destination { sandbox, port, project, outside, ends, address: Address::Api })))
 }
 
-/// Rejects an API key in a request that is authorized in another way: the key would be forwarded, as the
-/// application's own credentials are. A key is recognized by its form, which `counts` can restrict further.
-/// Its validity is not checked, because the response must not reveal it.
+/// Rejects an API key in a request that is authorized in a different way, because the key would be forwarded
+/// like the application's own credentials. A key is recognized by its form; `counts` can restrict this
+/// further. The key's validity is not checked, because the response must not reveal whether a key is valid.
 fn check_no_key(headers: &HeaderMap, counts: impl Fn(&str) -> bool) -> Answer<()> {
     let words = |name: &str| {
         headers.get_all(name).iter().flat_map(|value| value.as_bytes().split(u8::is_ascii_whitespace))
     };
-    // Keys in capitals count too: this server rejects them, but an application could convert them.
+    // Uppercase keys count as well: this server rejects them, but an application could convert them to
+    // lowercase.
     let is_key = |word: &[u8]| {
         let small = std::str::from_utf8(word).unwrap_or_default().to_ascii_lowercase();
         ApiKey::parse(&small).is_some() && counts(&small)
@@ -285,7 +289,7 @@ fn check_no_key(headers: &HeaderMap, counts: impl Fn(&str) -> bool) -> Answer<()
     Err(Error::invalid(message, format!("At the API's address, send either the key or {TOKEN_HEADER}. At a port's own address, send no key. With {TOKEN_HEADER}, credentials for the application are passed on, unless they consist of 64 hexadecimal digits, like a key; send such credentials to the port's own address.")).into())
 }
 
-/// Returns the value of a header that occurs at most once.
+/// Returns the value of a header that may occur at most once.
 fn one(parts: &Parts, name: &str) -> Answer<Option<String>> {
     let mut values = parts.headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -303,13 +307,13 @@ fn is_encrypted(parts: &Parts) -> bool {
     parts.extensions.get::<Encrypted>().is_some_and(|encrypted| encrypted.0)
 }
 
-/// Returns the address of the client in the form that applications receive.
+/// Returns the client's address in the form that applications receive.
 fn shown(peer: Option<IpAddr>) -> Option<HeaderValue> {
     HeaderValue::from_str(&peer?.to_canonical().to_string()).ok()
 }
 
-/// Converts an error of this server into a response. Its header marks it; applications cannot send this
-/// header.
+/// Converts an error of this server into a response. A header marks the response as the server's own;
+/// applications cannot send this header.
 fn own_error(fault: Rejection) -> Response {
     let code = fault.error().code.name();
     let mut response = fault.into_response();

@@ -9,19 +9,19 @@ use axum::response::{IntoResponse, Response};
 use control::fault::Fault;
 use control::{store, vault};
 
-/// An error of the platform as the response to a request.
+/// A platform error as the response to a request.
 #[derive(Debug)]
 pub struct Rejection {
     fault: Fault,
-    /// Replaces the status that belongs to the error code.
+    /// Status that replaces the error code's default status.
     status: Option<StatusCode>,
 }
 
-/// Result of a handler.
+/// A handler's result.
 pub type Answer<T> = Result<T, Rejection>;
 
 impl Rejection {
-    /// The error in the response body.
+    /// Returns the error that the response body contains.
     pub fn error(&self) -> &Error {
         self.fault.error()
     }
@@ -32,7 +32,7 @@ impl Rejection {
         Self { fault: self.fault.after(after), ..self }
     }
 
-    /// Replaces the status that belongs to the error code.
+    /// Replaces the error code's default status.
     #[must_use]
     pub fn status(self, status: StatusCode) -> Self {
         Self { status: Some(status), ..self }
@@ -81,7 +81,8 @@ impl IntoResponse for Rejection {
     }
 }
 
-/// The HTTP status of each error code. The code is more precise; proxies and generic clients need the status.
+/// Returns the HTTP status for an error code. The code is more precise; the status is for proxies and generic
+/// clients.
 fn status(code: ErrorCode) -> StatusCode {
     match code {
         ErrorCode::InvalidRequest

@@ -1,13 +1,13 @@
-//! The routes of the public API. Each handler states its policy as steps, from top to bottom.
+//! Routes of the public API. Each handler states its checks step by step, from top to bottom.
 //!
 //! | module | routes |
 //! |---|---|
-//! | [`sandboxes`] | create, list, get, stop, pause, resume, lease, policy, packages, usage, trace, events |
+//! | [`sandboxes`] | create, list, get, stop, pause, resume, idle timeout, policy, packages, usage, traces, events |
 //! | [`execs`] | start, list, get, read, write, signal, cancel |
-//! | [`contexts`] | persistent interpreters: create, list, get, restart, interrupt, remove, variables |
-//! | [`ports`] | URLs of ports, public access to them, tunnels |
-//! | [`terminals`] | WebSockets of terminals, terminal size |
-//! | [`files`] | get, list, read, write, make directory, move, copy, remove, edit, watch, archives |
+//! | [`contexts`] | persistent interpreters: create, list, get, restart, interrupt, remove, list variables |
+//! | [`ports`] | URLs of ports, public access to ports, tunnels |
+//! | [`terminals`] | WebSockets for terminals, terminal size |
+//! | [`files`] | get, list, read, write, make directory, move, copy, remove, edit, watch, archive |
 //! | [`artifacts`] | retained files of execs |
 //! | [`datasets`] | put, list, remove |
 //! | [`sessions`] | create, list, get, end, clean up, datasets, tool calls, runs, artifacts, events |
@@ -88,7 +88,7 @@ impl utoipa::Modify for Security {
     }
 }
 
-/// Returns the table of the public API.
+/// Returns the route table of the public API.
 fn native() -> Table<App> {
     let table = Table::new(Description::openapi());
     with_administration(with_files_and_sessions(with_sandboxes(table)))
@@ -192,13 +192,14 @@ pub fn description() -> utoipa::openapi::OpenApi {
     crate::description::simplify(native().into_description())
 }
 
-/// API of another vendor, served by this server for the vendor's SDKs.
+/// A different vendor's API, which this server offers to that vendor's SDKs.
 pub struct VendorApi {
-    /// Routes at the address of the API.
+    /// Routes at the API's address.
     pub routes: Table<App>,
-    /// Routes inside each sandbox. They are also served at the address of the API, where a header names the sandbox.
+    /// Routes inside each sandbox. They are also served at the API's address, where a header names the
+    /// sandbox.
     pub inside: Table<App>,
-    /// Ports of every sandbox at which `inside` is served.
+    /// Ports at which `inside` is served for every sandbox.
     pub inside_ports: &'static [u16],
 }
 
@@ -207,12 +208,12 @@ fn own() -> Table<App> {
     native().route(On::Any, "/mcp", crate::mcp::serve)
 }
 
-/// Returns each route of this crate, with its need.
+/// Returns each route of this crate with its need.
 pub fn rows() -> Vec<Row> {
     own().into_rows()
 }
 
-/// Returns the whole server: the public API, the API of a vendor, and the ports of sandboxes.
+/// Returns the router of the whole server: the public API, the vendor's API, and the ports of sandboxes.
 pub fn router(app: &App, vendor: &VendorApi) -> Router {
     let complete = |table: Table<App>| {
         table
@@ -233,8 +234,8 @@ pub fn router(app: &App, vendor: &VendorApi) -> Router {
     crate::ports::before(complete(table), inside, app)
 }
 
-/// Middleware of every request: checks the API version, counts and traces the request, ends its body and its
-/// response with its grant, and logs one line with the result.
+/// Handles every request as middleware. Checks the API version, counts and traces the request, aborts its
+/// body and its response when its grant ends, and logs the result in one line.
 async fn attend(State(platform): State<Arc<Platform>>, mut request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let method = request.method().clone();
@@ -254,7 +255,7 @@ async fn attend(State(platform): State<Arc<Platform>>, mut request: Request, nex
     response
 }
 
-/// Rejects a client of another API version before its request is handled.
+/// Rejects a client with a different API version before its request is handled.
 fn spoken(request: &Request) -> Result<(), Rejection> {
     let Some(version) = request.headers().get(VERSION_HEADER) else { return Ok(()) };
     if version.to_str().ok().and_then(|text| text.parse().ok()) == Some(API_VERSION) {

@@ -1,4 +1,4 @@
-//! One terminal over one WebSocket: output to the client, input and sizes from it.
+//! One terminal over one WebSocket: output goes to the client, and input and size changes come from it.
 //!
 //! ```text
 //! exec ──▶ outward ──▶ client        offsets before the bytes; events as JSON; a heartbeat and a ping every few seconds
@@ -6,9 +6,10 @@
 //! exec ◀── asker  ◀─┴─ inward ◀── client
 //! ```
 //!
-//! The guest owns the exec, so it outlives the connection: the client can connect again with its offsets. A
-//! client that does not read delays only its own connection. Meanwhile, the guest retains the output within
-//! its limit, and reports the rest as a gap. While the process does not read, input waits at the client.
+//! The guest owns the exec, so the exec outlives the connection, and the client can reconnect with its
+//! offsets. A client that does not read delays only its own connection. Meanwhile, the guest retains output
+//! up to the exec's limit and reports any output beyond it as a gap. Input waits at the client while the
+//! process does not read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,45 +29,47 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use crate::listen::ConnectionGuard;
 use control::platform::Platform;
 
-/// Maximum payload of one binary message, below the limit of 1 MiB that clients have by default.
+/// Maximum payload of one binary message. This is below the limit of 1 MiB that clients have by default.
 const OUTPUT_BYTES_MAX: usize = 256 * 1024;
-/// Timeout for a client to accept a message. A client that exceeds it has lost its network or sleeps; it
-/// connects again with its offsets.
+/// Timeout for a client to accept a message. A client that takes longer has lost its network connection or is
+/// suspended; it can reconnect with its offsets.
 const SEND_WITHIN: Duration = Duration::from_secs(30);
-/// Maximum time without a message from the client. It answers pings, so six of them have gone unanswered.
+/// Maximum time without a message from the client. Clients answer pings, so six pings have then gone
+/// unanswered.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Maximum number of input chunks queued behind the current one. Others wait in the client's socket.
+/// Maximum number of input chunks that are queued behind the current one. Further chunks wait in the client's
+/// socket.
 const INPUTS_WAITING: usize = 1;
 /// Maximum number of queued signals.
 const SIGNALS_WAITING: usize = 8;
 /// Maximum number of replies that are queued behind output.
 const REPLIES_WAITING: usize = 16;
-/// Timeout for the process to read a chunk of input. Afterwards, the write is retried.
+/// Timeout for the process to read a chunk of input. After the timeout, the write is retried.
 const INPUT_WITHIN: Duration = Duration::from_secs(60);
-/// Time for the client to read the last message and to close. A connection that is dropped with unread bytes
-/// is reset, and its last message is lost.
+/// Time for the client to read the last message and close the connection. Without this time, dropping the
+/// connection with unread bytes would reset it, and the last message would be lost.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Maximum size of a client's message.
 pub const MESSAGE_BYTES_MAX: usize = INPUT_BYTES_MAX + api::terminal::OFFSET_BYTES;
 
-/// Connection of one client to one terminal.
+/// Platform that serves the connection.
 pub struct TerminalSession {
-    /// Platform that serves the connection.
+    /// Platform on which the exec runs.
     pub platform: Arc<Platform>,
-    /// Call during which the sandbox is not idle.
+    /// Call that keeps the sandbox from being idle.
     pub call: Call,
-    /// State of the exec when the client connected.
+    /// The exec's state when the client connected.
     pub info: ExecInfo,
-    /// Offset of the first byte of output that the client wants.
+    /// Offset of the first output byte that the client wants.
     pub from: u64,
-    /// Slot among the streams of the project.
+    /// One of the project's stream slots.
     pub place: OwnedSemaphorePermit,
-    /// Slot among the connections of the server.
+    /// One of the server's connection slots.
     pub held: Option<ConnectionGuard>,
 }
 
-/// Queues of the client's requests to the guest, and of the replies to the client.
+/// Queues for the client's requests to the guest, and for replies to the client.
 struct TerminalQueues {
     inputs: mpsc::Sender<(u64, Bytes)>,
     sizes: watch::Sender<Option<TerminalSize>>,
@@ -78,7 +81,7 @@ struct TerminalQueues {
 struct StreamCountGuard(Arc<Platform>);
 
 impl TerminalSession {
-    /// Serves the client until it disconnects, the exec ends, or one of them is silent for too long.
+    /// Serves the client until it disconnects, the exec ends, or one of the two is silent for too long.
     pub async fn serve(self, socket: WebSocket) {
         let _counted = StreamCountGuard::new(&self.platform);
         let (sink, stream) = socket.split();
@@ -111,7 +114,7 @@ impl Drop for StreamCountGuard {
     }
 }
 
-/// Sends output, events and replies to the client, and returns after the last message.
+/// Sends output, events and replies to the client. Returns after the last message.
 async fn outward(
     mut sink: SplitSink<WebSocket, Message>,
     info: &ExecInfo,
@@ -142,7 +145,7 @@ async fn outward(
                     continue;
                 }
                 Ok(Some(Event::Gap { from, to, .. })) => (TerminalEvent::Gap { from, to }, false),
-                // Only code has results, and code has no terminal.
+                // Only code has results, and code never runs on a terminal.
                 Ok(Some(Event::Result { .. })) => continue,
                 Ok(Some(Event::End(end))) => (TerminalEvent::End { end }, true),
                 Ok(None) => {
@@ -188,7 +191,7 @@ impl TerminalQueues {
             ));
         };
         if !bytes.is_empty() {
-            // An error means that the session is ending.
+            // Sending fails only if the session is ending.
             let _ = self.inputs.send((offset, message.slice_ref(bytes))).await;
         }
         Ok(())
@@ -214,7 +217,7 @@ impl TerminalQueues {
     }
 }
 
-/// Writes input chunk by chunk, and waits as long as the process needs for each.
+/// Writes input chunk by chunk. For each chunk, waits as long as the process needs to read it.
 async fn feeder(
     call: &Call,
     id: &ExecId,
@@ -225,7 +228,7 @@ async fn feeder(
         let reply = loop {
             match call.exec_reader(id.clone()).write_stdin(offset, bytes.clone(), false, INPUT_WITHIN).await {
                 Ok(received) => break TerminalEvent::Received { received },
-                // The retry skips the part that was already taken.
+                // The retry skips the part of the chunk that the process has already received.
                 Err(node::Error::Deadline { .. }) => {}
                 Err(error) => break TerminalEvent::Refused { error: told(error) },
             }
@@ -234,11 +237,11 @@ async fn feeder(
             break;
         }
     }
-    // `inward` decides when the session ends.
+    // Do not return, because `inward` decides when the session ends.
     std::future::pending().await
 }
 
-/// Forwards sizes, of which only the latest matters, and signals, which all matter.
+/// Forwards size changes, of which only the latest matters, and signals, all of which matter.
 async fn asker(
     call: &Call,
     id: &ExecId,
@@ -251,8 +254,8 @@ async fn asker(
             Ok(()) = sizes.changed() => {
                 let size = *sizes.borrow_and_update();
                 match size {
-                    // The exec had a terminal when the session began. If it has none now, the exec has ended,
-                    // which its end event reports.
+                    // The exec had a terminal when the session began. If it no longer has one, the exec has
+                    // ended, and its end event reports that.
                     Some(size) => call.exec_reader(id.clone()).resize(size).await.or_else(unless_ended),
                     None => Ok(()),
                 }
@@ -273,7 +276,8 @@ fn unless_ended(error: node::Error) -> Result<(), node::Error> {
     if error.to_api().code == ErrorCode::Conflict { Ok(()) } else { Err(error) }
 }
 
-/// Sends output in messages that every client accepts. Returns false if the client is gone.
+/// Splits output into messages that every client accepts, and sends them. Returns false if the client is
+/// gone.
 async fn show(sink: &mut SplitSink<WebSocket, Message>, offset: u64, bytes: &[u8]) -> bool {
     let mut at = offset;
     for piece in bytes.chunks(OUTPUT_BYTES_MAX) {
@@ -286,7 +290,7 @@ async fn show(sink: &mut SplitSink<WebSocket, Message>, offset: u64, bytes: &[u8
 }
 
 async fn say(sink: &mut SplitSink<WebSocket, Message>, event: &TerminalEvent) -> bool {
-    // Serializing our own types does not fail.
+    // Serializing our own types cannot fail.
     let Ok(text) = serde_json::to_string(event) else { return false };
     put(sink, Message::text(text)).await
 }
@@ -295,7 +299,7 @@ async fn put(sink: &mut SplitSink<WebSocket, Message>, message: Message) -> bool
     matches!(timeout(SEND_WITHIN, sink.send(message)).await, Ok(Ok(())))
 }
 
-/// Converts an error into the form that a client may see.
+/// Converts an error into the form that clients may see.
 fn told(error: node::Error) -> Error {
     crate::rejection::Rejection::from(error).error().clone()
 }

@@ -1,9 +1,10 @@
-//! A response body that is produced while it is sent. The reader receives every chunk before the end of the
-//! body.
+//! A response body that is produced while it is being sent. The reader receives every chunk before the end of
+//! the body.
 //!
 //! `http_body_util::channel` does not guarantee this if its two ends are on different threads. It signals the
-//! end separately from the data: a reader that polls for data, finds none and then sees the end misses a
-//! chunk that arrived in between. This crate uses a single queue, and the body ends when the queue does.
+//! end separately from the data, so a reader that polls for data, finds none and then sees the end misses a
+//! chunk that arrived in between. This crate uses a single queue for both, and the body ends when the queue
+//! ends.
 
 #![forbid(unsafe_code)]
 
@@ -33,7 +34,7 @@ pub struct Feed {
     last: Option<OwnedPermit<ChunkResult>>,
 }
 
-/// Error: the reader of the body has disconnected.
+/// The error for a body whose reader has disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the reader has disconnected")]
 pub struct Unread;
@@ -47,7 +48,7 @@ pub fn body(waiting: usize) -> (Feed, Streamed) {
 }
 
 impl Feed {
-    /// Queues a chunk; waits while the queue is full.
+    /// Queues a chunk. Waits while the queue is full.
     ///
     /// # Errors
     /// The reader has disconnected.
@@ -60,7 +61,7 @@ impl Feed {
         self.say(Ok(Frame::trailers(trailers)));
     }
 
-    /// Ends the body with an error: the content is incomplete.
+    /// Ends the body with an error, which tells the reader that the content is incomplete.
     pub fn abort(self, why: io::Error) {
         self.say(Err(why));
     }

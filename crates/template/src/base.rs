@@ -1,9 +1,9 @@
 //! A Debian system built from packages by `mmdebstrap` and unpacked as one layer.
 //!
-//! The packages come from Debian and are signed. Their scripts run as root in a directory of this machine, as
-//! in any installation of Debian. They run in their own mount and PID namespaces: mounts of `mmdebstrap`
-//! never appear in the host's mount table, and all processes end with the command, however it ends. The
-//! result is unpacked like any other layer.
+//! The packages come from Debian and are signed. As in any Debian installation, their scripts run as root;
+//! here they run in a directory of this machine, in separate mount and PID namespaces. The mounts of
+//! `mmdebstrap` therefore never appear in the host's mount table, and all processes end when the command
+//! ends, for whatever reason. The result is unpacked like any other layer.
 
 mod sources;
 
@@ -32,14 +32,14 @@ use crate::{failed, layers, unsound};
 
 /// Timeout for the build. With a fast mirror it takes half a minute.
 const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
-/// Maximum number of bytes from the end of standard error that are retained: the last screens of output if
-/// the package manager fails.
+/// Maximum number of bytes that are retained from the end of standard error. If the package manager fails,
+/// they contain the last screens of its output.
 const TAIL_BYTES: usize = 4096;
 /// Maximum length of one line of standard error in bytes.
 const LINE_BYTES_MAX: u64 = 4096;
 /// Interval between checks for the exit of a program that has closed its output.
 const WAIT_EVERY: Duration = Duration::from_millis(20);
-/// Maximum number of such checks after the program was killed.
+/// Maximum number of such checks after the program has been killed.
 const ENDING_TRIES: u32 = 100;
 const PIECES_WAITING: usize = 4;
 
@@ -56,7 +56,7 @@ pub(super) const PACKAGES: [&str; 10] = [
     "unzip",
     "xz-utils",
 ];
-/// Files that are of no use in a sandbox and are left out. Licences are kept.
+/// Options that leave out files that are of no use in a sandbox. Licences are kept.
 const LEFT_OUT: [&str; 6] = [
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
@@ -65,24 +65,25 @@ const LEFT_OUT: [&str; 6] = [
     "path-include=/usr/share/locale/locale.alias",
     "path-exclude=/usr/share/man/*",
 ];
-/// Search path for the build programs. It contains no directories of users, because the programs run as root.
+/// Search path for the build programs. It contains no user directories, because the programs run as root.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Arguments of `unshare`: own mount and PID namespaces. All processes are killed with the first one.
+/// Arguments for `unshare`: separate mount and PID namespaces. When the first process exits, all other
+/// processes are killed.
 const ALONE: [&str; 7] =
     ["--mount", "--propagation=private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--"];
-/// Variables with which the operator configures proxies for package downloads. No other variables are passed
-/// on.
+/// Environment variables with which the operator configures proxies for package downloads. No other variables
+/// of the operator are passed on.
 const PROXIES: [&str; 5] = ["http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"];
 
 /// Definition of a Debian base: its release, package source and additional packages.
 #[derive(Clone, Debug)]
 pub struct Base {
-    /// The release.
+    /// The Debian release.
     pub suite: String,
     /// The package source: a URL or a complete `deb` line. If `None`, the sources of this machine's own apt
     /// are used if they contain the release, and Debian's servers otherwise.
     pub mirror: Option<String>,
-    /// Packages in addition to those of every base.
+    /// Packages to install in addition to the packages of every base.
     pub packages: Vec<String>,
 }
 
@@ -107,7 +108,7 @@ impl Default for Base {
 }
 
 impl Base {
-    /// Starts the build. The archive arrives as the pieces of the source.
+    /// Starts the build, and returns a source that delivers the archive.
     pub(super) fn start(&self, scratch: PathBuf) -> Result<Source, Error> {
         let tools = Tools::find()?;
         let mut builder = fs::DirBuilder::new();
@@ -145,7 +146,7 @@ impl Base {
         Ok(Source { compression: Compression::None, pieces, _program: Some(Box::new(building)) })
     }
 
-    /// Returns everything that affects the content of the result, except the package source.
+    /// Returns everything that affects the content of the built system, except the package source.
     pub(super) fn contents(&self) -> Vec<String> {
         let packages = PACKAGES.into_iter().map(str::to_owned).chain(self.packages.iter().cloned());
         packages.chain(LEFT_OUT.map(str::to_owned)).chain([settings(&self.suite)]).collect()
@@ -185,15 +186,15 @@ impl Base {
             }
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A process group of its own, so that all of its processes can be killed together.
+        // A separate process group, so that all processes of the build can be killed together.
         command.process_group(0);
         Ok(command)
     }
 }
 
-/// Returns a script that configures programs in the system to use the proxy of a sandbox, including programs
-/// that run without their environment. It also removes the package sources of this machine, which may contain
-/// passwords.
+/// Returns a script that configures programs in the system to use the sandbox's proxy, even when they run
+/// without environment variables. The script also removes the package sources of this machine, which may
+/// contain passwords.
 fn settings(suite: &str) -> String {
     let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
     let gate = format!("http://{HOST}");
@@ -237,10 +238,11 @@ impl Drop for Building {
     }
 }
 
-/// Kills the program if it still runs, with all processes that it has started. Its mounts end with them.
+/// Kills the program and all processes that it has started, if the program is still running. Their mounts
+/// disappear with them.
 fn end(child: &Mutex<Child>) {
     let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
-    // The process id is certain to belong to the child only until it was waited for.
+    // The process ID certainly belongs to the child only until the child has been waited for.
     if let (Ok(None), Some(group)) =
         (child.try_wait(), i32::try_from(child.id()).ok().and_then(Pid::from_raw))
     {
@@ -248,7 +250,8 @@ fn end(child: &Mutex<Child>) {
     }
 }
 
-/// Returns the last message: the archive's digest if the program succeeded, an error otherwise.
+/// Returns the last message of the source: the archive's digest if the program succeeded, or an error
+/// otherwise.
 fn last(
     read: io::Result<String>,
     child: &Mutex<Child>,
@@ -279,7 +282,7 @@ fn last(
     }
 }
 
-/// Forwards standard error line by line, and returns the end of it.
+/// Forwards standard error line by line, and returns its last bytes.
 fn listen(stderr: impl Read, says: &mpsc::Sender<SourceMessage>) -> Vec<u8> {
     let mut reader = BufReader::new(stderr);
     let mut tail = Vec::new();

@@ -25,10 +25,10 @@ pub struct BuildOrder<'a> {
     pub name: &'a str,
     /// The recipe of the template.
     pub recipe: &'a Recipe,
-    /// The directory that `copy` copies from.
+    /// The directory from which `copy` steps copy.
     pub home: &'a Path,
-    /// Number of leading steps that the server added, not the recipe's author. Progress messages and errors
-    /// do not count them.
+    /// Number of leading steps that were added by the server, not by the recipe's author. Progress messages
+    /// and errors do not count them.
     pub unwritten: usize,
     /// The egress policy of `run` steps, if it differs from the default policy of the template's sandboxes.
     pub reach: Option<&'a api::policy::Policy>,
@@ -39,7 +39,7 @@ pub struct BuildOrder<'a> {
 }
 
 impl<'a> BuildOrder<'a> {
-    /// Creates a build of this recipe under this name, whose `copy` steps read from `home`.
+    /// Creates an order to build this recipe under this name. The `copy` steps read from `home`.
     pub fn new(name: &'a str, recipe: &'a Recipe, home: &'a Path) -> Self {
         Self { name, recipe, home, unwritten: 0, reach: None, fresh: false, registry: None }
     }
@@ -60,7 +60,7 @@ struct Rising {
     layers: Layers,
     /// The egress policy of `run` steps.
     reach: api::policy::Policy,
-    /// Keys of the layers so far, the lowest first, and the digests of their archives.
+    /// Keys of the layers built so far, lowest first, and the digests of their archives.
     keys: Vec<String>,
     digests: Vec<String>,
     setting: Setting,
@@ -71,8 +71,8 @@ impl Builder {
     /// Builds a template from a recipe.
     ///
     /// # Errors
-    /// A step failed, which the error names, or the base of the recipe is not available. Existing templates
-    /// and their layers stay unchanged.
+    /// A step failed, or the recipe's base is not available. The error names the step. Existing templates and
+    /// their layers stay unchanged.
     pub async fn build(&self, order: &BuildOrder<'_>, watch: ProgressSink<'_>) -> Result<Template, Error> {
         store::check_name(order.name)?;
         let policy = order.recipe.policy()?;
@@ -144,7 +144,7 @@ impl Builder {
                 rising.say(&format!("# from {name}\n"));
                 let image = self.pull(name, order.registry, watch).await?;
                 rising.stand_on(image)?;
-                // Keeps the pulled layers even if a step fails.
+                // Caches the pulled layers, so that they are kept even if a step fails.
                 for (key, digest) in rising.keys.iter().zip(&rising.digests) {
                     cache::keep(&self.data, &StepKey::of("", &json!({ "layer": key }))?, key, digest)?;
                 }
@@ -233,8 +233,8 @@ impl Builder {
         Ok(())
     }
 
-    /// Checks that the modules can be imported in advance, with the interpreter of a sandbox of the finished
-    /// template.
+    /// Checks that the recipe's modules can be imported in advance, with the interpreter in a sandbox of the
+    /// finished template.
     async fn check_imports(
         &self,
         order: &BuildOrder<'_>,
@@ -273,7 +273,7 @@ impl Rising {
         Ok(())
     }
 
-    /// Adds the cached layer of a step and returns true, if one exists and `fresh` is false.
+    /// Adds the cached layer of a step and returns true, if there is such a layer and `fresh` is false.
     fn find(&mut self, data: &Path, fresh: bool, key: &StepKey) -> Result<bool, Error> {
         let found = if fresh { None } else { cache::find(data, &self.layers, key)? };
         let Some(layer) = found else { return Ok(false) };
@@ -309,7 +309,7 @@ impl Rising {
         self.keys.last().map_or("", String::as_str)
     }
 
-    /// Refuses one more layer if the limit is reached.
+    /// Fails if the template already has the maximum number of layers.
     fn check_room(&self) -> Result<(), Error> {
         if self.keys.len() < LAYERS_MAX {
             return Ok(());
@@ -327,7 +327,7 @@ impl Rising {
     }
 }
 
-/// Adds the step to an error, and the command that shows the full log.
+/// Adds to an error the step that failed, and the command that shows the full log.
 fn at_step(error: Error, place: &str, name: &str) -> Error {
     let said = error.to_api();
     let log = format!("See the full log with `bellglass template log {name}`.");

@@ -1,13 +1,13 @@
-//! The cached results of recipe steps, so that an unchanged step is not run again; and build logs.
+//! The cache of step results, so that an unchanged step is not run again, and the logs of builds.
 //!
 //! ```text
-//! <data>/builds/<key>.json     the layer that the step with this key became
+//! <data>/builds/<key>.json     the layer that the step with this key produced
 //! <data>/builds/<name>.log     the log of the last build of a template
 //! ```
 //!
 //! The key of a step is a digest of all its inputs: the layers below it, its commands, and their variables,
-//! user and files. So one recipe can only reuse a layer of another recipe if it performs the same step on the
-//! same layers.
+//! user and files. A recipe can therefore reuse a layer of another recipe only if both perform the same step
+//! on the same layers.
 
 use std::fs;
 use std::io::{self, Write};
@@ -22,10 +22,11 @@ use sha2::{Digest, Sha256};
 use crate::layers::{self, Layers, hexadecimal, is_key};
 use crate::{failed, store};
 
-/// Version of the way in which steps run. Increase it when that changes, so that old results are not reused.
+/// Version of the procedure by which steps are run. Increase it when the procedure changes, so that old
+/// results are not reused.
 const STEP_FORM: &str = "step 2";
-/// Retention of unused results. An expired result is removed, and so is its layer unless a template
-/// references it.
+/// How long unused results are retained. An expired result is removed, and so is its layer unless a template
+/// references the layer.
 const KEPT: Duration = Duration::from_secs(14 * 24 * 3600);
 /// Maximum size of a build log in bytes.
 const LOG_BYTES_MAX: u64 = 64 << 20;
@@ -54,7 +55,8 @@ pub(super) struct Log {
 }
 
 impl StepKey {
-    /// Returns the key of an operation on the layer `below`, whose key covers everything below it.
+    /// Returns the key of the operation `done` on top of the layer `below`. The key of that layer covers all
+    /// layers below it.
     pub(super) fn of(below: &str, done: &impl Serialize) -> Result<Self, Error> {
         let done = serde_json::to_string(done)
             .map_err(|error| failed("compute the cache key of", "a step".as_ref())(io::Error::from(error)))?;
@@ -62,7 +64,7 @@ impl StepKey {
     }
 }
 
-/// Returns the layer that a step became, if it is cached and complete.
+/// Returns the layer that a step produced, if the layer is cached and complete.
 pub(super) fn find(data: &Path, layers: &Layers, key: &StepKey) -> Result<Option<String>, Error> {
     let path = directory(data).join(format!("{}.json", key.0));
     let text = match fs::read(&path) {
@@ -75,13 +77,13 @@ pub(super) fn find(data: &Path, layers: &Layers, key: &StepKey) -> Result<Option
         return Ok(None);
     }
     if let Ok(file) = fs::File::options().write(true).open(&path) {
-        // The time of modification is the time of last use.
+        // The modification time serves as the time of last use.
         let _ = file.set_modified(SystemTime::now());
     }
     Ok(Some(became.layer))
 }
 
-/// Records the layer that a step became.
+/// Records the layer that a step produced.
 pub(super) fn keep(data: &Path, key: &StepKey, layer: &str, digest: &str) -> Result<(), Error> {
     let directory = directory(data);
     fs::create_dir_all(&directory).map_err(failed("create directory", &directory))?;
@@ -93,8 +95,8 @@ pub(super) fn keep(data: &Path, key: &StepKey, layer: &str, digest: &str) -> Res
     fs::rename(&fresh, &path).map_err(failed("write", &path))
 }
 
-/// Returns the layers of recently used results, and removes expired results and unfinished files. No build
-/// may be running.
+/// Returns the layers of recently used results, and removes expired results and unfinished files. Must not be
+/// called while a build is running.
 pub(super) fn layers_kept(data: &Path) -> Result<Vec<String>, Error> {
     let directory = directory(data);
     let entries = match fs::read_dir(&directory) {
@@ -108,7 +110,7 @@ pub(super) fn layers_kept(data: &Path) -> Result<Vec<String>, Error> {
         let modified = path.metadata().and_then(|found| found.modified());
         let age = modified.ok().and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
         if path.extension().is_some_and(|ending| ending == "part") {
-            // The process that wrote it is gone: no layers are being made now.
+            // The process that wrote this file is gone: no layer is being created now.
             fs::remove_file(&path).map_err(failed("remove", &path))?;
             continue;
         }
@@ -128,7 +130,7 @@ pub(super) fn log_path(data: &Path, name: &str) -> Result<PathBuf, Error> {
 }
 
 impl Log {
-    /// Starts the log of this name, replacing an existing one.
+    /// Starts the log with this name, replacing any existing log.
     pub(super) fn begin(data: &Path, name: &str) -> Result<Self, Error> {
         let path = log_path(data, name)?;
         let directory = directory(data);
@@ -143,13 +145,13 @@ impl Log {
         if std::mem::take(&mut self.open) {
             self.write(b"\n");
         }
-        // Always a single line, whatever characters a recipe or a name contains.
+        // The text becomes a single line, whatever characters a recipe or a name contains.
         let line: String = line.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         self.write(line.as_bytes());
         self.write(b"\n");
     }
 
-    /// Writes output of a program, in the pieces in which it arrives.
+    /// Writes output of a program, in the chunks in which it arrives.
     pub(super) fn print(&mut self, bytes: &[u8]) {
         if api::defence::is_off("U-21") {
             return self.write(bytes);
@@ -182,7 +184,7 @@ mod tests {
 
     #[test]
     fn no_program_writes_a_line_of_the_build() {
-        // U-21
+        // Covers attack U-21.
         let data = tempfile::tempdir().unwrap();
         let mut log = Log::begin(data.path(), "x").unwrap();
         log.say("# step 1 of 1: run evil\n# step 1 of 2\n");
@@ -209,7 +211,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_step_is_known_by_all_that_went_into_it_and_believed_only_while_its_layer_is_there() {
-        // U-12
+        // Covers attack U-12.
         let data = tempfile::tempdir().unwrap();
         let layers = Layers::open(data.path()).await.unwrap();
         let key = |below: &str, done: &str| StepKey::of(below, &done).unwrap();

@@ -1,7 +1,7 @@
-//! A recipe as a Containerfile, for engines and for other build tools.
+//! Conversion of a recipe to a Containerfile, for engines and for other build tools.
 //!
-//! Every value of the recipe is written as an element of a JSON list, so that neither a shell nor the parser
-//! of the Containerfile can interpret it. Only scripts that the author wrote for a shell are passed to one.
+//! Every value of the recipe is written as a JSON string, so that neither a shell nor the Containerfile
+//! parser can interpret it. Only scripts that the author wrote for a shell are passed to a shell.
 
 use std::fmt::Write as _;
 
@@ -13,13 +13,14 @@ use crate::recipe::{Ground, Recipe, Step};
 use crate::step::{ROOT_VARIABLES, programs};
 use crate::{Template, base, unsound};
 
-/// Commands that add the sandbox's user to an image, replacing any user or group with that name or number.
+/// Commands that add the sandbox's user to an image. They replace any user or group with the same name or
+/// number.
 const USERS: &str = "for list in passwd group; do \\
  touch /etc/$list && sed -i -e '/^USER:/d' -e '/^[^:]*:[^:]*:UID:/d' /etc/$list; done; \\
  echo 'USER:x:UID:UID:USER:/home/USER:/bin/sh' >> /etc/passwd; echo 'USER:x:UID:' >> /etc/group; \\
  mkdir -p /workspace /home/USER; chown UID:UID /workspace /home/USER";
 
-/// Returns the name of a template's image, for people and for recipes.
+/// Returns the name by which people and recipes refer to a template's image.
 pub(super) fn named(template: &str) -> String {
     format!("localhost/bellglass/{template}:latest")
 }
@@ -57,7 +58,7 @@ impl Recipe {
         Ok(text)
     }
 
-    /// Returns the name of the template on which the recipe is based, if it is based on one.
+    /// Returns the name of the template on which the recipe is based, if it is based on a template.
     pub(super) fn ground(&self) -> Option<&str> {
         match &self.from {
             Ground::Named(template) if !template.contains(['/', ':']) => Some(template),
@@ -112,7 +113,8 @@ fn write_step(text: &mut String, step: &Step, as_user: &mut bool) -> Result<(), 
 /// Returns a script that sets each of these variables unless it is already set, and then executes its
 /// arguments.
 fn defaults(variables: &[(&str, &str)]) -> String {
-    // `HOME` needs no exception: the engine sets it according to the user, so the default does not apply.
+    // `HOME` needs no exception. The engine sets it for the user who runs the command, so the default does
+    // not apply.
     let set = variables.iter().fold(String::new(), |mut script, (name, value)| {
         let _ = write!(script, ": \"${{{name}:={value}}}\"; export {name}; ");
         script
@@ -125,7 +127,7 @@ fn list(words: &[String]) -> String {
     serde_json::to_string(words).unwrap_or_default()
 }
 
-/// Returns one word quoted, so that the Containerfile's parser does not interpret anything in it.
+/// Quotes a word, so that the Containerfile parser does not interpret anything in it.
 fn quoted(value: &str) -> Result<String, Error> {
     if value.contains(['\n', '\r']) {
         return Err(unsound(
@@ -162,7 +164,7 @@ mod tests {
         assert!(text.contains(r#"COPY ["app","/opt/my app"]"#), "{text}");
         assert!(text.contains("USER 1000\nRUN"), "{text}");
         assert!(text.contains(r#""touch","/workspace/a b"]"#), "{text}");
-        // Packages are always installed by root, whatever user runs the steps before and after.
+        // Packages are always installed by root, whichever user runs the steps before and after.
         let (before, _) = text.split_at(text.rfind("apt-get").unwrap());
         assert!(before.contains("/workspace/a b\"]\nUSER root\nRUN"), "{text}");
         assert!(recipe.reaches_out());

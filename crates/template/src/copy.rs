@@ -1,5 +1,5 @@
 //! Archives of files that a recipe copies. Names are sorted, owners are root and times are zero, so that the
-//! same files always give the same bytes.
+//! same files always produce the same bytes.
 //!
 //! Paths are resolved through descriptors below the recipe's directory. A symlink is copied, not followed.
 
@@ -150,7 +150,7 @@ impl Read for SizedFile {
 
 fn header(stat: &Stat) -> Header {
     let mut header = Header::new_gnu();
-    // The executable bit is the only part of a mode that means the same on every machine.
+    // The executable bit is the only part of a mode that has the same meaning on every machine.
     let runs = FileType::from_raw_mode(stat.st_mode) == FileType::Directory || stat.st_mode & 0o100 != 0;
     header.set_mode(if runs { 0o755 } else { 0o644 });
     header.set_uid(0);

@@ -1,7 +1,7 @@
 //! Templates that a container engine builds or imports, for machines without another backend.
 //!
-//! The digest of the image serves as the key of the template's only layer. So these templates have the same
-//! form as others, but exist only in the engine.
+//! The digest of the image serves as the key of the template's only layer. These templates therefore have the
+//! same form as other templates, but exist only in the engine.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ use crate::{ProgressSink, Store, Template, TemplateProgress, copy, failed, loada
 /// Imports a template from an image file into the engine.
 ///
 /// # Errors
-/// The image is invalid or is for another architecture, or the engine rejects it.
+/// The image is invalid or for a different architecture, or the engine rejects it.
 pub async fn import(data: &Path, engine: &Engine, name: &str, file: &Path) -> Result<Template, Error> {
     store::check_name(name)?;
     let package = Package::open(file)?;
@@ -56,11 +56,11 @@ pub async fn build(
     let ground = GroundImage::of(data, engine, order.recipe).await?;
     let text = order.recipe.containerfile(&template, ground.as_ref().map(|ground| ground.tag.as_str()));
     let text = text?;
-    // The name is unique, so that no file that the recipe copies has the same name.
+    // The name is random, so that it differs from the name of every file that the recipe copies.
     let file = format!("Containerfile-{}", host::machine::fresh_id()?);
     let archive = context(data, order, &file, &text)?;
-    // Other users of the engine can move tags. This tag cannot be guessed, so it refers to the image that was
-    // built.
+    // Other users of the engine can move tags. They cannot guess this tag, so it always refers to the image
+    // that was built here.
     let tag = passing()?;
     let says = |line: &str| watch(TemplateProgress::Says(line));
     let image =
@@ -77,7 +77,7 @@ pub async fn build(
     Ok(kept)
 }
 
-/// Removes images that no template needs any more from every engine of this machine.
+/// Removes images that no template needs any more from all engines of this machine.
 ///
 /// # Errors
 /// An engine that has such images does not respond, or a template cannot be read.
@@ -99,7 +99,7 @@ struct GroundImage {
 }
 
 impl GroundImage {
-    /// Tags the image of the template on which a recipe is based, if it is based on one.
+    /// Tags the image of the template on which the recipe is based, if it is based on a template.
     async fn of(data: &Path, engine: &Engine, recipe: &Recipe) -> Result<Option<Self>, Error> {
         let Some(template) = recipe.ground() else { return Ok(None) };
         let template = Store::new(data).load(template)?;

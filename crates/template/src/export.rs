@@ -43,7 +43,7 @@ struct OutputFile<'a> {
 }
 
 impl Builder {
-    /// Exports a template to a file, which must not exist yet. Until it is complete, its name ends with
+    /// Exports a template to a file, which must not exist yet. Until the file is complete, its name ends with
     /// `.part`.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Builder {
         let output = OutputFile { file: made, path: &part };
         let written = self.write_image(&template, &layers, output, watch).await;
         if written.is_err() {
-            // An error of this removal is ignored: the original error is more useful.
+            // A failure to remove the file is ignored, because the original error is more useful.
             let _ = std::fs::remove_file(&part);
         }
         written.and_then(|()| std::fs::rename(&part, file).map_err(failed("create", file)))
@@ -90,7 +90,8 @@ impl Builder {
             options.read(true).write(true).create_new(true).open(&path).map_err(failed("create", &path))?;
         std::fs::remove_file(&path).map_err(failed("remove", &path))?;
         let mut archive = made.try_clone().map_err(failed("create", &path))?;
-        // The archive contains no image name: the engine would move that name from the image that has it now.
+        // The archive contains no image name. Otherwise, the engine would take that name away from the image
+        // that has it now.
         let nameless = Template { name: String::new(), ..template.clone() };
         self.write_image(&nameless, &layers, OutputFile { file: made, path: &path }, watch).await?;
         io::Seek::rewind(&mut archive).map_err(failed("read", &path))?;
@@ -138,7 +139,7 @@ impl Builder {
             "annotations": annotations,
         });
         let index = json!({ "schemaVersion": 2, "manifests": [described] }).to_string();
-        // The same manifest in the format of `docker save`: older engines read only that one.
+        // The same manifest in the format of `docker save`. Older engines read only this format.
         let layer_names: Vec<String> = parts.iter().map(|part| blob(&part.digest)).collect();
         let saved = json!([{ "Config": blob(&config.digest), "RepoTags": null, "Layers": layer_names }]);
         let written = named(&mut archive, "index.json", index.as_bytes())
@@ -169,12 +170,12 @@ impl Builder {
         let packed = async {
             let ask = GuestRequest { method: Method::GET, path: "/layer?of=0".into(), body: Bytes::new() };
             let body = sandbox.link().ask_once(&ask, None, PACK_WITHIN).await?.into_body();
-            // No limit is needed: the size of a stored layer was limited when it was made.
+            // No limit is needed: the size of a stored layer was limited when the layer was created.
             collect(Source::of_guest(body, u64::MAX), &making.path().join("layer.tar"), watch).await
         }
         .await;
         sandbox.stop(Duration::ZERO).await?;
-        // The open descriptor keeps the file after it is unlinked.
+        // The open descriptor keeps the file accessible after it is unlinked.
         making.discard()?;
         packed
     }

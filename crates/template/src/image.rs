@@ -1,7 +1,8 @@
-//! The metadata of an image, validated: layers with their digests, variables and working directory.
+//! The validated metadata of an image: its layers with their digests, environment variables and working
+//! directory.
 //!
-//! The image's user and start command are ignored: every sandbox runs the commands that it is given, as its
-//! own user.
+//! The image's user and start command are ignored: every sandbox runs only the commands that it is given, as
+//! the sandbox's own user.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,35 +17,35 @@ use crate::{keys, layers, unsound};
 
 /// Maximum nesting depth of indexes. A multi-platform image has one index inside the outermost one.
 const DEPTH_MAX: usize = 4;
-/// Maximum number of an image's variables, and their maximum total size with their names in bytes: half of
-/// the limit for the arguments and variables of an exec.
+/// Maximum number of an image's environment variables, and their maximum total size in bytes, including their
+/// names: half of the limit for the arguments and variables of an exec.
 const VARIABLES_MAX: usize = 1024;
 const VARIABLES_BYTES_MAX: usize = api::limits::ARGV_ENV_BYTES_MAX / 2;
-/// `PATH_MAX` of Linux.
+/// `PATH_MAX` on Linux.
 const PATH_BYTES_MAX: usize = 4096;
-/// Top-level directories in which no exec may start: such a path could refer to an open descriptor of a
+/// Top-level directories in which no exec may start. A path below them could refer to an open descriptor of a
 /// process.
 const NO_PLACES: [&str; 4] = ["proc", "sys", "dev", ".bellglass"];
 
-/// An image.
+/// The metadata of an image.
 #[derive(Debug, Default)]
 pub(super) struct Image {
-    /// Its layers, the lowest first.
+    /// The image's layers, lowest first.
     pub(super) layers: Vec<Layer>,
-    /// Its environment variables.
+    /// The image's environment variables.
     pub(super) env: BTreeMap<String, String>,
-    /// The working directory that it sets.
+    /// The working directory that the image sets, if any.
     pub(super) cwd: Option<String>,
-    /// The fields that only a template has, if the image was exported from one.
+    /// The template fields that images lack, if the image was exported from a template.
     pub(super) note: Option<Note>,
-    /// Its configuration, unmodified.
+    /// The image's configuration, unmodified.
     pub(super) configuration: Vec<u8>,
 }
 
 /// One layer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Layer {
-    /// The name of its archive in the package.
+    /// The name of the layer's archive in the package.
     pub(super) blob: String,
     /// The digest of the archive as stored, if the image states it.
     pub(super) digest: Option<String>,
@@ -112,7 +113,7 @@ struct RootFs {
 }
 
 impl Image {
-    /// Reads the metadata of the one image for this machine.
+    /// Reads the metadata of the image for this machine, of which there must be exactly one.
     pub(super) fn read(package: &Package) -> Result<Self, Error> {
         // Newer `docker save` archives contain both formats. The layout is preferred, because it has digests
         // for all parts.
@@ -129,7 +130,7 @@ impl Image {
         ))
     }
 
-    /// Finds the one image for this machine in an index.
+    /// Finds the image for this machine in an index, which must contain exactly one such image.
     fn pick(package: &Package, manifests: &[Descriptor], depth: usize) -> Result<Self, Error> {
         if depth >= DEPTH_MAX {
             return Err(Error::Request(api::limits::exceeded(
@@ -177,7 +178,7 @@ impl Image {
         Self::new("the configuration", config, blobs)
     }
 
-    /// Reads the one image of a `docker save` archive.
+    /// Reads the image of a `docker save` archive, which must contain exactly one image.
     fn saved(package: &Package) -> Result<Self, Error> {
         let text = package.document("manifest.json", None)?;
         let images: Vec<Saved> = strict("manifest.json", &text, &keys::SAVED)?;
@@ -221,7 +222,7 @@ impl Image {
     }
 }
 
-/// Returns the fields that only a template has, validated like those of a request.
+/// Returns the template fields that images lack, validated in the same way as the fields of a request.
 fn note(wishes: &Wishes) -> Result<Option<Note>, Error> {
     let Some(text) = wishes.labels.as_ref().and_then(|labels| labels.get(LABEL)) else { return Ok(None) };
     let note: Note = parse("the label of the template", text.as_bytes())?;
@@ -341,7 +342,7 @@ fn named(name: &str) -> Option<String> {
     layers::is_key(bare).then(|| format!("sha256:{bare}"))
 }
 
-/// Parses a document that other programs also read, and refuses it if they could read it differently.
+/// Parses a document that other programs also read, and refuses it if they could interpret it differently.
 fn strict<T: DeserializeOwned>(name: &str, text: &[u8], shape: &'static keys::Shape) -> Result<T, Error> {
     match keys::check(text, shape) {
         Err(error) if !api::defence::is_off("I-10") => Err(unsound(

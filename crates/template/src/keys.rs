@@ -1,17 +1,18 @@
-//! Checks of the keys in an image's documents, as strict as all readers of the documents together.
+//! Checks of the keys in an image's JSON documents. They are as strict as all readers of these documents
+//! combined.
 //!
-//! Engines are written in Go, whose JSON reader ignores the case of keys and uses the last of several. Our
-//! reader requires exact keys. So a key `repoTags` next to `RepoTags` would mean one thing to us and another
-//! to the engine. A document is therefore refused if it contains a key twice, or a key that differs only in
-//! case from a known key.
+//! Engines are written in Go, whose JSON reader ignores the case of keys and uses the last of several equal
+//! keys. Bellglass's reader requires exact keys. A key `repoTags` next to `RepoTags` would therefore mean one
+//! thing to Bellglass and another to the engine. For this reason, a document is refused if it contains a key
+//! twice, or a key that differs only in case from a known key.
 
 use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// The keys of an object that a reader interprets, each with the shape of its value. For a list, the shape is
-/// that of its elements.
+/// The keys of an object that a reader interprets, each with the shape of its value. The shape of a list is
+/// the shape of its elements.
 pub(super) struct Shape(&'static [(&'static str, Option<&'static Shape>)]);
 
 /// `manifest.json` of a `docker save` archive.
@@ -54,7 +55,7 @@ pub(super) fn check(text: &[u8], shape: &'static Shape) -> Result<(), serde_json
     reader.end()
 }
 
-/// Returns a key in the form in which Go compares keys: `K` (the Kelvin sign) equals `k`, and `ſ` equals `s`.
+/// Folds a key as Go does when it compares keys: `K` (the Kelvin sign) equals `k`, and `ſ` equals `s`.
 fn folded(key: &str) -> String {
     key.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect()
 }

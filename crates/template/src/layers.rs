@@ -1,4 +1,4 @@
-//! The layers of this machine, by content, and the removal of incomplete ones.
+//! The layers of this machine, by content, and the removal of unused and incomplete layers.
 //!
 //! ```text
 //! <data>/layers/making-<pid>-<sandbox>/fs     being filled by that sandbox
@@ -6,7 +6,7 @@
 //! <data>/layers/empty/fs                      the root of sandboxes that unpack
 //! ```
 //!
-//! A process that makes layers holds a shared lock on `<data>/layers` while it does so. [`tidy`] takes the
+//! A process that creates layers holds a shared lock on `<data>/layers` while it does so. [`tidy`] takes the
 //! exclusive lock. While it holds that lock, every incomplete layer is orphaned, and no process is about to
 //! save a template that references an unused layer.
 
@@ -30,17 +30,17 @@ use crate::{Store, Template, cache, failed, mounts};
 /// unpacked differently are not reused.
 const LAYER_FORM: &str = "layer 1";
 const TOP_FORM: &str = "top 1";
-/// Name of the root directory of sandboxes that unpack.
+/// Name of the layer that serves as the root directory of sandboxes that unpack.
 const EMPTY: &str = "empty";
-/// Mode of directories that builders' processes must traverse but must not list.
+/// Mode of directories that build processes must be able to traverse but not to list.
 const WALKED: u32 = 0o711;
-/// Mode of complete layers. Their files belong to user ids that have no meaning on this machine.
+/// Mode of complete layers. Their files belong to user IDs that have no meaning on this machine.
 const CLOSED: u32 = 0o700;
-/// Timeout for the lock. A tidy that removes large trees takes seconds.
+/// Timeout for the lock. A [`tidy`] that removes large trees takes seconds.
 const LOCK_WITHIN: Duration = Duration::from_secs(120);
 const LOCK_EVERY: Duration = Duration::from_millis(50);
 
-/// The layers of one data directory, with the right to create layers.
+/// The layers of one data directory, with the shared lock that permits creating layers.
 pub(super) struct Layers {
     data: PathBuf,
     _lock: File,
@@ -54,7 +54,7 @@ pub struct InUse {
     pub layers: Option<Vec<String>>,
 }
 
-/// A layer that is being made. If it is dropped, [`tidy`] removes it.
+/// A layer that is being created. If this value is dropped, [`tidy`] removes the layer later.
 pub(super) struct Making {
     path: PathBuf,
     layers: PathBuf,
@@ -69,7 +69,7 @@ struct LayerRecord {
 }
 
 impl Layers {
-    /// Opens the layers and takes the lock for creating some.
+    /// Opens the layers, and takes the shared lock that permits creating layers.
     pub(super) async fn open(data: &Path) -> Result<Self, Error> {
         let lock = using(data).await?;
         Ok(Self { data: data.to_owned(), _lock: lock })
@@ -106,7 +106,7 @@ impl Layers {
         self.path().join(format!("making-{}-scratch", std::process::id()))
     }
 
-    /// Creates a directory for a new layer, which the sandbox with this id will fill.
+    /// Creates a directory for a new layer, which the sandbox with this ID will fill.
     pub(super) fn making(&self, id: &SandboxId) -> Result<Making, Error> {
         let path = self.path().join(format!("making-{}-{id}", std::process::id()));
         directory(&path, WALKED)?;
@@ -114,8 +114,8 @@ impl Layers {
         Ok(Making { path, layers: self.path() })
     }
 
-    /// Returns the root of sandboxes that unpack: only directories and files to mount on. It is created on
-    /// first use.
+    /// Returns the root of sandboxes that unpack. It contains only directories and files to mount on, and is
+    /// created on first use.
     pub(super) fn empty(&self) -> Result<PathBuf, Error> {
         let path = self.path().join(EMPTY);
         if !path.exists() {
@@ -175,14 +175,14 @@ impl Making {
         self.rename(key)
     }
 
-    /// Removes the incomplete layer. No sandbox may be writing to it.
+    /// Removes the incomplete layer. Must not be called while a sandbox can still write to the layer.
     pub(super) fn discard(self) -> Result<(), Error> {
         remove(&self.path)
     }
 
     fn rename(self, name: &str) -> Result<(), Error> {
         let opened = File::open(&self.path).map_err(failed("open", &self.path))?;
-        // A key promises a complete layer, even after a power failure: flush before renaming.
+        // Flushed before it is renamed: a key promises a complete layer, even after a power failure.
         rustix::fs::syncfs(&opened).map_err(|errno| failed("flush", &self.path)(errno.into()))?;
         fs::set_permissions(&self.path, fs::Permissions::from_mode(CLOSED))
             .map_err(failed("close", &self.path))?;
@@ -202,7 +202,7 @@ impl Making {
     }
 }
 
-/// Takes the shared lock: while it is held, no layer is removed.
+/// Takes the shared lock. While it is held, no layer is removed.
 ///
 /// # Errors
 /// Another process held the exclusive lock for longer than `LOCK_WITHIN`, or the directory cannot be opened.
@@ -225,8 +225,8 @@ pub async fn using(data: &Path) -> Result<File, Error> {
 
 /// Removes incomplete layers that dead commands left behind, and layers that no template, no recently used
 /// step and no sandbox uses. Journals record the layers that a server's sandboxes use. A sandbox without a
-/// record, which a command started, may use any layer, so while one exists no complete layer is removed. Call
-/// it after the sandboxes of dead commands were removed.
+/// record was started by a command and may use any layer, so no complete layer is removed while such a
+/// sandbox exists. Call this function after the sandboxes of dead commands have been removed.
 ///
 /// # Errors
 /// A layer could not be removed, or the state of this machine could not be read.
@@ -264,15 +264,15 @@ pub fn tidy(data: &Path, in_use: impl FnOnce() -> Result<InUse, Error>) -> Resul
     Ok(())
 }
 
-/// Returns the key of the layer whose archive is the last of these, on top of the others. All of them are
-/// part of the key, because the result of unpacking depends on the layers below: whiteouts, hard links and
-/// symlinks refer to them.
+/// Returns the key of the layer whose archive has the last of these digests, on top of layers whose archives
+/// have the other digests. The key covers all of them, because the result of unpacking depends on the layers
+/// below: whiteouts, hard links and symlinks refer to them.
 pub(super) fn key(diff_ids: &[String], top: bool) -> String {
     let form = if top { TOP_FORM } else { LAYER_FORM };
     hexadecimal(&Sha256::digest(format!("{form}\n{}", diff_ids.join("\n"))))
 }
 
-/// Returns true if a string has the form of a key.
+/// Returns true if a string has the form of a layer key.
 pub(super) fn is_key(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }

@@ -3,24 +3,24 @@
 //! | module | holds |
 //! |---|---|
 //! | `store` | the templates of this machine, by name |
-//! | `layers` | their layers, by content, and the removal of incomplete ones |
+//! | `layers` | their layers, by content, and the removal of unused and incomplete layers |
 //! | `unpack` | unpacking of one layer, streamed into a dedicated sandbox |
-//! | `package` | an image on disk, an archive or a directory, whose members are read by name |
-//! | `image` | the metadata of an image, validated |
-//! | `keys` | the keys of its JSON documents, which all readers must interpret alike |
+//! | `package` | an image on disk (an archive or a directory), whose members are read by name |
+//! | `image` | the validated metadata of an image |
+//! | `keys` | checks of the keys in an image's JSON documents, which all readers must interpret in the same way |
 //! | `loadable` | an image rewritten without names, to be loaded into an engine |
 //! | `mounts` | detection of mounts in a tree, so that a removal does not cross into them |
-//! | `note` | the fields of a template that an image lacks, stored in a label of the image |
+//! | `note` | the template fields that images lack, stored in a label of the image |
 //! | `base` | a Debian system built from packages |
-//! | `recipe` | the definition of a template, in steps, validated |
+//! | `recipe` | the definition of a template, in steps, and its validation |
 //! | `build` | the build of a recipe, step by step |
-//! | `step` | one step, run in a sandbox, and its changes |
+//! | `step` | one step that runs in a sandbox, and the changes that it makes |
 //! | `copy` | the files that a recipe copies |
 //! | [`sent`] | files that a client uploaded for a build |
 //! | [`shipped`] | the recipes that ship with Bellglass |
 //! | `cache` | the cached layers of steps, and build logs |
-//! | `registry` | pulling of an image from a registry |
-//! | `containerfile` | a recipe as a Containerfile, for engines and for other build tools |
+//! | `registry` | pulling of images from registries |
+//! | `containerfile` | conversion of a recipe to a Containerfile, for engines and for other build tools |
 //! | [`engine`] | templates that exist only in an engine |
 //! | `export` | a template as one file, which is also an OCI image |
 //!
@@ -30,7 +30,7 @@
 //! mmdebstrap ───────────────────────────────── archive ──stream──▶ guest unpacks ─▶ stored under its key ─▶ template
 //! ```
 //!
-//! Invariants: the host never opens anything inside a layer; only a complete layer is stored under its key; a
+//! Invariants: the host never opens anything inside a layer. Only a complete layer is stored under its key. A
 //! template references only complete layers.
 
 mod base;
@@ -80,29 +80,29 @@ use unpack::{Source, Unpack};
 pub enum TemplateProgress<'a> {
     /// A layer is being unpacked.
     Layer {
-        /// Its number, counted from 1.
+        /// The layer's number, counted from 1.
         number: usize,
         /// The total number of layers.
         count: usize,
-        /// Its size on disk, if known.
+        /// The layer's size on disk, if known.
         bytes: Option<u64>,
     },
     /// A layer already exists on this machine.
     Kept {
-        /// Its number, counted from 1.
+        /// The layer's number, counted from 1.
         number: usize,
         /// The total number of layers.
         count: usize,
     },
     /// A step of a recipe starts.
     Step {
-        /// Its number, counted from 1.
+        /// The step's number, counted from 1.
         number: usize,
         /// The total number of steps.
         count: usize,
         /// A short description of the step.
         what: &'a str,
-        /// True if its layer is taken from the cache.
+        /// True if the step's layer is taken from the cache.
         kept: bool,
     },
     /// The number of bytes of the current layer transferred so far.
@@ -113,7 +113,7 @@ pub enum TemplateProgress<'a> {
     Output(&'a [u8]),
 }
 
-/// The callback that receives the progress.
+/// The callback that receives progress messages.
 pub type ProgressSink<'a> = &'a (dyn Fn(TemplateProgress<'_>) + Sync);
 
 /// Builder of templates on one machine, with one runtime.
@@ -122,7 +122,7 @@ pub struct Builder {
     data: PathBuf,
     guest: PathBuf,
     broker: Arc<Broker>,
-    /// Ids of the sandboxes created so far, so that `abandon` can stop them if a caller drops a build.
+    /// IDs of the sandboxes created so far, so that `abandon` can stop them if a caller drops a build.
     made: Mutex<Vec<SandboxId>>,
 }
 
@@ -146,8 +146,8 @@ impl Builder {
         Ok(Self::new(&machine, machine.at_least(Tier::Container)?))
     }
 
-    /// Stops the sandboxes that an abandoned import, build or export left behind. Call it after its future
-    /// was dropped.
+    /// Stops the sandboxes that an abandoned import, build or export left behind. Call this method after the
+    /// future of the operation has been dropped.
     ///
     /// # Errors
     /// A sandbox could not be stopped. The next command tries again.
@@ -159,7 +159,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Returns a new sandbox id and records it for `abandon`.
+    /// Returns a new sandbox ID and records it for `abandon`.
     fn fresh_id(&self) -> Result<SandboxId, Error> {
         let id = host::machine::fresh_id()?;
         self.made.lock().unwrap_or_else(PoisonError::into_inner).push(id.clone());
@@ -170,8 +170,8 @@ impl Builder {
     /// directory.
     ///
     /// # Errors
-    /// The image is invalid, is for another architecture, or exceeds a limit, or an operation on this machine
-    /// failed. Existing templates and their layers stay unchanged.
+    /// The image is invalid, is for a different architecture, or exceeds a limit, or an operation on this
+    /// machine failed. Existing templates and their layers stay unchanged.
     pub async fn import(&self, name: &str, file: &Path, watch: ProgressSink<'_>) -> Result<Template, Error> {
         store::check_name(name)?;
         let package = Package::open(file)?;
@@ -240,8 +240,8 @@ impl Builder {
         match unpack.run(source, watch).await {
             Ok(unpacked) => Ok((making, unpacked)),
             Err(error) => {
-                // If the sandbox could not be stopped, it may still write to the layer: the next command
-                // removes it.
+                // If the sandbox could not be stopped, it may still write to the layer. The next command then
+                // removes the layer.
                 if error.stopped {
                     making.discard()?;
                 }
@@ -261,15 +261,15 @@ pub async fn empty(data: &Path) -> Result<PathBuf, Error> {
 
 /// The position of a layer in its image.
 struct LayerPosition {
-    /// The layers below, the lowest first.
+    /// The directories of the layers below, lowest first.
     done: Vec<PathBuf>,
-    /// True if it is the topmost layer of its image.
+    /// True if the layer is the topmost layer of its image.
     top: bool,
 }
 
-/// Result of unpacking a layer.
+/// The result of unpacking a layer.
 struct Unpacked {
-    /// The guest's report.
+    /// The report of the guest that unpacked the layer.
     report: LayerReport,
     /// The digest of the bytes sent to the guest, computed on the host.
     digest: String,

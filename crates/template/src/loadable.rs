@@ -1,8 +1,8 @@
-//! An image rewritten to be loaded into an engine: only its validated parts, and no name.
+//! An image rewritten for loading into an engine: it contains only validated parts, and no name.
 //!
-//! Engines take image names from archives: every later `FROM` or start with such a name would then use the
-//! archive's image. Third-party archives are therefore never passed to an engine. The image is written to a
-//! new archive, in the format of `docker save`, which all engines read.
+//! Engines take image names from archives. Every later `FROM`, and every container started from such a name,
+//! would then use the archive's image. Third-party archives are therefore never passed to an engine. The
+//! image is written to a new archive, in the format of `docker save`, which all engines read.
 
 use std::fs::File;
 use std::io;
@@ -18,13 +18,13 @@ use crate::{check_room, failed};
 /// The name of the configuration in the archive.
 const CONFIGURATION: &str = "config.json";
 
-/// Writes an image without its names to a temporary file, which is returned positioned at its beginning.
+/// Writes an image without its names to a temporary file. Returns the file, positioned at its beginning.
 pub(super) fn written(data: &Path, package: &Package, image: &Image) -> Result<File, Error> {
     let path = data.join(format!("engine/loading-{}", host::machine::fresh_id()?));
     let mut options = File::options();
     let mut file =
         options.read(true).write(true).create_new(true).open(&path).map_err(failed("create", &path))?;
-    // Unlinked at once, so that the file cannot be left behind, whatever happens next.
+    // The file is unlinked at once, so that it cannot be left behind, whatever happens next.
     std::fs::remove_file(&path).map_err(failed("remove", &path))?;
     let mut archive = tar::Builder::new(&mut file);
     let mut names = Vec::new();

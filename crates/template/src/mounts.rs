@@ -1,5 +1,5 @@
-//! Detection of mounts below a path: a removal that crossed into a mount would delete files that are not
-//! ours.
+//! Detection of mounts below a path. A removal that crossed into a mount would delete files that do not
+//! belong to Bellglass.
 
 use std::ffi::OsString;
 use std::io;

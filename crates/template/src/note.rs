@@ -1,4 +1,4 @@
-//! The fields of a template that an image lacks, stored in a label of the image.
+//! The template fields that images lack, stored in a label of the image.
 
 use api::limits::WantedLimits;
 use api::policy::Policy;
@@ -10,7 +10,7 @@ use crate::{Posture, Template};
 /// The label of an image that holds the note.
 pub(super) const LABEL: &str = "dev.bellglass.template";
 
-/// The fields that only a template has.
+/// The template fields that images lack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Note {

@@ -17,14 +17,15 @@ use sha2::{Digest, Sha256};
 use crate::{failed, layers, unsound};
 
 /// Maximum number of members of an archive. An image with all its layers, documents and directories has a few
-/// hundred.
+/// hundred members.
 const MEMBERS_MAX: usize = 10_000;
 /// Maximum size of a document in bytes. The largest configurations, with the history of a long build, have
-/// some tens of thousands of bytes.
+/// tens of thousands of bytes.
 const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 /// Maximum size in bytes of an extended header, which holds a name and a few numbers for the next member.
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
-/// Maximum length of a chain of links between members. Old archives link duplicate layers; one link is usual.
+/// Maximum length of a chain of links between members. Old archives represent duplicate layers as links,
+/// usually with a single link.
 const LINKS_MAX: usize = 4;
 
 const REGULAR: u8 = b'0';
@@ -38,9 +39,9 @@ const GNU_LONG_LINK: u8 = b'K';
 
 /// An image on disk.
 pub(super) enum Package {
-    /// In one file.
+    /// An image in one archive file, with the positions of its members.
     Archive { file: Arc<File>, members: HashMap<String, Member> },
-    /// In a directory.
+    /// An image in a directory.
     Directory(PathBuf),
 }
 
@@ -51,7 +52,7 @@ pub(super) enum Member {
         offset: u64,
         size: u64,
     },
-    /// The content of another member.
+    /// The same content as another member.
     Same(String),
 }
 
@@ -90,7 +91,7 @@ impl Package {
         Ok(Self::Archive { file: Arc::new(file), members })
     }
 
-    /// Returns true if a member of this name exists.
+    /// Returns true if a member with this name exists.
     pub(super) fn has(&self, name: &str) -> bool {
         match self {
             Self::Archive { members, .. } => members.contains_key(name),
@@ -139,7 +140,7 @@ impl Package {
                 Err(missing())
             }
             Self::Directory(path) => {
-                // Names come from the image, so they are resolved only below its directory.
+                // Names come from the image, so they are resolved only below the image's directory.
                 let (directory, _) = open(path)?;
                 let flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
                 let below = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -209,7 +210,8 @@ fn packed(first: &[u8]) -> Option<&'static str> {
 
 /// Returns the positions of all members, by name.
 fn index(file: &File) -> Result<HashMap<String, Member>, Error> {
-    // The message may contain bytes of the archive, so control characters must not reach a terminal.
+    // The message may contain bytes of the archive. Control characters are replaced, because they must not
+    // reach a terminal.
     let not_sound = |why: String| {
         let why: String = why.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect();
         unsound(
@@ -239,8 +241,8 @@ fn index(file: &File) -> Result<HashMap<String, Member>, Error> {
 }
 
 impl Ahead {
-    /// Processes one raw header. Returns the member, unless the header only describes the next one or its
-    /// type is not used.
+    /// Processes one raw header. Returns the member, unless the header only describes the next member or has
+    /// a type that is not used.
     fn take<R: Read>(&mut self, raw: &mut tar::Entry<'_, R>) -> Result<Option<(String, Member)>, String> {
         let header = raw.header().clone();
         let size = header.entry_size().map_err(|error| error.to_string())?;
@@ -285,8 +287,8 @@ impl Ahead {
                     match record.key_bytes() {
                         b"path" => self.name = Some(value()),
                         b"linkpath" => self.target = Some(value()),
-                        // Used for a member of 8 GiB or more, or in an archive that readers interpret
-                        // differently.
+                        // Occurs for a member of 8 GiB or more, or in an archive that was crafted so that
+                        // different readers interpret it differently.
                         b"size" => {
                             return Err(
                                 "the size of a member is in an extended header, which is not supported"

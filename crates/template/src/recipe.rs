@@ -40,19 +40,20 @@ const PACKAGES_MAX: usize = 1000;
 const PACKAGE_BYTES_MAX: usize = 256;
 /// Maximum number of modules that are imported in advance.
 const IMPORTS_MAX: usize = 256;
-/// Paths that every sandbox hides with its own mounts, so that files of a template there would be invisible.
+/// Paths that every sandbox covers with its own mounts. Files of a template at these paths would be
+/// invisible.
 const COVERED: [&str; 7] = ["/proc", "/sys", "/dev", "/tmp", "/workspace", "/home/sandbox", "/.bellglass"];
 
 /// A validated recipe.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// The base that the first step builds on.
+    /// The base on which the first step builds.
     pub from: Ground,
     /// The steps, in order.
     #[serde(default)]
     pub steps: Vec<Step>,
-    /// The command that runs in every sandbox from its start.
+    /// The command that is started together with every sandbox.
     #[serde(default)]
     pub start: Option<Command>,
     /// The command that must succeed before a sandbox counts as started.
@@ -106,7 +107,7 @@ pub enum Step {
     Run(Command),
     /// Sets variables for the following steps and for every exec.
     Env(BTreeMap<String, String>),
-    /// The number of bytes of the current layer transferred so far.
+    /// Sets the user of the following `run` steps: `root`, or the sandbox's user.
     User(String),
     /// Sets the working directory of the following `run` steps and of every exec. It is created if it is
     /// missing.
@@ -125,7 +126,7 @@ pub enum Step {
 pub struct Copy {
     /// A path below the recipe's directory.
     pub from: String,
-    /// The path of the copy in the template: its own path, not that of a directory to put it in.
+    /// The path of the copy itself in the template, not the path of a directory in which to put it.
     pub to: String,
 }
 
@@ -210,8 +211,8 @@ impl Step {
             Self::Npm(names) => ("npm", names.join(" ")),
             Self::Copy(copy) => ("copy", format!("{} to {}", copy.from, copy.to)),
             Self::Run(command) => ("run", command.shown()),
-            // The last argument is the text that the user wrote; the arguments before it are a fixed wrapper
-            // around it.
+            // The last argument is the text that the user wrote. The arguments before it are a fixed wrapper
+            // around this text.
             Self::RunAs(_, command) => ("run", command.argv().pop().unwrap_or_default()),
             Self::Sent(sent) => ("copy", format!("{} to {}", sent.from, sent.to)),
             Self::Env(variables) => ("env", variables.keys().cloned().collect::<Vec<_>>().join(" ")),
@@ -242,7 +243,7 @@ impl Step {
     /// Validates the step.
     ///
     /// # Errors
-    /// The reason why the step is invalid.
+    /// The step is invalid. The error is the reason.
     pub fn check(&self) -> Result<(), String> {
         match self {
             Self::Apt(names) => packages(names, debian_word),
@@ -313,13 +314,13 @@ pub(super) fn debian_word(word: &str) -> bool {
         && word.chars().all(|c| c.is_ascii_alphanumeric() || "+-._:=~".contains(c))
 }
 
-/// Validates a command of `start` or `ready`.
+/// Validates a `start` or `ready` command.
 pub(super) fn check_command(words: &[String]) -> Result<(), Error> {
     let checked = Command::Argv(words.to_vec()).check();
     checked.map_err(|why| unsound(format!("`start` or `ready` {why}"), "Specify the command to run."))
 }
 
-/// Validates a directory in which execs are to start.
+/// Validates a directory in which execs start.
 pub(super) fn check_directory(path: &str) -> Result<(), Error> {
     Step::Workdir(path.to_owned())
         .check()
@@ -352,7 +353,7 @@ pub(super) fn check_imports(imports: &[String]) -> Result<(), Error> {
     }
 }
 
-/// Returns true if every sandbox has a mount of its own at or above this path, which would hide files of a
+/// Returns true if every sandbox has its own mount at or above this path. The mount would hide files of a
 /// template there.
 pub(super) fn is_covered(path: &str) -> bool {
     COVERED.iter().any(|covered| Path::new(path).starts_with(covered))
@@ -448,7 +449,7 @@ mod tests {
 
     #[test]
     fn names_that_would_be_options_paths_or_programs_are_refused() {
-        // 86
+        // Case 86: a word of a recipe that a program would interpret as an option, a path or a program.
         for step in [
             r#"{ apt = ["--allow-unauthenticated"] }"#,
             r#"{ apt = ["git; touch /pwned"] }"#,

@@ -1,9 +1,9 @@
-//! Pulling of an image from a registry: it is stored in a directory as an OCI layout, and then imported like
+//! Pulls images from registries. An image is stored in a directory as an OCI layout, and then imported like
 //! an exported image.
 //!
-//! All requests to registries go through the broker that serves sandboxes, under a policy that allows only
-//! the internet. A reference, a redirect or an authentication server at a private address is refused after
-//! its name was resolved. A registry at such an address is contacted only if the operator names it, and then
+//! All requests to registries pass through the broker that serves sandboxes, under a policy that allows only
+//! the internet. A registry, a redirect target or an authentication server is refused if its name resolves to
+//! a private address. A registry at a private address is contacted only if the operator names it, and then
 //! only its host is exempt.
 
 use std::io::Write as _;
@@ -46,7 +46,7 @@ struct RegistryConnection {
     client: Client,
     reference: Reference,
     policy: watch::Sender<Policy>,
-    /// The reason of the broker's last refusal.
+    /// The reason for the broker's last refusal.
     refused: Arc<Mutex<Option<String>>>,
     door: tokio::task::JoinHandle<()>,
 }
@@ -158,7 +158,7 @@ impl RegistryConnection {
         let count = manifest.layers.len();
         for (index, layer) in manifest.layers.iter().enumerate() {
             if known.get(index).copied().unwrap_or(false) {
-                // The import does not read a known layer and checks only its size.
+                // The import does not read a layer that already exists, but checks its size.
                 let path = blobs.join(hash(layer)?);
                 let file = std::fs::File::create(&path).map_err(failed("write", &path))?;
                 file.set_len(size(layer)).map_err(failed("write", &path))?;
@@ -169,7 +169,7 @@ impl RegistryConnection {
         lay_out(directory, &manifest)
     }
 
-    /// Downloads a blob, and refuses more bytes than were announced. The import verifies its digest.
+    /// Downloads a blob, and refuses more bytes than announced. The import verifies the blob's digest.
     async fn blob(
         &self,
         blob: &OciDescriptor,
@@ -215,8 +215,8 @@ async fn serve(listener: TcpListener, broker: Arc<Broker>, party: Arc<Party>) {
     }
 }
 
-/// Returns the protocol for the operator's own registry, and its host, to which connections bypass the
-/// broker. Fails if the image is in another registry.
+/// Returns the protocol for the operator's own registry, and the registry's host. Connections to this host
+/// bypass the broker. Fails if the image is in a different registry.
 fn own_registry(own: Option<&str>, wanted: &str) -> Result<(ClientProtocol, Option<String>), Error> {
     let Some(own) = own else { return Ok((ClientProtocol::Https, None)) };
     let (plain, host) = match own.split_once("://") {
@@ -243,7 +243,7 @@ fn own_registry(own: Option<&str>, wanted: &str) -> Result<(ClientProtocol, Opti
     Ok((protocol, Some(name)))
 }
 
-/// Refuses an image that could not be imported before it is downloaded. Returns its size in bytes.
+/// Checks that an image can be imported, before it is downloaded. Returns the image's size in bytes.
 fn check(manifest: &OciImageManifest) -> Result<u64, Error> {
     if manifest.layers.is_empty() || manifest.layers.len() > LAYERS_MAX {
         let found = manifest.layers.len() as u64;
@@ -267,8 +267,8 @@ fn check(manifest: &OciImageManifest) -> Result<u64, Error> {
     Ok(bytes)
 }
 
-/// Returns, for each layer, true if it already exists. Layers that the configuration does not describe count
-/// as missing.
+/// Returns, for each layer, true if it already exists on this machine. Layers that the configuration does not
+/// describe count as missing.
 fn known(layers: &Layers, blobs: &Path, manifest: &OciImageManifest) -> Result<Vec<bool>, Error> {
     let path = blobs.join(hash(&manifest.config)?);
     let text = std::fs::read(&path).map_err(failed("read", &path))?;
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn an_image_that_could_not_be_imported_is_refused_before_it_comes() {
-        // U-10, U-11
+        // Covers attacks U-10 and U-11.
         let image =
             |layers: Vec<OciDescriptor>| OciImageManifest { layers, config: blob(2), ..Default::default() };
         assert_eq!(check(&image(vec![blob(3), blob(4)])).unwrap(), 9);

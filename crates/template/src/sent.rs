@@ -4,8 +4,8 @@
 //! client ──bytes──▶ <data>/sent/<name> ──bytes──▶ sandbox of the step: its guest unpacks ──▶ a script puts files in place
 //! ```
 //!
-//! The host treats the archive as opaque bytes: it is opened only in a sandbox. The client names it, by a
-//! digest of its content.
+//! The host treats the archive as opaque bytes: it is opened only in a sandbox. The client names the archive
+//! by a digest of its content.
 
 use std::path::Path;
 use std::time::Duration;
@@ -24,20 +24,21 @@ use crate::{layers, unsound};
 
 /// Maximum size of one archive in bytes.
 const BYTES_MAX: u64 = 4 << 30;
-/// Retention of an archive after its last upload. A client that builds with it later uploads it again.
+/// How long an archive is retained after its last upload. A client that needs the archive later uploads it
+/// again.
 const KEPT: Duration = Duration::from_secs(14 * 24 * 3600);
-/// Remaining retention below which an archive is reported as missing, so that a reported archive is not
-/// removed before it is used.
+/// Remaining retention time below which an archive is reported as missing, so that an archive is not removed
+/// between the report and its use.
 const LASTS: Duration = Duration::from_secs(24 * 3600);
 /// Number of bytes received between two checks of the free disk space.
 const LOOK_EVERY_BYTES: u64 = 64 << 20;
 /// Directory in the sandbox into which the guest unpacks an archive.
 const UNPACKED: &str = "/var/tmp/.sent";
 
-/// Script that moves the unpacked files to their target, with the rules of Docker's `COPY`: the content of a
-/// directory goes into the target directory; a file takes the target's name, or goes into the target if that
-/// is a directory. Matches of a pattern go into the target directory; all unpacked files are matches, because
-/// only those were uploaded. Arguments: `$1` source, `$2` target, `$3` owner, `$4` mode.
+/// Script that moves the unpacked files to their target, following the rules of Docker's `COPY`. The content
+/// of a directory goes into the target directory. A file takes the target's name, or goes into the target if
+/// the target is a directory. If the source is a pattern, all unpacked files go into the target directory,
+/// because only matching files were uploaded. Arguments: `$1` source, `$2` target, `$3` owner, `$4` mode.
 const PUT: &str = r#"set -eu
 cd /var/tmp/.sent
 set -- "./$1" "$2" "$3" "$4"
@@ -78,7 +79,7 @@ pub struct Archives {
     objects: Objects,
 }
 
-/// An archive that is being uploaded. Dropping it discards the received bytes.
+/// An archive that is being uploaded. Dropping this value discards the received bytes.
 pub struct Receiving<'a> {
     objects: &'a Objects,
     incoming: Incoming,
@@ -92,11 +93,11 @@ pub struct SentFiles {
     pub archive: String,
     /// The source: a path in the archive, or a pattern.
     pub from: String,
-    /// The target path. A trailing `/` means a directory.
+    /// The target path. A trailing `/` denotes a directory.
     pub to: String,
     /// True if the files belong to the sandbox's user, false if they belong to root.
     pub by_user: bool,
-    /// The mode of all files, as octal digits. Empty to keep their own modes.
+    /// The mode of all files, as octal digits. Empty if the files keep their own modes.
     pub mode: String,
 }
 
@@ -110,7 +111,7 @@ impl Archives {
         Ok(Self { objects: Objects::open(data.join("sent"), reserve, None)? })
     }
 
-    /// Returns true if an archive of this name exists and will be retained long enough to be used.
+    /// Returns true if an archive with this name exists and will be retained long enough to be used.
     ///
     /// # Errors
     /// The name is invalid, or a file system operation failed.
@@ -119,7 +120,7 @@ impl Archives {
         Ok(self.objects.written(&key(name)?).await?.is_some_and(|at| at > oldest))
     }
 
-    /// Starts an upload of this size, which replaces an existing archive of the same name.
+    /// Starts an upload of this size, which replaces any existing archive with the same name.
     ///
     /// # Errors
     /// The name is invalid, the archive is too large, there is too little free disk space, or a file system

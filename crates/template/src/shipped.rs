@@ -40,7 +40,8 @@ pub fn find(name: &str) -> Result<Option<Recipe>, Error> {
     found.map(|(_, text)| Recipe::parse(text)).transpose()
 }
 
-/// Writes the files that the recipes copy below the data directory, and returns the directory to copy from.
+/// Writes the files that the recipes copy to a directory below the data directory, and returns that
+/// directory.
 ///
 /// # Errors
 /// The data directory cannot be written.
@@ -48,7 +49,7 @@ pub fn lay_out(data: &Path) -> Result<PathBuf, Error> {
     let home = data.join("images");
     for (name, text) in FILES {
         let path = home.join(name);
-        // An unchanged file is not rewritten: another process may be reading it.
+        // An unchanged file is not rewritten, because another process may be reading it.
         if std::fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
             continue;
         }

@@ -49,10 +49,10 @@ const LIMITS: Limits = Limits {
     tmp_bytes: 1 << 30,
     ttl_ms: 4 * 3600 * 1000,
 };
-/// Maximum number of bytes from the end of a failed step's output that an error message contains.
+/// Maximum number of bytes that an error message contains from the end of a failed step's output.
 const TAIL_BYTES: usize = 1500;
 
-/// Settings that earlier steps have made.
+/// Settings made by earlier steps.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Setting {
     pub(super) env: BTreeMap<String, String>,
@@ -60,7 +60,7 @@ pub(super) struct Setting {
     pub(super) as_user: bool,
 }
 
-/// Default variables of programs that root runs in a step; variables of the recipe take precedence.
+/// Default variables of programs that root runs in a step. Variables of the recipe take precedence.
 pub(super) const ROOT_VARIABLES: [(&str, &str); 10] = [
     ("DEBIAN_FRONTEND", "noninteractive"),
     ("HOME", "/root"),
@@ -70,7 +70,7 @@ pub(super) const ROOT_VARIABLES: [(&str, &str); 10] = [
     ("PIP_NO_INPUT", "1"),
     ("PIP_PROGRESS_BAR", "off"),
     ("PIP_ROOT_USER_ACTION", "ignore"),
-    // `/tmp` is held in memory.
+    // `/tmp` is held in memory, so temporary files are written to the disk instead.
     ("TMPDIR", "/var/tmp"),
     ("USER", "root"),
 ];
@@ -78,7 +78,7 @@ pub(super) const ROOT_VARIABLES: [(&str, &str); 10] = [
 /// Script that creates a directory owned by the sandbox's user, unless it exists.
 const OWN: &str = r#"[ -d "$1" ] || { mkdir -p -- "$1" && chown 1000:1000 -- "$1"; }"#;
 
-/// The commands to run in one sandbox, and its egress policy.
+/// The commands to run in one sandbox, and the egress policy of that sandbox.
 pub(super) struct StepWork {
     pub(super) commands: Vec<ExecSpec>,
     pub(super) policy: Policy,
@@ -92,8 +92,8 @@ pub(super) struct Ears<'a> {
     pub(super) watch: ProgressSink<'a>,
 }
 
-/// Returns the programs that a step runs, and the preset that lets them download packages, if they do.
-/// Returns `None` if the step runs nothing.
+/// Returns the programs that a step runs, and the policy preset that lets them download packages, if they
+/// need one. Returns `None` if the step runs nothing.
 pub(super) fn programs(step: &Step) -> Option<(Vec<Vec<String>>, Option<Preset>)> {
     let words = |words: &[&str], more: &[String]| -> Vec<String> {
         words.iter().map(|word| (*word).to_owned()).chain(more.iter().cloned()).collect()
@@ -247,7 +247,7 @@ impl Builder {
     }
 }
 
-/// Refuses modules that cannot be imported in advance, and names them.
+/// Returns an error that names the modules that cannot be imported in advance, if there are any.
 pub(super) fn check_imported(seen: &InterpreterInfo) -> Result<(), Error> {
     let (message, fix) = if !seen.failed.is_empty() {
         let failed: Vec<_> =

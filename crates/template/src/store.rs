@@ -15,31 +15,31 @@ use sha2::{Digest, Sha256};
 
 use crate::{failed, layers, unsound};
 
-/// Maximum length of a template name in bytes. It is used in file names, and people type it.
+/// Maximum length of a template name in bytes. Names are used in file names, and people type them.
 const NAME_BYTES_MAX: usize = 63;
 
 /// Name under which engines store the images of templates. It contains a host, because Podman would otherwise
-/// add that of Docker Hub; no registry serves this one.
+/// add the host of Docker Hub. No registry serves this host.
 const IMAGES: &str = "localhost/bellglass/template";
 /// Number of hexadecimal digits of a digest in the tag of an image.
 const IMAGE_DIGITS: usize = 32;
 
-/// The basis from which sandboxes are created.
+/// A template, from which sandboxes are created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Template {
-    /// Its name.
+    /// The template's name.
     pub name: String,
-    /// The keys of its layers, the lowest first.
+    /// The keys of the template's layers, lowest first.
     pub layers: Vec<String>,
     /// Default variables of every exec.
     pub env: BTreeMap<String, String>,
     /// Default working directory of execs.
     pub cwd: Option<String>,
-    /// Default egress policy of its sandboxes.
+    /// Default egress policy of the template's sandboxes.
     #[serde(default)]
     pub policy: Policy,
-    /// The command that runs in every sandbox from its start.
+    /// The command that is started together with every sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Vec<String>>,
     /// The command that must succeed before a sandbox counts as started.
@@ -62,11 +62,11 @@ pub struct Template {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Posture {
-    /// `/workspace`, its home directory and `/tmp`.
+    /// The sandbox may change only `/workspace`, its home directory and `/tmp`.
     #[default]
     Run,
-    /// Every path that its user has permission to write; changes are stored on the sandbox's disk. For people
-    /// and agents who install software.
+    /// The sandbox may change every path that its user has permission to write. Changes are stored on the
+    /// sandbox's disk. This posture is for people and agents who install software.
     Workstation,
 }
 
@@ -118,12 +118,12 @@ impl Template {
         check_name(name)
     }
 
-    /// Returns the directories of its layers, the lowest first.
+    /// Returns the directories of the template's layers, lowest first.
     pub fn layer_directories(&self, data: &Path) -> Vec<PathBuf> {
         root(data, &self.layers).0
     }
 
-    /// Returns the name of its image in engines.
+    /// Returns the name of the template's image in engines.
     pub fn image(&self) -> String {
         image(&self.layers)
     }
@@ -135,8 +135,8 @@ impl Template {
     }
 }
 
-/// Returns the root file system that consists of these layers, the lowest first: their directories, and the
-/// name of their image in engines.
+/// Returns the root file system that consists of these layers, lowest first, in two forms: the directories of
+/// the layers, and the name of their image in engines.
 pub fn root(data: &Path, layers: &[String]) -> (Vec<PathBuf>, String) {
     (layers.iter().map(|key| layers::tree(data, key)).collect(), image(layers))
 }
@@ -222,7 +222,7 @@ impl Store {
         }
     }
 
-    /// Saves a template atomically, replacing an existing one of the same name.
+    /// Saves a template atomically, replacing any existing template with the same name.
     ///
     /// # Errors
     /// The name is invalid, or a file system operation failed.

@@ -37,7 +37,7 @@ const PIECE_BYTES: usize = 256 * 1024;
 /// Maximum number of pieces queued in the connection.
 const FRAMES_WAITING: usize = 2;
 /// Timeout for one layer, from its first byte to the guest's report. A slow disk, or a build from packages,
-/// needs much of it.
+/// needs much of this time.
 const LAYER_WITHIN: Duration = Duration::from_secs(40 * 60);
 /// Limits of the sandbox. Only the guest runs in it, with two threads. The memory is mostly for data that is
 /// not yet written to disk. The sandbox expires soon after `LAYER_WITHIN`, even if no process is left to stop
@@ -49,18 +49,18 @@ pub(super) const LIMITS: Limits =
 pub(super) struct Unpack {
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) id: SandboxId,
-    /// The root of the sandbox.
+    /// The directory that becomes the root of the sandbox.
     pub(super) empty: PathBuf,
     pub(super) guest: PathBuf,
     /// The directory to fill.
     pub(super) target: PathBuf,
-    /// The layers below, the lowest first.
+    /// The directories of the layers below, lowest first.
     pub(super) done: Vec<PathBuf>,
-    /// True if it is the topmost layer of its image.
+    /// True if the layer is the topmost layer of its image.
     pub(super) top: bool,
 }
 
-/// The cause of a failed unpacking. `stopped` is true if the sandbox is gone.
+/// A failure to unpack a layer. `stopped` is true if the sandbox is gone.
 pub(super) struct UnpackFailure {
     pub(super) cause: Error,
     pub(super) stopped: bool,
@@ -74,7 +74,7 @@ pub(super) struct Source {
     pub(super) _program: Option<Box<dyn Send>>,
 }
 
-/// Message of the thread that reads a source.
+/// A message from the thread that reads a source.
 pub(super) enum SourceMessage {
     /// Some bytes.
     Bytes(Bytes),
@@ -82,7 +82,7 @@ pub(super) enum SourceMessage {
     Says(String),
     /// The end of the source, with the digest of all bytes.
     End(String),
-    /// The source failed; nothing follows.
+    /// The source failed. No further messages follow.
     Failed(Error),
 }
 
@@ -106,7 +106,7 @@ impl Source {
         Ok(Self { compression, pieces, _program: None })
     }
 
-    /// Reads an archive of at most `bytes_max` bytes that a guest produces while it is read.
+    /// Reads an archive of at most `bytes_max` bytes, which a guest produces while it is read.
     pub(super) fn of_guest<B>(body: B, bytes_max: u64) -> Self
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -142,7 +142,7 @@ impl Source {
         Self { compression: Compression::None, pieces, _program: None }
     }
 
-    /// Reads an archive that `make` writes in a thread of its own.
+    /// Reads an archive that `make` writes in a separate thread.
     pub(super) fn made(make: impl FnOnce(&mut dyn io::Write) -> Result<(), Error> + Send + 'static) -> Self {
         let (sender, pieces) = mpsc::channel(PIECES_WAITING);
         tokio::task::spawn_blocking(move || {
@@ -183,7 +183,7 @@ impl io::Write for SourceWriter {
 }
 
 impl Unpack {
-    /// Unpacks the layer, and stops the sandbox in every case.
+    /// Unpacks the layer. Always stops the sandbox, even if unpacking fails.
     pub(super) async fn run(
         self,
         source: Source,
@@ -261,7 +261,8 @@ fn too_large(bytes_max: u64) -> Error {
     })
 }
 
-/// Reads to the end, and hashes and forwards the bytes. Fails if the receiver is gone.
+/// Reads to the end, and hashes and forwards the bytes. Returns their digest, or an error if the receiver is
+/// gone.
 pub(super) fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<SourceMessage>) -> io::Result<String> {
     let mut hasher = layers::Hashing::default();
     loop {
@@ -315,7 +316,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_layer_is_no_larger_than_the_disk_it_was_made_on() {
-        // U-20
+        // Covers attack U-20.
         for (bytes, fits) in [(1000, true), (1001, false)] {
             let mut source = Source::of_guest(Full::new(Bytes::from(vec![0; bytes])), 1000);
             let mut ended = false;

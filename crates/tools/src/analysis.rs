@@ -1,4 +1,4 @@
-//! The tool set `analysis`: commands and files, for analysing datasets (A6).
+//! The tool set `analysis`: commands and files for analysing datasets (requirement A6).
 
 use api::Error;
 use api::limits;
@@ -10,19 +10,19 @@ use crate::call::{Call, missing, wrong};
 use crate::publish::{Category, Definition};
 use crate::ran::EndedExec;
 
-/// Directory in which code saves its output files.
+/// Directory to which code saves its output files.
 pub const OUTPUT: &str = "/tmp/output";
 /// Maximum number of files that one answer lists (requirement A5.04).
 pub const FILES_MAX: usize = 20;
-/// Limit for `content`, which must be smaller (requirement A6.11).
+/// Exclusive upper limit for the size of `content` in bytes (requirement A6.11).
 pub const CONTENT_BYTES_MAX: usize = 5 << 20;
 /// Error for a path outside the two permitted directories (requirement A6.10).
 const INVALID_PATH: &str = "Invalid path: must be /tmp/* or /workspace/*";
 
-/// The instructions for a model (requirement A6.17).
+/// Instructions for the model (requirement A6.17).
 pub const PROMPT: &str = include_str!("analysis.md");
 
-/// A validated call of one of the tools.
+/// Validated call of a tool in this set.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AnalysisCall {
     /// `sandbox_exec`.
@@ -38,32 +38,32 @@ pub enum AnalysisCall {
     Edit {
         /// File to edit.
         file: File,
-        /// Text to replace, which must occur exactly once.
+        /// Text to replace. It must occur exactly once.
         old_string: String,
         /// Replacement text.
         new_string: String,
     },
 }
 
-/// A file below one of the two permitted directories.
+/// File below one of the two permitted directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// Path as the call states it.
+    /// Path as given in the call.
     pub given: String,
     /// Normalized path, without `.` and `..`.
     pub place: String,
 }
 
-/// A command to run.
+/// Command to run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExecCall {
-    /// The program and its arguments.
+    /// Program and its arguments.
     pub command: Vec<String>,
-    /// Timeout in seconds, if the call states one.
+    /// Timeout in seconds, if the call sets one.
     pub timeout: Option<f64>,
 }
 
-/// Refusal of a file tool.
+/// Answer of a file tool that refuses a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FileToolRefusal {
     success: bool,
@@ -103,7 +103,7 @@ pub struct EditAnswer {
     hint: &'static str,
 }
 
-/// Returns the tools of the set.
+/// Returns the definitions of the tools in this set.
 pub fn definitions() -> Vec<Definition> {
     let path = "Path of the file, below /tmp/ or /workspace/";
     vec![
@@ -170,10 +170,10 @@ pub fn definitions() -> Vec<Definition> {
     ]
 }
 
-/// Validates a call. A file tool can be refused with an answer of its own, before any sandbox is involved.
+/// Validates a call. A file tool may refuse a call with its own answer, before a sandbox is involved.
 ///
 /// # Errors
-/// The tool does not exist, or an argument is missing or invalid; the error names it.
+/// The tool does not exist, or an argument is missing or invalid. The error names the tool or the argument.
 pub fn asked(tool: &str, call: &Call) -> Result<Result<AnalysisCall, FileToolRefusal>, Error> {
     match tool {
         "sandbox_exec" => {
@@ -219,25 +219,25 @@ pub fn asked(tool: &str, call: &Call) -> Result<Result<AnalysisCall, FileToolRef
 }
 
 impl FileToolRefusal {
-    /// Refuses a path outside the permitted directories (requirement A6.10).
+    /// Returns the refusal of a path outside the permitted directories (requirement A6.10).
     pub fn path(file_path: &str) -> Self {
         Self::new(INVALID_PATH.into(), file_path, "Invalid path. Use /tmp/ or /workspace/ only.")
     }
 
-    /// Refuses content that is too large (requirement A6.11).
+    /// Returns the refusal of content that is too large (requirement A6.11).
     fn too_large(file_path: &str, bytes: usize) -> Self {
         let error = format!("Content too large: {bytes} bytes (limit 5MB)");
         Self::new(error, file_path, "Content too large. Write less, or create the data with a script.")
     }
 
-    /// Refuses an empty text to replace (requirement A6.14).
+    /// Returns the refusal of an edit without text to replace (requirement A6.14).
     fn empty(file_path: &str) -> Self {
         let hint = "Edit failed - old_string is empty. Give the text to replace.";
         Self::new("old_string is empty".into(), file_path, hint)
     }
 
-    /// Refuses an edit whose text occurs more than once (requirement A6.13) or not at all (requirement
-    /// A6.14).
+    /// Returns the refusal of an edit whose text occurs `count` times: more than once (requirement A6.13) or
+    /// not at all (requirement A6.14).
     pub fn occurrences(file_path: &str, count: usize) -> Self {
         match count {
             0 => Self::new(
@@ -253,19 +253,19 @@ impl FileToolRefusal {
         }
     }
 
-    /// Refuses to edit a file that is not text (requirement A6.14).
+    /// Returns the refusal of an edit to a file that is not text (requirement A6.14).
     pub fn not_text(file_path: &str) -> Self {
         let hint = "Edit failed - the file is not text. Rewrite it with sandbox_write_file or with a script.";
         Self::new("File is not UTF-8 text".into(), file_path, hint)
     }
 
-    /// Refuses to edit a file that does not exist (requirement A6.14).
+    /// Returns the refusal of an edit to a file that does not exist (requirement A6.14).
     pub fn no_file(file_path: &str) -> Self {
         let hint = "Edit failed - file not found. Create it with sandbox_write_file.";
         Self::new("File not found".into(), file_path, hint)
     }
 
-    /// Passes on another error of the sandbox.
+    /// Returns the refusal for any other error from the sandbox.
     pub fn said(file_path: &str, error: &Error) -> Self {
         Self::new(error.message.clone(), file_path, &error.fix)
     }
@@ -276,18 +276,19 @@ impl FileToolRefusal {
 }
 
 impl ExecAnswer {
-    /// Creates the answer for a command. `files` are all names below the output directory, in order.
+    /// Creates the answer for a command that ran. `files` are the names of all files below the output
+    /// directory, in order.
     pub fn new(ran: &EndedExec, files: &[String]) -> Self {
         let said = ran.said();
         let total = files.len() as u64;
         let hint = match (said.exit_code, total) {
-            // Requirement A6.06.
+            // Requirement A6.06 specifies this text.
             (0, 1..) => format!(
                 "Code executed successfully. {total} output files created. Consider using 'complete' to present results."
             ),
-            // Requirement A6.07.
+            // Requirement A6.07 specifies this text.
             (0, 0) => "Code executed but no outputs in /tmp/output/. Verify script saves results.".into(),
-            // Requirement A6.08.
+            // Requirement A6.08 specifies this text.
             (_, _) => "Execution failed. Review stderr and use sandbox_edit_file to fix errors.".into(),
         };
         Self {
@@ -306,7 +307,7 @@ impl ExecAnswer {
 }
 
 impl WriteAnswer {
-    /// Creates the answer for a file that was written.
+    /// Creates the answer for a successful write.
     pub fn new(file_path: &str, bytes_written: u64) -> Self {
         let hint = "File written successfully. Use sandbox_exec to run it.";
         Self { success: true, file_path: file_path.into(), bytes_written, hint }
@@ -314,15 +315,15 @@ impl WriteAnswer {
 }
 
 impl EditAnswer {
-    /// Creates the answer for a file that was edited.
+    /// Creates the answer for a successful edit.
     pub fn new(file_path: &str) -> Self {
         let hint = "File edited successfully. Re-run with sandbox_exec.";
         Self { success: true, file_path: file_path.into(), hint }
     }
 }
 
-/// Normalizes a path below one of the two permitted directories; returns none for any other path (requirement
-/// A2.12).
+/// Normalizes a path below one of the two permitted directories. Returns `None` for any other path
+/// (requirement A2.12).
 fn placed(path: &str) -> Option<String> {
     if !path.starts_with('/') || path.contains('\0') || path.ends_with('/') {
         return None;
@@ -346,15 +347,15 @@ pub fn is_placed(plain: &str) -> bool {
     ["/tmp/", "/workspace/"].iter().any(|place| plain.len() > place.len() && plain.starts_with(place))
 }
 
-/// Returns true if a file of this name is retained as an artifact: text and images are, all other files stay
-/// in the sandbox (requirement A5.05).
+/// Returns true if a file with this name is kept as an artifact. Text files and images are kept. All other
+/// files remain in the sandbox only (requirement A5.05).
 pub fn is_kept(name: &str) -> bool {
     const TEXTS: [&str; 12] =
         ["csv", "tsv", "json", "jsonl", "ndjson", "txt", "log", "md", "html", "xml", "yaml", "yml"];
     is_picture(name) || ending(name).is_some_and(|ending| TEXTS.contains(&ending.as_str()))
 }
 
-/// Returns true if a file of this name is an image that is displayed (requirement A5.06).
+/// Returns true if a file with this name is an image that clients display (requirement A5.06).
 pub fn is_picture(name: &str) -> bool {
     ending(name).is_some_and(|ending| ["png", "jpg", "jpeg", "svg"].contains(&ending.as_str()))
 }

@@ -1,26 +1,26 @@
-//! A call from a model, and errors in its arguments, worded so that the model can correct them.
+//! A call from a model. Errors in its arguments are worded so that the model can correct them.
 
 use api::Error;
 use serde_json::{Map, Value};
 
-/// Maximum size of a reasoning trace. A longer one is no longer an explanation.
+/// Maximum size of a reasoning trace in bytes. A longer text is not an explanation anymore.
 const REASONING_BYTES_MAX: usize = 64 << 10;
 
-/// The arguments of one call, and the model's reason for it.
+/// Arguments of one call, and the model's reason for the call.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Call {
-    /// The arguments.
+    /// Arguments by name.
     pub arguments: Map<String, Value>,
-    /// The model's reason for the call, for people to read (requirement A6.02).
+    /// Reason that the model gives for the call. It is for people to read (requirement A6.02).
     pub reasoning_trace: Option<String>,
 }
 
 impl Call {
-    /// Parses a call of this tool: either its arguments alone, or the form
-    /// `{"tool", "parameters", "reasoning_trace"}` (requirement A6.02).
+    /// Parses a call of this tool. The body is either the arguments alone, or an object of the form `{"tool",
+    /// "parameters", "reasoning_trace"}` (requirement A6.02).
     ///
     /// # Errors
-    /// The body has neither form.
+    /// The body has neither of these forms.
     pub fn read(tool: &str, body: Value) -> Result<Self, Error> {
         let Value::Object(mut body) = body else {
             return Err(wrong("the arguments are not an object", "Send the arguments as a JSON object."));
@@ -58,7 +58,7 @@ impl Call {
     /// Rejects arguments that the tool does not have.
     ///
     /// # Errors
-    /// The first unknown argument.
+    /// The call has an unknown argument. The error names the first such argument.
     pub fn only(&self, known: &[&str]) -> Result<(), Error> {
         only(&self.arguments, known)
     }
@@ -75,7 +75,7 @@ impl Call {
         }
     }
 
-    /// Returns an optional argument that is an array of strings.
+    /// Returns an optional argument that must be an array of strings.
     ///
     /// # Errors
     /// The argument is not an array of strings.
@@ -96,7 +96,7 @@ impl Call {
         }
     }
 
-    /// Returns an optional argument that is a number of seconds.
+    /// Returns an optional argument that must be a number of seconds.
     ///
     /// # Errors
     /// The argument is not a number, or is outside the range from 1 to `most`.
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_call_comes_as_its_arguments_or_in_an_envelope() {
-        // Requirement A6.02.
+        // Covers requirement A6.02.
         let bare = Call::read("t", json!({"a": 1})).unwrap();
         assert_eq!((bare.arguments["a"].clone(), bare.reasoning_trace), (json!(1), None));
         let whole = json!({"tool": "t", "parameters": {"a": 1}, "reasoning_trace": "because"});

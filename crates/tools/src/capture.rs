@@ -1,14 +1,14 @@
-//! The retained part of a stream for an answer: its beginning, its end and its length.
+//! The parts of an output stream that are kept for an answer: its beginning, its end and its length.
 
 use std::collections::VecDeque;
 
-/// Maximum size of one stream in an answer (requirement A3.02).
+/// Maximum size of one stream in an answer, in bytes (requirement A3.02).
 pub const TEXT_BYTES_MAX: usize = 10_240;
-/// Maximum size of a UTF-8 character. A character that truncation would split is left out.
+/// Maximum size of a UTF-8 character. A character that truncation would split is omitted.
 const CHARACTER_BYTES_MAX: usize = 4;
 const KEPT: usize = TEXT_BYTES_MAX + CHARACTER_BYTES_MAX;
 
-/// The beginning and the end of a stream.
+/// Beginning and end of a stream.
 #[derive(Clone, Debug, Default)]
 pub struct Capture {
     head: Vec<u8>,
@@ -28,17 +28,18 @@ impl Capture {
         self.tail.drain(..over);
     }
 
-    /// Counts bytes that were written but not retained.
+    /// Counts bytes that were written but not kept.
     pub fn skip(&mut self, bytes: u64) {
         self.total += bytes;
     }
 
-    /// Returns the length of the stream.
+    /// Returns the length of the stream in bytes.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Returns the beginning as text of at most [`TEXT_BYTES_MAX`], and true if it was truncated.
+    /// Returns the beginning of the stream as at most [`TEXT_BYTES_MAX`] bytes of text, and true if the
+    /// stream was truncated.
     pub fn beginning(&self) -> (String, bool) {
         let is_all = self.total <= TEXT_BYTES_MAX as u64;
         let bytes = if is_all { self.head.as_slice() } else { whole_end(&self.head) };
@@ -47,8 +48,8 @@ impl Capture {
         (text.get(..cut).unwrap_or_default().to_owned(), !is_all || cut < text.len())
     }
 
-    /// Returns the end as text, followed by a line of ours, together at most [`TEXT_BYTES_MAX`]; and true if
-    /// it was truncated.
+    /// Returns the end of the stream as text, and true if the stream was truncated. If `line` is given, it is
+    /// appended as the last line. The text has at most [`TEXT_BYTES_MAX`] bytes, including this line.
     pub fn ending(&self, line: Option<&str>) -> (String, bool) {
         let is_all = self.total <= TEXT_BYTES_MAX as u64;
         let (front, back) = self.tail.as_slices();
@@ -68,11 +69,12 @@ impl Capture {
     }
 }
 
-/// Removes an incomplete character from the end.
+/// Truncates bytes to the maximum size, and removes an incomplete character from the end.
 fn whole_end(bytes: &[u8]) -> &[u8] {
     let bytes = bytes.get(..TEXT_BYTES_MAX.min(bytes.len())).unwrap_or(bytes);
     match bytes.utf8_chunks().last() {
-        // Only an incomplete character is removed. Other invalid bytes stay and are shown as such.
+        // Only an incomplete character is removed. Other invalid bytes remain, and are shown as replacement
+        // characters.
         Some(chunk) if is_begun(chunk.invalid()) => {
             bytes.get(..bytes.len() - chunk.invalid().len()).unwrap_or(bytes)
         }
@@ -80,12 +82,12 @@ fn whole_end(bytes: &[u8]) -> &[u8] {
     }
 }
 
-/// Returns true if these bytes are an incomplete character.
+/// Returns true if these bytes are the beginning of an incomplete character.
 fn is_begun(bytes: &[u8]) -> bool {
     !bytes.is_empty() && std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
-/// Removes an incomplete character from the beginning.
+/// Keeps the last bytes up to the maximum size, and removes an incomplete character from their beginning.
 fn whole_beginning(bytes: &[u8]) -> &[u8] {
     let from = bytes.len().saturating_sub(TEXT_BYTES_MAX);
     let rest = bytes.get(from..).unwrap_or(bytes);
@@ -114,7 +116,7 @@ mod tests {
 
     #[test]
     fn what_fits_is_all_of_it() {
-        // Requirement A3.02.
+        // Covers requirement A3.02.
         let text = "é".repeat(TEXT_BYTES_MAX / 2);
         let capture = of(text.as_bytes(), 7);
         assert_eq!(capture.beginning(), (text.clone(), false));
@@ -123,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_cut_between_characters_and_said_so() {
-        // Requirement A3.02: standard output keeps its beginning and standard error its end.
+        // Requirement A3.02: standard output keeps its beginning, and standard error keeps its end.
         let text = "☕".repeat(TEXT_BYTES_MAX);
         let capture = of(text.as_bytes(), 100);
         let (beginning, cut) = capture.beginning();
@@ -135,7 +137,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_text_are_replaced() {
-        // Requirement A3.01.
+        // Covers requirement A3.01.
         let capture = of(b"a\xffb", 1);
         assert_eq!(capture.beginning(), ("a\u{fffd}b".to_owned(), false));
         let (text, cut) = of(&[0xff; TEXT_BYTES_MAX], 999).beginning();

@@ -1,4 +1,4 @@
-//! The tool set `interpreter`: Python code, with a separate sandbox for each run (A8).
+//! The tool set `interpreter`: Python code, with a separate sandbox for each run (requirement A8).
 
 use api::session::{SessionArtifact, ToolSet};
 use api::{Error, ErrorCode, SessionId};
@@ -10,24 +10,25 @@ use crate::publish::{Category, Definition, Facts};
 use crate::python::checked_code;
 use crate::ran::{EndedExec, megabytes};
 
-/// Directory in which code runs and saves its files.
+/// Directory in which code runs and to which it saves its files.
 pub const WORKSPACE: &str = "/workspace";
-/// File name of the code (requirement A5.07).
+/// File name under which the code is stored (requirement A5.07).
 pub const SCRIPT: &str = "script.py";
-/// File name of its standard output (requirement A5.07).
+/// File name under which the standard output of the code is stored (requirement A5.07).
 pub const STDOUT: &str = "stdout.txt";
 /// Maximum number of files that one answer lists (requirement A5.09).
 pub const FILES_MAX: usize = 10;
-/// Maximum size of a file that an answer lists. A larger file only stays in the folder (requirement A5.09).
+/// Maximum size of a file that an answer lists, in bytes. A larger file remains in the session's folder only
+/// (requirement A5.09).
 pub const FILE_BYTES_MAX: u64 = 10 << 20;
-/// Maximum size of an image that an answer contains (requirement A5.11).
+/// Maximum size of an image that an answer contains, in bytes (requirement A5.11).
 pub const PICTURE_BYTES_MAX: u64 = 5 << 20;
-/// Directory of [`HOOK`], from which Python imports modules when it starts.
+/// Directory that contains [`HOOK`]. Python imports modules from this directory when it starts.
 pub const HOOK_DIRECTORY: &str = "/tmp/.bellglass";
-/// Hook that saves open figures when code ends (requirement A5.12).
+/// Python hook that saves open figures when the code ends (requirement A5.12).
 pub const HOOK: &str = include_str!("sitecustomize.py");
 
-/// The instructions for a model.
+/// Instructions for the model.
 pub const PROMPT: &str = include_str!("interpreter.md");
 
 /// Answer of `execute_python_code` (requirement A8.03).
@@ -47,7 +48,7 @@ pub struct InterpreterAnswer {
     stderr_truncated: bool,
 }
 
-/// A file that a run created or changed (requirement A8.04).
+/// File that a run created or changed (requirement A8.04).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct File {
     name: String,
@@ -59,7 +60,7 @@ pub struct File {
     base64: Option<String>,
 }
 
-/// Returns the tool of the set (requirements A8.01, A8.02).
+/// Returns the definition of the tool in this set (requirements A8.01, A8.02).
 pub fn definitions(facts: &Facts) -> Vec<Definition> {
     let description = format!(
         "Execute Python code in a secure sandbox environment.\n\n\
@@ -95,7 +96,7 @@ pub fn definitions(facts: &Facts) -> Vec<Definition> {
 /// Validates a call and returns the code.
 ///
 /// # Errors
-/// The tool does not exist, or an argument is missing or invalid.
+/// The tool does not exist, or an argument is missing or invalid. The error names the tool or the argument.
 pub fn asked(tool: &str, call: &Call) -> Result<String, Error> {
     if tool != "execute_python_code" {
         return Err(crate::publish::no_tool(ToolSet::Interpreter, tool));
@@ -105,12 +106,12 @@ pub fn asked(tool: &str, call: &Call) -> Result<String, Error> {
     Ok(code)
 }
 
-/// Returns the folder of a session's files, as answers name it (requirement A8.05).
+/// Returns the folder of a session's files in the form that answers contain (requirement A8.05).
 pub fn output_dir(session: &SessionId) -> String {
     format!("data/files/{session}/output/code")
 }
 
-/// Returns true if answers list a file of this name (requirement A5.08).
+/// Returns true if answers list files with this name (requirement A5.08).
 pub fn is_collected(name: &str) -> bool {
     const ENDINGS: [&str; 9] = ["png", "jpg", "jpeg", "svg", "csv", "json", "txt", "html", "pdf"];
     let own = [SCRIPT, STDOUT].contains(&name);
@@ -120,7 +121,7 @@ pub fn is_collected(name: &str) -> bool {
 }
 
 impl File {
-    /// Creates the entry of a retained file, with the bytes of an image in base64.
+    /// Creates the entry for a stored file. For an image, `base64` holds its content.
     pub fn new(artifact: &SessionArtifact, base64: Option<String>) -> Self {
         Self {
             name: artifact.name.clone(),
@@ -133,7 +134,7 @@ impl File {
 }
 
 impl InterpreterAnswer {
-    /// Creates the answer for code that ran, with the files that it created or changed.
+    /// Creates the answer for code that ran. `files` are the files that the code created or changed.
     pub fn new(session: &SessionId, runtime: &str, ran: &EndedExec, files: Vec<File>) -> Self {
         let said = ran.said();
         Self {
@@ -150,7 +151,7 @@ impl InterpreterAnswer {
         }
     }
 
-    /// Creates the answer for code that did not run, with the reason (requirement A8.07).
+    /// Creates the answer for code that did not run, including the reason (requirement A8.07).
     pub fn failed(session: &SessionId, error: &Error) -> Self {
         let known = [
             (ErrorCode::TierUnavailable, "No container runtime available"),
@@ -158,7 +159,7 @@ impl InterpreterAnswer {
             (ErrorCode::SandboxLost, "Sandbox died"),
             (ErrorCode::InvalidRequest, "Invalid code"),
             (ErrorCode::LimitExceeded, "Invalid code"),
-            // The call was cancelled, or the session was ended.
+            // The call was cancelled, or the session ended.
             (ErrorCode::Conflict, "Not executed"),
         ];
         let named = known.into_iter().find(|(code, _)| *code == error.code);
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn the_tool_is_published_as_it_was_written_down() {
-        // Requirements A8.01, A8.02.
+        // Covers requirements A8.01 and A8.02.
         let facts = Facts { timeout_seconds: 60, memory_bytes: 512 << 20 };
         let [tool] = &definitions(&facts)[..] else { panic!() };
         assert_eq!(
@@ -210,7 +211,7 @@ mod tests {
 
     #[test]
     fn files_of_these_kinds_are_told_of() {
-        // Requirement A5.08.
+        // Covers requirement A5.08.
         for name in ["a.png", "A.JPG", "b.jpeg", "c.SVG", "d/e.csv", "f.json", "g.txt", "h.html", "i.pdf"] {
             assert!(is_collected(name), "{name}");
         }
@@ -222,7 +223,7 @@ mod tests {
 
     #[test]
     fn an_answer_has_all_its_fields() {
-        // Requirements A8.03, A8.04, A8.05.
+        // Covers requirements A8.03, A8.04 and A8.05.
         let session = SessionId::from_random([7; 16]);
         let artifact = SessionArtifact {
             name: "figure_1.png".into(),
@@ -258,7 +259,7 @@ mod tests {
 
     #[test]
     fn what_fails_keeps_the_shape() {
-        // Requirement A8.07.
+        // Covers requirement A8.07.
         let session = SessionId::from_random([7; 16]);
         let error = Error {
             code: ErrorCode::TierUnavailable,

@@ -1,9 +1,9 @@
-//! The tool sets that LLMs call: names, descriptions and schemas of the tools, validation of calls, and
-//! answers.
+//! The tool sets that LLMs call: the names, descriptions and schemas of the tools, the validation of calls,
+//! and the answers.
 //!
-//! This crate runs nothing. The component that runs a call ([`control`](../control/index.html), in a session)
-//! first validates the call here, and then formats the result here. All texts that a model reads are
-//! therefore in this crate, and its tests compare them byte by byte.
+//! This crate does not run anything. The component that runs a call ([`control`](../control/index.html), in a
+//! session) first uses this crate to validate the call, and then to format the result. All texts that a model
+//! reads are therefore in this crate, and its tests compare them byte by byte.
 //!
 //! | module | holds |
 //! |---|---|
@@ -11,10 +11,10 @@
 //! | [`python`] | `execute_python`, `cleanup_sandbox` |
 //! | [`interpreter`] | `execute_python_code` |
 //! | [`call`] | a call from a model, and errors in its arguments |
-//! | [`capture`] | the retained part of a stream for an answer |
-//! | [`ran`] | the end of an exec, in the wording that all sets share |
-//! | [`mcp`] | the tools over the Model Context Protocol, for any component that runs them |
-//! | [`publish`] | the definitions in the formats of LLM APIs, and the instructions of each set |
+//! | [`capture`] | the parts of an output stream that are kept for an answer |
+//! | [`ran`] | the end of an exec, in wording that all tool sets share |
+//! | [`mcp`] | the tools over the Model Context Protocol, independent of the component that runs them |
+//! | [`publish`] | tool definitions in the formats of LLM APIs, and the instructions for each tool set |
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
 //! Tools over the Model Context Protocol (MCP), on standard input and output or over streamable HTTP.
 //!
-//! `rmcp` implements the protocol. A [`Host`] runs the tools: a session of the server in this process, or of
-//! a server on another machine. This module connects the two and handles everything else: lifetime and
-//! ownership of sessions, limits of calls, and the form in which a model gets answers, errors, images and
-//! files.
+//! `rmcp` implements the protocol. A [`Host`] runs the tools: in a session on the server in this process, or
+//! on a server on another machine. This module connects `rmcp` to the host and handles everything else:
+//! lifetime and ownership of sessions, limits on calls, and the form in which a model receives answers,
+//! errors, images and files.
 //!
 //! | file | holds |
 //! |---|---|
@@ -11,13 +11,13 @@
 //! | `answer` | the form of answers and errors for a model |
 //! | `progress` | the output of a call while it runs |
 //! | `resource` | artifacts as resources |
-//! | `session` | one client with its host, from its first message to its last |
-//! | `table` | the sessions over HTTP: their owners and their limits |
+//! | `session` | one client and its host, from the first message to the last |
+//! | `table` | the sessions over HTTP: their owners and limits |
 //! | `service` | streamable HTTP |
 //!
-//! Protocol versions from 2026-07-28 on have no sessions, so two calls of one conversation would have nothing
-//! in common. These versions are not offered: every client of that version also supports the previous one and
-//! falls back to it.
+//! Protocol versions from 2026-07-28 on have no sessions, so two calls in the same conversation could not
+//! share a sandbox. This module does not offer these versions. Every client that supports them also supports
+//! the previous version and falls back to it.
 
 mod answer;
 mod progress;
@@ -49,8 +49,8 @@ use self::server::Server;
 use self::session::McpSession;
 use crate::publish::{self, Facts};
 
-/// Maximum size of an artifact that is read as a resource. Encoded in base64, it is below the message limit
-/// of clients, 16 MiB.
+/// Maximum size of an artifact that is read as a resource, in bytes. Encoded in base64, such an artifact is
+/// smaller than the message limit of clients, which is 16 MiB.
 pub const ARTIFACT_BYTES_MAX: u64 = 10_000_000;
 
 /// Maximum size of all images in one answer, in base64. The official Python client limits a message to 1 MiB.
@@ -58,23 +58,24 @@ const IMAGES_BYTES_MAX: usize = 700_000;
 
 /// Component that runs the tools of one client.
 ///
-/// A host holds no resources before its first call: a client may list the tools and disconnect.
+/// A host holds no resources before its first call, because a client may list the tools and disconnect.
 #[async_trait]
 pub trait Host: Send + Sync + 'static {
-    /// Returns the tools, in the order in which they are listed.
+    /// Returns the tools in the order in which clients list them.
     fn tools(&self) -> Vec<Tool>;
 
     /// Returns the instructions for a model on how to use the tools.
     fn instructions(&self) -> String;
 
-    /// Runs a tool in the session of this host, which the first call creates. Dropping the future cancels the
+    /// Runs a tool in the host's session. The first call creates the session. Dropping the future cancels the
     /// run.
     ///
-    /// Calls may overlap. Messages sent to `progress` are consumed immediately while the call runs, and never
-    /// after it.
+    /// Calls may overlap. While a call runs, its messages to `progress` are consumed immediately. After the
+    /// call, they are no longer consumed.
     ///
     /// # Errors
-    /// Any error that the model should see. A run that failed is a [`ToolAnswer`].
+    /// The call failed, and the model should see the error. If a run itself fails, the result is a
+    /// [`ToolAnswer`] instead.
     async fn call(
         &self,
         tool: &str,
@@ -82,38 +83,39 @@ pub trait Host: Send + Sync + 'static {
         progress: mpsc::Sender<CallProgress>,
     ) -> Result<ToolAnswer, api::Error>;
 
-    /// Lists the artifacts of the session: none before the first call.
+    /// Lists the artifacts of the session. Before the first call, there are none.
     ///
     /// # Errors
     /// The session is not available.
     async fn artifacts(&self) -> Result<Vec<Artifact>, api::Error>;
 
-    /// Returns one artifact with its content.
+    /// Returns an artifact and its content.
     ///
     /// # Errors
-    /// `not_found`; `too_large` if it is larger than [`ARTIFACT_BYTES_MAX`], before it is read.
+    /// The artifact does not exist (`not_found`), or it is larger than [`ARTIFACT_BYTES_MAX`] (`too_large`).
+    /// The size is checked before the artifact is read.
     async fn artifact(&self, name: &str) -> Result<Content, api::Error>;
 
-    /// Ends the session, if one exists, after the client has disconnected. Called once, after every call has
-    /// ended or was dropped.
+    /// Ends the session, if one exists, after the client has disconnected. This function is called once,
+    /// after every call has ended or was dropped.
     async fn end(&self);
 }
 
-/// A tool as a model sees it.
+/// Tool as a model sees it.
 #[derive(Clone, Debug)]
 pub struct Tool {
     /// Name of the tool.
     pub name: String,
-    /// Description of the tool and of its use.
+    /// Description of the tool and how to use it.
     pub description: String,
-    /// The JSON Schema of its arguments: an object.
+    /// JSON Schema of the tool's arguments, which are an object.
     pub schema: Map<String, Value>,
 }
 
 /// Progress of a running call.
 #[derive(Clone, Debug)]
 pub enum CallProgress {
-    /// Output of the call.
+    /// Output that the call produced.
     Output {
         /// True for standard error, false for standard output.
         stderr: bool,
@@ -125,7 +127,7 @@ pub enum CallProgress {
 /// Answer to a call.
 #[derive(Clone, Debug, Default)]
 pub struct ToolAnswer {
-    /// The result, for a program and for a model.
+    /// Result for programs and for the model.
     pub result: Map<String, Value>,
     /// True if the run failed.
     pub failed: bool,
@@ -135,36 +137,36 @@ pub struct ToolAnswer {
     pub artifacts: Vec<Artifact>,
 }
 
-/// An image.
+/// Image in an answer.
 #[derive(Clone, Debug)]
 pub struct AnswerImage {
-    /// Its type, such as `image/png`.
+    /// MIME type of the image, such as `image/png`.
     pub mime: String,
-    /// Its bytes in base64.
+    /// Image data in base64.
     pub base64: String,
 }
 
-/// A file that a call created or changed.
+/// File that a call created or changed.
 #[derive(Clone, Debug)]
 pub struct Artifact {
     /// Name, unique within the session.
     pub name: String,
-    /// Its type.
+    /// MIME type of the file.
     pub mime: String,
-    /// Its size.
+    /// Size of the file in bytes.
     pub size_bytes: u64,
 }
 
-/// An artifact with its bytes.
+/// Artifact with its content.
 #[derive(Clone, Debug)]
 pub struct Content {
-    /// Its type.
+    /// MIME type of the artifact.
     pub mime: String,
-    /// Its bytes.
+    /// Content of the artifact.
     pub bytes: Bytes,
 }
 
-/// Returns the tools of a set.
+/// Returns the tools of a tool set.
 pub fn of_set(set: ToolSet, facts: &Facts) -> Vec<Tool> {
     let tool = |one: publish::Definition| {
         let schema = match one.parameters {
@@ -179,8 +181,8 @@ pub fn of_set(set: ToolSet, facts: &Facts) -> Vec<Tool> {
 }
 
 impl ToolAnswer {
-    /// Creates the answer of a tool. Images are removed from its text, in which a model could not read them,
-    /// and added as images. Those beyond the size limit are available as resources only.
+    /// Creates the answer of a tool. Images in base64 are removed from the text, where a model could not use
+    /// them, and added as images. Images beyond the size limit are available only as resources.
     pub fn of(text: &str, failed: bool) -> Self {
         let mut result: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
         let (mut images, mut left) = (Vec::new(), IMAGES_BYTES_MAX);
@@ -198,10 +200,10 @@ impl ToolAnswer {
     }
 }
 
-/// Failure to serve a client on standard input and output.
+/// Error while serving a client on standard input and output.
 #[derive(Debug, thiserror::Error)]
 pub enum StdioError {
-    /// The client sent no handshake, or an invalid one.
+    /// The client did not send a valid handshake.
     #[error(
         "cannot start MCP on standard input and output; this command is for MCP clients, not for use in a terminal"
     )]
@@ -211,15 +213,15 @@ pub enum StdioError {
     Task(#[source] tokio::task::JoinError),
 }
 
-/// Serves one client on standard input and output until it disconnects or `stop` is cancelled, then ends the
-/// session of the host.
+/// Serves one client on standard input and output until the client disconnects or `stop` is cancelled. Then
+/// ends the host's session.
 ///
-/// If a client closes its end while calls run, it has five seconds to receive their answers; a script that
-/// pipes its requests relies on this. Clients that want to stop a server send SIGTERM about two seconds after
-/// closing. The handler of that signal should cancel `stop`.
+/// If a client closes its end while calls are running, it can receive their answers for another five seconds.
+/// Scripts that pipe their requests rely on this. A client that wants to stop a server sends SIGTERM about
+/// two seconds after closing its end. The handler of this signal should cancel `stop`.
 ///
 /// # Errors
-/// The client does not speak MCP, or the task that served it failed.
+/// The client does not speak MCP, or the task that served the client failed.
 pub async fn stdio(host: Arc<dyn Host>, stop: CancellationToken) -> Result<(), StdioError> {
     serve(host, stdio_pipes(), stop).await
 }

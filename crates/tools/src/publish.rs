@@ -1,4 +1,4 @@
-//! The definitions of tools in the formats of LLM APIs, and the instructions of each set.
+//! Tool definitions in the formats of LLM APIs, and the instructions for each tool set.
 
 use api::Error;
 use api::limits::Limits;
@@ -13,9 +13,9 @@ use crate::{analysis, interpreter, python};
 pub struct Definition {
     /// Name of the tool.
     pub name: &'static str,
-    /// Description of the tool, for a model.
+    /// Description of the tool, for the model.
     pub description: String,
-    /// JSON Schema of its arguments.
+    /// JSON Schema of the tool's arguments.
     pub parameters: Value,
     /// Category of the tool.
     pub category: Category,
@@ -31,12 +31,12 @@ pub enum Category {
     FileManagement,
 }
 
-/// Limits that descriptions of tools state.
+/// Limits that tool descriptions mention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Timeout of a run.
+    /// Timeout of a run in seconds.
     pub timeout_seconds: u64,
-    /// Memory limit of a run.
+    /// Memory limit of a run in bytes.
     pub memory_bytes: u64,
 }
 
@@ -47,11 +47,11 @@ pub enum Format {
     /// Bellglass's own format, with categories.
     #[default]
     Bellglass,
-    /// `tools` of OpenAI's chat completions.
+    /// `tools` in OpenAI's Chat Completions API.
     Openai,
-    /// `tools` of Anthropic's messages.
+    /// `tools` in Anthropic's Messages API.
     Anthropic,
-    /// Tools of the Model Context Protocol.
+    /// Tools in the Model Context Protocol.
     Mcp,
 }
 
@@ -61,7 +61,7 @@ impl Default for Facts {
     }
 }
 
-/// Returns the tools of a set.
+/// Returns the definitions of the tools in a set.
 pub fn definitions(set: ToolSet, facts: &Facts) -> Vec<Definition> {
     match set {
         ToolSet::Analysis => analysis::definitions(),
@@ -70,7 +70,7 @@ pub fn definitions(set: ToolSet, facts: &Facts) -> Vec<Definition> {
     }
 }
 
-/// Returns the tools of a set in a format.
+/// Returns the definitions of the tools in a set, in the given format.
 pub fn published(set: ToolSet, facts: &Facts, format: Format) -> Vec<Value> {
     let in_form = |tool: Definition| match format {
         Format::Bellglass => json!(tool),
@@ -88,7 +88,7 @@ pub fn published(set: ToolSet, facts: &Facts, format: Format) -> Vec<Value> {
     definitions(set, facts).into_iter().map(in_form).collect()
 }
 
-/// Returns the instructions of a set, for the system prompt of a model.
+/// Returns the instructions for a tool set, for the system prompt of a model.
 pub fn prompt(set: ToolSet) -> &'static str {
     match set {
         ToolSet::Analysis => analysis::PROMPT,
@@ -97,7 +97,7 @@ pub fn prompt(set: ToolSet) -> &'static str {
     }
 }
 
-/// Returns the error for a tool that a set does not contain.
+/// Returns the error for a tool name that the set does not contain.
 pub fn no_tool(set: ToolSet, name: &str) -> Error {
     let shown: String = name.chars().take(100).collect();
     let names: Vec<_> = definitions(set, &Facts::default()).iter().map(|tool| tool.name).collect();
@@ -129,7 +129,7 @@ mod tests {
             }
             assert!(prompt(set).starts_with("## "));
         }
-        // Requirement A8.01.
+        // Covers requirement A8.01.
         let tools = published(ToolSet::Interpreter, &Facts::default(), Format::Openai);
         assert_eq!(tools[0]["type"], "function");
         assert_eq!(tools[0]["function"]["name"], "execute_python_code");

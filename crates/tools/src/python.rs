@@ -1,4 +1,5 @@
-//! The tool set `python`: scripts with their requirements, in a workspace that persists between calls (A7).
+//! The tool set `python`: scripts with their requirements, in a workspace that persists between calls
+//! (requirement A7).
 
 use api::session::ToolSet;
 use api::{Error, ErrorCode, Ran, limits};
@@ -10,7 +11,7 @@ use crate::capture::TEXT_BYTES_MAX;
 use crate::publish::{Category, Definition};
 use crate::ran::EndedExec;
 
-/// Path to which a script is written before it is run (requirement A7.04).
+/// Path to which a script is written before it runs (requirement A7.04).
 pub const SCRIPT: &str = "/workspace/task.py";
 
 /// Prefix of the error for a failed installation (requirement A4.05).
@@ -19,28 +20,28 @@ const NOT_INSTALLED: &str = "Failed to install requirements: ";
 /// Error if no isolation backend is available (requirement A7.05).
 const NO_BACKEND: &str =
     "Failed to initialize sandbox engine: Failed to initialize any sandbox backend (Daytona or Docker)";
-/// Error codes for mistakes that the caller can correct in the call.
+/// Error codes for mistakes that the caller can correct by changing the call.
 const WRONG: [ErrorCode; 2] = [ErrorCode::InvalidRequest, ErrorCode::LimitExceeded];
 
-/// The instructions for a model.
+/// Instructions for the model.
 pub const PROMPT: &str = include_str!("python.md");
 
-/// A validated call of one of the tools.
+/// Validated call of a tool in this set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PythonCall {
     /// `execute_python`.
     Execute {
-        /// The script.
+        /// Source code of the script.
         script: String,
-        /// Packages to install first.
+        /// Packages to install before the script runs.
         requirements: Vec<String>,
     },
     /// `cleanup_sandbox`.
     Cleanup,
 }
 
-/// Answer of `execute_python`: always these three fields, and a flag for each truncated stream (requirements
-/// A7.03, A3.02).
+/// Answer of `execute_python`. It always has the first three fields, and has a flag for each truncated stream
+/// (requirements A7.03, A3.02).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PythonAnswer {
     exit_code: i32,
@@ -59,7 +60,7 @@ pub struct CleanedUp {
     pub success: bool,
 }
 
-/// Returns the tools of the set.
+/// Returns the definitions of the tools in this set.
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition {
@@ -96,7 +97,7 @@ pub fn definitions() -> Vec<Definition> {
 /// Validates a call.
 ///
 /// # Errors
-/// The tool does not exist, or an argument is missing or invalid.
+/// The tool does not exist, or an argument is missing or invalid. The error names the tool or the argument.
 pub fn asked(tool: &str, call: &Call) -> Result<PythonCall, Error> {
     match tool {
         "execute_python" => {
@@ -159,8 +160,8 @@ impl PythonAnswer {
         }
     }
 
-    /// Creates the answer for a failed installation: the script did not run (requirement A4.05). The answer
-    /// always has the prefix; of a long error message, it has the end.
+    /// Creates the answer for a failed installation, after which the script did not run (requirement A4.05).
+    /// The answer always begins with the prefix. If the error message is too long, only its end is kept.
     pub fn not_installed(ran: &EndedExec) -> Self {
         let Self { stderr, stderr_truncated, .. } = Self::new(ran);
         let complaint = stderr.strip_prefix(NOT_INSTALLED).unwrap_or(&stderr);
@@ -176,8 +177,8 @@ impl PythonAnswer {
         }
     }
 
-    /// Creates the answer for a failure outside the script (requirement A7.03), with the specified text if
-    /// there is no backend (requirement A7.05).
+    /// Creates the answer for a failure outside the script (requirement A7.03). If no backend is available,
+    /// the answer contains the text that requirement A7.05 specifies.
     pub fn failed(error: &Error) -> Self {
         if error.code == ErrorCode::TierUnavailable {
             return Self::said(NO_BACKEND.into());
@@ -186,7 +187,7 @@ impl PythonAnswer {
         let what = if WRONG.contains(&error.code) {
             "Invalid arguments"
         } else if not_run && error.code == ErrorCode::Conflict {
-            // The call was cancelled, or the session was ended.
+            // The call was cancelled, or the session ended.
             "Not executed"
         } else if not_run {
             "Failed to initialize sandbox engine"
@@ -219,7 +220,7 @@ mod tests {
 
     #[test]
     fn there_are_two_tools_and_they_have_no_other_arguments() {
-        // Requirements A7.01, A7.02, A15.03.
+        // Covers requirements A7.01, A7.02 and A15.03.
         let names: Vec<_> = definitions().iter().map(|tool| tool.name).collect();
         assert_eq!(names, ["execute_python", "cleanup_sandbox"]);
         let asked = ask("execute_python", json!({"script": "1"})).unwrap();
@@ -242,7 +243,7 @@ mod tests {
 
     #[test]
     fn an_answer_has_three_keys_and_flags_only_where_something_was_cut() {
-        // Requirements A7.03, A3.02.
+        // Covers requirements A7.03 and A3.02.
         let mut ran =
             EndedExec { outcome: Outcome::Exited { code: 0 }, ..EndedExec::not_started("", 60.0, 1) };
         ran.stdout.push(b"42\n");
@@ -255,7 +256,7 @@ mod tests {
 
     #[test]
     fn what_fails_before_the_script_has_the_same_shape() {
-        // Requirement A7.05.
+        // Covers requirement A7.05.
         let none = Error { code: ErrorCode::TierUnavailable, ..wrong("No backend available", "x") };
         assert_eq!(
             serde_json::to_string(&PythonAnswer::failed(&none)).unwrap(),
@@ -273,7 +274,7 @@ mod tests {
         let lost =
             Error { code: ErrorCode::SandboxLost, ran: Ran::Unknown, ..wrong("it is gone", "Call again.") };
         assert_eq!(PythonAnswer::failed(&lost).stderr, "Execution failed: it is gone. Call again.");
-        // Requirement A4.05.
+        // Covers requirement A4.05.
         let mut ran = EndedExec {
             outcome: Outcome::Exited { code: 1 },
             ..EndedExec::not_started("Failed to install requirements: no", 60.0, 1)

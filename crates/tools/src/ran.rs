@@ -1,4 +1,4 @@
-//! The end of an exec, in the wording that all tool sets share.
+//! The end of an exec, in wording that all tool sets share.
 
 use std::time::Duration;
 
@@ -6,43 +6,43 @@ use api::exec::{LostCause, Outcome};
 
 use crate::capture::Capture;
 
-/// Exit code for a program that could not be started (requirement A6.05).
+/// Exit code of a program that could not be started (requirement A6.05).
 pub const NOT_STARTED: i32 = 127;
 
-/// An exec that has ended.
+/// Exec that has ended.
 #[derive(Clone, Debug)]
 pub struct EndedExec {
     /// Outcome of the exec.
     pub outcome: Outcome,
-    /// Its standard output.
+    /// Standard output of the exec.
     pub stdout: Capture,
-    /// Its standard error.
+    /// Standard error of the exec.
     pub stderr: Capture,
     /// Duration of the run.
     pub duration: Duration,
-    /// Timeout, in seconds.
+    /// Timeout of the exec in seconds.
     pub timeout_seconds: f64,
-    /// Memory limit.
+    /// Memory limit in bytes.
     pub memory_bytes: u64,
 }
 
-/// The parts of an ended exec that an answer contains.
+/// Parts of an ended exec that an answer contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecSummary {
     /// Exit code as a shell would report it.
     pub exit_code: i32,
-    /// The beginning of standard output.
+    /// Beginning of standard output.
     pub stdout: String,
     /// True if standard output was truncated.
     pub stdout_truncated: bool,
-    /// The end of standard error, and the reason if the exec was terminated.
+    /// End of standard error. If the exec was terminated, the last line states the reason.
     pub stderr: String,
     /// True if standard error was truncated.
     pub stderr_truncated: bool,
 }
 
 impl EndedExec {
-    /// Creates the record of an exec that could not be started, with the reason as its standard error.
+    /// Creates the record of an exec that could not be started. The reason becomes the standard error.
     pub fn not_started(why: &str, timeout_seconds: f64, memory_bytes: u64) -> Self {
         let mut stderr = Capture::default();
         stderr.push(why.as_bytes());
@@ -56,13 +56,13 @@ impl EndedExec {
         }
     }
 
-    /// Returns the parts that an answer contains. If the program did not end on its own, the reason is the
-    /// last line of standard error.
+    /// Returns the parts of the exec that an answer contains. If the program did not end on its own, the last
+    /// line of standard error states the reason.
     pub fn said(&self) -> ExecSummary {
         let (stdout, stdout_truncated) = self.stdout.beginning();
         let (stderr, stderr_truncated) = self.stderr.ending(self.line().as_deref());
         let exit_code = match self.outcome {
-            // Requirement A2.05, in a tier in which exceeding the memory limit also ends the sandbox.
+            // Requirement A2.05, for a tier in which exceeding the memory limit also ends the sandbox.
             Outcome::SandboxLost { cause: LostCause::Oom } => Outcome::Oom.shell_code(),
             Outcome::Exited { .. }
             | Outcome::Signaled { .. }
@@ -76,13 +76,14 @@ impl EndedExec {
         ExecSummary { exit_code, stdout, stdout_truncated, stderr, stderr_truncated }
     }
 
-    /// Returns the reason if the exec was terminated.
+    /// Returns a line with the reason why the exec was terminated, or `None` if the program ended on its own
+    /// or by a signal.
     fn line(&self) -> Option<String> {
         match &self.outcome {
             Outcome::Exited { .. } | Outcome::Signaled { .. } => None,
-            // Requirement A3.03.
+            // Requirement A3.03 specifies this text.
             Outcome::Timeout => Some(format!("Execution timed out after {} seconds", self.timeout_seconds)),
-            // Requirement A2.05.
+            // Requirement A2.05 specifies this text.
             Outcome::Oom => Some(format!("Memory limit of {} exceeded", megabytes(self.memory_bytes))),
             Outcome::SandboxLost { cause: LostCause::Oom } => Some(format!(
                 "Memory limit of {} exceeded, which ended the sandbox. The files of the sandbox are lost; the next call starts a new sandbox",
@@ -99,7 +100,7 @@ impl EndedExec {
     }
 }
 
-/// Formats a size for models, such as `512MB`.
+/// Formats a size in megabytes for models, such as `512MB`.
 pub fn megabytes(bytes: u64) -> String {
     format!("{}MB", bytes >> 20)
 }
@@ -117,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_time_limit_is_an_exit_with_124_that_says_so() {
-        // Requirement A3.03.
+        // Covers requirement A3.03.
         let said = ran(Outcome::Timeout).said();
         assert_eq!((said.exit_code, said.stdout.as_str()), (124, "out"));
         assert_eq!(said.stderr, "err\nExecution timed out after 60 seconds\n");
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_memory_limit_is_an_exit_with_137_that_names_it() {
-        // Requirement A2.05.
+        // Covers requirement A2.05.
         let said = ran(Outcome::Oom).said();
         assert_eq!((said.exit_code, said.stderr.as_str()), (137, "err\nMemory limit of 512MB exceeded\n"));
         let lost = ran(Outcome::SandboxLost { cause: LostCause::Oom }).said();

@@ -1,4 +1,4 @@
-//! One job of a load, with its steps.
+//! One job of a load test, and its steps.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,40 +21,40 @@ const EXEC: &str = "exec in a long-lived sandbox";
 const CODE: &str = "cell in a long-lived sandbox";
 const UP: &str = "upload of 1 KiB";
 const DOWN: &str = "download of 1 KiB";
-/// Size of a small file.
+/// Size of a small file in bytes.
 const FILE_BYTES: usize = 1024;
-/// Number of file names in use. Fewer jobs with files are in progress at a time, so no two of them use the
-/// same file, and a sandbox has space for this many files.
+/// Number of file names in use. Fewer file jobs than this are in progress at a time, so no two of them use
+/// the same file. A sandbox has space for this many files.
 const FILES: u64 = 512;
 
-/// A step and its result.
+/// Name of a step, and its result.
 pub(super) type StepResult = (&'static str, Result<Duration, (TargetFailure, Duration)>);
 
-/// Shared state of the jobs.
+/// State that all jobs share.
 pub(super) struct Jobs {
     pub target: SharedTarget,
     /// Long-lived sandboxes.
     pub standing: Vec<String>,
     mix: Mix,
     files: AtomicU64,
-    /// Number of starts of each kind.
+    /// Tally of how sandboxes were started.
     starts: Mutex<AttemptTally>,
 }
 
-/// A job of a load.
+/// Job of a load test.
 pub(super) enum Job {
-    /// A sandbox that is created, used once and stopped.
+    /// Creates a sandbox, uses it once and stops it.
     Life,
-    /// A command in a long-lived sandbox.
+    /// Runs a command in a long-lived sandbox.
     Exec(String),
-    /// A cell in a long-lived sandbox.
+    /// Runs a cell in a long-lived sandbox.
     Code(String),
-    /// A small file of this name that is written to a long-lived sandbox and read back.
+    /// Writes a small file with this name to a long-lived sandbox, and reads it back.
     File(String, String),
 }
 
 impl Jobs {
-    /// Removes the kinds of work that the target does not support from the mix.
+    /// Creates the state. Kinds of work that the target does not support are removed from the mix.
     pub(super) fn new(target: SharedTarget, standing: Vec<String>, mix: Mix) -> Self {
         let stays = u32::from(!standing.is_empty());
         let mix = Mix {
@@ -66,7 +66,7 @@ impl Jobs {
         Self { target, standing, mix, files: AtomicU64::new(0), starts: Mutex::default() }
     }
 
-    /// Starts the interpreters of the long-lived sandboxes.
+    /// Starts the interpreters in the long-lived sandboxes.
     pub(super) async fn warm(&self) {
         for handle in &self.standing {
             self.run(Job::Code(handle.clone())).await;
@@ -93,12 +93,12 @@ impl Jobs {
         Job::Life
     }
 
-    /// Returns how sandboxes were started since the last call.
+    /// Returns a tally of how sandboxes were started since the last call.
     pub(super) fn take_starts(&self) -> AttemptTally {
         self.starts.lock().map(|mut starts| std::mem::take(&mut *starts)).unwrap_or_default()
     }
 
-    /// Runs a job. A failed step ends the job.
+    /// Runs a job. If a step that the next step depends on fails, the job ends.
     pub(super) async fn run(&self, job: Job) -> Vec<StepResult> {
         match job {
             Job::Life => self.live().await,
@@ -127,7 +127,7 @@ impl Jobs {
         if let Some(execs) = self.target.execs() {
             steps.push((FIRST_EXEC, plain(timed(execs.exec(&made.handle)).await)));
         }
-        // Stop the sandbox even if the exec failed.
+        // The sandbox is stopped even if the exec failed.
         steps.push((STOP, plain(timed(self.target.stop(&made.handle)).await)));
         steps
     }

@@ -1,4 +1,4 @@
-//! A server for this run: `bellglass serve` on a port and a data directory of its own.
+//! A Bellglass server for this run: `bellglass serve` with its own port and data directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -15,11 +15,12 @@ use crate::process;
 use crate::rootfs::cannot;
 use crate::target::TargetFailure;
 
-/// Timeout for the start of the server, on a machine under load.
+/// Timeout for the server to start on a machine under load.
 const STARTS_WITHIN: Duration = Duration::from_secs(30);
-/// Timeout for the shutdown, in which the server removes several dozen pre-warmed sandboxes.
+/// Timeout for the shutdown. During this time, the server removes several dozen pre-warmed sandboxes.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
-/// Quota of sandboxes: the maximum of the scenarios, plus the starts that are measured in addition.
+/// Quota of sandboxes: the maximum that a scenario uses, plus the additional starts that are measured
+/// meanwhile.
 const SANDBOXES_MAX: u32 = 2100;
 /// Quota that is never reached, so that requests are refused only for lack of capacity.
 const PLENTY: Quota = Quota {
@@ -32,16 +33,16 @@ const PLENTY: Quota = Quota {
     root: false,
 };
 
-/// A running server.
+/// Running server.
 pub(super) struct Server {
-    /// URL at which it listens.
+    /// URL on which the server listens.
     pub url: String,
     /// First API key.
     pub key: String,
-    /// Version that it reports.
+    /// Version that the server reports.
     pub version: String,
     child: Child,
-    /// Removed last.
+    /// Data directory. It is removed last.
     data: TempDir,
 }
 
@@ -79,9 +80,9 @@ impl Server {
         Ok(server)
     }
 
-    /// Stops the process. Its sandboxes must have been stopped before.
+    /// Stops the server process. The sandboxes must already have been stopped.
     pub async fn end(mut self) {
-        // With SIGTERM, the server removes its pre-warmed sandboxes.
+        // On SIGTERM, the server removes its pre-warmed sandboxes.
         let pid = self.child.id().and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?));
         if let Some(pid) = pid {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
@@ -102,12 +103,12 @@ impl Server {
     }
 }
 
-/// Returns the executable: `BELLGLASS_BINARY`, or `bellglass` from the `PATH`.
+/// Returns the path of the Bellglass executable: `BELLGLASS_BINARY`, or `bellglass` in the `PATH`.
 pub fn binary() -> PathBuf {
     std::env::var_os("BELLGLASS_BINARY").map_or_else(|| "bellglass".into(), PathBuf::from)
 }
 
-/// Returns the URL that the server prints.
+/// Returns the URL that the server prints when it is ready, or `None` if the server does not start.
 async fn address(child: &mut Child) -> Option<String> {
     let mut lines = BufReader::new(child.stdout.take()?).lines();
     let found = async {
@@ -119,7 +120,7 @@ async fn address(child: &mut Child) -> Option<String> {
         None
     };
     let found = tokio::time::timeout(STARTS_WITHIN, found).await.ok().flatten();
-    // Further output is read and discarded, so that the server does not block on the pipe.
+    // Further output is read and discarded, so that the server does not block on a full pipe.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     found
 }

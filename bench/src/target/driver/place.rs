@@ -1,9 +1,9 @@
-//! The environments of the drivers, and their packages from PyPI, which are installed once, below [`KEPT`].
+//! The environments in which drivers run. Their packages from PyPI are installed once, below [`KEPT`].
 //!
-//! `jupyter` runs with its kernels inside a container of bare runc, on the root file system of the data
-//! stack: it has the same Python and the same packages as the sandboxes to which it is compared, but no
-//! isolation between kernels. `llm-sandbox` runs on this machine, in a virtual environment, and uses the
-//! Docker engine.
+//! `jupyter` and its kernels run in a single container of bare runc, on the root file system with the data
+//! stack. They have the same Python and the same packages as the sandboxes with which they are compared, but
+//! kernels are not isolated from each other. `llm-sandbox` runs on this machine in a virtual environment, and
+//! uses the Docker engine.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,17 +16,17 @@ use crate::target::{Image, MEMORY_BYTES, MEMORY_BYTES_DATA, PIDS, TargetFailure,
 
 const JUPYTER: &str = include_str!("../../../drivers/jupyter.py");
 const LLM_SANDBOX: &str = include_str!("../../../drivers/llm_sandbox.py");
-/// Packages that a kernel needs and the data stack does not contain.
+/// Packages that a kernel needs and that the data stack does not contain.
 const JUPYTER_PACKAGES: [&str; 2] = ["ipykernel", "jupyter_client"];
 const LLM_SANDBOX_PACKAGES: [&str; 1] = ["llm-sandbox[docker]"];
-/// Python version of the data stack, for which packages are selected.
+/// Python version of the data stack. Packages are selected for this version.
 const PYTHON: &str = "3.13";
-/// Timeout for an installation: about a dozen packages over a slow connection.
+/// Timeout for an installation. It allows about a dozen packages over a slow connection.
 const INSTALLED_WITHIN: Duration = Duration::from_secs(300);
-/// Directory of the driver inside the container.
+/// Directory of the driver in the container.
 const INSIDE: &str = "/opt/bench";
 
-/// Starts the driver of Jupyter kernels, in one container.
+/// Starts the driver for Jupyter kernels, in one container.
 pub async fn jupyter(place: &TargetResources<'_>) -> Result<Driver, TargetFailure> {
     let bundles = Bundles::new(place).await?;
     let packages = Path::new(KEPT).join("jupyter");
@@ -53,7 +53,7 @@ pub async fn jupyter(place: &TargetResources<'_>) -> Result<Driver, TargetFailur
     Driver::start("jupyter", run, Some(delete), place.deadline).await
 }
 
-/// Starts the driver of llm-sandbox, on Docker.
+/// Starts the driver for llm-sandbox, which uses Docker.
 pub async fn llm_sandbox(place: &TargetResources<'_>) -> Result<Driver, TargetFailure> {
     let rootfs = place.rootfs()?;
     let plain = docker::import(rootfs.of(Image::Plain)).await?;
@@ -68,7 +68,8 @@ pub async fn llm_sandbox(place: &TargetResources<'_>) -> Result<Driver, TargetFa
     Driver::start("llm-sandbox", command, None, place.deadline).await
 }
 
-/// Returns the Python of a virtual environment with these packages, which is created once.
+/// Returns the Python interpreter of a virtual environment with these packages. The environment is created
+/// only once.
 async fn environment(name: &str, packages: &[&str]) -> Result<PathBuf, TargetFailure> {
     let home = Path::new(KEPT).join(format!("venv-{name}"));
     let (python, done) = (home.join("bin/python"), home.join("installed"));

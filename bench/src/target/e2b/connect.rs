@@ -1,4 +1,4 @@
-//! The streams of Connect, as used by E2B's program inside a sandbox: envelopes of JSON.
+//! Streams of the Connect protocol, as the E2B program in a sandbox uses them: JSON messages in envelopes.
 //!
 //! ```text
 //! flags: 1 byte │ length: 4 bytes, big-endian │ JSON        flags 0: a message, 2: the end, with or without an error
@@ -21,7 +21,8 @@ pub(super) fn envelope(message: &Value) -> Vec<u8> {
     bytes
 }
 
-/// Returns the exit code of the process that the stream is about. This JSON encoding omits fields that are 0.
+/// Returns the exit code of the process that the stream describes. This JSON encoding omits fields with the
+/// value 0.
 pub(super) fn exit_code(stream: &[u8]) -> Result<i64, TargetFailure> {
     let mut rest = stream;
     let mut code = None;
@@ -73,7 +74,7 @@ mod tests {
         let failed = (0, json!({ "event": { "end": { "exitCode": 3, "exited": true } } }));
         assert_eq!(exit_code(&stream(&[start.clone(), failed])), Ok(3));
         assert_eq!(exit_code(&stream(&[start])).unwrap_err().code, "cut");
-        // The last envelope has 7 bytes. Removing 9 bytes also truncates the end event of the process.
+        // The last envelope has 7 bytes, so removing 9 bytes also truncates the end event of the process.
         assert_eq!(exit_code(&bytes[..bytes.len() - 9]).unwrap_err().code, "cut");
     }
 

@@ -1,4 +1,4 @@
-//! Requests for the files of a sandbox on its channel, and their responses.
+//! Requests for the files of a sandbox that are sent over its channel, and their responses.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::layer::Compression;
 use crate::limits;
 
-/// Request for the files of a sandbox. It is executed in the sandbox, as the user of user code.
+/// Request for the files of a sandbox. It is executed in the sandbox, as the user that runs user code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case", deny_unknown_fields)]
 pub enum FileAsk {
@@ -22,7 +22,7 @@ pub enum FileAsk {
     List {
         /// Path of the directory.
         path: FilePath,
-        /// Maximum depth. 1 lists the directory alone.
+        /// Maximum depth. A depth of 1 lists only the directory's own entries.
         depth: u32,
         /// Last path of the previous page.
         #[serde(default)]
@@ -46,20 +46,20 @@ pub enum FileAsk {
         #[serde(default, skip_serializing_if = "Hashing::is_default")]
         digest: Hashing,
     },
-    /// Writes the bytes that follow to a file, and creates its parent directories.
+    /// Writes the data that follows the request to a file, and creates missing parent directories.
     Write {
         /// Path of the file.
         path: FilePath,
-        /// Offset at which the bytes are written in place; if the transfer fails, the bytes received so far
-        /// remain. Without an offset, the file is replaced atomically.
+        /// Offset at which the data is written in place. If the transfer fails, the bytes received so far
+        /// remain in the file. Without an offset, the file is replaced atomically.
         #[serde(default)]
         offset: Option<u64>,
         /// Permissions of the file. Default: those of the replaced file, or 0644.
         #[serde(default)]
         mode: Option<u32>,
-        /// Required SHA-256 of the whole file, as 64 digits. Without an offset, it is checked before the file
-        /// becomes visible. Only one hash is computed per file, so it cannot be combined with another
-        /// `digest`.
+        /// Required SHA-256 of the whole file, as 64 hexadecimal digits. Without an offset, it is checked
+        /// before the file becomes visible. Only one hash is computed per file, so this field cannot be
+        /// combined with a different `digest`.
         #[serde(default)]
         sha256: Option<String>,
         /// Algorithm for the hash of the whole file.
@@ -104,7 +104,7 @@ pub enum FileAsk {
         /// True to remove a directory with its contents.
         all: bool,
     },
-    /// Replaces a text that occurs exactly once in a file.
+    /// Replaces text in a file. Unless `all` is set, the text must occur exactly once.
     Edit {
         /// Path of the file.
         path: FilePath,
@@ -112,11 +112,11 @@ pub enum FileAsk {
         old: String,
         /// Replacement text.
         new: String,
-        /// True to replace every occurrence, of which there may be several.
+        /// True to replace every occurrence. False if there must be exactly one occurrence.
         #[serde(default)]
         all: bool,
     },
-    /// Streams changes of files from now on. Each data part is a [`super::FileEvent`].
+    /// Streams the file changes that occur from now on. Each data part is a [`super::FileEvent`].
     Watch {
         /// Path of a directory or a file.
         path: FilePath,
@@ -143,7 +143,7 @@ pub enum FileAsk {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case", deny_unknown_fields)]
 pub enum FileAnswer {
-    /// The request was rejected or failed. Nothing follows.
+    /// The request was rejected or failed. No data follows.
     Refused {
         /// Reason.
         error: Error,
@@ -221,7 +221,7 @@ pub enum FileEnd {
 }
 
 impl FileAsk {
-    /// Returns true if the request is followed by data.
+    /// Returns true if data follows the request.
     pub fn sends(&self) -> bool {
         matches!(self, Self::Write { .. } | Self::Unpack { .. })
     }
@@ -245,10 +245,10 @@ impl FileAsk {
         }
     }
 
-    /// Checks the request. The error names the invalid field.
+    /// Checks the request.
     ///
     /// # Errors
-    /// The first invalid field.
+    /// A field is invalid. The error names the first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         match self {
             Self::List { depth, limit, .. } => {

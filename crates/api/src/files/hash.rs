@@ -1,7 +1,7 @@
 //! Hash algorithms and hashes of files.
 //!
-//! SHA-256 is available everywhere and is the default. BLAKE3 costs a tenth of it on processors without
-//! SHA-256 instructions. It is meant for transfers with Bellglass at both ends.
+//! SHA-256 is available everywhere and is the default. On processors without SHA-256 instructions, BLAKE3
+//! takes a tenth of the processor time. It is intended for transfers in which both ends run Bellglass.
 
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +63,7 @@ impl Hash {
     }
 }
 
-/// Returns true if a text consists of 64 hexadecimal digits, as a hash does.
+/// Returns true if a text consists of 64 hexadecimal digits, like every hash.
 pub fn are_digits(text: &str) -> bool {
     text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

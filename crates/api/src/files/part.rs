@@ -6,13 +6,13 @@
 //! response   head: FileAnswer    data…   end: FileEnd
 //! ```
 //!
-//! A request without an end was interrupted, and is not reported as done. Nothing follows a refusal.
+//! A request without an end part was interrupted and is not reported as done. Nothing follows a refusal.
 
 use crate::limits;
 
-/// Size of a header.
+/// Size of a header in bytes.
 pub const PART_HEADER_BYTES: usize = 8;
-/// Maximum size of a data payload.
+/// Maximum size of a data payload in bytes.
 pub const PART_BYTES_MAX: usize = 1 << 20;
 
 /// Header of a part.
@@ -27,11 +27,11 @@ pub struct Part {
 /// Kind of a part's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartKind {
-    /// JSON of a request or a response.
+    /// JSON that begins a request or a response.
     Head,
     /// Data bytes.
     Data,
-    /// JSON of an end.
+    /// JSON that ends a request or a response.
     End,
 }
 
@@ -55,7 +55,7 @@ impl Part {
     /// Decodes a header.
     ///
     /// # Errors
-    /// Anything that [`Part::encode`] would not write, and empty or too large payloads.
+    /// The header is not in a form that [`Part::encode`] would write, or the payload is empty or too large.
     pub fn decode(bytes: [u8; PART_HEADER_BYTES]) -> Result<Self, BadPart> {
         let [kind, 0, 0, 0, l0, l1, l2, l3] = bytes else { return Err(BadPart) };
         let length = u32::from_be_bytes([l0, l1, l2, l3]);

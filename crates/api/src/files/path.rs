@@ -8,7 +8,7 @@ use super::PATH_BYTES_MAX;
 use crate::error::Error;
 use crate::limits;
 
-/// Path in a sandbox: not empty, without NUL and `..`, of bounded length.
+/// Valid path in a sandbox: not empty, of bounded length, without NUL bytes and without `..`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FilePath(Vec<u8>);
 
@@ -42,7 +42,8 @@ impl FilePath {
     /// Decodes a percent-encoded path. Bytes that are not encoded are accepted as they are.
     ///
     /// # Errors
-    /// Those of [`FilePath::new`], and a `%` without two hexadecimal digits.
+    /// The path contains a `%` that is not followed by two hexadecimal digits, or [`FilePath::new`] rejects
+    /// the decoded path.
     pub fn decode(text: &str) -> Result<Self, Error> {
         let mut bytes = Vec::with_capacity(text.len().min(PATH_BYTES_MAX));
         let mut rest = text.bytes();
@@ -63,7 +64,7 @@ impl FilePath {
         Self::new(bytes)
     }
 
-    /// Returns the percent-encoded form.
+    /// Returns the percent-encoded path.
     pub fn encode(&self) -> String {
         encode(&self.0)
     }
@@ -98,7 +99,8 @@ impl<'de> Deserialize<'de> for FilePath {
     }
 }
 
-/// Returns bytes as text, and also percent-encoded if they are not UTF-8 and the text is not exact.
+/// Returns bytes as text. If the bytes are not valid UTF-8, the text is not exact, and the function also
+/// returns the bytes in percent-encoded form.
 pub fn shown(bytes: &[u8]) -> (String, Option<String>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (text.to_owned(), None),
@@ -127,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_path_that_means_two_places_or_none_is_refused() {
-        // P-01
+        // Covers attack P-01.
         for text in ["", "..", "../x", "a/../b", "%2e%2e%2f", "..%00", "a%00b", "%", "%2", "%zz"] {
             assert!(FilePath::decode(text).is_err(), "{text:?}");
         }
@@ -140,7 +142,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_name_round_trips(bytes in proptest::collection::vec(1u8.., 1..300)) {
-            // P-10
+            // Covers attack P-10.
             if let Ok(path) = FilePath::new(bytes.clone()) {
                 let decoded = FilePath::decode(&path.encode()).unwrap();
                 prop_assert_eq!(decoded.as_bytes(), &bytes[..]);

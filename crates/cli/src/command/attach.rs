@@ -35,7 +35,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Follows the command. The exit code is that of the command.
+/// Follows the command, and returns the exit code of the command.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let (sandbox, id) = (&arguments.sandbox, &arguments.exec);

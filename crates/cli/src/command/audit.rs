@@ -1,4 +1,4 @@
-//! `bellglass audit`: verifies that the audit log of this machine was not altered.
+//! `bellglass audit`: verifies that this machine's audit log was not altered.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use control::audit::{Verified, verify};
 
 use crate::show;
 
-/// Name of the log file in the data directory.
+/// Name of the audit log file in the data directory.
 pub const LOG: &str = "audit.log";
 
 /// Arguments of `bellglass audit`.

@@ -1,4 +1,4 @@
-//! `bellglass cat`: prints the contents of files of a sandbox.
+//! `bellglass cat`: prints the contents of files in a sandbox.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ pub struct Arguments {
     paths: Vec<OsString>,
 }
 
-/// Writes the files to standard output, one after the other.
+/// Writes the files to standard output, one after another.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let files = connection.client()?.files(&arguments.sandbox);
     for path in &arguments.paths {

@@ -1,5 +1,5 @@
-//! `bellglass context`: manages the contexts of a sandbox. `bellglass python --context` runs code in a
-//! context.
+//! `bellglass context`: manages the contexts of a sandbox. To run code in a context, use `bellglass python
+//! --context`.
 
 use std::process::ExitCode;
 
@@ -154,7 +154,7 @@ fn show_variables(variables: &[Variable], json: bool) -> Result<(), Error> {
     show::table(&["name", "type", "shape", "size", "value"], &variables.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Returns the state of a context, and the reason if it lost its variables.
+/// Returns the state of a context. If the context lost its variables, the text includes the reason.
 fn state(info: &ContextInfo) -> String {
     match info.state {
         ContextState::Idle => "idle".into(),

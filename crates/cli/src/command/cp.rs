@@ -3,14 +3,14 @@
 //! | module | holds |
 //! |---|---|
 //! | [`place`] | sources and targets: `SANDBOX:PATH`, a local path, or `-` |
-//! | [`up`], [`down`] | copying into a sandbox, and to this machine |
-//! | [`glob`] | wildcards in paths of a sandbox |
+//! | [`up`], [`down`] | copying into a sandbox, and from a sandbox to this machine |
+//! | [`glob`] | wildcards in sandbox paths |
 //! | [`pack`], [`unpack`] | directories as archives; archives from a sandbox are untrusted |
 //! | [`pipe`] | a pipe between blocking threads and async tasks |
 //!
-//! Copies of single files survive a broken connection and a restart of the server: they resume. Each file is
-//! written atomically and verified by its hash. A directory is sent as an archive, and an interrupted
-//! transfer is not resumed. An interrupted copy leaves no incomplete files behind.
+//! Copies of single files resume after a broken connection or a server restart. Each file is written
+//! atomically and verified by its hash. A directory is sent as an archive, which does not resume after an
+//! interruption. An interrupted copy leaves no incomplete files behind.
 
 mod down;
 mod glob;
@@ -40,9 +40,9 @@ use down::Down;
 use place::CopyLocation;
 use up::Up;
 
-/// Timeout for removing incomplete files, on this machine and in the sandbox, after an interrupt.
+/// Timeout for removing incomplete files on this machine and in the sandbox after an interrupt.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
-/// Exit codes for the two signals, as in shells.
+/// Exit codes after SIGINT and SIGTERM, as in shells.
 const INTERRUPTED: u8 = 130;
 const TERMINATED: u8 = 143;
 
@@ -84,7 +84,7 @@ enum Target {
 /// State shared by all copies of one command.
 struct CopyState {
     bar: ProgressBar,
-    /// Held by each thread that accesses local files until the thread ends.
+    /// Each thread that accesses local files holds a clone of this sender until the thread ends.
     alive: mpsc::Sender<()>,
 }
 
@@ -113,8 +113,8 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
     };
     work.bar.finish_and_clear();
     drop(work);
-    // The copy was dropped: its threads end at the next chunk, and the files sent so far still have temporary
-    // names, which `tidy` removes.
+    // The copy was dropped. Its threads end at the next chunk. Incomplete files in the sandbox still have
+    // temporary names, and `tidy` removes them.
     let leaving = async {
         let _ = threads.recv().await;
         match &target {
@@ -187,7 +187,7 @@ fn of_sandboxes(client: &Client, sources: Vec<CopyLocation>) -> impl Iterator<It
     })
 }
 
-/// Checks that either the sources or the target are in a sandbox, and that no two sandboxes are involved.
+/// Checks that the sources or the target are in a sandbox, and that only one sandbox is involved.
 fn can_be_copied(places: &[CopyLocation], target: &CopyLocation) -> Result<(), Error> {
     for place in places {
         match (place, target) {
@@ -208,8 +208,8 @@ fn can_be_copied(places: &[CopyLocation], target: &CopyLocation) -> Result<(), E
     Ok(())
 }
 
-/// Rejects sources that would be copied to the same name. Otherwise the later one would silently overwrite
-/// the earlier one.
+/// Rejects sources that would be copied to the same name, because a later source would silently overwrite an
+/// earlier one.
 fn apart(sources: &[CopyLocation]) -> Result<(), Error> {
     let mut names = HashMap::new();
     for source in sources {
@@ -224,7 +224,8 @@ fn apart(sources: &[CopyLocation]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes the contents of a file to standard output. The result tells if standard output still has a reader.
+/// Writes the contents of a file to standard output. The result states whether standard output still has a
+/// reader.
 pub async fn pour(files: &Files, path: &FilePath) -> Result<Heard, Error> {
     let mut reader = files.reader(path).await.map_err(|error| explain(&error))?;
     let mut stdout = tokio::io::stdout();
@@ -233,7 +234,7 @@ pub async fn pour(files: &Files, path: &FilePath) -> Result<Heard, Error> {
             return Ok(Heard::No);
         }
     }
-    // Only the flush shows if the last bytes were written.
+    // Only flushing shows whether the last bytes were written.
     show::heard(stdout.flush().await)
 }
 
@@ -243,7 +244,7 @@ impl Copied {
     }
 }
 
-/// Prints the numbers of entries that were skipped or changed.
+/// Prints how many entries were skipped or changed.
 fn tell(skipped: u64, changed: u64) -> Copied {
     if skipped > 0 {
         show::note(&format!(

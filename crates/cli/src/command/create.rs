@@ -1,4 +1,4 @@
-//! `bellglass create`: creates a sandbox that is not bound to one command.
+//! `bellglass create`: creates a sandbox that outlives individual commands.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -46,7 +46,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Creates the sandbox and prints its id.
+/// Creates the sandbox and prints its ID.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let request = CreateSandbox {

@@ -1,8 +1,9 @@
 //! `bellglass doctor`: tests this machine by running real sandboxes.
 //!
-//! A tier is `ok` if a real sandbox of the tier started, had the promised posture, and ran a command. It is
-//! `degraded` if the same is true but the version lacks known fixes, and `refused` otherwise, with the reason
-//! and the fix. A version alone never determines the verdict.
+//! A tier is `ok` if a real sandbox started in it, had the promised posture, and ran a command. A tier is
+//! `degraded` if the same is true but its runtime lacks known fixes or its backend lacks protections.
+//! Otherwise, the tier is `refused`, with the reason and the fix, or `absent` if it is not installed. A
+//! version number alone never determines the verdict.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -19,7 +20,7 @@ use runtime::{Inspect as _, Profile, Spec, Tier, tables};
 use crate::command::run;
 use crate::{advisories, show};
 
-/// Number of sandboxes that the machine should be able to run: the default maximum of a server.
+/// Number of sandboxes that the machine should be able to run. It is the default maximum of a server.
 const CROWD: u64 = 1000;
 
 /// Arguments of `bellglass doctor`.
@@ -30,7 +31,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Result of the check of one part.
+/// Result of checking one component of the machine, or one tier.
 struct Finding {
     part: String,
     version: String,
@@ -56,13 +57,14 @@ impl FindingStatus {
         }
     }
 
-    /// Returns the verdict for a part that works: degraded if it lacks fixes or protections.
+    /// Returns the verdict for a component that works. The verdict is `degraded` if the component lacks fixes
+    /// or protections.
     fn working(lacking: &[&str]) -> Self {
         if lacking.is_empty() { Self::Ok } else { Self::Degraded }
     }
 }
 
-/// Checks the machine. Exits with 1 if no tier works.
+/// Checks the machine and prints the findings. Exits with 1 if no tier works.
 pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
     run::tidy(&machine).await?;
@@ -102,7 +104,7 @@ pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Checks a tier: starts a sandbox that contains only the guest, and runs a command in it.
+/// Checks a tier by starting a sandbox that contains only the guest. Starting a sandbox runs a command in it.
 async fn tier(machine: &Machine, flavor: Flavor) -> Finding {
     let part = format!("{} ({})", tier_name(flavor.tier), flavor.name);
     let finding = |version: &str, verdict, detail: String| Finding {
@@ -138,7 +140,7 @@ async fn tier(machine: &Machine, flavor: Flavor) -> Finding {
     }
 }
 
-/// Checks a container engine. Like `tier`, but queries the capabilities of the engine first.
+/// Checks a container engine. Like `tier`, but first queries the capabilities of the engine.
 async fn engine(machine: &Machine, kind: EngineKind) -> Finding {
     let part = format!("container ({})", kind.name());
     let finding = |version: &str, verdict, detail: String| Finding {
@@ -176,7 +178,8 @@ async fn engine(machine: &Machine, kind: EngineKind) -> Finding {
     }
 }
 
-/// Checks a Daytona account. Without a snapshot, the check can only show that the account accepts the key.
+/// Checks a Daytona account. Because the account may have no snapshot, this check shows only that Daytona
+/// accepts the key.
 async fn daytona(machine: &Machine) -> Finding {
     let tried = async {
         let daytona = machine.daytona()?;
@@ -215,7 +218,7 @@ async fn try_out(machine: &Machine, runtime: &str) -> Result<Duration, Error> {
     };
     let began = Instant::now();
     let id = machine::fresh_id().map_err(|error| error.to_api())?;
-    // A start already runs an exec and checks its posture, so no further check is needed.
+    // Starting a sandbox already runs an exec and checks its posture, so no further check is needed.
     let sandbox = Sandbox::start(runtime, id, &spec).await.map_err(|error| error.to_api())?;
     let took = began.elapsed();
     sandbox.stop(Duration::ZERO).await.map_err(|error| error.to_api())?;
@@ -249,7 +252,7 @@ fn memory_controllers() -> Finding {
     Finding { part: "cgroups".into(), version: version.into(), verdict, detail: detail.into() }
 }
 
-/// Checks that the machine supports enough processes for `CROWD` sandboxes that use their whole process
+/// Checks that the machine allows enough processes for `CROWD` sandboxes that each use their full process
 /// limit.
 fn processes() -> Finding {
     let (total, each) = (tables::tasks_of_all(), tables::tasks_of(&Limits::default(), Tier::Container));
@@ -268,8 +271,8 @@ fn processes() -> Finding {
     Finding { part: "processes".into(), version: tables::tasks().total.to_string(), verdict, detail }
 }
 
-/// Checks the maximum number of open files per process, which is lower if the machine supports few open
-/// files.
+/// Checks the maximum number of open files per process. It is lower if the machine allows few open files in
+/// total.
 fn open_files() -> Finding {
     let (each, most) = (tables::open_files(&Limits::default()), tables::open_files(&Limits::MIN));
     let (verdict, detail) = if each == most {
@@ -283,7 +286,8 @@ fn open_files() -> Finding {
     Finding { part: "open files".into(), version: tables::files().total.to_string(), verdict, detail }
 }
 
-/// Checks if the kernel counts file locks. Linux does not limit them, so the server has to count them.
+/// Checks whether the kernel counts file locks. Linux does not limit file locks, so the server must count
+/// them.
 fn file_locks() -> Finding {
     let (verdict, detail) = match tables::locks() {
         Some(_) => (

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::connect::{ServerConnection, answer};
 use crate::{quantity, show};
 
-/// Polling interval. Sandboxes end over minutes, so more frequent polling has no benefit.
+/// Polling interval. Sandboxes take minutes to end, so more frequent polling has no benefit.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Maximum time to wait: the maximum lifetime of a sandbox.
 const WAIT_MAX: Duration = Duration::from_millis(limits::DEADLINE_MS_MAX);
@@ -34,7 +34,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Drains the machine or undoes it, and prints the status of the machine.
+/// Starts or stops draining the machine, and prints the status of the machine.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let mut status = answer(&client, client.drain(!arguments.undo)).await?;

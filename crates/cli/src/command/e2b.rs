@@ -1,4 +1,4 @@
-//! `bellglass e2b env`: prints variables that point programs with E2B's SDKs at this server.
+//! `bellglass e2b env`: prints environment variables that point programs with E2B's SDKs at this server.
 
 use std::process::ExitCode;
 
@@ -7,9 +7,9 @@ use api::Error;
 use crate::connect::{ServerConnection, answer};
 use crate::show;
 
-/// Prefix of keys that E2B's SDKs require. It must be followed by hexadecimal digits.
+/// Key prefix that E2B's SDKs require. Hexadecimal digits must follow it.
 const PREFIX: &str = "e2b_";
-/// Prefix of Bellglass keys, which is replaced by [`PREFIX`].
+/// Prefix of Bellglass keys. It is replaced by [`PREFIX`].
 const OWN_PREFIX: &str = "bgk_";
 
 /// Arguments of `bellglass e2b`.

@@ -19,7 +19,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Prints events until the command is interrupted or standard output has no reader.
+/// Prints events until the command is interrupted or the reader of standard output closes it.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let mut events = connection.client()?.events();
     loop {

@@ -1,4 +1,4 @@
-//! `bellglass exec`: runs a command in a sandbox of a server.
+//! `bellglass exec`: runs a command in a sandbox on a server.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
 use crate::{request, show};
 
-/// Maximum time to wait for the artifacts of a run after it has ended.
+/// Maximum time to wait for a run's artifacts after the run has ended.
 const ARTIFACTS_WITHIN: Duration = Duration::from_secs(120);
 
 /// Arguments of `bellglass exec`.
@@ -74,7 +74,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
     })
 }
 
-/// Prints one line for each file that was kept and for each that was left out.
+/// Prints one line for each file that was kept and one line for each file that was left out.
 fn tell(kept: &Artifacts) {
     let (sandbox, exec) = (&kept.sandbox, &kept.exec);
     for item in &kept.items {

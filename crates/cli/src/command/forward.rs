@@ -14,9 +14,10 @@ use tokio::sync::Semaphore;
 use crate::connect::{ServerConnection, answer, explain};
 use crate::{platform, show};
 
-/// Size of the buffer for each direction of a connection.
+/// Size of the copy buffer for each direction of a connection.
 const COPY_BYTES: usize = 64 * 1024;
-/// Delay before the next attempt if a connection cannot be accepted, for example for lack of descriptors.
+/// Delay before the next attempt after a connection could not be accepted, for example because no descriptors
+/// were available.
 const ACCEPT_AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Arguments of `bellglass forward`.
@@ -43,7 +44,7 @@ pub struct Arguments {
     url: bool,
 }
 
-/// Pair of a local port and a port in the sandbox.
+/// Local port and the sandbox port to which it is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
     local: u16,
@@ -74,8 +75,8 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
         }
         return Ok(ExitCode::SUCCESS);
     }
-    // Fails before listening if the sandbox does not exist. From here on the id is used, because the name
-    // could later belong to another sandbox.
+    // If the sandbox does not exist, the command fails here, before it listens. From here on, the ID is used,
+    // because the name could later belong to a different sandbox.
     let sandbox = answer(&client, client.sandbox(&sandbox)).await?.id;
     let places = Arc::new(Semaphore::new(ports::CONNECTIONS_MAX));
     for Pair { local, remote } in ports {
@@ -124,8 +125,8 @@ async fn pass(mut stream: TcpStream, client: &Client, sandbox: &SandboxId, port:
         }
     };
     if !passed {
-        // Reset the connection instead of closing it, so that the client does not mistake the failure
-        // for a regular end.
+        // Reset the connection instead of closing it, so that the client does not mistake the failure for the
+        // regular end of the connection.
         let _ = stream.set_zero_linger();
     }
 }

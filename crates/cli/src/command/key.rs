@@ -1,4 +1,4 @@
-//! `bellglass key`: manages the keys of a server.
+//! `bellglass key`: manages API keys on a server.
 
 use std::process::ExitCode;
 

@@ -45,7 +45,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the state of a sandbox, and the reason if it has ended.
+/// Returns the state of a sandbox. If the sandbox has ended, the text includes the reason.
 pub fn state(sandbox: &Sandbox) -> String {
     match sandbox.reason {
         Some(reason) => format!("{} ({})", sandbox.state.name(), reason.name()),
@@ -71,12 +71,12 @@ fn row(sandbox: &Sandbox) -> Vec<String> {
     ]
 }
 
-/// Returns the time since a timestamp of the server, by the local clock.
+/// Returns the time since a server timestamp, according to the local clock.
 pub fn age(then_ms: u64) -> String {
     quantity::show_time(now().saturating_sub(Duration::from_millis(then_ms)))
 }
 
-/// Returns the time until a timestamp of the server, by the local clock.
+/// Returns the time until a server timestamp, according to the local clock.
 pub fn from_now(then_ms: u64) -> String {
     quantity::show_time(Duration::from_millis(then_ms).saturating_sub(now()))
 }

@@ -1,4 +1,4 @@
-//! `bellglass logs`: prints the output of commands so far.
+//! `bellglass logs`: prints the output that commands have written so far.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Prints the output of an exec, or lists the execs.
+/// Prints the output of an exec, or lists all execs in the sandbox.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let sandbox = &arguments.sandbox;

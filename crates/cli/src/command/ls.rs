@@ -1,4 +1,4 @@
-//! `bellglass ls`: lists files of a sandbox.
+//! `bellglass ls`: lists files in a sandbox.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
@@ -40,7 +40,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
     let path = path(&arguments.path)?;
     let info = answer(&client, files.stat(&path)).await?;
     let (items, base) = match info.kind {
-        // A symlink given by the user is followed if it leads to a directory, as `ls` does.
+        // As in `ls`, a symlink named on the command line is followed if it leads to a directory.
         FileKind::Directory | FileKind::Symlink => {
             match answer(&client, files.list(&path, arguments.depth)).await {
                 Err(_) if info.kind == FileKind::Symlink => (vec![info], String::new()),
@@ -68,7 +68,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Converts an argument to a path in a sandbox.
+/// Converts a command-line argument to a path in a sandbox.
 pub fn path(text: &OsString) -> Result<FilePath, Error> {
     FilePath::new(text.as_bytes())
 }
@@ -86,7 +86,7 @@ fn row(info: &FileInfo, base: &str) -> Vec<String> {
     ]
 }
 
-/// Returns the path relative to the listed directory.
+/// Returns a path relative to the listed directory.
 fn shown<'a>(info: &'a FileInfo, base: &str) -> &'a str {
     info.path.strip_prefix(base).unwrap_or(&info.path)
 }

@@ -1,4 +1,4 @@
-//! `bellglass completions` and `bellglass man`: shell completions and man pages of this executable.
+//! `bellglass completions` and `bellglass man`: shell completions and man pages for this executable.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

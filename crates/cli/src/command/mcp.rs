@@ -30,22 +30,22 @@ pub struct Arguments {
     set: ToolSet,
 }
 
-/// Session of the one client, on a server.
+/// The session of the connected MCP client, on a server.
 struct Talk {
     client: Client,
     set: ToolSet,
-    /// Created by the first call.
+    /// Session ID. The first call creates the session.
     session: OnceCell<SessionId>,
 }
 
-/// Serves one client until it disconnects.
+/// Serves one MCP client until it disconnects.
 pub async fn run(connection: &ServerConnection, arguments: &Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let host = Arc::new(Talk { client, set: arguments.set, session: OnceCell::new() });
     let stop = CancellationToken::new();
     let stopping = stop.clone();
     tokio::spawn(async move {
-        // If no signal handler can be installed, signals simply end the process.
+        // If no signal handler can be installed, a signal simply ends the process.
         if crate::wait_for_end().await.is_ok() {
             stopping.cancel();
         }
@@ -99,7 +99,7 @@ impl Host for Talk {
         };
         let ended = result.get("exit_code").and_then(Value::as_i64).unwrap_or(0);
         let failed = ended != 0 || result.get("success").and_then(Value::as_bool) == Some(false);
-        // The result is returned even if its files cannot be listed.
+        // The result is returned even if the artifacts cannot be listed.
         let artifacts = self
             .artifacts()
             .await
@@ -135,13 +135,13 @@ impl Host for Talk {
 
     async fn end(&self) {
         if let Some(session) = self.session.get() {
-            // If the server cannot be reached, the session's sandbox is stopped at its idle timeout.
+            // If the server cannot be reached, it stops the session's sandbox when the idle timeout expires.
             let _ = self.client.end_session(session).await;
         }
     }
 }
 
-/// Returns true if the result of a tool mentions this file.
+/// Returns true if the result of a tool call names this file.
 fn names(result: &Value, name: &str) -> bool {
     let list = |key: &str| result.get(key).and_then(Value::as_array).into_iter().flatten();
     list("output_files").any(|one| one == name) || list("files").any(|one| one["name"] == name)

@@ -1,4 +1,4 @@
-//! `bellglass packages`: prints the lock record of a sandbox.
+//! `bellglass packages`: prints the packages that a sandbox downloaded, which is its lock record.
 
 use std::process::ExitCode;
 
@@ -21,7 +21,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Prints the lock record.
+/// Prints the lock record of the sandbox.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let installed = answer(&client, client.packages(&arguments.sandbox)).await?;

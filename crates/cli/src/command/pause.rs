@@ -1,4 +1,4 @@
-//! `bellglass pause` and `bellglass resume`.
+//! `bellglass pause` and `bellglass resume`: pause and resume sandboxes.
 
 use std::process::ExitCode;
 
@@ -39,14 +39,14 @@ struct Sandboxes {
     json: bool,
 }
 
-/// Pauses all sandboxes, and continues if one of them cannot be paused.
+/// Pauses all given sandboxes. If a sandbox cannot be paused, continues with the next.
 pub async fn pause(connection: &ServerConnection, arguments: PauseArguments) -> Result<ExitCode, Error> {
     let Sandboxes { sandboxes, json } = arguments.sandboxes;
     stop::each(connection, &sandboxes, json, |client: Client, id| async move { client.pause(&id).await })
         .await
 }
 
-/// Resumes all sandboxes, and continues if one of them cannot be resumed.
+/// Resumes all given sandboxes. If a sandbox cannot be resumed, continues with the next.
 pub async fn resume(connection: &ServerConnection, arguments: ResumeArguments) -> Result<ExitCode, Error> {
     let Sandboxes { sandboxes, json } = arguments.sandboxes;
     stop::each(connection, &sandboxes, json, |client: Client, id| async move { client.resume(&id).await })

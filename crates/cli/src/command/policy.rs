@@ -51,7 +51,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Prints the policy, after changing it if the arguments request that.
+/// Prints the policy. If the arguments request a change, changes the policy first.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let sandbox = if arguments.deny || !arguments.allow.is_empty() {

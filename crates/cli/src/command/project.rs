@@ -1,4 +1,4 @@
-//! `bellglass project`: manages the projects of a server and their quotas.
+//! `bellglass project`: manages projects and their quotas on a server.
 
 use std::process::ExitCode;
 

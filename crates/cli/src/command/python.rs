@@ -1,5 +1,5 @@
-//! `bellglass python`: runs code in a sandbox of a server, once or as a cell of a context. Without code, it
-//! opens an interactive prompt.
+//! `bellglass python`: runs code in a sandbox on a server, once or as a cell of a context. Without code, the
+//! command opens an interactive prompt.
 
 use std::io::{IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ pub enum LanguageName {
 }
 
 impl LanguageName {
-    /// Returns the language for requests to the server.
+    /// Returns the language as the server's API represents it.
     pub fn of_server(self) -> Language {
         match self {
             Self::Python => Language::Python,
@@ -88,17 +88,17 @@ impl LanguageName {
     }
 }
 
-/// Runner for several pieces of code in one sandbox.
+/// Runner for any number of pieces of code in one sandbox.
 pub struct Runner<'a> {
     /// Client for the server.
     pub client: &'a Client,
     /// Sandbox that runs the code.
     pub sandbox: &'a SandboxId,
-    /// Exec request without the source code.
+    /// Exec request. The source code is added for each run.
     pub spec: ExecSpec,
 }
 
-/// Runs the code, or opens the prompt.
+/// Runs the given code, or opens the interactive prompt.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let source = source(&arguments)?;
@@ -109,12 +109,12 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
         install_missing: arguments.install_missing,
         ..Code::default()
     };
-    // A cell must not block until its output is read, because its context also serves other cells.
+    // A cell must not block until its output is read, because the context also serves other cells.
     let bounded = arguments.json || arguments.context.is_some() || source.is_none();
     let spec = ExecSpec {
         code: Some(code),
         deadline_ms: arguments.timeout.0.map(request::millis),
-        // Output that is collected in memory must be bounded; streamed output need not be.
+        // Output that is collected in memory must be bounded. Streamed output can be unbounded.
         output: if bounded { OutputMode::Keep } else { OutputMode::Block },
         ..ExecSpec::default()
     };
@@ -131,7 +131,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
 }
 
 impl Runner<'_> {
-    /// Runs code until it ends. The exit code is that of the code.
+    /// Runs code until it ends, and returns the exit code of the code.
     pub async fn run(&self, source: String, output: &mut Output) -> Result<ExitCode, Error> {
         let (client, sandbox) = (self.client, self.sandbox);
         let code = Code { source, ..self.spec.code.clone().unwrap_or_default() };
@@ -152,7 +152,8 @@ impl Runner<'_> {
     }
 }
 
-/// Returns the code, or `None` if it is to be typed at the prompt.
+/// Returns the code from the arguments, a file or standard input, or `None` if the user will type it at the
+/// prompt.
 fn source(arguments: &Arguments) -> Result<Option<String>, Error> {
     if arguments.code.is_some() {
         return Ok(arguments.code.clone());
@@ -164,7 +165,7 @@ fn source(arguments: &Arguments) -> Result<Option<String>, Error> {
             "Use a UTF-8 text file that you can read.",
         )
     };
-    // Read at most one byte more than allowed: code that is too long is rejected without reading all of it.
+    // One byte more than the limit is enough to reject code that is too long without reading all of it.
     let most = limits::CODE_BYTES_MAX as u64 + 1;
     let mut text = String::new();
     match file {

@@ -1,8 +1,8 @@
-//! Interactive prompt: the lines typed at a terminal are cells of one context.
+//! Interactive prompt: the lines typed at a terminal become the cells of one context.
 //!
-//! A separate thread reads the input, one line at a time. A cell runs as soon as it is complete. Ctrl-C
-//! discards an incomplete cell or interrupts the running one. Ctrl-D exits; if the context was created for
-//! this prompt, it is removed.
+//! A separate thread reads the input line by line. A cell runs as soon as it is complete. Ctrl-C discards an
+//! incomplete cell or interrupts the running cell. Ctrl-D exits. If the context was created for this prompt,
+//! it is then removed.
 
 use std::io::{BufRead as _, Write as _};
 use std::process::ExitCode;
@@ -20,15 +20,15 @@ use crate::output::Output;
 use crate::results::Results;
 use crate::show;
 
-/// Maximum number of queued lines while a cell runs. Further lines wait in the buffer of the terminal.
+/// Maximum number of queued lines while a cell runs. Further lines wait in the terminal's buffer.
 const LINES_WAITING: usize = 1;
 
-/// Input at the prompt.
+/// Input event at the prompt.
 enum Typed {
     Line(String),
-    /// Ctrl-C: the incomplete cell is discarded.
+    /// Ctrl-C was pressed. The incomplete cell is discarded.
     GivenUp,
-    /// Ctrl-D, or a signal that ends this program.
+    /// Ctrl-D was pressed, or a signal that ends this program arrived.
     Left,
 }
 
@@ -110,7 +110,7 @@ impl Prompt {
     fn open() -> Result<Self, Error> {
         let ended = [watch(SignalKind::terminate())?, watch(SignalKind::hangup())?];
         let (sender, lines) = mpsc::channel(LINES_WAITING);
-        // Only a blocking thread can read from a terminal that is shared with the parent process.
+        // Only a blocking read works with a terminal that is shared with the parent process.
         std::thread::spawn(move || {
             let mut input = std::io::stdin().lock();
             loop {
@@ -133,8 +133,8 @@ impl Prompt {
     }
 
     async fn ask(&mut self, prompt: &str) -> Result<Typed, Error> {
-        // The signal is watched anew for each line, so that an interrupt of the previous cell does not
-        // discard this line.
+        // Each line gets a new signal watch, so that an interrupt of the previous cell does not discard this
+        // line.
         let mut interrupt = watch(SignalKind::interrupt())?;
         say(prompt);
         let [terminate, hangup] = &mut self.ended;
@@ -152,8 +152,8 @@ fn say(text: &str) {
     let _ = to.write_all(text.as_bytes()).and_then(|()| to.flush());
 }
 
-/// Returns true if a cell is incomplete: within brackets or a triple-quoted string, after a backslash, or
-/// within a block, which an empty line ends.
+/// Returns true if a cell is incomplete: it ends with a backslash, or inside brackets, a triple-quoted string
+/// or a block. An empty line ends a block.
 fn wants_more(text: &str, language: Language) -> bool {
     if text.ends_with('\\') {
         return true;
@@ -167,11 +167,11 @@ fn wants_more(text: &str, language: Language) -> bool {
         && !text.ends_with('\n'))
 }
 
-/// Result of a scan of Python code. The scan does not parse the code.
+/// Result of a scan of Python code. The scan does not fully parse the code.
 struct Scan {
-    /// True within brackets or a triple-quoted string.
+    /// True if the code ends inside brackets or a triple-quoted string.
     open: bool,
-    /// True if a line starts a block or is a decorator.
+    /// True if any line starts a block or is a decorator.
     block: bool,
 }
 
@@ -218,7 +218,7 @@ fn scan(text: &str) -> Scan {
     Scan { open: depth > 0 || long.is_some(), block }
 }
 
-/// Returns the rest after a string literal within one line, whose opening quote was already read.
+/// Returns the text after a one-line string literal whose opening quote has already been read.
 fn past_text(mut rest: &str, quote: char) -> &str {
     while let Some(c) = rest.chars().next() {
         rest = skip(rest);

@@ -1,8 +1,8 @@
 //! `bellglass run`: runs one command in a new sandbox, on this machine or on a server.
 //!
 //! Streams the output of the command, stops the sandbox, and exits with the exit code of the command. If this
-//! process is killed, its sandbox remains. On this machine, it is removed by the next `bellglass` command or
-//! ends at its time to live; on a server, it is stopped at its idle timeout.
+//! process is killed, its sandbox remains. On this machine, the next `bellglass` command removes the sandbox,
+//! or it ends at its time to live. On a server, the sandbox is stopped at its idle timeout.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -29,11 +29,11 @@ use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
 use crate::{LocalOptions, request, show};
 
-/// Time that the sandbox outlives the limit of the exec, so that the outcome can still be reported.
+/// Time that the sandbox lives beyond the time limit of the exec, so that the outcome can still be reported.
 const AFTERWARDS: Duration = Duration::from_secs(60);
-/// Maximum number of blocked hosts that are reported.
+/// Maximum number of blocked hosts to report.
 const TOLD_MAX: usize = 20;
-/// Size of one read from standard input.
+/// Size of the buffer for reading standard input.
 const STDIN_CHUNK_BYTES: usize = 64 * 1024;
 
 /// Arguments of `bellglass run`.
@@ -51,7 +51,8 @@ pub struct Arguments {
     exec: request::ExecOptions,
 }
 
-/// Runs the command, on the server if one is configured. The exit code is that of the command.
+/// Runs the command on the configured server, or on this machine if no server is configured. Returns the exit
+/// code of the command.
 pub async fn run(
     place: &LocalOptions,
     connection: &ServerConnection,
@@ -66,7 +67,7 @@ pub async fn run(
     }
 }
 
-/// Removes the leftovers of killed commands.
+/// Removes sandboxes and layers that killed commands left behind.
 pub async fn tidy(machine: &Machine) -> Result<(), Error> {
     let removed = node::remove_orphans(machine).await.map_err(|error| error.to_api())?;
     node::remove_unused_layers(machine.data()).map_err(|error| error.to_api())?;
@@ -138,12 +139,14 @@ async fn on_this_machine(
     }
     .map_err(|error| error.to_api())?;
     let runtime = match &arguments.runtime {
-        // A runtime that the user named but that is too weak is rejected below, with its name in the error.
+        // A runtime that the user named but that is too weak is rejected below, with an error that contains
+        // its name.
         Some(_) => choice.at_least(Tier::Container),
         None => choice.at_least(tier),
     }
     .map_err(|error| error.to_api())?;
-    // The account is configured, so the user expects it to be used and should learn that it is not.
+    // If a Daytona account is configured, the user expects Daytona to be used and should learn that it is
+    // not.
     let unused = choice.considered.iter().find(|one| one.name == runtime::daytona::NAME && !one.used);
     if let Some(daytona) = unused {
         show::note(&format!("{}; using the next backend", daytona.why));
@@ -197,7 +200,7 @@ async fn on_this_machine(
     Ok(code)
 }
 
-/// Starts a sandbox. If the backend fails, tries the next one (requirement A9.02).
+/// Starts a sandbox. If a backend fails, tries the next backend (requirement A9.02).
 async fn start(
     choice: &Choice,
     mut runtime: Arc<dyn Runtime>,
@@ -223,7 +226,7 @@ async fn start(
     }
 }
 
-/// Prints a note if the backend lacks protections that the tier usually has, so that the user knows.
+/// Prints a note if the backend lacks protections that the tier usually has.
 async fn weaker(runtime: &dyn Runtime) {
     let lacks = runtime
         .lacks()
@@ -238,7 +241,7 @@ async fn weaker(runtime: &dyn Runtime) {
     }
 }
 
-/// Serves the sandbox's egress according to the policy, and reports each blocked host once.
+/// Serves the sandbox's egress as the policy allows, and reports each blocked host once.
 async fn let_out(sandbox: Arc<Sandbox>, policy: Policy, broker: Broker) {
     let told = Mutex::new(BTreeSet::new());
     let tell = move |told_of: BrokerReport| {
@@ -261,7 +264,7 @@ async fn live(sandbox: &Sandbox, spec: &ExecSpec, memory_bytes: u64, json: bool)
     Ok(output.finish(sandbox.id(), &end, Some(memory_bytes)))
 }
 
-/// Streams the output until the exec ends. An interrupt cancels the exec.
+/// Shows the output until the exec ends. An interrupt cancels the exec.
 async fn follow(
     sandbox: &Sandbox,
     mut exec: Exec,
@@ -290,7 +293,7 @@ async fn follow(
         match event {
             Some(Event::Data { stream, bytes, .. }) => output.take(stream, &bytes)?,
             Some(Event::Gap { stream, from, to }) => output.miss(stream, to - from),
-            // Only code has results, and this command does not run code.
+            // Only code produces results, and this command does not run code.
             Some(Event::Result { .. }) => {}
             Some(Event::End(end)) => return Ok(end),
             None => {
@@ -302,7 +305,7 @@ async fn follow(
     }
 }
 
-/// Sends standard input to the exec until either of them ends.
+/// Sends standard input to the exec until standard input or the exec ends.
 async fn feed(exec: &Exec) {
     let mut stdin = tokio::io::stdin();
     let mut buffer = vec![0; STDIN_CHUNK_BYTES];
@@ -310,8 +313,8 @@ async fn feed(exec: &Exec) {
     loop {
         let count = stdin.read(&mut buffer).await.unwrap_or(0);
         let bytes = bytes::Bytes::copy_from_slice(buffer.get(..count).unwrap_or_default());
-        // The timeout is longer than the life of the sandbox, so a command that never reads does not fail the
-        // run.
+        // This timeout is longer than the lifetime of the sandbox, so a command that never reads its input
+        // does not make the run fail.
         let within = Duration::from_millis(limits::DEADLINE_MS_MAX);
         let sent = exec.write_stdin(offset, bytes, count == 0, within).await;
         if count == 0 || sent.is_err() {

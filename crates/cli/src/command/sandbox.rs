@@ -1,4 +1,4 @@
-//! `bellglass build-sandbox`, `sandbox-status` and `sandbox-test`: show and test the backend of this machine
+//! `bellglass build-sandbox`, `sandbox-status` and `sandbox-test`: show and test the backend on this machine
 //! (requirement A13.05).
 
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ use crate::{LocalOptions, show};
 const USUAL: &str = "interpreter";
 /// Time limit of each check.
 const CHECK_MS: u64 = 20_000;
-/// Deadline of the check that must reach it.
+/// Deadline of the check that is expected to time out.
 const SHORT_MS: u64 = 1000;
 /// Memory limit of test sandboxes.
 const MEMORY_BYTES: u64 = 128 << 20;
@@ -97,7 +97,7 @@ const CHECKS: [Check; 6] = [
     },
 ];
 
-/// Prepares a template on the backend in use, and tests it.
+/// Prepares a template on the backend in use, and tests a sandbox with this template.
 pub async fn build(place: &LocalOptions, arguments: Build) -> Result<ExitCode, Error> {
     let machine = Machine::open(&place.data).map_err(|error| error.to_api())?;
     let choice = machine.choose(&place.backends).await;
@@ -107,7 +107,7 @@ pub async fn build(place: &LocalOptions, arguments: Build) -> Result<ExitCode, E
     try_out(&machine, &runtime, &Store::new(&place.data).load(&name).map_err(|error| error.to_api())?).await
 }
 
-/// Prints the backend in use and the templates that are ready on it. Exits with 1 if no template is ready.
+/// Prints the backend in use and which templates are ready on it. Exits with 1 if no template is ready.
 pub async fn status(place: &LocalOptions, arguments: Status) -> Result<ExitCode, Error> {
     let machine = Machine::open(&place.data).map_err(|error| error.to_api())?;
     let choice = machine.choose(&place.backends).await;
@@ -130,7 +130,7 @@ pub async fn status(place: &LocalOptions, arguments: Status) -> Result<ExitCode,
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Tests a sandbox of a template.
+/// Tests a sandbox that is created from a template.
 pub async fn test(place: &LocalOptions, arguments: Test) -> Result<ExitCode, Error> {
     let machine = Machine::open(&place.data).map_err(|error| error.to_api())?;
     run::tidy(&machine).await?;
@@ -174,7 +174,7 @@ fn print(choice: &Choice, templates: &[(String, bool)]) -> Result<(), Error> {
     show::table(&["template", "here"], &templates.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Returns true if sandboxes of a template could be started now.
+/// Returns true if a sandbox could be created from a template right now.
 async fn is_ready(machine: &Machine, choice: &Choice, template: &Template) -> bool {
     let Some(runtime) = choice.runtimes.first().filter(|_| !choice.is_none()) else { return false };
     if !runtime.properties().takes_images {
@@ -183,7 +183,7 @@ async fn is_ready(machine: &Machine, choice: &Choice, template: &Template) -> bo
     runtime.has_image(&template.image()).await.unwrap_or(false)
 }
 
-/// Runs every check in one sandbox, and prints a table.
+/// Runs all checks in one sandbox, and prints the results as a table.
 async fn try_out(
     machine: &Machine,
     runtime: &Arc<dyn Runtime>,

@@ -11,7 +11,7 @@ use crate::command::list;
 use crate::connect::{ServerConnection, answer};
 use crate::{platform, show};
 
-/// Control characters of the usual terminal keys.
+/// Control characters that the terminal sends for common keys.
 const INTERRUPT: u8 = 3;
 const END: u8 = 4;
 const BACKSPACE: u8 = 8;
@@ -105,7 +105,7 @@ fn show_secrets(secrets: &[Secret], json: bool) -> Result<(), Error> {
     show::table(&["name", "age", "changed"], &secrets.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Reads the value from standard input or a prompt, without its final line break.
+/// Reads the value from standard input or from a prompt, and removes the final line break.
 fn value(name: &str) -> Result<String, Error> {
     let failed = |error: io::Error| platform(format!("cannot read the value: {error}"));
     let stdin = io::stdin();
@@ -121,19 +121,19 @@ fn value(name: &str) -> Result<String, Error> {
             .map_err(failed)?
             .ok_or_else(|| Error::invalid("interrupted: nothing was set", "Run the command again."))?;
     } else {
-        // Read only slightly more than allowed: a value that is too long is rejected without reading all of
-        // it.
+        // Slightly more than the maximum length is enough to reject a value that is too long without reading
+        // all of it.
         let most = u64::try_from(VALUE_BYTES.end() + 2).unwrap_or(u64::MAX);
         stdin.take(most).read_to_end(&mut bytes).map_err(failed)?;
     }
-    // The error of the conversion is dropped, because it would contain the value.
+    // The conversion error is dropped, because it would contain the value.
     let text = String::from_utf8(bytes)
         .map_err(|_| Error::invalid("the value is not valid UTF-8", "Pass one line of UTF-8 text."))?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
     Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
 }
 
-/// Reads typed keys up to the end of the line. Returns `None` after an interrupt.
+/// Reads typed keys up to the end of the line. Returns `None` if the user interrupts the input.
 fn typed(keys: impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     for key in keys.bytes() {
@@ -149,9 +149,9 @@ fn typed(keys: impl BufRead) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(line))
 }
 
-/// Terminal without echo until this value is dropped. Line editing and interrupts are also handled here:
-/// lines of the kernel are too short for some values, and an interrupt would end the process with the echo
-/// still off.
+/// Terminal with echo off until this value is dropped. While echo is off, this module also handles line
+/// editing and interrupts. The kernel's line buffer is too short for some values, and an interrupt would end
+/// the process with echo still off.
 struct Hidden(Termios);
 
 impl Hidden {

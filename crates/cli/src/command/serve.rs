@@ -1,10 +1,10 @@
-//! `bellglass serve`: runs the server of this machine.
+//! `bellglass serve`: runs the Bellglass server on this machine.
 //!
 //! ```text
 //! check configuration ─▶ open machine, take over running sandboxes ─▶ update store ─▶ listen
 //! ```
 //!
-//! A shutdown does not stop sandboxes: a signal ends the server, the sandboxes keep running, and the next
+//! A shutdown does not stop sandboxes. A signal ends the server, the sandboxes keep running, and the next
 //! `serve` takes them over.
 
 use std::io::Write as _;
@@ -29,13 +29,13 @@ use crate::configuration::Configuration;
 use crate::telemetry::Telemetry;
 use crate::{LocalOptions, platform, show};
 
-/// Project of the first key.
+/// Project that the first key belongs to.
 const FIRST_PROJECT: &str = "default";
 
-/// Timeout for the store at startup. On a busy machine, it takes a second or two to respond.
+/// Timeout for the store at startup. On a busy machine, the store takes a second or two to respond.
 const STORE_WITHIN: Duration = Duration::from_secs(15);
 const STORE_AGAIN: Duration = Duration::from_millis(100);
-/// Timeout for removing unused pre-warmed sandboxes at shutdown. Each takes milliseconds.
+/// Timeout for removing unused pre-warmed sandboxes at shutdown. Each removal takes milliseconds.
 const POOL_WITHIN: Duration = Duration::from_secs(5);
 
 /// Arguments of `bellglass serve`.
@@ -60,7 +60,7 @@ pub struct Arguments {
     print_config: bool,
 }
 
-/// Serves until a signal arrives.
+/// Runs the server until a signal arrives.
 pub async fn run(place: &LocalOptions, arguments: &Arguments) -> Result<ExitCode, Error> {
     let mut configuration = Configuration::read(arguments.config.as_deref())?;
     if let Some(listen) = arguments.listen {
@@ -93,8 +93,8 @@ async fn serve(
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
     let gate =
         Gate::new(&node::egress::packages(data), configuration.upstreams(), configuration.disk_reserve_bytes);
-    // Without a working backend, the server still starts, and explains why it cannot create sandboxes
-    // (requirement A12.01).
+    // Without a working backend, the server still starts, so that it can explain why it cannot create
+    // sandboxes (requirement A12.01).
     let choice = machine.choose(&configuration.backends).await;
     choice.log();
     let node = Node::open(&machine, choice, configuration.bounds(), gate).await;
@@ -125,11 +125,12 @@ async fn serve(
     platform.node.keep_ready(&configuration.pool_templates);
     platform.audit.record(Entry::new(clock::wall_ms(), Act::ServerStart));
     let scheme = if configuration.tls()?.is_some() { "https" } else { "http" };
-    // Installed before the address is printed: a signal right after that must not kill the server.
+    // The handler is installed before the address is printed, so that a signal directly afterwards does not
+    // kill the server.
     let signalled = crate::signalled()?;
     announce(&format!("{scheme}://{address}"), new.as_ref(), arguments)?;
     signalled.await;
-    // The next server removes any that remain.
+    // If any pre-warmed sandboxes remain, the next server removes them.
     let _ = tokio::time::timeout(POOL_WITHIN, platform.node.close_pool()).await;
     let live = platform.node.status().sandboxes;
     if live > 0 {
@@ -142,8 +143,8 @@ async fn serve(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Verifies the audit log in the background, and logs an error if it is damaged. The server runs in any case,
-/// because new actions can still be recorded.
+/// Verifies the audit log in the background, and logs an error if the log is damaged. The server runs even
+/// then, because new actions can still be recorded.
 fn check_audit(audit: Audit, log: PathBuf) {
     tokio::task::spawn_blocking(move || {
         if let Err(damaged) = verify(&log, false, None) {
@@ -154,7 +155,8 @@ fn check_audit(audit: Audit, log: PathBuf) {
     });
 }
 
-/// Retries while the store does not respond. A starting server may wait longer than a request.
+/// Retries an operation while the store does not respond. At startup, waiting longer than for a request is
+/// acceptable.
 async fn patiently<T>(ask: impl AsyncFn() -> Result<T, control::store::Error>) -> Result<T, Error> {
     let begun = Instant::now();
     loop {
@@ -168,7 +170,7 @@ async fn patiently<T>(ask: impl AsyncFn() -> Result<T, control::store::Error>) -
     }
 }
 
-/// Creates the first key if the store has none. Without a key, the server could not be used.
+/// Creates the first key if the store has no keys. Without a key, the server could not be used.
 async fn first_key(store: &Store) -> Result<Option<NewKey>, Error> {
     let failed = |error: control::store::Error| platform(node::error::chain(&error));
     if store.has_keys().await.map_err(failed)? {
@@ -194,14 +196,14 @@ fn announce(url: &str, new: Option<&NewKey>, arguments: &Arguments) -> Result<()
             ))?,
         }
     }
-    // The server runs even if this line cannot be written.
+    // The server keeps running even if this line cannot be written.
     let _ = show::line(&format!("bellglass serves {url}"));
     Ok(())
 }
 
 fn write_key(path: &Path, secret: &str) -> Result<(), Error> {
-    // An existing file may be open in other processes, or be a symlink to another file. So a new file
-    // replaces it.
+    // An existing file may be open in another process, or may be a symlink to a different file. A new file
+    // therefore replaces it.
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
     let write = || {

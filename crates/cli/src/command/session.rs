@@ -1,4 +1,4 @@
-//! `bellglass session`: manages sessions of agents and their stored files.
+//! `bellglass session`: manages agent sessions and their stored files.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

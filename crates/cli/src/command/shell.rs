@@ -1,9 +1,9 @@
-//! `bellglass shell`: opens a terminal in a sandbox of a server.
+//! `bellglass shell`: opens a terminal in a sandbox on a server.
 //!
-//! The local terminal is in raw mode and is restored on every exit path. So every key reaches the program in
-//! the sandbox, including Ctrl-C. To detach, the user types the same sequence as in `ssh`: Enter, `~`, `.`.
-//! The exec belongs to the sandbox and keeps running. After detaching or a disconnect, the user can reattach
-//! to the same screen.
+//! The local terminal is in raw mode, so every key, including Ctrl-C, reaches the program in the sandbox. The
+//! previous mode is restored on every exit path. To detach, the user types the same sequence as in `ssh`:
+//! Enter, `~`, `.`. The exec belongs to the sandbox and keeps running. After detaching or a disconnect, the
+//! user can reattach to the same screen.
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::process::ExitCode;
@@ -22,17 +22,18 @@ use crate::output::Output;
 use crate::quantity::{self, Limit};
 use crate::{request, show};
 
-/// Size of one read from the local terminal. A large paste takes several reads.
+/// Size of the buffer for reading the local terminal. A large paste takes several reads.
 const KEYS_BYTES: usize = 4096;
-/// Maximum number of queued reads. Further input waits in the buffer of the local terminal.
+/// Maximum number of chunks of input in the queue. Further input waits in the local terminal's buffer.
 const KEYS_WAITING: usize = 4;
-/// Amount of earlier output that is shown on reattaching: many screens, but no noticeable delay.
+/// Number of bytes of earlier output to show when reattaching. They fill many screens but cause no noticeable
+/// delay.
 const SCROLLBACK_BYTES: u64 = 256 * 1024;
-/// Timeout for sending the last keys on detaching.
+/// Timeout for sending the last keys when detaching.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 /// Script that starts bash if the template has it, and sh otherwise.
 const SHELL: &str = "if command -v bash >/dev/null; then exec bash; else exec sh; fi";
-/// Size for a terminal that does not report one.
+/// Default size, for a terminal that does not report its size.
 const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
 
 /// Arguments of `bellglass shell`.
@@ -64,22 +65,22 @@ pub struct Arguments {
     argv: Vec<String>,
 }
 
-/// Reason for leaving the terminal.
+/// Reason why the client left the terminal.
 enum Left {
     /// The exec has ended.
     Ended(ExecEnd),
     /// The user detached. The exec keeps running.
     Detached,
-    /// A signal arrived, or the local terminal is gone. The exec keeps running.
+    /// A signal arrived, or the local terminal was closed. The exec keeps running.
     Cut,
 }
 
-/// Raw mode of the local terminal, which is left on drop.
+/// Guard that keeps the local terminal in raw mode until it is dropped.
 struct Raw {
     before: Termios,
 }
 
-/// Detects the escape sequence in the typed keys.
+/// Detector for the escape sequence in typed keys.
 struct Escape {
     state: EscapeState,
 }
@@ -100,7 +101,7 @@ struct Signals {
     ended: [Signal; 3],
 }
 
-/// Opens a terminal and stays attached to it.
+/// Opens a terminal and stays attached to it until the exec ends or the user detaches.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
@@ -124,8 +125,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
             show::note(&format!(
                 "detached; the program keeps running. To return: bellglass shell --exec {id} {sandbox}"
             ));
-            // After a disconnect, the outcome of the program is not known, and the user did not ask to
-            // detach.
+            // After a disconnect, the outcome of the program is unknown, and the user did not ask to detach.
             if matches!(left, Left::Cut) { ExitCode::from(crate::FAILED) } else { ExitCode::SUCCESS }
         }
     })
@@ -167,7 +167,7 @@ async fn stay(terminal: &mut Terminal) -> Result<Left, Error> {
                 None => return Err(crate::platform("the terminal stream closed without an end event".into())),
             },
             typed = keys.recv(), if terminal.room() >= KEYS_BYTES => {
-                // The local terminal is gone, so the command ends too.
+                // The local terminal was closed, so the command ends too.
                 let Some(typed) = typed else { return Ok(Left::Cut) };
                 let (bytes, leaves) = escape.typed(&typed);
                 terminal.write(&bytes).map_err(|error| explain(&error))?;
@@ -189,7 +189,7 @@ async fn until_ended([hangup, terminate, interrupt]: &mut [Signal; 3]) {
     }
 }
 
-/// Waits briefly until the last keys have arrived.
+/// Waits briefly for the last keys to arrive.
 async fn leave(terminal: &mut Terminal) -> Result<Left, Error> {
     let arriving = async {
         while !terminal.is_received() {
@@ -209,7 +209,7 @@ async fn leave(terminal: &mut Terminal) -> Result<Left, Error> {
     Ok(ended.map_or(Left::Detached, Left::Ended))
 }
 
-/// Shows an event of the terminal. Returns the end of the exec if the event is the end.
+/// Shows a terminal event. If the event is the end of the exec, returns it.
 fn show_seen(seen: TerminalUpdate) -> Option<ExecEnd> {
     match seen {
         TerminalUpdate::Output { bytes, .. } => {
@@ -230,8 +230,9 @@ fn say(text: &str) {
     let _ = write!(std::io::stderr().lock(), "\r\nbellglass: {}\r\n", show::escape(text));
 }
 
-/// Returns the typed keys. They are read by a separate blocking thread: a terminal that is shared with the
-/// parent process cannot be read in another way without affecting the parent.
+/// Returns a channel that delivers typed keys. A separate thread reads them with blocking calls, because a
+/// terminal that is shared with the parent process cannot be read in any other way without affecting the
+/// parent.
 fn keys() -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel(KEYS_WAITING);
     std::thread::spawn(move || {
@@ -300,7 +301,7 @@ impl Escape {
         Self { state: EscapeState::Begin }
     }
 
-    /// Returns the keys to send to the program, and true if the user detaches after them.
+    /// Returns the keys to send to the program, and true if the user then detaches.
     fn typed(&mut self, keys: &[u8]) -> (Vec<u8>, bool) {
         let mut inside = Vec::with_capacity(keys.len() + 1);
         for key in keys {
@@ -325,8 +326,7 @@ impl Escape {
 mod tests {
     use super::*;
 
-    /// Returns the keys to send when these inputs are typed one after the other, and true if the user
-    /// detaches.
+    /// Returns the keys that are sent when these inputs are typed in sequence, and true if the user detaches.
     fn typed(parts: &[&str]) -> (String, bool) {
         let mut escape = Escape::new();
         let mut inside = Vec::new();

@@ -24,13 +24,13 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Stops all sandboxes, and continues if one of them cannot be stopped.
+/// Stops all given sandboxes. If a sandbox cannot be stopped, continues with the next.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let Arguments { sandboxes, json } = arguments;
     each(connection, &sandboxes, json, |client: Client, id| async move { client.stop(&id).await }).await
 }
 
-/// Sends a request for each sandbox, and prints the sandboxes and the errors.
+/// Sends a request for each sandbox, and prints the resulting sandboxes and the errors.
 pub async fn each<F>(
     connection: &ServerConnection,
     sandboxes: &[SandboxId],

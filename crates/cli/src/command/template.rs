@@ -1,4 +1,4 @@
-//! `bellglass template`: manages the templates of this machine.
+//! `bellglass template`: manages the templates on this machine.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -98,19 +98,19 @@ enum TemplateCommand {
     },
 }
 
-/// Recipe to build, with the name of its template and the directory from which it copies files.
+/// Recipe to build, the name of its template, and the directory from which it copies files.
 struct NamedRecipe {
     recipe: Recipe,
     name: String,
     home: PathBuf,
 }
 
-/// How to build a recipe.
+/// Options for building a recipe.
 #[derive(Clone, Copy, Default)]
 struct BuildOptions<'a> {
-    /// Name of the template, if it is not that of the recipe.
+    /// Name of the template. `None` to use the name of the recipe.
     name: Option<&'a str>,
-    /// True to build all steps again, also those with a result from an earlier build.
+    /// True to build all steps again, including steps with a result from an earlier build.
     fresh: bool,
     registry: Option<&'a str>,
 }
@@ -176,7 +176,7 @@ pub async fn run(place: &LocalOptions, arguments: Arguments) -> Result<ExitCode,
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the recipe with this name or in this file.
+/// Returns the built-in recipe with this name, or reads the recipe from this file.
 fn find(data: &Path, text: &str) -> Result<NamedRecipe, Error> {
     if let Some(recipe) = shipped::find(text).map_err(|error| error.to_api())? {
         let home = shipped::lay_out(data).map_err(|error| error.to_api())?;
@@ -195,8 +195,8 @@ fn find(data: &Path, text: &str) -> Result<NamedRecipe, Error> {
     Ok(NamedRecipe { recipe, name: stem(path), home: home.to_owned() })
 }
 
-/// Returns the container engine that builds templates if this process cannot build layers itself, which
-/// requires root and an OCI runtime.
+/// Returns the container engine that builds templates, or `None` if this process can build layers itself. For
+/// that, the process must run as root and an OCI runtime must be available.
 async fn only_engine(machine: &Machine, place: &LocalOptions) -> Result<Option<Engine>, Error> {
     if rustix::process::geteuid().is_root() && machine.at_least(Tier::Container).is_ok() {
         return Ok(None);
@@ -206,7 +206,7 @@ async fn only_engine(machine: &Machine, place: &LocalOptions) -> Result<Option<E
     machine.engine_named(runtime.name()).map(Some).map_err(|error| error.to_api())
 }
 
-/// Builds a recipe. If its base is a recipe that comes with Bellglass and is not built yet, builds the base
+/// Builds a recipe. If the recipe is based on a built-in recipe that is not built yet, builds that recipe
 /// first.
 async fn build(
     machine: &Machine,
@@ -241,7 +241,7 @@ async fn build(
     Ok(())
 }
 
-/// Prepares the template of a recipe for the runtime in use, and returns its name.
+/// Prepares a recipe's template for the runtime in use, and returns the name of the template.
 pub async fn make_ready(machine: &Machine, runtime: &dyn Runtime, recipe: &str) -> Result<String, Error> {
     let store = Store::new(machine.data());
     let native = rustix::process::geteuid().is_root() && machine.at_least(Tier::Container).is_ok();
@@ -262,14 +262,15 @@ pub async fn make_ready(machine: &Machine, runtime: &dyn Runtime, recipe: &str) 
         build(machine, Some(&engine), &wanted, options).await?;
         return Ok(wanted.name);
     }
-    // Layers are built as usual, with each step under its policy, and are then loaded into the engine.
+    // Layers are built in the usual way, with each step under its policy, and are then loaded into the
+    // engine.
     build(machine, None, &wanted, options).await?;
     with_bar(machine, async |builder, watch| builder.load(&wanted.name, &engine, watch).await).await?;
     show::note(&format!("{} has template {}", runtime.name(), wanted.name));
     Ok(wanted.name)
 }
 
-/// Creates a template with a progress bar, and prints its name.
+/// Creates a template while showing a progress bar, and prints a summary.
 async fn make(
     machine: &Machine,
     act: impl AsyncFnOnce(&Builder, node::template::ProgressSink<'_>) -> Result<Template, node::Error>,
@@ -295,7 +296,7 @@ fn told(template: &Template, begun: Instant) {
     ));
 }
 
-/// Runs a long operation with a progress bar.
+/// Runs a long operation while showing a progress bar.
 async fn with_bar<T>(
     machine: &Machine,
     act: impl AsyncFnOnce(&Builder, node::template::ProgressSink<'_>) -> Result<T, node::Error>,
@@ -315,8 +316,8 @@ async fn with_bar<T>(
         TemplateProgress::Step { number, count, what, kept } => {
             bar.set_position(0);
             bar.set_message("");
-            // Printed above the bar. Without a terminal there is no bar, and these lines are the only
-            // progress shown.
+            // The step is printed above the bar. Without a terminal there is no bar, and these lines are the
+            // only visible progress.
             let note = if kept { " (cached)" } else { "" };
             bar.suspend(|| show::note(&format!("step {number} of {count}: {}{note}", show::escape(what))));
         }
@@ -346,7 +347,7 @@ async fn with_bar<T>(
     }
 }
 
-/// Returns the progress bar of a long operation.
+/// Creates the progress bar for a long operation.
 fn bar() -> Result<ProgressBar, Error> {
     let style = ProgressStyle::with_template("{spinner} {elapsed} {bytes} {wide_msg}");
     let bar = ProgressBar::new_spinner().with_style(style.map_err(|e| crate::platform(e.to_string()))?);

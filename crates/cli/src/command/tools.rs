@@ -1,4 +1,5 @@
-//! `bellglass tools`: prints tool sets for models. The texts are part of the program, so no server is needed.
+//! `bellglass tools`: prints tool sets for models. The descriptions are part of the executable, so no server
+//! is needed.
 
 use std::process::ExitCode;
 
@@ -27,7 +28,7 @@ pub struct Arguments {
     prompt: bool,
 }
 
-/// Prints a tool set or its prompt.
+/// Prints a tool set, or the instructions for its model.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     if arguments.prompt {
         show::line(tools::prompt(arguments.set).trim_end())?;
@@ -37,7 +38,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the tool set with this name.
+/// Parses the name of a tool set.
 pub fn set(text: &str) -> Result<ToolSet, String> {
     let names = ToolSet::ALL.map(ToolSet::name).join(", ");
     ToolSet::ALL.into_iter().find(|set| set.name() == text).ok_or(format!("use one of {names}"))

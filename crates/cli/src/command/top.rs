@@ -13,11 +13,11 @@ use tokio::time::Instant;
 use crate::connect::{ServerConnection, answer, explain};
 use crate::{fleet, quantity, show};
 
-/// Interval between two measurements, over which processor usage is averaged.
+/// Interval between two measurements. Processor usage is averaged over this interval.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Maximum number of rows: with the head and the last line, they fit on a small terminal.
+/// Maximum number of rows. With the header and the last line, they fit on a small terminal.
 const ROWS_LIVE: usize = 20;
-/// Control sequence that moves the cursor to the top left and clears the screen.
+/// Control sequence that moves the cursor to the top left corner and clears the screen.
 const HOME: &str = "\u{1b}[H\u{1b}[J";
 
 /// Arguments of `bellglass top`.
@@ -34,21 +34,23 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Usage of one sandbox at one time.
+/// Resource usage of one sandbox at one point in time.
 struct UsageRow {
     sandbox: Sandbox,
     usage: Usage,
     cpu_percent: f64,
 }
 
-/// Last measurement of each sandbox: its time, and the processor time used until then.
+/// Last measurement of each sandbox: the time of the measurement, and the processor time in microseconds used
+/// until then.
 type LastMeasurements = HashMap<SandboxId, (Instant, u64)>;
 
-/// Shows the usage, once or until the command is interrupted.
+/// Shows the resource usage, once or until the command is interrupted.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let mut seen = LastMeasurements::new();
-    // Processor usage is the difference of two measurements, so the first one only sets the start values.
+    // Processor usage is the difference between two measurements, so the first measurement only sets the
+    // start values.
     look(&client, &mut seen).await?;
     let live = !arguments.once && !arguments.json && std::io::stdout().is_terminal();
     loop {
@@ -69,7 +71,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
     }
 }
 
-/// Measures the usage of every running sandbox. The busiest come first.
+/// Measures the resource usage of every running sandbox. The busiest sandboxes come first.
 async fn look(client: &Client, seen: &mut LastMeasurements) -> Result<Vec<UsageRow>, Error> {
     let running: Vec<_> = answer(client, client.sandboxes(false))
         .await?

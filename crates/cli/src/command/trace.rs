@@ -1,4 +1,4 @@
-//! `bellglass trace`: shows the durations of the steps of requests.
+//! `bellglass trace`: shows how long each step of a request took.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -10,15 +10,15 @@ use crate::command::list;
 use crate::connect::{ServerConnection, answer};
 use crate::show;
 
-/// Default width without a terminal, and maximum width used on a terminal.
+/// Default width if standard output is not a terminal, and maximum width on a terminal.
 const COLUMNS: usize = 80;
 const COLUMNS_MAX: usize = 160;
-/// Maximum width of the names. The rest is for the bars.
+/// Maximum width of step names. The bars use the remaining width.
 const NAME_MAX: usize = 40;
-/// Minimum width of the times. It fits up to a hundred seconds, in milliseconds with one decimal; longer
-/// times widen the column.
+/// Minimum width of the duration column. It fits durations of up to a hundred seconds, in milliseconds with
+/// one decimal. Longer durations widen the column.
 const TIME_MIN: usize = 7;
-/// Minimum width of the bars. Narrower bars would not be readable, so they are omitted.
+/// Minimum width of the bars. Narrower bars would not be readable and are omitted.
 const BAR_MIN: usize = 8;
 
 /// Arguments of `bellglass trace`.
@@ -56,8 +56,8 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns a trace as text: a summary, and one line for each step. Child steps follow their parent and are
-/// indented.
+/// Returns a trace as text: a summary, followed by one line for each step. Child steps follow their parent
+/// and are indented.
 fn text(trace: &Trace, age: &str, columns: usize) -> String {
     let ends = |step: &Step| step.begun_us.saturating_add(step.took_us.unwrap_or(0));
     let whole = trace.steps.iter().map(ends).max().unwrap_or(0).max(1);
@@ -84,11 +84,11 @@ fn text(trace: &Trace, age: &str, columns: usize) -> String {
     text
 }
 
-/// Returns the steps below the first step with their depths. Each step follows its parent.
+/// Returns all steps except the first, each with its depth. Each step follows its parent.
 fn in_order(steps: &[Step]) -> Vec<(usize, &Step)> {
     let mut below: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
     for (place, step) in steps.iter().enumerate().skip(1) {
-        // A parent must precede its step. A step with an invalid parent is shown as a child of the first
+        // A parent must precede its child. A step with an invalid parent is shown as a child of the first
         // step.
         let parent = step.parent.map_or(0, |parent| parent as usize);
         let parent = if parent < place { parent } else { 0 };
@@ -116,7 +116,8 @@ fn name(step: &Step, depth: usize) -> String {
     whole.chars().take(NAME_MAX - 1).chain(['…']).collect()
 }
 
-/// Returns the bar of a step: its start and duration to scale, at least wide enough to be visible.
+/// Returns the bar for a step. The bar shows the step's start and duration to scale, and is always wide
+/// enough to be visible.
 fn bar(step: &Step, whole: u64, columns: usize) -> String {
     let eighths = |us: u64| {
         let scaled = u128::from(us.min(whole)) * 8 * columns as u128 / u128::from(whole);
@@ -124,8 +125,8 @@ fn bar(step: &Step, whole: u64, columns: usize) -> String {
     };
     let took = step.took_us.unwrap_or(whole.saturating_sub(step.begun_us));
     let long = eighths(took).max(1);
-    // Bars start at whole columns. The start is rounded, and limited so that the bar does not exceed the
-    // line.
+    // Bars begin at whole columns. The start is rounded, and limited so that the bar does not extend beyond
+    // the line.
     let begin = ((eighths(step.begun_us) + 4) / 8).min((8 * columns - long) / 8);
     let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"].get(long % 8).unwrap_or(&"");
     format!("{:begin$}{}{rest}", "", "█".repeat(long / 8))
@@ -161,7 +162,7 @@ mod tests {
             Step { what: Some("keep".into()), ..step("store", Some(0), 35_000, 5_000) },
             step("disk", Some(2), 12_000, 2_000),
         ];
-        // Twenty columns are left for the bars, so each column is two milliseconds.
+        // Twenty columns remain for the bars, so each column represents two milliseconds.
         let shown = text(&trace(steps), "3 s", 13 + 2 + TIME_MIN + 2 + 20);
         let lines = [
             "create: 40.0 ms, 3 s ago",

@@ -1,4 +1,4 @@
-//! `bellglass watch`: prints changes of files of a sandbox as they happen.
+//! `bellglass watch`: prints changes to files in a sandbox as they happen.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -31,7 +31,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Prints events until the command is interrupted or standard output has no reader.
+/// Prints events until the command is interrupted or the reader of standard output closes it.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let files = connection.client()?.files(&arguments.sandbox);
     let mut watch = files.watch(&ls::path(&arguments.path)?, arguments.deep);

@@ -1,4 +1,4 @@
-//! Tests of the export of traces, with collectors that respond, are unreachable, or never respond.
+//! Tests of the trace export, with collectors that respond, are unreachable, or never respond.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -13,10 +13,10 @@ use tracing::subscriber::DefaultGuard;
 
 use super::*;
 
-/// Maximum delay of requests if a collector does not respond.
+/// Maximum duration of a request while a collector does not respond.
 const UNHINDERED: Duration = Duration::from_secs(2);
 
-/// Starts a collector that accepts everything, and returns its URL and the received requests.
+/// Starts a collector that accepts everything. Returns its URL and the requests that it receives.
 fn collector() -> (String, Receiver<(String, ExportTraceServiceRequest)>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -31,7 +31,7 @@ fn collector() -> (String, Receiver<(String, ExportTraceServiceRequest)>) {
     (address, told)
 }
 
-/// Reads one request: its first line and its body.
+/// Reads one request. Returns its first line and its decoded body.
 fn hear(mut stream: &TcpStream) -> Option<(String, ExportTraceServiceRequest)> {
     let mut lines = BufReader::new(stream);
     let (mut first, mut length) = (String::new(), 0);
@@ -52,7 +52,7 @@ fn hear(mut stream: &TcpStream) -> Option<(String, ExportTraceServiceRequest)> {
     Some((first, ExportTraceServiceRequest::decode(body.as_slice()).unwrap()))
 }
 
-/// Exports the spans of this thread to this address from now on.
+/// Starts exporting the spans of this thread to an address.
 fn sending(address: &str) -> (SdkTracerProvider, DefaultGuard) {
     let exporter = exporter(address).unwrap();
     let guard = tracing_subscriber::registry().with(exporting(&exporter)).set_default();
@@ -85,7 +85,7 @@ async fn a_collector_gets_the_steps_and_nothing_else() {
     let (address, told) = collector();
     let (_exporter, _on) = sending(&address);
     request(None);
-    // A step outside of a request.
+    // A step outside a request.
     info_span!(target: STEP, "store").in_scope(|| {});
     let spans = spans(&told);
     let [step, root] = spans.as_slice() else { panic!("{spans:?}") };

@@ -1,5 +1,5 @@
-//! Many files as one archive. The server creates an archive while it is read, so an interrupted download
-//! starts again from the beginning.
+//! Transfers of many files as one archive. The server creates an archive while the client reads it, so an
+//! interrupted download must start again from the beginning.
 
 use api::files::{ARCHIVE_TRAILER, ArchiveReport, FilePath};
 use api::layer::Compression;
@@ -25,7 +25,7 @@ impl Files {
     /// Downloads a file, or a directory with its content, as an archive.
     ///
     /// # Errors
-    /// The path does not exist, or it must not be read.
+    /// The path does not exist, or it cannot be read.
     pub async fn pack(&self, path: &FilePath, compression: Compression) -> Result<Archive, Error> {
         let link = &self.client.link;
         let route = self.route("/archive", &[("path", path)]);
@@ -41,12 +41,12 @@ impl Files {
         Ok(Archive { files: self.clone(), body: response.into(), report: None })
     }
 
-    /// Extracts an archive into a directory, which is created if necessary. Not retried, because the reader
-    /// can be read only once.
+    /// Extracts an archive into a directory, which is created if necessary. Does not retry, because the
+    /// reader can be read only once.
     ///
     /// # Errors
     /// The data is not a valid archive, or there is not enough space. Files that were extracted before the
-    /// error stay.
+    /// error remain.
     pub async fn unpack(
         &self,
         path: &FilePath,
@@ -61,10 +61,10 @@ impl Files {
 }
 
 impl Archive {
-    /// Returns the next bytes; none at the end.
+    /// Returns the next bytes, or `None` at the end.
     ///
     /// # Errors
-    /// The download was interrupted: the bytes received so far are not a complete archive.
+    /// The download was interrupted; the bytes received so far are not a complete archive.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         let link = &self.files.client.link;
         let silence = link.options.answer_within;
@@ -86,7 +86,7 @@ impl Archive {
         }
     }
 
-    /// Returns the server's report on the archive, once all of it was read.
+    /// Returns the server's report on the archive. It is available after the whole archive has been read.
     pub fn report(&self) -> Option<ArchiveReport> {
         self.report
     }

@@ -1,4 +1,4 @@
-//! The bytes of one file, in order, over as many connections as necessary.
+//! A reader of one file. It returns the bytes in order, over as many connections as necessary.
 //!
 //! ```text
 //!            ┌─ disconnected, silent: `Range` from the current offset, `If-Match` the same version ─┐
@@ -25,28 +25,28 @@ pub struct FileReader {
     path: FilePath,
     info: FileInfo,
     position: u64,
-    /// Hash state over all bytes so far.
+    /// Hash state of all bytes read so far.
     whole: blake3::Hasher,
     answer: Option<ContentResponse>,
     attempts: Attempts,
-    /// True if more than one response was needed, or if a response had no digest. The whole file is then
-    /// compared at the end.
+    /// True if a single response digest cannot verify the file, because the file needed more than one
+    /// response or a response had no digest. The hash of the whole file is then compared at the end.
     pieced: bool,
     ended: bool,
-    /// True if the file was modified, so that it has to be read again from the start.
+    /// True if the file changed during the read, so that it must be read again from the start.
     spoiled: bool,
 }
 
 /// A response that is being read.
 struct ContentResponse {
     body: reqwest::Body,
-    /// Offset of its first byte. The digest is checked only if this is 0; otherwise the whole file is
-    /// compared at the end.
+    /// Offset of the response's first byte. The response's digest is checked only if this is 0; otherwise the
+    /// hash of the whole file is compared at the end.
     from: u64,
 }
 
 impl Files {
-    /// Returns a reader of a regular file in its current version.
+    /// Returns a reader of the current version of a regular file.
     ///
     /// # Errors
     /// The path is not a regular file (`not_regular`), or it does not exist.
@@ -72,21 +72,20 @@ impl Files {
 }
 
 impl FileReader {
-    /// Returns the metadata of the file when the read began.
+    /// Returns the file's metadata at the start of the read.
     pub fn info(&self) -> &FileInfo {
         &self.info
     }
 
-    /// Returns true if the file was modified while it was read, so that it has to be read again from the
-    /// start.
+    /// Returns true if the file changed during the read, so that it must be read again from the start.
     pub fn is_spoiled(&self) -> bool {
         self.spoiled
     }
 
-    /// Returns the next bytes; none at the end, after all bytes were verified.
+    /// Returns the next bytes, or `None` at the end, after all bytes have been verified.
     ///
     /// # Errors
-    /// The file changed (`conflict`) or is gone, or the server no longer responds.
+    /// The file changed (`conflict`) or no longer exists, or the server no longer responds.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         while !self.ended {
             match self.step().await {
@@ -109,7 +108,7 @@ impl FileReader {
 
     async fn step(&mut self) -> Result<Option<Bytes>, FailedAttempt> {
         let Some(answer) = &mut self.answer else {
-            // Disconnected after the last byte: only the hash remains to be checked.
+            // The connection broke after the last byte, so only the hash remains to be checked.
             if self.pieced && self.position == self.info.size_bytes {
                 return self.compare().await.map(|()| None);
             }
@@ -149,7 +148,7 @@ impl FileReader {
         }
     }
 
-    /// Requests everything that was not read yet.
+    /// Requests the rest of the file.
     async fn open(&mut self) -> Result<ContentResponse, FailedAttempt> {
         let link = &self.files.client.link;
         let route = self.files.route("/content", &[("path", &self.path)]) + BLAKE3;
@@ -177,7 +176,7 @@ impl FileReader {
         Ok(ContentResponse { body: response.into(), from: self.position })
     }
 
-    /// Verifies a response that is complete.
+    /// Verifies a complete response.
     async fn finish(&mut self, trailers: &HeaderMap) -> Result<(), FailedAttempt> {
         let text = |name: &str| trailers.get(name).and_then(|value| value.to_str().ok());
         let Some(answer) = self.answer.take() else { return Ok(()) };
@@ -202,7 +201,7 @@ impl FileReader {
         if self.pieced { self.compare().await } else { self.end() }
     }
 
-    /// Compares all bytes that were read with the file in the sandbox.
+    /// Verifies that all bytes that were read match the file in the sandbox.
     async fn compare(&mut self) -> Result<(), FailedAttempt> {
         let there = self.files.blake3(&self.path).await.map_err(fatal)?;
         if there.file.version != self.info.version || there.hash != finished(&self.whole) {

@@ -1,4 +1,4 @@
-//! Streamed request bodies. One chunk is held at a time, regardless of the length of the body.
+//! Streamed request bodies. Only a few chunks are held in memory, regardless of the length of the body.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,27 +12,29 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use crate::error::Error;
 use crate::link::{ApiRequest, FailedAttempt, ServerLink};
 
-/// Size of a chunk that is read and sent at once.
+/// Size of the chunks in which data is read and sent.
 const PIECE_BYTES: usize = 256 << 10;
-/// Maximum number of chunks that wait for the connection.
+/// Maximum number of chunks that wait to be sent.
 const PIECES_WAITING: usize = 2;
-/// Maximum time without progress. A server that is merely slow accepts data or reports an error within 60 s.
+/// Maximum time without progress. A server that is merely slow either accepts data or reports an error within
+/// 60 s.
 const STALL_MAX: Duration = Duration::from_secs(75);
-/// Minimum rate at which a sandbox is expected to hash. A slower one has a broken disk.
+/// Minimum rate at which a sandbox is expected to hash data. A lower rate points to a broken disk.
 const SLOWEST_BYTES_PER_SECOND: u64 = 4 << 20;
-/// Minimum rate of a connection. At a lower rate, 16 MiB would take more than four minutes, which is useless
-/// for files.
+/// Minimum rate of a usable connection. At a lower rate, 16 MiB would take more than four minutes, which is
+/// too slow for file transfers.
 const SLOWEST_LINK_BYTES_PER_SECOND: u64 = 64 << 10;
-/// Interval of the checks for progress.
+/// Interval between progress checks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A request with a streamed body.
 pub struct Sending<'a> {
     pub link: &'a ServerLink,
     pub ask: &'a ApiRequest,
-    /// Number of bytes that the server has already. They add to the time that the response may take.
+    /// Number of bytes that the server already has. They extend the timeout for the response, because the
+    /// sandbox hashes the whole file.
     pub before: u64,
-    /// Callback for progress. Receives the number of bytes sent, including `before`.
+    /// Progress callback. Receives the number of bytes sent, including `before`.
     pub seen: &'a (dyn Fn(u64) + Send + Sync),
 }
 
@@ -45,7 +47,7 @@ enum Fed {
 }
 
 impl Sending<'_> {
-    /// Sends everything that `from` returns, calls `passed` with each chunk, and parses the response.
+    /// Sends everything that `from` returns, calls `passed` for each chunk, and parses the response.
     pub async fn send<T: DeserializeOwned>(
         &self,
         from: &mut (impl AsyncRead + Unpin),
@@ -100,8 +102,8 @@ impl Sending<'_> {
                 Ok(_) => {}
                 Err(error) => {
                     let why = error.to_string();
-                    // Abort instead of a regular end, so that the server does not take the partial body for
-                    // complete.
+                    // Abort the body instead of ending it regularly, so that the server does not mistake the
+                    // partial body for a complete one.
                     sender.abort(error);
                     return Err(Error::Local { act: "read the data to send".into(), why });
                 }
@@ -122,7 +124,7 @@ pub fn worked(bytes: u64) -> Duration {
     STALL_MAX + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
 }
 
-/// Returns the maximum time that transfer and processing of a body of this size may take.
+/// Returns the maximum time that the transfer and the processing of a body of this size may take.
 pub fn carried(bytes: u64) -> Duration {
     worked(bytes) + Duration::from_secs(bytes / SLOWEST_LINK_BYTES_PER_SECOND)
 }

@@ -1,8 +1,8 @@
 //! Transfers of whole files between this machine and a sandbox.
 //!
-//! A file appears under its name only when it is complete and its hash was verified. An interrupted transfer
-//! resumes where it stopped, also after a restart of the server. Memory use does not depend on the size of
-//! the file.
+//! A file appears under its name only after it is complete and its hash has been verified. An interrupted
+//! transfer resumes where it stopped, even after a restart of the server. Memory use does not depend on the
+//! file size.
 //!
 //! ```text
 //! upload     .NAME.RANDOM.part, appended to    ──▶ hashes match ──▶ moved to NAME    (small files: one request with a digest)
@@ -24,49 +24,50 @@ use super::{BLAKE3, Files, finished};
 use crate::error::Error;
 use crate::link::ApiRequest;
 
-/// Maximum size of a file that is sent in one request, which is repeated as a whole.
+/// Maximum size of a file that is sent in a single request. A failed request is repeated as a whole.
 const SMALL_BYTES_MAX: u64 = 8 << 20;
-/// Maximum number of attempts to read a file that changes while it is read.
+/// Maximum number of attempts to download a file that keeps changing during the read.
 const BEGUN_ANEW_MAX: u32 = 3;
-/// Maximum number of attempts of the last step of an upload if the response is lost.
+/// Maximum number of attempts to rename a completed upload if the response is lost.
 const NAMED_AGAIN_MAX: u32 = 3;
-/// Maximum number of bytes of a name that the name of its part contains. The rest of the 255 bytes that a
-/// name can have is left for the prefix and the random suffix.
+/// Maximum number of bytes of the final name that the partial file's name contains. File names can have 255
+/// bytes; the remaining bytes are for the prefix and the random suffix.
 const NAME_KEPT_BYTES: usize = 200;
 
-/// Permissions that the owner of a part needs: to append to it and to hash it.
+/// Permissions that the owner of a partial file needs in order to append to it and hash it.
 const OWNER: u32 = 0o600;
 
-/// Callback for progress. Receives the number of bytes transferred so far.
+/// Progress callback. Receives the number of bytes transferred so far.
 pub type ProgressCallback<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
-/// A local file that is not complete yet. Dropping it removes the file.
+/// A local file that is not complete yet. If it is dropped before it gets its final name, the file is
+/// removed.
 struct PartialFile {
     path: PathBuf,
     named: bool,
 }
 
-/// A file of the sandbox that does not have its final name yet. If dropped in this state, it is remembered
-/// for [`Files::tidy`].
+/// A partial file in the sandbox that has not been renamed to its final name yet. If it is dropped in this
+/// state, [`Files::tidy`] removes the file later.
 struct Unnamed<'a> {
     files: &'a Files,
     part: Option<FilePath>,
 }
 
-/// Hash state of a local file. Each byte is hashed once, even if it is sent several times.
+/// Hash state of a local file. Each byte is hashed only once, even if it is sent several times.
 struct Hashed {
     hasher: blake3::Hasher,
     upto: u64,
 }
 
 impl Files {
-    /// Uploads a local file into the sandbox, with its permissions. For a large file, read and write
-    /// permissions for the owner are added. If the upload is dropped before its end, [`Files::tidy`] removes
-    /// its part. The returned hash is the SHA-256 of a small file and the BLAKE3 of a large one.
+    /// Uploads a local file into the sandbox, with its permissions. A large file also gets read and write
+    /// permissions for its owner. If the upload is dropped before it is complete, [`Files::tidy`] removes the
+    /// partial file. The returned hash is SHA-256 for a small file and BLAKE3 for a large one.
     ///
     /// # Errors
-    /// The file cannot be read locally or written in the sandbox, it changed meanwhile (`conflict`), or the
-    /// server no longer responds.
+    /// The file cannot be read locally or written in the sandbox, it changed during the upload (`conflict`),
+    /// or the server no longer responds.
     pub async fn upload(
         &self,
         local: &Path,
@@ -95,9 +96,9 @@ impl Files {
         let part = FilePath::new(beside(path.as_bytes())?).map_err(Error::Refused)?;
         let mut unnamed = Unnamed { files: self, part: Some(part.clone()) };
         let sent = async {
-            // A part keeps the permissions that it was created with, also when it is appended to and renamed.
-            // Its owner therefore gets read and write permissions, even if the local file does not grant
-            // them: otherwise it would be impossible to append to the part.
+            // The partial file keeps its initial permissions when data is appended to it and when it is
+            // renamed. The owner therefore gets read and write permissions even if the local file does not
+            // grant them; otherwise, appending would fail.
             self.write(&part, bytes::Bytes::new(), Some(mode | OWNER)).await?;
             let hash = self.send_on(&mut file, local, &part, seen).await?;
             self.name(&part, path, hash).await
@@ -110,10 +111,10 @@ impl Files {
         sent
     }
 
-    /// Removes the parts that dropped uploads left in the sandbox.
+    /// Removes the partial files that dropped uploads left in the sandbox.
     ///
     /// # Errors
-    /// A part cannot be removed, or the server does not respond.
+    /// A partial file cannot be removed, or the server does not respond.
     pub async fn tidy(&self) -> Result<(), Error> {
         loop {
             let part = self.left.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -122,11 +123,11 @@ impl Files {
         }
     }
 
-    /// Downloads a file of the sandbox to this machine, with its permissions.
+    /// Downloads a file from the sandbox to this machine, with its permissions.
     ///
     /// # Errors
     /// The file cannot be read in the sandbox or written locally, the local path is not a regular file
-    /// (`not_regular`), the file changes faster than it can be read (`conflict`), or the server no longer
+    /// (`not_regular`), the file keeps changing during the read (`conflict`), or the server no longer
     /// responds.
     pub async fn download(
         &self,
@@ -171,7 +172,8 @@ impl Files {
         }
     }
 
-    /// Sends the rest of a part, whatever its current length, and returns its hash.
+    /// Sends the remaining data of a partial file, starting at its current length, and returns the file's
+    /// hash.
     async fn send_on(
         &self,
         file: &mut File,
@@ -209,7 +211,8 @@ impl Files {
         Ok(sent.hash)
     }
 
-    /// Renames a part to its final name. If the response is lost, determines whether the rename happened.
+    /// Renames a partial file to its final name. If the response is lost, determines whether the rename
+    /// succeeded.
     async fn name(&self, part: &FilePath, path: &FilePath, hash: Hash) -> Result<HashedFile, Error> {
         let mut tries = 0;
         loop {
@@ -217,7 +220,8 @@ impl Files {
             match self.rename(part, path, true).await {
                 Ok(_) => return Ok(HashedFile { file: self.stat(path).await?, hash }),
                 Err(Error::Unreachable { .. }) if tries < NAMED_AGAIN_MAX => {}
-                // The part is gone, because the rename whose response was lost has succeeded.
+                // The partial file no longer exists, because the rename whose response was lost has
+                // succeeded.
                 Err(error) if tries > 1 && error.code() == Some(ErrorCode::NotFound) => {
                     let there = self.blake3(path).await?;
                     return if there.hash == hash { Ok(there) } else { Err(error) };
@@ -229,7 +233,7 @@ impl Files {
 }
 
 impl Hashed {
-    /// Hashes bytes that begin at an offset. Bytes that were hashed before are skipped.
+    /// Hashes bytes that begin at offset `at`. Skips bytes that have already been hashed.
     fn pass(&mut self, at: &mut u64, bytes: &[u8]) {
         let known = usize::try_from(self.upto.saturating_sub(*at)).unwrap_or(usize::MAX);
         let fresh = bytes.get(known.min(bytes.len())..).unwrap_or_default();
@@ -276,8 +280,8 @@ impl Drop for Unnamed<'_> {
     }
 }
 
-/// Checks that a file may replace the local path. A device or a pipe would be written to, not replaced, so a
-/// download must not turn its name into a regular file.
+/// Checks that a download may replace the local path. Renaming a file onto a device or a pipe would replace
+/// it with a regular file instead of writing to it.
 async fn replaceable(local: &Path) -> Result<(), Error> {
     match tokio::fs::metadata(local).await {
         Ok(known) if !known.is_file() => Err(Error::Refused(api::Error {
@@ -288,12 +292,12 @@ async fn replaceable(local: &Path) -> Result<(), Error> {
             retry: Retry::Useless,
             fix: "Use a regular file or a path that does not exist yet. To write to standard output with `bellglass cp`, use `-`.".into(),
         })),
-        // Other problems with the path are reported when the part is created.
+        // Other problems with the path are reported when the partial file is created.
         Ok(_) | Err(_) => Ok(()),
     }
 }
 
-/// Returns a hidden, unique name in the same directory.
+/// Returns a hidden, unique name for a partial file in the same directory.
 fn beside(path: &[u8]) -> Result<Vec<u8>, Error> {
     let at = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
     let (directory, name) = path.split_at(at);

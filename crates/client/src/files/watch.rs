@@ -1,4 +1,4 @@
-//! Live events of files.
+//! Live file events.
 
 use api::files::{Change, FileEvent, FilePath, WatchLine};
 
@@ -9,21 +9,21 @@ use crate::lines::{LineError, Lines};
 use crate::link::ApiRequest;
 use crate::patience::Attempts;
 
-/// A reader of file events. Events that occur while it is disconnected are lost, and the reader reports the
-/// loss.
+/// A reader of file events. Events that occur while the reader is disconnected are lost, and the reader
+/// reports the loss.
 pub struct FileWatch {
     files: Files,
     path: FilePath,
     deep: bool,
     lines: Option<Lines<WatchLine>>,
     attempts: Attempts,
-    /// True if the reader was connected before: a new connection then means that events were missed.
+    /// True if the reader has been connected before. A new connection then means that events were missed.
     connected: bool,
 }
 
 impl Files {
-    /// Watches a file or a directory; with `deep`, also all of its subdirectories. [`FileWatch::begin`]
-    /// connects.
+    /// Watches a file or a directory. With `deep`, also watches all of its subdirectories.
+    /// [`FileWatch::begin`] connects.
     pub fn watch(&self, path: &FilePath, deep: bool) -> FileWatch {
         let attempts = self.client.link.attempts();
         let (files, path) = (self.clone(), path.clone());
@@ -32,7 +32,7 @@ impl Files {
 }
 
 impl FileWatch {
-    /// Waits until the watch is connected. All later events are reported.
+    /// Waits until the watch is active. All events from then on are reported.
     ///
     /// # Errors
     /// The path does not exist, or the server does not respond.
@@ -45,11 +45,11 @@ impl FileWatch {
         Ok(())
     }
 
-    /// Returns the next event. After a lost connection, that is `overflow`, because it is unknown which
+    /// Returns the next event. After a lost connection, this is `overflow`, because it is unknown which
     /// events were missed. Cancel-safe.
     ///
     /// # Errors
-    /// The sandbox is gone, or the server no longer responds.
+    /// The sandbox no longer exists, or the server no longer responds.
     pub async fn next(&mut self) -> Result<FileEvent, Error> {
         loop {
             if let Some(event) = self.step().await? {

@@ -1,4 +1,5 @@
-//! Files: requests after a disconnect, verification of responses, and cleanup after a failure.
+//! Tests of file transfers: requests after a disconnect, verification of responses, and cleanup after a
+//! failure.
 
 use api::ErrorCode;
 use api::files::{FilePath, Hash};
@@ -36,13 +37,13 @@ fn head(status: &str) -> String {
     format!("HTTP/1.1 {status}\r\nconnection: close\r\ntransfer-encoding: chunked\r\netag: \"v1\"\r\n\r\n")
 }
 
-/// Returns a complete response, with its trailers.
+/// Returns a complete response with trailers.
 fn whole(status: &str, bytes: &str, blake3: &str, state: &str) -> Answer {
     let end = format!("0\r\nbellglass-blake3: {blake3}\r\nbellglass-file: {state}\r\n\r\n");
     Answer::raw(head(status) + &chunk(bytes) + &end)
 }
 
-/// Answers requests for metadata, and passes requests for content to the test's own function.
+/// Answers metadata requests and passes content requests to the test's own function.
 fn serving(
     content: impl Fn(&Request) -> Answer + Send + Sync + 'static,
 ) -> impl Fn(usize, &Request) -> Answer {

@@ -1,12 +1,12 @@
-//! The client against servers that misbehave.
+//! Tests of the client against misbehaving servers.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`server`] | a server whose responses a test specifies exactly |
 //! | [`requests`] | which requests are retried, which are not, and for how long |
 //! | [`files`] | files over connections that break, and responses that differ from the data sent |
-//! | [`reading`] | output over connections that break, send false data or fall silent |
-//! | [`trust`] | servers with trusted and with untrusted certificates |
+//! | [`reading`] | output over connections that break, carry false data or fall silent |
+//! | [`trust`] | servers with trusted and untrusted certificates |
 
 // Tests fail by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]

@@ -1,4 +1,4 @@
-//! Output over connections that break, send false data or fall silent.
+//! Tests of reading output over connections that break, carry false data or fall silent.
 
 use api::exec::{ExecSpec, OutputMode, Stream};
 use api::output::{LINE_BYTES_MAX, OutputLine, PerStream};
@@ -22,14 +22,14 @@ fn data(stream: Stream, offset: u64, bytes: &[u8]) -> OutputLine {
     }
 }
 
-/// Returns a number from the query.
+/// Returns the number that a query parameter of the request contains, or 0 if the parameter is missing.
 fn number(request: &Request, name: &str) -> usize {
     let (_, query) = request.line.split_once('?').unwrap_or_default();
     let value = query.split('&').find_map(|pair| pair.strip_prefix(&format!("{name}=")));
     value.map_or(0, |value| value.parse().unwrap())
 }
 
-/// Returns the response of a correct server to this request: seven bytes per line, then the end.
+/// Returns a correct server's response to this request: seven bytes per line, then the end event.
 fn honest(request: &Request) -> Vec<OutputLine> {
     let (stdout, stderr) = (number(request, "stdout"), number(request, "stderr"));
     let mut lines = Vec::new();
@@ -56,8 +56,8 @@ fn reader(server: &Server) -> Exec {
 
 #[tokio::test]
 async fn output_that_is_cut_everywhere_arrives_once_and_in_order() {
-    // The lines of the start and the end have up to 200 bytes. A connection that carries less makes no
-    // progress.
+    // The `started` and `end` lines have up to 200 bytes. A connection that breaks before these are complete
+    // makes no progress, so the test cuts no earlier than after 230 bytes.
     for cut in (230..700).step_by(31) {
         let server = Server::start(move |_, request| Answer::cut(&text(&honest(request)), cut)).await;
         let collected = exec(&server).await.collect().await.unwrap();
@@ -137,7 +137,8 @@ fn result(offset: u64, next: u64) -> OutputLine {
     OutputLine::Result { offset, next, line: serde_json::from_value(value).unwrap() }
 }
 
-/// A result is not delivered if the connection breaks within it; the next connection starts with this result.
+/// A result is not delivered if the connection breaks in the middle of it; the next connection starts with
+/// it.
 #[tokio::test]
 async fn results_arrive_once_wherever_the_connection_breaks() {
     let all = |request: &Request| {
@@ -211,8 +212,8 @@ fn number_of_bytes(request: &Request) -> u64 {
     number(request, "stdout") as u64
 }
 
-/// A process in mode `block` waits for acknowledgements. They are sent after every quarter of the buffer, on
-/// a heartbeat, and after a reconnect; they are sent again if they are lost.
+/// A process in mode `block` waits for acknowledgements. The client sends them after each quarter of the
+/// buffer, on a heartbeat, and after a reconnect. It sends lost acknowledgements again.
 #[tokio::test]
 async fn a_process_that_waits_for_its_reader_is_told_what_was_read() {
     let server = Server::start(|number, request| {
@@ -277,7 +278,7 @@ async fn a_reader_begins_where_it_is_told_to() {
     assert_eq!(exec.collect().await.unwrap().stdout, &STDOUT.as_bytes()[4..]);
 }
 
-/// A caller that waits for two things at once frequently drops one of the waits.
+/// A caller that waits for two things at once frequently drops one of the futures.
 #[tokio::test]
 async fn a_wait_that_is_dropped_loses_nothing() {
     let server = Server::start(|_, request| Answer::cut(&text(&honest(request)), 500)).await;

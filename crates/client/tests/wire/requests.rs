@@ -1,4 +1,4 @@
-//! Which requests are retried, which are not, and for how long.
+//! Tests of retries: which requests are retried, which are not, and for how long.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ fn keys(server: &Server) -> Vec<String> {
     server.seen().iter().map(|request| request.headers["idempotency-key"].clone()).collect()
 }
 
-/// If the response is lost, the client retries with the same idempotency key.
+/// If a response is lost, the client retries the request with the same idempotency key.
 #[tokio::test]
 async fn a_create_whose_answer_is_lost_is_asked_again_under_the_same_key() {
     let server = Server::start(|number, _| match number {
@@ -42,7 +42,8 @@ async fn a_create_whose_answer_is_lost_is_asked_again_under_the_same_key() {
     assert_ne!(keys(&server)[3], first[0], "another create is another key");
 }
 
-/// An exec is retried in the same way, also if the connection breaks between the response headers and the first line.
+/// An exec request is retried in the same way, even if the connection breaks between the response headers and
+/// the first line.
 #[tokio::test]
 async fn an_exec_whose_start_is_not_said_is_asked_again_under_the_same_key() {
     let line = serde_json::json!({"type": "started", "exec": info()}).to_string() + "\n";
@@ -71,7 +72,7 @@ async fn every_request_names_the_key_and_the_version() {
     assert_eq!(request.headers["bellglass-version"], "1");
 }
 
-/// A version that the server does not support is reported immediately, without a retry.
+/// If the server does not support the client's version, the client reports this immediately, without a retry.
 #[tokio::test]
 async fn a_server_of_another_version_is_a_clear_error_at_once() {
     let server = Server::start(|_, _| {
@@ -186,7 +187,7 @@ async fn a_stdin_write_whose_answer_is_lost_is_repeated_at_its_offset() {
     assert_eq!(seen, expected);
 }
 
-/// The server stops waiting for a chunk after a while; the process may take longer to read it.
+/// The server waits only a limited time for the process to read a chunk; the process may take longer.
 #[tokio::test]
 async fn a_process_that_does_not_read_is_waited_for_piece_by_piece() {
     let server = Server::start(|number, request| match number {
@@ -225,7 +226,7 @@ async fn health_is_what_it_is_now() {
     assert_eq!(server.seen().len(), 1);
 }
 
-/// A foreign response must neither redirect the key to another server nor fill the client's memory.
+/// A response must neither make the client send its key to a different server nor fill the client's memory.
 #[tokio::test]
 async fn a_foreign_answer_is_neither_followed_nor_believed() {
     let elsewhere = Server::start(|_, _| Answer::json("200 OK", &sandbox("s1"))).await;

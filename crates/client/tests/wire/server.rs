@@ -1,4 +1,4 @@
-//! A server whose responses a test specifies exactly, to the byte: it responds, disconnects or falls silent.
+//! A test server whose responses are specified to the byte: it responds, disconnects or falls silent.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A request as received.
+/// A request as the server received it.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The method, a space, the path and the query.
@@ -19,21 +19,22 @@ pub struct Request {
     pub body: Vec<u8>,
 }
 
-/// The bytes that are sent before the connection is closed.
+/// A response: the bytes that the server sends before it closes the connection.
 pub struct Answer {
     bytes: Vec<u8>,
-    /// True if the connection stays open after the bytes, without further data.
+    /// True if the connection stays open after these bytes, without any further data.
     stalls: bool,
 }
 
-/// A server in the process of the test.
+/// A server that runs in the test's process.
 pub struct Server {
     pub address: SocketAddr,
     seen: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Server {
-    /// Starts a server. `answer` maps the number of a request and the request to the response.
+    /// Starts a server. For each request, `answer` receives the request's number and content and returns the
+    /// response.
     pub async fn start(answer: impl Fn(usize, &Request) -> Answer + Send + Sync + 'static) -> Self {
         Self::on(TcpListener::bind("127.0.0.1:0").await.unwrap(), answer)
     }
@@ -60,7 +61,7 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    /// Returns all requests so far.
+    /// Returns all requests received so far.
     pub fn seen(&self) -> Vec<Request> {
         self.seen.lock().unwrap().clone()
     }
@@ -91,7 +92,7 @@ impl Answer {
         Self::text(&text(lines))
     }
 
-    /// Returns a stream of arbitrary text that ends properly.
+    /// Returns a stream with this text as its body and a proper end.
     pub fn text(text: &str) -> Self {
         let mut answer = Self::cut(text, text.len());
         answer.bytes.extend_from_slice(b"0\r\n\r\n");
@@ -111,23 +112,23 @@ impl Answer {
         Self { bytes, stalls: false }
     }
 
-    /// Returns a response of exactly these bytes.
+    /// Returns a response that consists of exactly these bytes.
     pub fn raw(bytes: impl Into<Vec<u8>>) -> Self {
         Self { bytes: bytes.into(), stalls: false }
     }
 
-    /// Returns a response that closes the connection without sending anything.
+    /// Returns an empty response: the server closes the connection without sending anything.
     pub fn nothing() -> Self {
         Self { bytes: Vec::new(), stalls: false }
     }
 
-    /// Keeps the connection open after the response, without further data.
+    /// Keeps the connection open after the response, without sending any further data.
     pub fn then_silence(self) -> Self {
         Self { stalls: true, ..self }
     }
 }
 
-/// Serializes lines as they are sent.
+/// Serializes lines in their wire format.
 pub fn text(lines: &[OutputLine]) -> String {
     lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect()
 }

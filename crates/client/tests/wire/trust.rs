@@ -1,4 +1,4 @@
-//! Servers with trusted and with untrusted certificates.
+//! Tests of the client against servers with trusted and untrusted certificates.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// Starts a server that returns an empty list, and writes its certificate to a file.
+/// Starts a server that returns an empty list. Writes the server's certificate to a file.
 async fn server() -> (String, tempfile::NamedTempFile) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -46,7 +46,7 @@ async fn a_server_is_trusted_by_the_certificates_that_were_named() {
     assert_eq!(client.sandboxes(false).await.unwrap(), []);
 }
 
-/// The retry time of one minute is for servers that are away, not for untrusted ones.
+/// The retry time of one minute is meant for servers that are unavailable, not for untrusted ones.
 #[tokio::test]
 async fn a_stranger_is_refused_at_once() {
     let ((url, _), (_, other)) = (server().await, server().await);

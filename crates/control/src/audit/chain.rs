@@ -10,11 +10,13 @@ use sha2::{Digest, Sha256};
 
 use super::{Act, Damaged, Entry, files};
 
-/// Maximum length of a line. Twice the length of a line with every field at its limit and every byte escaped.
+/// Maximum length of a line: twice the length of a line in which every field is at its limit and every byte
+/// is escaped.
 pub(super) const LINE_BYTES_MAX: usize = 4096;
-/// Maximum number of times that a log is read again because one of its files became full in the meantime.
+/// Maximum number of times that verification starts over because a file became full while the log was being
+/// read.
 const VERIFIED_AGAIN: u32 = 3;
-/// Hash of the previous line, as recorded in the first line.
+/// Value of `prev` in the first line, which has no previous line.
 const NOTHING: [u8; 32] = [0; 32];
 
 /// A log whose chain is intact.
@@ -22,17 +24,19 @@ const NOTHING: [u8; 32] = [0; 32];
 pub struct Verified {
     /// Number of entries.
     pub entries: u64,
-    /// Number of the first entry: above 0 if older ones were removed.
+    /// Number of the first entry. It is above 0 if older entries were removed.
     pub begins: u64,
-    /// Numbers of the entries that report a truncation of the log before them.
+    /// Numbers of the entries that report missing entries before them.
     pub cuts: Vec<u64>,
-    /// Hash of the last line. Stored elsewhere, it proves later that no line up to this one was removed.
+    /// Hash of the last line. If it is stored elsewhere, a later check can prove that no line up to this one
+    /// was removed or changed.
     pub head: String,
-    /// True if an incomplete line follows, left by a killed server. The next server removes it.
+    /// True if the log ends with an incomplete line, left behind by a killed server. The next server removes
+    /// that line.
     pub torn: bool,
 }
 
-/// End of a chain: the data that the next line needs.
+/// End of a chain: the data that is needed to write the next line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ChainEnd {
     /// The number of the next line.
@@ -41,7 +45,7 @@ pub(super) struct ChainEnd {
     pub head: [u8; 32],
 }
 
-/// A line as it is written.
+/// Stored form of a line.
 #[derive(Serialize, Deserialize)]
 struct AuditLine {
     seq: u64,
@@ -61,17 +65,19 @@ struct AuditLine {
 }
 
 /// Reads all files of a log from the first line to the last, and checks that each line continues the chain.
-/// With `archived`, files before the first existing one may have been moved away; with `head`, the log must
-/// contain the line with this hash. A server may write to the log during the check.
+/// If `archived` is true, the oldest files may have been moved away. If `head` is set, the log must contain
+/// the line with this hash. A server may write to the log during the check.
 ///
 /// # Errors
-/// The first line that does not continue the chain, or a file that is missing or unreadable.
+/// A line does not continue the chain, or a file is missing or unreadable. The error describes the first such
+/// problem.
 pub fn verify(path: &Path, archived: bool, head: Option<&str>) -> Result<Verified, Damaged> {
     let mut again = VERIFIED_AGAIN;
     loop {
         let before = files::full(path).unwrap_or_default();
         let verified = verify_once(path, archived, head);
-        // A file that became full during the check was read only in part, or not at all.
+        // A file that became full during the check was read only in part, or not at all. Check again in that
+        // case.
         if verified.is_ok() || again == 0 || files::full(path).unwrap_or_default() == before {
             return verified;
         }
@@ -80,8 +86,8 @@ pub fn verify(path: &Path, archived: bool, head: Option<&str>) -> Result<Verifie
 }
 
 fn verify_once(path: &Path, archived: bool, wanted: Option<&str>) -> Result<Verified, Damaged> {
-    // Read the head first: lines written in the meantime then make the log longer than the head, never
-    // shorter.
+    // Read the head first. Lines that a server writes during the check can then only make the log longer than
+    // the head states, never shorter.
     let head = files::read_head(path);
     let listed = files::full(path)
         .map_err(|error| damaged(path, 0, format!("the directory of the log cannot be listed: {error}")))?;
@@ -89,7 +95,8 @@ fn verify_once(path: &Path, archived: bool, wanted: Option<&str>) -> Result<Veri
     let mut reading = ChainReader { head, wanted, ..ChainReader::default() };
     let full = listed.len();
     for (place, file) in listed.into_iter().map(|(_, file)| file).chain([path.to_owned()]).enumerate() {
-        // A server that was killed between two files has not created the next one yet.
+        // The current file may be missing: a server that is killed during rotation has renamed the full file
+        // but not created the next one.
         if place < full || full == 0 || file.exists() {
             reading.file(&file, place < full)?;
         }
@@ -133,7 +140,8 @@ struct ChainReader {
     link: Option<ChainEnd>,
     /// Start of the chain.
     begins: ChainEnd,
-    /// Permitted starts of the chain, where older files were removed because of the size limit.
+    /// Positions at which the chain may begin, because older files were removed to stay within the size
+    /// limit.
     pruned: Vec<(u64, String)>,
     cuts: Vec<u64>,
     torn: bool,
@@ -179,7 +187,7 @@ impl ChainReader {
         let link = match self.link {
             Some(link) => link,
             None => {
-                // `verify_once` checks, after reading all files, that the log may begin here.
+                // After all files have been read, `verify_once` checks that the log may begin here.
                 let before = unhex(&prev).ok_or("the line has no valid hash of the previous line")?;
                 let link = if seq == 0 { ChainEnd::first() } else { ChainEnd { seq, head: before } };
                 self.begins = link;
@@ -205,7 +213,7 @@ impl ChainReader {
     }
 }
 
-/// Returns the detail of the entry about a removed file: the position at which the rest begins.
+/// Returns the detail of the entry about a removed file: the position at which the remaining log begins.
 pub(super) fn prune_detail(link: &ChainEnd) -> String {
     format!("begins at {} sha256:{}", link.seq, hex(&link.head))
 }
@@ -220,12 +228,12 @@ pub(super) fn damaged(path: &Path, line: u64, what: String) -> Damaged {
 }
 
 impl ChainEnd {
-    /// Returns the link before the first line.
+    /// Returns the end of an empty chain.
     pub fn first() -> Self {
         Self { seq: 0, head: NOTHING }
     }
 
-    /// Returns the link after a line, without checking that the line continues the chain.
+    /// Returns the end of the chain after a line, without checking that the line continues the chain.
     pub fn after(line: &[u8]) -> Result<Self, String> {
         let seq =
             read(line)?.seq.checked_add(1).ok_or("the line has the highest possible sequence number")?;
@@ -244,7 +252,7 @@ impl ChainEnd {
         Ok(())
     }
 
-    /// Checks that a line is the next one, and returns the link after it.
+    /// Checks that a line continues the chain, and returns the end of the chain after it.
     fn follow(self, line: &[u8]) -> Result<Self, String> {
         if api::defence::is_off("L-14") {
             return Self::after(line);

@@ -1,9 +1,10 @@
-//! The files of the log: the current file, the full files before it, and the head file with the end of the chain.
+//! The files of the log: the current file, the full files before it, and the head file, which records the end
+//! of the chain.
 //!
 //! ```text
 //! audit.log.000001, audit.log.000002, …   full; the oldest are removed when the files exceed the limit
 //! audit.log                               the current file
-//! audit.log.head                          number of entries and hash of the last, to detect truncation
+//! audit.log.head                          number of entries and hash of the last line, to detect truncation
 //! ```
 
 use std::ffi::OsString;
@@ -14,9 +15,10 @@ use std::path::{Path, PathBuf};
 
 use super::chain::{ChainEnd, hex};
 
-/// Number of files of a log, so that rotation removes a sixteenth of the log at a time.
+/// Number of files among which the log's maximum size is divided. The log therefore loses a sixteenth of its
+/// content when the oldest file is removed.
 const FILES: u64 = 16;
-/// Minimum size of a full file: a handful of lines.
+/// Minimum size at which a file counts as full. This is enough for a handful of lines.
 const FILE_BYTES_MIN: u64 = 4 << 10;
 /// Size of the head file. It is padded to this length, so that each write replaces it completely.
 const HEAD_BYTES: usize = 128;
@@ -63,19 +65,20 @@ pub(super) fn full(path: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// Returns the path of a full file.
+/// Returns the path of the full file with this number.
 pub(super) fn numbered(path: &Path, number: u64) -> PathBuf {
     beside(path, &format!(".{number:06}"))
 }
 
-/// Returns the path of a file beside the log.
+/// Returns the path of a file beside the log: the log's path with this suffix appended.
 pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path.as_os_str());
     name.push(suffix);
     name.into()
 }
 
-/// Reads the number of entries and the last hash from the head file. Returns `None` if it is missing or malformed.
+/// Reads the number of entries and the last hash from the head file. Returns `None` if the file is missing or
+/// malformed.
 pub(super) fn read_head(path: &Path) -> Option<(u64, String)> {
     let text = fs::read_to_string(beside(path, ".head")).ok()?;
     let (seq, head) = text.trim().split_once(' ')?;

@@ -34,7 +34,8 @@ fn place() -> Place {
     Place { path: directory.path().join("audit.log"), _directory: directory }
 }
 
-/// Opens the log after its previous writer was dropped: that writer may need a moment to close the file.
+/// Opens the log. Retries while the log is in use, because a previous writer that was just dropped may need a
+/// moment to close it.
 fn open(path: &Path) -> Audit {
     let began = Instant::now();
     loop {
@@ -169,14 +170,14 @@ async fn whatever_is_changed_taken_out_or_put_in_shows() {
 
 #[tokio::test]
 async fn a_line_torn_by_a_kill_is_cut_off_and_the_log_says_so() {
-    // L-01
+    // Attack L-01: a kill leaves an incomplete line, which the next writer removes and records.
     let place = place();
     written(&place.path, 3).await;
     let whole = fs::read(&place.path).unwrap();
     let last = whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
     for length in (0..20).chain(last..=whole.len()) {
         fs::write(&place.path, &whole[..length]).unwrap();
-        // Otherwise the missing lines would be detected.
+        // Remove the head file, which would reveal the missing lines.
         let _ = fs::remove_file(beside(&place.path, ".head"));
         let before = verify(&place.path).unwrap();
         assert_eq!(before.torn, length > 0 && whole[length - 1] != b'\n');
@@ -194,10 +195,10 @@ async fn a_line_torn_by_a_kill_is_cut_off_and_the_log_says_so() {
     }
 }
 
-/// This test starts itself as a child process that only writes, and kills it.
+/// Runs this test again in a child process, which only writes to the log, and kills that process.
 #[test]
 fn a_log_goes_on_after_its_writer_was_killed_at_any_time() {
-    // L-01
+    // Attack L-01: the process that writes the log is killed at an arbitrary time.
     const LOG: &str = "BELLGLASS_TEST_AUDIT_LOG";
     if let Some(path) = std::env::var_os(LOG) {
         let (audit, began) = (open(Path::new(&path)), Instant::now());
@@ -242,7 +243,7 @@ fn rotated(path: &Path, entries: u64, bounds: Bounds) {
 
 #[test]
 fn the_chain_goes_on_from_file_to_file_and_over_restarts() {
-    // L-14
+    // Attack L-14: the chain continues across files and restarts.
     let place = place();
     let large = Bounds { bytes_max: 16 * SMALL.file_bytes() };
     rotated(&place.path, 60, large);
@@ -254,7 +255,7 @@ fn the_chain_goes_on_from_file_to_file_and_over_restarts() {
     rotated(&place.path, 1, large);
     super::verify(&place.path, false, Some(&verified.head)).unwrap();
     super::verify(&place.path, false, Some(&"0".repeat(64))).unwrap_err();
-    // Simulate a server killed after it renamed a full file and before it created the next.
+    // Simulate a server that was killed after it renamed a full file and before it created the next file.
     let next = super::files::numbered(&place.path, files.len() as u64 + 1);
     fs::rename(&place.path, next).unwrap();
     assert_eq!(verify(&place.path).unwrap().entries, 101);
@@ -264,7 +265,7 @@ fn the_chain_goes_on_from_file_to_file_and_over_restarts() {
 
 #[test]
 fn what_is_missing_or_changed_in_any_file_shows() {
-    // L-14
+    // Attack L-14: lines or files of the log are changed or removed.
     let place = place();
     rotated(&place.path, 100, Bounds { bytes_max: 16 * SMALL.file_bytes() });
     let files = full(&place.path).unwrap();
@@ -300,7 +301,7 @@ fn what_is_missing_or_changed_in_any_file_shows() {
 
 #[test]
 fn the_oldest_files_are_removed_and_the_rest_is_still_whole() {
-    // L-14
+    // Attack L-14: removing the oldest file because of the size limit does not break the chain.
     let place = place();
     rotated(&place.path, 300, SMALL);
     let files = full(&place.path).unwrap();
@@ -315,7 +316,7 @@ fn the_oldest_files_are_removed_and_the_rest_is_still_whole() {
 
 #[test]
 fn a_log_that_was_cut_says_so_when_it_is_opened_again() {
-    // L-14
+    // Attack L-14: the end of the log is removed before the log is opened again.
     let place = place();
     rotated(&place.path, 10, Bounds::default());
     let whole = fs::read_to_string(&place.path).unwrap();
@@ -383,7 +384,7 @@ async fn entries_of_many_at_once_are_all_written_or_counted() {
     }
     recording.join_all().await;
     audit.flush().await;
-    // The next entry also writes the number of entries missed so far.
+    // With the next entry, the writer also records the number of entries missed so far.
     audit.record(Entry::new(1, Act::ServerStop));
     audit.flush().await;
     let (mut written, mut missed) = (0, 0);
@@ -415,7 +416,7 @@ async fn everything_recorded_is_written_when_the_log_is_dropped() {
 
 #[tokio::test]
 async fn a_disk_that_is_full_loses_entries_and_says_so_once_it_has_room() {
-    // L-05
+    // Attack L-05: the server runs out of a resource, in this test disk space.
     let place = place();
     let missed = Arc::<AtomicU64>::default();
     let mut writer = Writer::open(&place.path, 1, Arc::clone(&missed), Bounds::default()).unwrap();
@@ -425,7 +426,7 @@ async fn a_disk_that_is_full_loses_entries_and_says_so_once_it_has_room() {
     writer.write(vec![Entry::new(2, Act::Exec), Entry::new(3, Act::Exec)]);
     writer.write(vec![Entry::new(4, Act::Exec)]);
     assert_eq!(missed.load(Ordering::Relaxed), 3);
-    // Half of a line fit on the disk.
+    // Simulate a partial write: only half of a line fit on the disk.
     (&file).write_all(b"{\"seq\":1,").unwrap();
     writer.swap_file(file);
     writer.write(vec![Entry::new(5, Act::Exec)]);

@@ -15,38 +15,39 @@ use super::chain::{ChainEnd, LINE_BYTES_MAX, damaged, prune_detail};
 use super::files::{self, Bounds};
 use super::{Act, Damaged, Entry, Error, SYNC_EVERY};
 
-/// Maximum number of entries in one write. Large enough that a burst costs few system calls; in practice at
-/// most a quarter of a megabyte.
+/// Maximum number of entries in one write. It is large enough that a burst takes few system calls. In
+/// practice, the size of one write is at most a quarter of a megabyte.
 const GROUP: usize = 512;
 
-/// A message to the thread.
+/// Message to the writer thread.
 pub(super) enum Word {
     /// Write an entry.
     Entry(Box<Entry>),
-    /// Sync everything sent before to disk, then notify the sender.
+    /// Sync all entries sent before this message to disk, then notify the sender.
     Flush(oneshot::Sender<()>),
 }
 
-/// The current file and the end of its chain.
+/// Writer of the log: the current file, and the end of the chain.
 pub(super) struct Writer {
     path: PathBuf,
     bounds: Bounds,
     file: File,
-    /// End of the last complete line. After a failed write, the file may be longer.
+    /// Offset of the end of the last complete line. After a failed write, the file may be longer.
     length: u64,
     link: ChainEnd,
     missed: Arc<AtomicU64>,
-    /// Time of the newest entry, for entries that the writer itself adds.
+    /// Time of the newest entry. Entries that the writer itself adds use this time.
     at_ms: u64,
-    /// Time at which the oldest line that may not be on disk was written.
+    /// Time of the oldest write that may not be on disk yet.
     unsynced: Option<Instant>,
-    /// True if the last write failed, so that a full disk is logged once and not for every entry.
+    /// True if the last write failed. While it is true, further failures are not logged, so that a full disk
+    /// does not cause a log message for every entry.
     failing: bool,
 }
 
 impl Writer {
-    /// Opens the file, finds the end of its chain, and removes an incomplete line after it. Adds an entry if
-    /// that happened, or if entries are missing according to the head file.
+    /// Opens the file, finds the end of its chain, and removes any incomplete line after that end. Adds an
+    /// entry if a line was removed, or if entries are missing according to the head file.
     pub fn open(path: &Path, now_ms: u64, missed: Arc<AtomicU64>, bounds: Bounds) -> Result<Self, Error> {
         let failed =
             |act: &'static str| move |source| Error::File { act, path: path.display().to_string(), source };
@@ -81,7 +82,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Writes messages until all senders are dropped.
+    /// Handles messages until all senders have been dropped.
     pub fn run(mut self, words: &Receiver<Word>) {
         loop {
             let mut group = Vec::new();
@@ -96,14 +97,15 @@ impl Writer {
                     }
                     false
                 }
-                // Write even without a new message: entries may have been missed since the last write.
+                // Write even without a new message, because entries may have been counted as missed since the
+                // last write.
                 Err(RecvTimeoutError::Timeout) => false,
                 Err(RecvTimeoutError::Disconnected) => true,
             };
             self.write(group);
             self.sync(ended || !flushed.is_empty());
             for done in flushed {
-                // Ignore an error: the caller of `flush` has stopped waiting.
+                // Ignore an error, which means that the caller of `flush` has stopped waiting.
                 let _ = done.send(());
             }
             if ended {
@@ -112,8 +114,8 @@ impl Writer {
         }
     }
 
-    /// Writes a group of entries, followed by one with the number of missed entries. Entries that cannot be
-    /// written count as missed.
+    /// Writes a group of entries, followed by an entry with the number of missed entries, if there are any.
+    /// Entries that cannot be written count as missed.
     pub fn write(&mut self, mut group: Vec<Entry>) {
         if let Some(last) = group.last() {
             self.at_ms = last.at_ms;
@@ -149,8 +151,8 @@ impl Writer {
         }
     }
 
-    /// Writes entries in one call. On failure, the chain is unchanged, and the next call removes any partial
-    /// write.
+    /// Appends entries to the file in one write. On failure, the chain is unchanged, and the next call
+    /// removes any partial write.
     fn append(&mut self, entries: Vec<Entry>) -> io::Result<()> {
         if self.failing {
             self.file.set_len(self.length)?;
@@ -167,7 +169,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Continues in a new file, and removes the oldest files that exceed the limit.
+    /// Continues the log in a new file, and removes the oldest files if there are too many.
     fn rotate(&mut self) -> io::Result<()> {
         self.sync(true);
         let full = files::full(&self.path)?;
@@ -177,7 +179,7 @@ impl Writer {
         let file = locked(&fresh).map_err(io::Error::other)?;
         fs::rename(&self.path, &kept)?;
         if let Err(error) = fs::rename(&fresh, &self.path) {
-            // Restore the name, so that the next writer finds the end of the chain.
+            // Restore the name of the file, so that the next writer finds the end of the chain.
             fs::rename(&kept, &self.path)?;
             return Err(error);
         }
@@ -194,7 +196,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Replaces the file, to test disk errors.
+    /// Replaces the file, so that tests can simulate disk errors.
     #[cfg(test)]
     pub fn swap_file(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
@@ -204,8 +206,8 @@ impl Writer {
         let due = self.unsynced.is_some_and(|since| now || since.elapsed() >= SYNC_EVERY);
         if due && self.file.sync_data().is_ok() {
             self.unsynced = None;
-            // Only data on disk is recorded, so that after a power failure the head is never ahead of the
-            // log.
+            // Update the head file only after the log is on disk, so that a power failure never leaves the
+            // head file ahead of the log.
             if let Err(error) = files::write_head(&self.path, &self.link) {
                 tracing::debug!(%error, "cannot write the head file of the audit log");
             }
@@ -227,7 +229,7 @@ fn locked(path: &Path) -> Result<File, Error> {
     }
 }
 
-/// Returns the end of the chain of the newest full file, if any.
+/// Returns the end of the chain in the newest full file, if there is one.
 fn last(path: &Path) -> io::Result<Result<Option<ChainEnd>, Damaged>> {
     let Some((_, newest)) = files::full(path)?.pop() else { return Ok(Ok(None)) };
     let file = File::open(&newest)?;
@@ -235,10 +237,11 @@ fn last(path: &Path) -> io::Result<Result<Option<ChainEnd>, Damaged>> {
     Ok(end(&file, whole, &newest)?.map(|(_, link)| link))
 }
 
-/// Returns the offset after the last complete line, and the chain after that line; `None` if the file has no
-/// complete line.
+/// Returns the offset after the last complete line, and the end of the chain at that offset. The latter is
+/// `None` if the file has no complete line.
 fn end(file: &File, whole: u64, path: &Path) -> io::Result<Result<(u64, Option<ChainEnd>), Damaged>> {
-    // Large enough for the last complete line, its newline, the newline before it and an incomplete line.
+    // The tail is long enough for the last complete line with its newline, the newline before that line, and
+    // an incomplete line after it.
     let from = whole.saturating_sub(2 * LINE_BYTES_MAX as u64 + 2);
     let mut tail = vec![0; usize::try_from(whole - from).unwrap_or(0)];
     file.read_exact_at(&mut tail, from)?;

@@ -1,12 +1,13 @@
-//! Rate limit for audit entries about invalid keys: a few per second, each with the number of failures not recorded.
-//! Otherwise a client with many addresses could fill the log and displace all other entries.
+//! Rate limit for audit log entries about invalid keys. At most a few entries are written per second, and
+//! each states how many failures were suppressed since the previous entry. Without this limit, a client with
+//! many addresses could fill the log and displace all other entries.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 
-/// Maximum number of entries per second: about 3 MiB an hour.
+/// Maximum number of entries per second. At this rate, the entries take about 3 MiB per hour.
 const LINES_PER_SECOND: NonZeroU32 = NonZeroU32::new(5).unwrap();
 
 /// Rate limiter that counts the failures it suppresses.
@@ -22,7 +23,8 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// Returns the number of failures suppressed since the last entry if one may be recorded now, else `None`.
+    /// Counts a failure. If an entry about it may be recorded now, returns the number of failures suppressed
+    /// since the previous entry; otherwise returns `None`.
     pub fn say(&self) -> Option<u64> {
         if self.lines.check().is_ok() {
             return Some(self.unsaid.swap(0, Ordering::Relaxed));
@@ -40,7 +42,7 @@ mod tests {
     fn what_is_not_written_is_counted() {
         let failures = Failures::default();
         let said: Vec<_> = (0..20).filter_map(|_| failures.say()).collect();
-        // On a slow machine, more entries may become due during the loop.
+        // On a slow machine, the loop can take long enough for the limit to permit more entries.
         assert!((5..10).contains(&said.len()), "{said:?}");
         std::thread::sleep(std::time::Duration::from_millis(300));
         let last = failures.say().unwrap();

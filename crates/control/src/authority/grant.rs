@@ -1,4 +1,4 @@
-//! Grants of requests and needs of routes.
+//! The grant of a request, and the need of a route.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,38 +10,38 @@ use crate::account::Account;
 
 /// The rights of one request: its credential, its account (project, role, quota), its reach and its expiry.
 pub struct Grant {
-    /// Kind of the credential.
+    /// Kind of credential that the request presented.
     pub credential: Credential,
-    /// The account: the project, and the key of the request or a synthetic key for a token.
+    /// Account of the project, with the API key that the request presented or, for a token, a synthetic key.
     pub account: Arc<Account>,
     /// Resources that the grant permits access to.
     pub reach: Reach,
 }
 
-/// Kinds of credentials that yield a grant. A new kind (a node's identity, a signed token, a console session)
-/// needs a variant here, a type, and a lookup of its own.
+/// Kind of credential that yields a grant. A new kind (such as a node's identity, a signed token or a console
+/// session) needs a variant here, a separate type, and its own lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Credential {
     /// An API key.
     Key,
     /// The agent token of a sandbox.
     Agent,
-    /// The traffic token, which E2B's SDKs send for ports and contexts.
+    /// The traffic token, which E2B's SDKs send with requests to ports and contexts.
     Traffic,
-    /// A file signature of E2B, computed with the agent token.
+    /// An E2B file signature, which is computed with the agent token.
     Signature,
     /// A ticket, which is valid for one request.
     Ticket,
 }
 
-/// The extent of a grant.
+/// Resources that a grant covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// All resources of a project.
     Project,
     /// One sandbox.
     Sandbox(SandboxId),
-    /// The contexts of the code interpreter of one sandbox.
+    /// The code interpreter contexts of one sandbox.
     Contexts(SandboxId),
     /// One operation on one file of one sandbox.
     File {
@@ -52,7 +52,7 @@ pub enum Reach {
         /// The permitted operation.
         act: FileAct,
     },
-    /// One archive of a template's build.
+    /// One archive for a template build.
     Archive(String),
 }
 
@@ -65,7 +65,7 @@ pub enum FileAct {
     Write,
 }
 
-/// The credential that a route requires before its handler runs. The table in `docs/authority.md` lists the
+/// Credential that a route requires before its handler runs. The table in `docs/authority.md` lists the
 /// credentials that satisfy each need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Need {
@@ -77,25 +77,27 @@ pub enum Need {
     Agent,
     /// The agent token or the traffic token of that sandbox.
     Contexts,
-    /// The agent token, or a signature for this path and operation.
+    /// The agent token, or a file signature that permits this operation on the requested path.
     File(FileAct),
-    /// A ticket for this upload. The request uses the ticket up.
+    /// A ticket for this upload. A ticket can be used only once.
     Ticket,
 }
 
-/// An extractor that states the need of a route. It succeeds only for requests that satisfy the need.
+/// Extractor that declares the need of a route. The extraction succeeds only for requests that satisfy this
+/// need.
 pub trait States {
-    /// The need.
+    /// Need of the route.
     const NEED: Need;
 }
 
 impl Grant {
-    /// Returns the grant of an API key.
+    /// Creates the grant of a request that presented an API key.
     pub fn of_key(account: Arc<Account>) -> Self {
         Self { credential: Credential::Key, account, reach: Reach::Project }
     }
 
-    /// Returns the time at which the grant expires, in milliseconds since 1970.
+    /// Returns the expiry time of the grant in milliseconds since 1970, or `None` if the grant does not
+    /// expire.
     pub fn until_ms(&self) -> Option<u64> {
         self.account.key.expires_at_ms
     }
@@ -110,7 +112,8 @@ impl Deref for Grant {
 }
 
 impl Credential {
-    /// Returns the name that the audit log uses instead of the id of a key.
+    /// Returns the name of this kind of credential. For tokens, the audit log records this name in place of a
+    /// key ID.
     pub fn name(self) -> &'static str {
         match self {
             Self::Key => "key",
@@ -123,7 +126,7 @@ impl Credential {
 }
 
 impl Need {
-    /// Returns the name used in `docs/authority.md`.
+    /// Returns the name that `docs/authority.md` uses for this need.
     pub fn name(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",

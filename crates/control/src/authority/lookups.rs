@@ -1,12 +1,13 @@
-//! Limit on concurrent key lookups in the store. Waiting requests use memory and need no valid key, so
-//! requests above the limit are rejected immediately.
+//! Limit on concurrent key lookups in the store. A request that waits for a lookup uses memory before its key
+//! is known to be valid. Therefore requests above the limit are rejected immediately instead of waiting.
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::account::busy;
 use crate::fault::Answer;
 
-/// Maximum number of concurrent lookups. Enough for a burst of new clients: a lookup takes less than a millisecond.
+/// Maximum number of concurrent lookups. This is enough for a burst of new clients, because a lookup takes
+/// less than a millisecond.
 const LOOKUPS_MAX: usize = 128;
 
 /// Permits for lookups.

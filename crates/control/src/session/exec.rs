@@ -18,10 +18,11 @@ use super::Live;
 use super::flight::asked_to_end;
 use crate::output::Carried;
 
-/// Maximum size of output in the record of the run; longer output is a separate object.
+/// Maximum size of output that is stored in the record of the run. Longer output is stored as a separate
+/// object.
 const SMALL_BYTES: usize = tools::capture::TEXT_BYTES_MAX;
 
-/// An exec to run, and the use of its output.
+/// Exec to run, and the run that uses its output.
 pub(super) struct RunExec<'a> {
     /// The session.
     pub live: &'a Live,
@@ -29,7 +30,8 @@ pub(super) struct RunExec<'a> {
     pub call: &'a Call,
     /// The run that the exec belongs to.
     pub run: &'a ExecId,
-    /// True if the output is that of the run: it is then published to the session's listeners.
+    /// True if the output of the exec is the output of the run. It is then published to the session's
+    /// listeners.
     pub told: bool,
     /// Timeout of the exec.
     pub timeout_seconds: f64,
@@ -41,16 +43,16 @@ pub(super) struct RunExec<'a> {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum KeptOutput {
-    /// Nothing: not requested, or not enough space.
+    /// Nothing is stored, because there was no output or it could not be stored.
     #[default]
     Nothing,
     /// The complete output, in base64.
     Small(String),
-    /// The output is an object beside the record.
+    /// The output is stored as an object beside the record.
     Large,
 }
 
-/// Writer of one stream's output to storage.
+/// Writer that stores the output of one stream.
 struct Spool<'a> {
     folder: &'a Folder,
     names: [&'a str; 3],
@@ -59,7 +61,7 @@ struct Spool<'a> {
     failed: bool,
 }
 
-/// Result of an exec, and its stored output.
+/// Result of an exec, its stored output, and the gaps in that output.
 pub(super) struct FinishedExec {
     pub ran: EndedExec,
     pub kept: [KeptOutput; 2],
@@ -67,7 +69,8 @@ pub(super) struct FinishedExec {
 }
 
 impl RunExec<'_> {
-    /// Returns the result of a program that could not be started. Other errors are passed on.
+    /// Converts the error for a program that could not be started into the result of the exec. Returns any
+    /// other error unchanged.
     fn not_started(&self, error: node::Error) -> Result<FinishedExec, node::Error> {
         let told = error.to_api();
         if told.code != ErrorCode::SpawnFailed {
@@ -83,7 +86,7 @@ impl RunExec<'_> {
     /// cause on standard error (requirement A6.05).
     ///
     /// # Errors
-    /// It is unknown if the exec ran, or the request is invalid.
+    /// The request is invalid, or it is unknown whether the exec ran.
     pub async fn exec(
         &self,
         id: &ExecId,
@@ -129,7 +132,8 @@ impl RunExec<'_> {
                         Stream::Results => continue,
                     };
                     capture.skip(to - from);
-                    // There is only one gap: if a stream is too long, its middle is dropped.
+                    // A stream has at most one gap, because only the middle of a stream that is too long is
+                    // dropped.
                     gap.get_or_insert((from, to));
                     self.tell(carried.flush(stream));
                 }
@@ -171,7 +175,8 @@ impl<'a> Spool<'a> {
         Self { folder, names, small: Vec::new(), large: None, failed: false }
     }
 
-    /// Adds bytes. If they cannot be stored, the run continues without: it is worth more than its record.
+    /// Adds bytes. If they cannot be stored, the run continues without storing this output, because the run
+    /// is more important than its record.
     async fn push(&mut self, bytes: &Bytes) {
         if self.failed {
             return;

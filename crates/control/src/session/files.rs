@@ -18,19 +18,19 @@ use tools::{analysis, interpreter};
 use super::{Live, TurnState};
 use crate::fault::Answer;
 
-/// Maximum number of symlinks followed on the way to a file, as in Linux.
+/// Maximum number of symlinks that are followed when a path is resolved, as in Linux.
 const LINKS_MAX: usize = 40;
-/// Maximum size of a file to edit, which is held in memory.
+/// Maximum size of a file to edit. The file is held in memory.
 const EDIT_BYTES_MAX: u64 = api::files::EDIT_BYTES_MAX;
 
-/// Names of the files in a folder, with their versions.
+/// Versions of the files in a folder, by file name.
 pub(super) type Versions = HashMap<String, String>;
 
 impl Live {
-    /// Returns the stored files.
+    /// Returns the files that the session has stored.
     ///
     /// # Errors
-    /// An error of the file system.
+    /// A file system operation failed.
     pub async fn artifacts(&self) -> Result<Vec<SessionArtifact>, node::Error> {
         let session = self.shown().await;
         let manifest = self.folder.manifest().await?;
@@ -40,7 +40,7 @@ impl Live {
     /// Returns the content of a stored file.
     ///
     /// # Errors
-    /// An error of the file system.
+    /// A file system operation failed.
     pub async fn artifact(&self, name: &str) -> Result<Option<(SessionArtifact, Outgoing)>, node::Error> {
         let session = self.shown().await;
         let manifest = self.folder.manifest().await?;
@@ -52,18 +52,18 @@ impl Live {
     /// Removes the stored files, and returns their number.
     ///
     /// # Errors
-    /// An error of the file system.
+    /// A file system operation failed.
     pub async fn clear(self: &Arc<Self>) -> Answer<usize> {
         let _waiting = self.wait()?;
         let _turn = self.turn.lock().await;
         Ok(self.folder.clear().await?)
     }
 
-    /// Stores the texts and pictures among the first files of the output folder (requirement A5.04), and
-    /// publishes the new pictures. Returns the names of all files there, and the newly stored files.
+    /// Stores the text files and pictures among the first files of the output folder (requirement A5.04), and
+    /// publishes the new pictures. Returns the names of all files in the folder, and the newly stored files.
     ///
     /// # Errors
-    /// The sandbox does not respond, or an error of the file system.
+    /// The sandbox does not respond, or a file system operation failed.
     pub(super) async fn keep_outputs(
         &self,
         turn: &mut TurnState,
@@ -95,12 +95,12 @@ impl Live {
         Ok((named.into_iter().map(|(name, _)| name).collect(), fresh))
     }
 
-    /// Stores the files of the workspace that a run changed, and deletes the stored copies of files that it
-    /// removed (requirement A5.07). Returns the files for the response; pictures include their content
+    /// Stores the files of the workspace that a run changed, and deletes the stored copies of files that the
+    /// run removed (requirement A5.07). Returns the files for the response; pictures include their content
     /// (requirements A5.08, A5.09, A5.11).
     ///
     /// # Errors
-    /// The sandbox does not respond, or an error of the file system.
+    /// The sandbox does not respond, or a file system operation failed.
     pub(super) async fn keep_workspace(
         &self,
         session: &Session,
@@ -159,7 +159,8 @@ impl Live {
         Ok((files, artifacts))
     }
 
-    /// Adds the content of pictures to a stored response, if they are still stored.
+    /// Restores the content of pictures in a stored response, if the pictures are still stored and have the
+    /// same size.
     pub(super) async fn put_pictures_back(&self, result: &mut Value) {
         let session = self.shown().await;
         let Ok(manifest) = self.folder.manifest().await else { return };
@@ -176,7 +177,7 @@ impl Live {
         }
     }
 
-    /// Publishes events about pictures (requirement A5.06).
+    /// Publishes an event for each picture (requirement A5.06).
     fn show(&self, run: &ExecId, artifacts: &[SessionArtifact]) {
         for artifact in artifacts.iter().filter(|artifact| analysis::is_picture(&artifact.name)) {
             self.say(SessionEvent::Visualization { run: run.clone(), artifact: artifact.clone() });
@@ -203,13 +204,13 @@ pub async fn whole(mut outgoing: Outgoing) -> Result<Vec<u8>, node::Error> {
     Ok(bytes)
 }
 
-/// Returns the versions of all files in the workspace, to detect the changes of a run.
+/// Returns the versions of all files in the workspace, so that the changes of a run can be detected.
 pub(super) async fn versions(call: &Call) -> Result<Versions, node::Error> {
     let (found, _) = call.regular_files(interpreter::WORKSPACE).await?;
     Ok(found.into_iter().map(|info| (below(interpreter::WORKSPACE, &info), info.version)).collect())
 }
 
-/// Writes a file into a sandbox, atomically.
+/// Writes a file in a sandbox atomically.
 pub(super) async fn write(call: &Call, path: &str, bytes: impl Into<Bytes>) -> Result<(), node::Error> {
     let path = FilePath::new(path).map_err(node::Error::Request)?;
     let ask = FileAsk::Write { path, offset: None, mode: None, sha256: None, digest: Hashing::Sha256 };
@@ -218,7 +219,7 @@ pub(super) async fn write(call: &Call, path: &str, bytes: impl Into<Bytes>) -> R
     writing.finish().await.map(drop)
 }
 
-/// Reads a file of a sandbox to edit. Returns `None` if it is too large.
+/// Reads a file in a sandbox for editing. Returns `None` if the file is too large.
 pub(super) async fn read(call: &Call, path: &str) -> Result<Option<Vec<u8>>, node::Error> {
     let path = FilePath::new(path).map_err(node::Error::Request)?;
     let ask = FileAsk::Read { path, from: 0, to: None, version: None, digest: Hashing::Sha256 };
@@ -234,7 +235,7 @@ pub(super) async fn read(call: &Call, path: &str) -> Result<Option<Vec<u8>>, nod
     Ok(Some(bytes))
 }
 
-/// Returns true if a path stays below the permitted folders after resolving symlinks (requirement A2.12).
+/// Returns true if a path is below the permitted folders after its symlinks are resolved (requirement A2.12).
 /// Components that do not exist are taken literally.
 pub(super) async fn stays_inside(call: &Call, path: &str) -> Result<bool, node::Error> {
     let mut left: Vec<String> =

@@ -32,17 +32,17 @@ pub struct Flight {
 pub struct EndsWith(Option<Arc<Flight>>);
 
 impl Flight {
-    /// Creates the flight of a call, from the hash of the call.
+    /// Creates the flight for a call, from the hash of the call.
     pub(super) fn of(call: &str) -> Self {
         Self { call: call.to_owned(), cancel: watch::Sender::new(false), landed: watch::Sender::new(None) }
     }
 
-    /// Rejects a different call with the same idempotency key.
+    /// Checks that a call with the same idempotency key also has the same hash.
     pub(super) fn check(&self, call: &str) -> Result<(), Error> {
         if self.call == call { Ok(()) } else { Err(another_call()) }
     }
 
-    /// Creates a flight that has already ended.
+    /// Creates the flight for a call that has already ended with this result.
     pub(super) fn landed(landing: Landing) -> Arc<Self> {
         let flight = Self::of("");
         flight.land(landing);
@@ -54,7 +54,7 @@ impl Flight {
         self.cancel.send_replace(true);
     }
 
-    /// Returns the receiver of the cancellation, for the task that runs the call.
+    /// Returns a receiver for the cancellation request, for the task that runs the call.
     pub(super) fn cancelled(&self) -> watch::Receiver<bool> {
         self.cancel.subscribe()
     }
@@ -62,7 +62,7 @@ impl Flight {
     /// Waits for the result.
     ///
     /// # Errors
-    /// The error with which the call was rejected.
+    /// The call was rejected, or its result was lost.
     pub async fn landing(&self) -> Landing {
         let mut landed = self.landed.subscribe();
         match landed.wait_for(Option::is_some).await.ok().and_then(|landing| landing.clone()) {
@@ -74,7 +74,7 @@ impl Flight {
         }
     }
 
-    /// Sets the result, unless there is one already.
+    /// Sets the result, unless it is already set.
     pub(super) fn land_unless_landed(&self, landing: Landing) {
         self.landed.send_if_modified(|landed| {
             let open = landed.is_none();
@@ -110,7 +110,7 @@ impl Drop for EndsWith {
     }
 }
 
-/// Returns the error for an idempotency key that was used for a different call.
+/// Builds the error for an idempotency key that was already used for a different call.
 pub(super) fn another_call() -> Error {
     Error {
         code: ErrorCode::Conflict,

@@ -1,4 +1,4 @@
-//! A run: one tool call, from its turn to its response, and its stored record.
+//! A run: one tool call, from its turn in the queue to its response, and its stored record.
 
 use std::collections::hash_map::Entry;
 use std::future::poll_fn;
@@ -36,11 +36,11 @@ use crate::trace;
 /// Timeout for copying the files of a session into or out of a sandbox.
 pub(super) const FILES_WITHIN: Duration = Duration::from_secs(120);
 
-/// A run as it is stored.
+/// Stored form of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct StoredRun {
     run: Run,
-    /// Hash of the call. The same id with a different call is a conflict.
+    /// Hash of the call. A different call with the same ID is a conflict.
     call: String,
     failed: bool,
     kept: [KeptOutput; 2],
@@ -56,16 +56,18 @@ pub(super) struct Runner {
     call: String,
     pub kept: [KeptOutput; 2],
     pub cancelled: watch::Receiver<bool>,
-    /// True if the call has an idempotency key, so that it may be repeated. The run is then recorded before
-    /// it starts.
+    /// True if the call has an idempotency key, so that a client can repeat it. The run is then recorded
+    /// before it starts.
     keyed: bool,
 }
 
-/// A position in the queue, taken when the call arrived.
+/// Position in the queue, assigned when the call arrived: the guard of the lock if the lock was free, and the
+/// future that acquires the lock otherwise.
 type QueuePosition =
     (Option<OwnedMutexGuard<TurnState>>, Pin<Box<dyn Future<Output = OwnedMutexGuard<TurnState>> + Send>>);
 
-/// Guard that ends a flight when its task ends without a result.
+/// Guard for the task of a call. If the task ends without a result, reports an error to the callers that wait
+/// for it.
 struct Aloft {
     live: Arc<Live>,
     id: ExecId,
@@ -76,7 +78,8 @@ impl Live {
     /// Starts a tool call, or returns the call that an earlier identical request started.
     ///
     /// # Errors
-    /// There is no such tool, or its tool set has no format for the error of the call.
+    /// The tool does not exist, the idempotency key was used for a different call, or the call failed and its
+    /// tool set has no format for errors.
     pub async fn call(
         self: &Arc<Self>,
         platform: &Arc<Platform>,
@@ -156,8 +159,8 @@ impl Live {
         Ok(flight)
     }
 
-    /// Joins the queue. Calls run in order of arrival, regardless of the order in which their tasks run
-    /// (requirement A3.04).
+    /// Joins the queue of runs. Calls run in order of arrival, regardless of the order in which their tasks
+    /// are scheduled (requirement A3.04).
     async fn line(&self) -> QueuePosition {
         let mut turn: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(Arc::clone(&self.turn).lock_owned());
         match poll_fn(|context| Poll::Ready(turn.as_mut().poll(context))).await {
@@ -169,7 +172,7 @@ impl Live {
     /// Returns the stored runs, oldest first.
     ///
     /// # Errors
-    /// An error of the file system.
+    /// A file system operation failed.
     pub async fn runs(&self) -> Result<Vec<Run>, node::Error> {
         let ids = self.record.lock().await.runs.clone();
         let mut runs = Vec::with_capacity(ids.len());
@@ -182,16 +185,17 @@ impl Live {
     /// Returns a stored run.
     ///
     /// # Errors
-    /// An error of the file system.
+    /// A file system operation failed.
     pub async fn run(&self, id: &ExecId) -> Result<Option<Run>, node::Error> {
         Ok(self.written(id).await?.map(|written| written.run))
     }
 
-    /// Returns the output of a run on one stream, from an offset (requirement A3.02). The output ends at a
-    /// gap; an offset in a gap returns the output after it.
+    /// Returns the output of a run on one stream, beginning at an offset (requirement A3.02). The returned
+    /// output ends at the gap, if the stream has one. For an offset inside the gap, returns the output after
+    /// the gap.
     ///
     /// # Errors
-    /// An error of the file system.
+    /// A file system operation failed.
     pub async fn run_output(
         &self,
         id: &ExecId,
@@ -209,7 +213,7 @@ impl Live {
         Ok(Some(bytes.get(place(from)..place(to)).unwrap_or_default().to_vec()))
     }
 
-    /// Returns all stored output of a stream of a run.
+    /// Returns all stored output of one stream of a run.
     pub(super) async fn kept_output(
         &self,
         id: &ExecId,
@@ -230,7 +234,7 @@ impl Live {
         self.folder.json(&["runs", id.as_str(), "record"]).await
     }
 
-    /// Returns the call that the same request started before: in progress, or ended.
+    /// Returns the call that an earlier identical request started. The call may be in progress or have ended.
     async fn known(
         &self,
         session: &Session,
@@ -256,8 +260,8 @@ impl Live {
             let told = ToolReply { text: result.to_string(), failed, artifacts: Vec::new() };
             return Ok(Some(Flight::landed(Ok(told))));
         }
-        // The server was killed during the run. In the same sandbox, the exec can be found by its id;
-        // elsewhere the code would run twice.
+        // The server was killed during the run. If the session still has the same sandbox, the exec can be
+        // found there by its ID. In a different sandbox, the code would run a second time.
         let same = session.persistence == Persistence::Session && run.sandbox == session.sandbox;
         if same || run.sandbox.is_none() {
             return Ok(None);
@@ -313,7 +317,7 @@ impl Runner {
         self.run.duration_ms = clock::millis(begun.elapsed());
         self.run.result = landing.as_ref().ok().map(|told| without_pictures(&told.text));
         let failed = landing.as_ref().map_or(true, |told| told.failed);
-        // A call that was not started may be repeated.
+        // The code of the call did not run, so the call may be repeated. Forget the run in this case.
         let written = if not_begun { self.forget().await } else { self.write_down(failed).await };
         if let Err(fault) = written {
             tracing::warn!(
@@ -355,10 +359,10 @@ impl Runner {
         Ok(self.live.folder.remove(&["runs", self.run.id.as_str()]).await?)
     }
 
-    /// Returns the sandbox of the session. No earlier run is active in it.
+    /// Returns the sandbox of the session, after all earlier runs in it have ended.
     pub(super) async fn sandbox(&mut self, turn: &mut TurnState) -> Answer<Used> {
         let used = match self.live.sandbox(&self.platform, &self.account).await {
-            // The sandbox of the previous run may still be stopping.
+            // The sandbox of the previous run may still be stopping, and then still counts against the quota.
             Err(fault) if fault.error().code == ErrorCode::QuotaExceeded && turn.leaving.is_some() => {
                 if let Some(leaving) = turn.leaving.take() {
                     let _ = leaving.await;
@@ -380,8 +384,8 @@ impl Runner {
         Ok(used)
     }
 
-    /// Waits for execs that a previous server left running: runs of a session never overlap (requirement
-    /// A3.04).
+    /// Waits for execs that a previous server left running, because the runs of a session must never overlap
+    /// (requirement A3.04).
     async fn alone(&mut self, used: &Used) -> Answer<()> {
         let own = [self.run.id.clone(), beside(&self.run.id, "install")];
         for info in used.call.execs().await? {
@@ -434,8 +438,8 @@ impl Runner {
         }));
     }
 
-    /// Runs an exec and records its result in the run. If not `told`, the output is not published, and the
-    /// result is recorded only if the exec failed.
+    /// Runs an exec and records its result in the run. If `told` is false, the output is not published, and
+    /// the result is recorded only if the exec failed.
     pub(super) async fn exec(
         &mut self,
         used: &Used,
@@ -461,7 +465,7 @@ impl Runner {
         Ok(ran)
     }
 
-    /// Restores the session's files in the sandbox. If that fails, the sandbox is unusable.
+    /// Copies the session's stored files into the sandbox. If that fails, the sandbox is unusable.
     pub(super) async fn give(&self, used: &Used) -> Answer<()> {
         let manifest = self.live.folder.manifest().await?;
         let given = timeout(FILES_WITHIN, self.live.folder.give(&manifest, &used.call)).await;
@@ -472,20 +476,20 @@ impl Runner {
         Ok(given.unwrap_or_else(|_| Err(late()))?)
     }
 
-    /// Returns true if the files of `/workspace` belong to the session and outlive its sandboxes.
+    /// Returns true if the files in `/workspace` belong to the session and outlive its sandboxes.
     pub(super) fn keeps_workspace(&self) -> bool {
         self.session.set == ToolSet::Interpreter || self.session.persistence == Persistence::Run
     }
 }
 
-/// Returns the id of an additional exec of a run. It is always the same for the same run.
+/// Returns the ID of an additional exec of a run. The same run and the same `what` always yield the same ID.
 pub(super) fn beside(run: &ExecId, what: &str) -> ExecId {
     let hash = Sha256::digest(format!("{run} {what}"));
     ExecId::from_random(hash.first_chunk::<16>().copied().unwrap_or_default())
 }
 
-/// Returns the range of the stored bytes from an offset of the stream: up to the gap, or from the end of the
-/// gap on.
+/// Converts an offset of the stream into a range of the stored bytes. Depending on the offset, the range ends
+/// at the gap or lies after it.
 fn within(offset: u64, kept: u64, gap: Option<(u64, u64)>) -> (u64, u64) {
     match gap {
         Some((from, _)) if offset < from => (offset, from),
@@ -494,8 +498,8 @@ fn within(offset: u64, kept: u64, gap: Option<(u64, u64)>) -> (u64, u64) {
     }
 }
 
-/// Removes pictures from a response before it is stored: they are large, and are stored as files of the
-/// session.
+/// Removes the content of pictures from a response before the response is stored. Pictures are large, and
+/// they are already stored as files of the session.
 fn without_pictures(text: &str) -> Value {
     let mut result: Value = serde_json::from_str(text).unwrap_or_default();
     for file in result.get_mut("files").and_then(Value::as_array_mut).into_iter().flatten() {

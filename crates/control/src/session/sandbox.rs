@@ -1,5 +1,5 @@
-//! The sandbox of a session: created for the first call, found for the next, replaced when it has ended,
-//! released.
+//! The sandbox of a session: created for the first call, reused for later calls, replaced after it has ended,
+//! and finally released.
 
 use std::sync::Arc;
 
@@ -17,31 +17,32 @@ use crate::platform::{NewSandbox, Platform};
 use crate::store::SessionRecord;
 use crate::trace;
 
-/// Folders that exist from the start (requirement A5.03).
+/// Folders that are created in every new sandbox of a session (requirement A5.03).
 const FOLDERS: [&str; 2] = ["/tmp/data", "/tmp/output"];
-/// Maximum idle time of the sandbox of a single run, so that it ends soon if its server was killed.
+/// Maximum idle time of a sandbox that is used for a single run. It is short so that the sandbox ends soon if
+/// its server is killed.
 const RUN_IDLE_MS: u64 = 60_000;
-/// Maximum number of retries if the requested sandbox has already ended. One is enough unless several ended
-/// unnoticed.
+/// Maximum number of retries if the requested sandbox has already ended. One retry is enough unless several
+/// sandboxes have ended unnoticed.
 const TRIES: u32 = 3;
 
 /// A sandbox in use.
 pub struct Used {
-    /// Its id.
+    /// ID of the sandbox.
     pub id: SandboxId,
-    /// The call that keeps it in use.
+    /// Call that keeps the sandbox in use.
     pub call: Call,
     /// True if the sandbox does not have its initial files yet.
     pub fresh: bool,
 }
 
 impl Live {
-    /// Returns the sandbox, with all datasets in it. The record stays locked meanwhile, so a concurrent end
-    /// of the session waits and then stops this sandbox too.
+    /// Returns the session's sandbox, with all datasets copied into it. The record stays locked until then,
+    /// so a concurrent request to end the session waits and then stops this sandbox too.
     ///
     /// # Errors
-    /// The session has ended, no sandbox can be created, or a dataset cannot be copied; then the next call
-    /// tries again.
+    /// The session has ended, no sandbox can be created, or a dataset cannot be copied. In the last case, the
+    /// next call tries to copy it again.
     pub(super) async fn sandbox(&self, platform: &Arc<Platform>, account: &Arc<Account>) -> Answer<Used> {
         let mut record = self.record.lock().await;
         check_open(&record.session)?;
@@ -63,14 +64,15 @@ impl Live {
     ) -> Answer<Used> {
         if let Some(id) = record.session.sandbox.clone() {
             match platform.node.call(&id).await {
-                // Left by a run whose server was killed. No other run may use it (requirement A10.04).
+                // The sandbox was left behind by a run whose server was killed. No other run may use it
+                // (requirement A10.04).
                 Ok(_) if record.session.persistence == Persistence::Run => {
                     self.release(platform, account, record).await;
                 }
                 Ok(call) => return Ok(Used { id, call, fresh: !record.prepared }),
                 Err(error) if !(error.is_missing() || error.is_ended()) => return Err(error.into()),
                 Err(_) => {
-                    // Requirement A1.07.
+                    // The loss of the files must be logged (requirement A1.07).
                     tracing::warn!(
                         session = %self.id,
                         sandbox = %id,
@@ -88,13 +90,15 @@ impl Live {
                 record.session.sandbox = Some(sandbox.id.clone());
                 let used = self.begun(platform, record, sandbox.id).await;
                 if used.is_err() {
-                    // The next call must find a new sandbox or none.
+                    // Release the sandbox, so that the next call does not use a sandbox that is only partly
+                    // set up.
                     self.release(platform, account, record).await;
                     let _ = self.save(platform, record).await;
                 }
                 return used;
             }
-            // Created for a call of a killed server, and ended since.
+            // An earlier server, which was killed, created this sandbox for the same call, and the sandbox
+            // has ended since.
             self.spend(record);
             self.save(platform, record).await?;
             if tries.next().is_none() {
@@ -114,8 +118,9 @@ impl Live {
         Ok(Used { id, call, fresh: true })
     }
 
-    /// Creates a sandbox with an idempotency key from the session's id and the number of earlier sandboxes.
-    /// After a crash, the server therefore finds this sandbox instead of creating another one.
+    /// Creates a sandbox. The idempotency key consists of the session's ID and the number of the session's
+    /// earlier sandboxes. Therefore, after a crash, the server finds this sandbox instead of creating another
+    /// one.
     async fn make(
         &self,
         platform: &Arc<Platform>,
@@ -130,8 +135,8 @@ impl Live {
             limits: session.limits,
             idle_ms: match session.persistence {
                 Persistence::Session => session.idle_ms,
-                // A sandbox of a single run is in use until it is stopped. It is idle only if its server was
-                // killed.
+                // A sandbox for a single run is in use until it is stopped. It becomes idle only if its
+                // server is killed.
                 Persistence::Run => session.idle_ms.min(RUN_IDLE_MS),
             },
             on_timeout: OnTimeout::Stop,
@@ -177,8 +182,8 @@ impl Live {
         Ok(())
     }
 
-    /// Stops the sandbox, if any. A failure is logged, and the limits of the sandbox end it later
-    /// (requirement A1.04). Returns false after a failure.
+    /// Stops the session's sandbox, if it has one. After a failure, logs the error and returns false; the
+    /// sandbox's own limits then end it later (requirement A1.04).
     pub(super) async fn release(
         &self,
         platform: &Platform,
@@ -207,8 +212,8 @@ impl Live {
         stopped
     }
 
-    /// Records that the sandbox has its initial files. Not saved for a single run, whose sandbox is not used
-    /// again.
+    /// Records that the sandbox has its initial files. If the sandbox is for a single run, the record is not
+    /// saved, because no later call uses the sandbox.
     pub(super) async fn prepared(&self, platform: &Platform) -> Answer<()> {
         let mut record = self.record.lock().await;
         record.prepared = true;

@@ -1,4 +1,4 @@
-//! The steps of each tool. Texts and formats of responses are in [`tools`].
+//! The steps that each tool performs. The texts and formats of responses are in [`tools`].
 
 use api::code::Code;
 use api::exec::{ExecSpec, OutputMode};
@@ -25,7 +25,7 @@ pub(super) enum ValidatedCall {
     Inside(SandboxWork),
 }
 
-/// Work in a sandbox.
+/// Work to perform in a sandbox.
 pub(super) enum SandboxWork {
     Analysis(analysis::AnalysisCall),
     Python { script: String, requirements: Vec<String> },
@@ -33,7 +33,7 @@ pub(super) enum SandboxWork {
 }
 
 impl Runner {
-    /// Performs the call, in the sandbox of the session.
+    /// Performs the call in the sandbox of the session.
     pub(super) async fn work(&mut self, work: ValidatedCall, turn: &mut TurnState) -> Answer<ToolReply> {
         let inside = match work {
             ValidatedCall::Cleanup => return self.cleanup().await,
@@ -41,7 +41,7 @@ impl Runner {
         };
         let used = self.sandbox(turn).await?;
         if let Err(fault) = self.prepare(&used).await {
-            // A partly prepared sandbox is worse than none.
+            // Do not reuse a sandbox that is only partly prepared.
             self.leave(turn, &used).await;
             return Err(fault);
         }
@@ -93,7 +93,8 @@ impl Runner {
         let ran = self.exec(used, &self.run.id.clone(), true, spec, seconds).await?;
         let (session, run) = (&self.session, &self.run.id);
         let keeping = self.live.keep_outputs(turn, session, run, &used.call);
-        // The response of the command is more important than its files, so errors here are only logged.
+        // The response of the command is more important than its files, so errors while storing them are only
+        // logged.
         let (names, artifacts) = kept(session, timeout(FILES_WITHIN, keeping).await);
         let executed = analysis::ExecAnswer::new(&ran, &names);
         Ok(ToolReply { artifacts, ..told(&executed, ran.said().exit_code != 0) })
@@ -143,7 +144,7 @@ impl Runner {
         }
     }
 
-    /// Edits a file, or returns the reason for refusing to.
+    /// Edits a file. If the edit is refused, returns the reason.
     async fn edit(
         &self,
         used: &Used,
@@ -203,8 +204,8 @@ impl Runner {
         Ok(told(&executed, !executed.is_well()))
     }
 
-    /// Installs packages. During the installation, the package index is reachable in addition to the hosts of the
-    /// session's policy (requirement A4.04).
+    /// Installs packages. During the installation, the sandbox can reach the package index in addition to the
+    /// hosts that the session's policy allows (requirement A4.04).
     async fn install(
         &mut self,
         turn: &mut TurnState,
@@ -219,7 +220,8 @@ impl Runner {
         let spec = ExecSpec { code: Some(code), ..limited(self.seconds()) };
         let ran = self.exec(used, &beside(&self.run.id, "install"), false, spec, self.seconds()).await;
         if let Err(error) = self.platform.node.set_policy(&used.id, closed).await {
-            // No code may run while the index stays reachable. An error of the installation takes precedence.
+            // No code may run while the package index stays reachable, so release the sandbox. If the
+            // installation failed as well, return its error instead.
             self.leave(turn, used).await;
             ran?;
             return Err(error.into());
@@ -231,7 +233,7 @@ impl Runner {
         let script = format!("{}/{}", interpreter::WORKSPACE, interpreter::SCRIPT);
         write(&used.call, &script, code).await?;
         let mut before = versions(&used.call).await?;
-        // The script is ours and counts as new in each run.
+        // This server wrote the script, so it counts as new in each run.
         before.remove(interpreter::SCRIPT);
         let seconds = self.seconds();
         let env = [("PYTHONPATH", interpreter::HOOK_DIRECTORY), ("MPLBACKEND", "Agg")];
@@ -251,8 +253,8 @@ impl Runner {
         Ok(ToolReply { artifacts, ..told(&executed, !executed.is_well()) })
     }
 
-    /// Releases all resources of the session on the machine (requirement A7.08), and removes the files stored
-    /// for the next sandbox.
+    /// Releases all resources that the session uses on the machine (requirement A7.08), and removes the files
+    /// stored for the next sandbox.
     async fn cleanup(&mut self) -> Answer<ToolReply> {
         let mut record = self.live.record.lock().await;
         let success = self.live.release(&self.platform, &self.account, &mut record).await;
@@ -272,7 +274,8 @@ impl Runner {
 /// Validates a call, before anything is created for it.
 ///
 /// # Errors
-/// The call is invalid. A refusal in the format of the tool is a response instead.
+/// The call is invalid, and the tool has no format of its own for this refusal. A refusal in the tool's
+/// format is returned as a response instead.
 pub(super) fn checked(
     session: &Session,
     tool: &str,
@@ -304,7 +307,7 @@ pub(super) fn shaped(session: &Session, error: Error) -> Landing {
 }
 
 fn told(answer: &impl Serialize, failed: bool) -> ToolReply {
-    // Cannot fail for our types.
+    // Serializing these types cannot fail.
     let text = serde_json::to_string(answer).unwrap_or_default();
     ToolReply { text, failed, artifacts: Vec::<SessionArtifact>::new() }
 }
@@ -316,8 +319,8 @@ fn limited(timeout_seconds: f64) -> ExecSpec {
     ExecSpec { deadline_ms: Some(deadline_ms), output: OutputMode::Keep, ..ExecSpec::default() }
 }
 
-/// Returns the stored files. After an error or a timeout, logs it and returns none, and the response is
-/// unchanged.
+/// Returns the stored files. After an error or a timeout, logs the failure and returns no files, so that the
+/// response is not affected.
 fn kept<T: Default>(
     session: &Session,
     kept: Result<Result<T, node::Error>, tokio::time::error::Elapsed>,

@@ -1,4 +1,5 @@
-//! Projects and keys. Every write here except that of last uses is on disk when it returns.
+//! Projects and keys. Every write in this module, except for the last uses of keys, is on disk when its
+//! method returns.
 
 use std::collections::HashMap;
 
@@ -68,7 +69,7 @@ impl Store {
     /// Saves a new key under the SHA-256 of its secret.
     ///
     /// # Errors
-    /// The project does not exist, or another key has the same id or secret.
+    /// The project does not exist, another key has the same ID or secret, or the store does not respond.
     pub async fn create_key(&self, key: &Key, secret_hash: &KeyHash) -> Result<(), Error> {
         const ACT: &str = "save a key";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
@@ -79,11 +80,11 @@ impl Store {
         Ok(())
     }
 
-    /// Replaces a key by a new one. The old one then expires after this many milliseconds, unless it expires
-    /// earlier. Both changes are one transaction. Returns false if the old key is no longer valid.
+    /// Replaces a key with a new one. The old key then expires after `overlap_ms`, unless it already expires
+    /// earlier. Both changes are made in one transaction. Returns false if the old key is no longer valid.
     ///
     /// # Errors
-    /// The store does not respond, or another key has the new id or secret.
+    /// The store does not respond, or another key has the new ID or secret.
     pub async fn rotate_key(
         &self,
         old: &str,
@@ -94,7 +95,8 @@ impl Store {
         const ACT: &str = "rotate a key";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
         let mut transaction = begin(&mut connection, ACT).await?;
-        // Read the key in the transaction: of two concurrent rotations, the earlier expiry applies.
+        // Read the key inside the transaction, so that the earlier expiry applies after two concurrent
+        // rotations.
         let text: Option<String> =
             sqlx::query_scalar("SELECT body FROM keys WHERE id = ? AND revoked_at_ms IS NULL")
                 .bind(old)
@@ -121,7 +123,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Saves the last uses of keys, by key id.
+    /// Saves the last uses of keys, by key ID.
     ///
     /// # Errors
     /// The store does not respond.
@@ -162,7 +164,7 @@ impl Store {
             .collect()
     }
 
-    /// Revokes a key permanently. Returns false if no valid key has this id. If the disk cannot be written,
+    /// Revokes a key permanently. Returns false if no valid key has this ID. If the store cannot be written,
     /// the key is refused nevertheless, and the revocation is saved beside the store.
     ///
     /// # Errors
@@ -191,7 +193,7 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// Returns true if a key with this id exists and is not revoked.
+    /// Returns true if a key with this ID exists and is not revoked.
     pub(super) async fn has_key(&self, id: &str) -> Result<bool, Error> {
         const ACT: &str = "look up a key";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -202,8 +204,8 @@ impl Store {
             .map_err(failed(ACT))
     }
 
-    /// Returns the key with this secret and its project, unless the key is revoked. The caller must check the
-    /// expiry against its current time.
+    /// Returns the key whose secret has this hash, and the key's project, unless the key is revoked. The
+    /// caller must check the expiry of the key against the current time.
     ///
     /// # Errors
     /// The store does not respond, or a row is damaged.
@@ -256,7 +258,7 @@ async fn insert_key(
     Ok(())
 }
 
-/// Classifies the error of an insert into a table whose rows belong to a project.
+/// Converts the driver's error for an insert into a table whose rows belong to a project.
 pub(super) fn refused(error: sqlx::Error, act: &'static str, project: &str) -> Error {
     let (foreign, unique) = error
         .as_database_error()

@@ -1,4 +1,4 @@
-//! Lookup of sandboxes. A project never sees sandboxes of another one.
+//! Lookup of sandboxes. A project never sees the sandboxes of another project.
 
 use api::SandboxId;
 use api::sandbox::Sandbox;
@@ -9,15 +9,15 @@ use tracing::{Instrument as _, info_span};
 use super::read::For;
 use super::{Error, Store, failed, integer, parse};
 
-/// Position after which a page begins. Positions of rows never change, so paging is not affected by rows
-/// added in front.
+/// Position after which a page begins. Positions of rows never change, so paging is not affected by new rows,
+/// which are added before the first page.
 pub(super) struct Cursor {
     pub created_at_ms: u64,
     pub id: String,
 }
 
 impl Store {
-    /// Returns the sandbox of a project with this id, else the live one with this name.
+    /// Returns the project's sandbox with this ID or, if there is none, its live sandbox with this name.
     ///
     /// # Errors
     /// The store does not respond, or the row is damaged.
@@ -60,7 +60,7 @@ impl Store {
     /// Returns a page of a project's sandboxes, newest first.
     ///
     /// # Errors
-    /// The cursor does not come from a page, the store does not respond, or a row is damaged.
+    /// The cursor was not returned with any page, the store does not respond, or a row is damaged.
     pub async fn sandboxes(
         &self,
         project: &str,
@@ -83,7 +83,7 @@ impl Store {
             .bind(project)
             .bind(after.as_ref().map_or(i64::MAX, |after| integer(after.created_at_ms)))
             .bind(after.as_ref().map_or("", |after| after.id.as_str()))
-            // One row more than the page holds, to detect a next page.
+            // Fetch one row more than fits on the page, to detect whether another page follows.
             .bind(limit + 1)
             .fetch_all(&mut *reader)
             .await
@@ -122,10 +122,10 @@ impl Cursor {
     pub fn parse(text: &str) -> Result<Self, Error> {
         let (time, id) = text.split_once('-').ok_or(Error::Cursor)?;
         let created_at_ms = u64::from_str_radix(time, 16).map_err(|_| Error::Cursor)?;
-        // Ids of sessions have the same form.
+        // Session IDs have the same form, so they also pass this check.
         let id = id.parse::<SandboxId>().map_err(|_| Error::Cursor)?.to_string();
         let cursor = Self { created_at_ms, id };
-        // A number has several spellings, of which a page uses only one.
+        // The same number can be written in several ways, of which only one occurs in cursors.
         if cursor.spell() == text { Ok(cursor) } else { Err(Error::Cursor) }
     }
 }

@@ -1,8 +1,10 @@
-//! Connections for reading, and their scheduling. A project can use at most half of them. If it floods the
-//! store, its own reads queue up, and others wait only for a few short reads.
+//! Connections for reading, and their scheduling. A project can use at most half of the connections. If a
+//! project floods the store with reads, its own reads queue up, while those of other projects wait only for a
+//! few short reads.
 //!
-//! The connections are not in a pool of the driver. That pool takes a connection back in a separate task, so
-//! a dropped caller still holds one while the server is busy, and permits would not match free connections.
+//! The connections are not in a pool of the driver. Such a pool takes connections back in a separate task. On
+//! a busy server, that task is late, and a caller that was dropped still holds its connection. The number of
+//! free connections would then not match the number of permits.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -15,16 +17,16 @@ use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
 use super::{Error, OPENING, Store, WAIT, failed};
 
-/// Number of connections. Reads are single index lookups or a page, so two cores cannot use more of them at
-/// once.
+/// Number of connections. A read is a single index lookup or fetches one page, so even two cores cannot use
+/// more connections at once.
 const READERS: usize = 4;
 /// Maximum number of concurrent reads of one project.
 const PROJECT_READERS: usize = READERS / 2;
-/// Timeout for a read that waits behind others of its project. Each takes milliseconds, so only a caller with
-/// thousands of queued reads waits longer.
+/// Timeout for a read that waits behind other reads of its project. Each read takes milliseconds, so only a
+/// project with thousands of queued reads reaches this timeout.
 const TURN_WITHIN: Duration = Duration::from_secs(10);
 
-/// The party for which a read is done.
+/// Party on whose behalf the store is read.
 #[derive(Clone, Copy)]
 pub(super) enum For<'a> {
     /// A project.
@@ -41,12 +43,13 @@ pub(super) struct Readers {
     connections: Arc<[Arc<tokio::sync::Mutex<SqliteConnection>>]>,
     /// One permit per connection: the holder of a permit always finds a free connection.
     places: Arc<Semaphore>,
-    /// Permits by project; callers with unknown keys share the empty name. Unbounded, because only
-    /// administrators create projects.
+    /// Permits by project. Callers whose keys are not cached share the empty name. The map needs no limit,
+    /// because only administrators create projects.
     turns: Arc<Mutex<HashMap<String, Arc<Semaphore>>>>,
 }
 
-/// A connection for reading, in use. The fields are dropped in this order.
+/// Connection for reading that is in use. Its fields are dropped in the order of their declaration, so the
+/// connection is free before its permits are.
 pub(super) struct ReadConnection {
     connection: OwnedMutexGuard<SqliteConnection>,
     _place: OwnedSemaphorePermit,
@@ -82,7 +85,7 @@ impl Readers {
         Ok(ReadConnection { connection, _place: place, _turn: turn })
     }
 
-    /// Waits for running reads, and prevents further ones.
+    /// Waits for running reads, and prevents new ones.
     pub(super) async fn close(&self) {
         for connection in self.connections.iter() {
             drop(connection.lock().await);

@@ -1,5 +1,5 @@
-//! The row of a sandbox, from request to end: created once, within the quota, with a state that only moves
-//! forwards.
+//! The row of a sandbox, from its request to its end. The row is created once, within the quota, and its
+//! state only moves forward.
 
 use api::SandboxId;
 use api::account::Quota;
@@ -9,7 +9,7 @@ use sqlx::sqlite::SqliteConnection;
 use super::account::refused;
 use super::{Error, Lasting, Store, Writer, begin, body, failed, integer, parse};
 
-/// Operation named in errors of transactions that save the states of sandboxes.
+/// Name of the operation in the errors of transactions that save the states of sandboxes.
 const KEEP: &str = "save the state of a sandbox";
 /// Maximum number of rows deleted in one transaction, so that other writers do not wait long.
 const PRUNED_AT_ONCE: u32 = 1000;
@@ -35,15 +35,15 @@ pub enum Requested {
 }
 
 impl Store {
-    /// Records the request for a sandbox, before anything of the sandbox is created.
+    /// Records the request for a sandbox, before any part of the sandbox is created.
     ///
     /// An idempotency key stays in use for as long as the sandbox's row exists, except that a sandbox that
-    /// never ran (`start_failed`, `interrupted`) releases it. A caller that is dropped while it waits cannot
-    /// know if the row exists. Therefore sandboxes are created in separate tasks, not in the task of the
-    /// request.
+    /// never ran (`start_failed`, `interrupted`) releases its key. A caller that is dropped while it waits
+    /// cannot know whether the row exists. Therefore sandboxes are created in separate tasks, not in the task
+    /// of the request.
     ///
     /// # Errors
-    /// The idempotency key was used for another request, the name is taken, the quota is used up, or the
+    /// The idempotency key was used for a different request, the name is taken, the quota is used up, or the
     /// project does not exist.
     pub async fn request(&self, ask: &Request<'_>) -> Result<Requested, Error> {
         const ACT: &str = "save a request for a sandbox";
@@ -56,8 +56,8 @@ impl Store {
             ..ask.sandbox.clone()
         };
         let mut connection = self.connection(Lasting::Process, ACT).await?;
-        // Usually nothing conflicts, which a single statement can check. Otherwise the transaction below
-        // finds the conflict.
+        // Usually there is no conflict, and a single statement is enough. Otherwise, the transaction below
+        // determines the conflict.
         if insert_if_fits(&mut connection, &sandbox, ask).await? {
             return Ok(Requested::New(sandbox));
         }
@@ -85,9 +85,9 @@ impl Store {
         Ok(Requested::New(sandbox))
     }
 
-    /// Saves the changes of a sandbox: its state, the reason of its end, its idle time. Its other parameters
-    /// stay as requested. Returns false if nothing changed: the sandbox is unknown, has ended, or has a later
-    /// state in the store.
+    /// Saves the changes of a sandbox: its state, the reason for its end, its idle time. Its other parameters
+    /// stay as requested. Returns false if the store did not change: the sandbox is unknown, has ended, is
+    /// unchanged, or already has a later state in the store.
     ///
     /// # Errors
     /// The store does not respond, or the row is damaged.
@@ -95,10 +95,10 @@ impl Store {
         Ok(self.moved_all(std::slice::from_ref(sandbox)).await? == [true])
     }
 
-    /// Like [`Store::moved`], for several sandboxes in one transaction.
+    /// Like [`Store::moved`], but for several sandboxes in one transaction.
     ///
     /// # Errors
-    /// As [`Store::moved`]; then none of the changes is saved.
+    /// See [`Store::moved`]. After an error, none of the changes is saved.
     pub async fn moved_all(&self, sandboxes: &[Sandbox]) -> Result<Vec<bool>, Error> {
         let mut connection = self.connection(Lasting::Process, KEEP).await?;
         let mut transaction = begin(&mut connection, KEEP).await?;
@@ -110,7 +110,8 @@ impl Store {
         Ok(moved)
     }
 
-    /// Deletes a sandbox that was requested but never started: nothing of it was ever created.
+    /// Deletes the row of a sandbox that was requested but of which nothing was created. Returns true if the
+    /// row existed.
     ///
     /// # Errors
     /// The store does not respond.
@@ -126,9 +127,9 @@ impl Store {
     }
 
     /// Adds a sandbox that the node has and the store lacks, because the store was lost or restored from a
-    /// copy. Neither quota nor name can refuse an existing sandbox: an unknown project is created with the
-    /// default quota, and a name that another live sandbox has is omitted. Returns false if the store has the
-    /// sandbox.
+    /// copy. A sandbox that already exists is not refused because of its quota or its name: an unknown
+    /// project is created with the default quota, and a name that another live sandbox has is omitted.
+    /// Returns false if the store already has the sandbox.
     ///
     /// # Errors
     /// The store does not respond.
@@ -165,10 +166,10 @@ impl Store {
         Ok(true)
     }
 
-    /// Deletes the sandboxes that ended before a time, and returns their number.
+    /// Deletes the sandboxes that ended before `ended_before_ms`, and returns their number.
     ///
     /// # Errors
-    /// The store does not respond; rows deleted before that stay deleted.
+    /// The store does not respond. Rows that were deleted before the failure stay deleted.
     pub async fn prune(&self, ended_before_ms: u64) -> Result<u64, Error> {
         const ACT: &str = "delete old sandboxes";
         let mut pruned = 0;
@@ -228,8 +229,8 @@ async fn moved_one(connection: &mut SqliteConnection, sandbox: &Sandbox) -> Resu
     Ok(done.rows_affected() > 0)
 }
 
-/// Returns the sandbox to save after an update to a live sandbox. Returns `None` if the update is
-/// outdated or changes nothing.
+/// Returns the sandbox to save after an update to a live sandbox, or `None` if the update is outdated or
+/// changes nothing.
 fn next(known: &Sandbox, news: &Sandbox) -> Option<Sandbox> {
     if rank(news.state) < rank(known.state) {
         return None;
@@ -255,7 +256,8 @@ fn rank(state: SandboxState) -> u8 {
     }
 }
 
-/// Returns the end time that [`Store::prune`] uses. Without one, an ended sandbox would be kept for ever.
+/// Returns the end time that [`Store::prune`] uses. Without an end time, an ended sandbox would be kept
+/// forever.
 fn ended_at_ms(sandbox: &Sandbox) -> Option<i64> {
     sandbox.state.is_terminal().then(|| integer(sandbox.ended_at_ms.unwrap_or(sandbox.created_at_ms)))
 }
@@ -269,7 +271,7 @@ async fn name_is_taken(connection: &mut SqliteConnection, project: &str, name: &
         .map_err(failed("look up a name"))
 }
 
-/// Rejects a sandbox that would exceed the quota, or whose name is taken.
+/// Checks that a sandbox would not exceed the quota and that its name is not taken.
 async fn fits(connection: &mut SqliteConnection, ask: &Request<'_>) -> Result<(), Error> {
     let (count, memory_bytes, disk_bytes, taken): (i64, i64, i64, bool) = sqlx::query_as(
         "SELECT count(*), coalesce(sum(memory_bytes), 0), coalesce(sum(disk_bytes), 0), coalesce(max(name = ?), 0)
@@ -296,8 +298,9 @@ async fn fits(connection: &mut SqliteConnection, ask: &Request<'_>) -> Result<()
     Ok(())
 }
 
-/// Inserts a request if nothing conflicts: no earlier request with its key, no quota, no name. The conditions
-/// are those of [`fits`], which then reports the violated one.
+/// Inserts the row for a request if nothing conflicts: the idempotency key is new, the quota is sufficient,
+/// and the name is not taken. If the insert is refused, [`fits`] checks the same conditions again and reports
+/// the violated one.
 async fn insert_if_fits(writer: &mut Writer, sandbox: &Sandbox, ask: &Request<'_>) -> Result<bool, Error> {
     let (limits, quota, key) = (&sandbox.limits, ask.quota, ask.idempotency);
     let done = sqlx::query(

@@ -1,12 +1,13 @@
-//! Disk space reserved beside the store, so that a key can be revoked on a full disk (L-11).
+//! Disk space reserved beside the store, so that a key can be revoked on a full disk (attack L-11).
 //!
 //! ```text
 //! <store>.ballast   blocks that are released to the file system, so that the store can be written again
 //! <store>.revoked   the slate: revocations not yet in the store; overwritten in place, which needs no free block
 //! ```
 //!
-//! A revoked key is refused from memory at once, regardless of the disk. Revocations on the slate survive a
-//! restart; they are moved into the store as soon as it can be written.
+//! A revoked key is refused at once, regardless of the disk, because pending revocations are also kept in
+//! memory. Revocations on the slate survive a restart. They are moved into the store as soon as the store can
+//! be written.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -19,22 +20,22 @@ use sha2::{Digest, Sha256};
 use super::{Error, Store, beside};
 use crate::audit::hex;
 
-/// Size of the ballast: a write-ahead log with the pages of a hundred revocations, and the same again for its
-/// checkpoint.
+/// Size of the ballast. This is enough for a write-ahead log with the pages of a hundred revocations, and for
+/// the same amount of data again during the checkpoint of that log.
 const BALLAST_BYTES: usize = 512 << 10;
-/// Minimum free space for recreating the ballast. With less, it would take space that an administrator has
-/// just freed.
+/// Minimum free disk space for recreating the ballast. With less free space, the ballast would take space
+/// that an administrator has just freed.
 const BALLAST_BELOW_BYTES: u64 = 64 << 20;
-/// Length of one revocation on the slate: an id, a time, a checksum, and spaces.
+/// Length of one revocation on the slate: a key ID, a time, a checksum, and padding with spaces.
 const LINE_BYTES: usize = 128;
-/// Maximum number of revocations on the slate, which has 64 KiB.
+/// Maximum number of revocations on the slate. It determines the size of the slate, which is 64 KiB.
 const LINES_MAX: usize = 512;
-/// Maximum length of an id that fits on a line. Ids of keys are shorter.
+/// Maximum length of a key ID that fits on a line of the slate. Valid key IDs are shorter.
 const KEY_BYTES_MAX: usize = 64;
 /// Number of digits of a line's checksum.
 const SUM_DIGITS: usize = 16;
 
-/// The files, and the content of the slate.
+/// The ballast, the slate, and the pending revocations.
 #[derive(Debug)]
 pub(super) struct Reserve {
     ballast: PathBuf,
@@ -50,7 +51,8 @@ struct Revocation {
 }
 
 impl Reserve {
-    /// Reads the slate, and reserves missing space. If the disk is already full, only a warning is logged.
+    /// Reads the slate, and reserves any disk space that is missing. If the disk is already full, only logs a
+    /// warning.
     pub fn open(store: &Path) -> Self {
         let (ballast, slate) = (beside(store, ".ballast"), beside(store, ".revoked"));
         let lines = fs::read(&slate).unwrap_or_default();
@@ -76,7 +78,7 @@ impl Reserve {
         self.pending().iter().any(|one| one.key == key)
     }
 
-    /// Refuses a key from memory from now on.
+    /// Adds a key to the pending revocations in memory, so that the key is refused from now on.
     fn refuse(&self, key: &str, at_ms: u64) {
         let mut pending = self.pending();
         if pending.iter().all(|one| one.key != key) {
@@ -101,7 +103,8 @@ impl Reserve {
     fn written(&self, key: &str) {
         self.pending().retain(|one| one.key != key);
         if let Err(error) = self.note() {
-            // When the server restarts, the key is revoked again, which has no effect.
+            // The revocation stays on the slate. After a restart, the key is revoked again, which has no
+            // effect.
             tracing::warn!(%error, "cannot remove a saved revocation from the pending revocations");
         }
     }
@@ -142,10 +145,11 @@ impl Revocation {
 }
 
 impl Store {
-    /// Revokes a key after the store failed to do so: in memory at once, then in the store after releasing
-    /// the ballast, else on the slate.
+    /// Revokes a key after the store has failed to do so. The key is refused from memory at once. The
+    /// revocation is then written to the store with the help of the ballast's space or, if that fails too, to
+    /// the slate.
     pub(super) async fn revoke_anyway(&self, id: &str, now_ms: u64) -> Result<bool, Error> {
-        // If the lookup fails as well, the key is refused as if it existed.
+        // If the lookup fails as well, assume that the key exists.
         if id.len() > KEY_BYTES_MAX || matches!(self.has_key(id).await, Ok(false)) {
             return Ok(false);
         }
@@ -160,8 +164,8 @@ impl Store {
         }
     }
 
-    /// Moves revocations from the slate into the store, as far as it can be written, and recreates the
-    /// ballast.
+    /// Moves pending revocations from the slate into the store, until one cannot be written. Recreates the
+    /// ballast after all of them have been moved.
     pub(super) async fn write_revocations(&self) -> Result<(), Error> {
         let pending = self.reserve.pending().clone();
         for Revocation { key, at_ms } in &pending {
@@ -173,7 +177,7 @@ impl Store {
     }
 }
 
-/// Creates a file with allocated blocks. Leaves no file on failure.
+/// Creates a file whose blocks are allocated on disk. Leaves no file behind on failure.
 fn set_aside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
@@ -205,7 +209,7 @@ mod tests {
 
     #[test]
     fn the_slate_holds_over_a_restart_and_a_damaged_line_harms_no_other() {
-        // L-11
+        // Attack L-11: keys are revoked on a full disk.
         let directory = tempfile::tempdir().unwrap();
         let store = directory.path().join("bellglass.db");
         let reserve = Reserve::open(&store);

@@ -13,12 +13,13 @@ use super::{Error, beside, failed, options};
 
 /// The newest schema that this release supports.
 pub(super) const KNOWN: i64 = 7;
-/// Maximum number of versions by which a store may be newer: one release can be rolled back, two cannot.
+/// Maximum number of versions by which a store may be newer than this release. One release can be rolled
+/// back, but not two.
 const NEWER_MAX: i64 = 1;
 const ACT: &str = "be created";
 
-/// Creates a store under another name and renames it when it is complete. A file under the store's own name
-/// is therefore always a store.
+/// Creates the store if it does not exist. The store is created under a temporary name and renamed when it is
+/// complete, so a file with the store's own name is always a complete store.
 pub(super) async fn create_if_missing(path: &Path) -> Result<(), Error> {
     match fs::metadata(path) {
         Ok(found) if found.is_file() => return Ok(()),
@@ -36,7 +37,8 @@ pub(super) async fn create_if_missing(path: &Path) -> Result<(), Error> {
             Ok(()) | Err(_) => {}
         }
     }
-    // SQLite creates its additional files with the same mode. Only the server may read the hashes of keys.
+    // Only the server may read the hashes of keys. SQLite creates its additional files with the same mode as
+    // this file.
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh).map_err(io_failed)?;
     let mut connection =
         options(&fresh).journal_mode(SqliteJournalMode::Wal).connect().await.map_err(failed(ACT))?;
@@ -82,8 +84,8 @@ pub(super) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Err
         (3, "sessions", include_str!("../../migrations/3_sessions.sql")),
         (4, "clock", include_str!("../../migrations/4_clock.sql")),
         (5, "use of keys", include_str!("../../migrations/5_use_of_keys.sql")),
-        // Version 6 is skipped, so that releases without pauses refuse the store: they cannot read the state
-        // `paused`.
+        // Version 6 is skipped, so that this schema is two steps newer for releases that do not support
+        // pausing. They refuse the store, because they cannot read the state `paused`.
         (KNOWN, "pauses", include_str!("../../migrations/7_pauses.sql")),
     ];
     let migrations = steps.map(|(version, name, text)| {
@@ -95,7 +97,7 @@ pub(super) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Err
     if let MigrateError::Execute(source) | MigrateError::ExecuteMigration(source, _) = error {
         return Err(failed("be migrated")(source));
     }
-    // A migration in the store differs from ours, or is incomplete.
+    // A migration that was applied to the store differs from the embedded one, or is incomplete.
     Err(Error::Damaged(error.to_string()))
 }
 

@@ -1,4 +1,5 @@
-//! Secrets and authorities, encrypted. Every write here is on disk when it returns.
+//! Encrypted secrets and certificate authorities. Every write in this module is on disk when its method
+//! returns.
 
 use api::secret::{SECRETS_MAX, Secret};
 
@@ -7,10 +8,10 @@ use super::read::For;
 use super::{Error, Lasting, Store, begin, failed, integer};
 
 impl Store {
-    /// Saves an encrypted value under a name. Replaces the previous one.
+    /// Saves an encrypted value under a name, and replaces any previous value.
     ///
     /// # Errors
-    /// The project does not exist or is at its limit, or the store does not respond.
+    /// The project does not exist or has the maximum number of secrets, or the store does not respond.
     pub async fn put_secret(
         &self,
         project: &str,
@@ -71,7 +72,7 @@ impl Store {
         Ok(rows.into_iter().map(secret).collect())
     }
 
-    /// Returns an encrypted value, if it exists.
+    /// Returns the encrypted value of a secret, if the secret exists.
     ///
     /// # Errors
     /// The store does not respond.
@@ -86,7 +87,7 @@ impl Store {
             .map_err(failed(ACT))
     }
 
-    /// Removes a secret. Succeeds if it does not exist.
+    /// Removes a secret. Succeeds if the secret does not exist.
     ///
     /// # Errors
     /// The store does not respond.
@@ -118,7 +119,7 @@ impl Store {
             .map_err(failed(ACT))
     }
 
-    /// Returns the certificate of a project's authority, and its encrypted key.
+    /// Returns the certificate of a project's certificate authority, and its encrypted key.
     ///
     /// # Errors
     /// The store does not respond.
@@ -132,7 +133,7 @@ impl Store {
             .map_err(failed(ACT))
     }
 
-    /// Saves the authority of a project. Replaces the previous one.
+    /// Saves the certificate authority of a project, and replaces any previous one.
     ///
     /// # Errors
     /// The project does not exist, or the store does not respond.

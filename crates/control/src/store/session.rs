@@ -1,4 +1,5 @@
-//! Sessions, and the sandbox of each. The data that they keep is stored by the node ([`node::folder`]).
+//! Sessions, and the sandbox that each session uses. The node stores the files of sessions
+//! ([`node::folder`]).
 
 use std::collections::VecDeque;
 
@@ -14,15 +15,17 @@ use super::{Error, Lasting, Store, begin, body, failed, integer, parse};
 /// Maximum number of stored sessions of one project.
 pub const SESSIONS_MAX: u64 = 100_000;
 
-/// A session as it is stored.
+/// Stored form of a session.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SessionRecord {
     /// The public part.
     pub session: Session,
-    /// Number of sandboxes that the session has released. Distinguishes the create request of the next one.
+    /// Number of sandboxes that the session has released. This number makes the idempotency key of the next
+    /// create request unique.
     #[serde(default)]
     pub spent: u64,
-    /// True if the sandbox has its initial files. Until then, missing files do not count as removed by a run.
+    /// True if the sandbox has its initial files. Until then, a missing file does not mean that a run removed
+    /// it.
     #[serde(default)]
     pub prepared: bool,
     /// Paths of the datasets that are in the sandbox.
@@ -34,11 +37,12 @@ pub struct SessionRecord {
 }
 
 impl Store {
-    /// Saves a new session, once for each idempotency key. Returns the existing session if an earlier request
-    /// created it.
+    /// Saves a new session, at most one per idempotency key. If an earlier request with the same key created
+    /// a session, returns that session.
     ///
     /// # Errors
-    /// The key was used for another request, the project is at its limit, or the store does not respond.
+    /// The idempotency key was used for a different request, the project has the maximum number of sessions,
+    /// or the store does not respond.
     pub async fn create_session(
         &self,
         record: &SessionRecord,
@@ -109,7 +113,7 @@ impl Store {
     /// Returns a page of a project's sessions, newest first.
     ///
     /// # Errors
-    /// The cursor does not come from a page, the store does not respond, or a row is damaged.
+    /// The cursor was not returned with any page, the store does not respond, or a row is damaged.
     pub async fn sessions(
         &self,
         project: &str,
@@ -161,7 +165,7 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// Returns sessions that have not changed since a time, up to one page.
+    /// Returns up to one page of sessions that have not changed since `before_ms`.
     ///
     /// # Errors
     /// The store does not respond.
@@ -175,7 +179,7 @@ impl Store {
                 .fetch_all(&mut *reader)
                 .await
                 .map_err(failed(ACT))?;
-        // A damaged session must not prevent the deletion of others.
+        // A damaged session must not prevent the deletion of other sessions.
         let read = |(id, text): &(String, String)| match parse::<SessionRecord>(id, text) {
             Ok(record) => Some(record.session),
             Err(error) => {

@@ -27,7 +27,7 @@ impl Place {
         Self { store, path, _directory: directory }
     }
 
-    /// Requests a sandbox of `p` with the default quota.
+    /// Requests a sandbox in the project `p`, with the default quota.
     pub(crate) async fn ask(&self, sandbox: &Sandbox) -> Result<Requested, Error> {
         ask(&self.store, sandbox, &Quota::default(), None).await
     }
@@ -50,7 +50,7 @@ pub(crate) async fn ask(
     store.request(&Request { sandbox, quota, idempotency }).await
 }
 
-/// Returns a sandbox of `p` to be requested.
+/// Returns a sandbox in the project `p` that has not been requested yet.
 pub(crate) fn sandbox(id: &str) -> Sandbox {
     Sandbox::asked(id.parse().unwrap(), "p", &CreateSandbox::default(), &Default::default(), 1)
 }

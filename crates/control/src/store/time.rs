@@ -1,8 +1,9 @@
-//! The latest observed time. Expired keys stay expired even if the machine's clock is set back (L-12).
+//! Tracking of the latest observed time, so that expired keys stay expired even if the machine's clock is set
+//! back (attack L-12).
 //!
-//! This time never goes back and never stops. It is the maximum of the machine's clock and of the previous
-//! time plus the time elapsed since, by a clock that cannot be set. It is saved in the store, so that it
-//! survives a restart.
+//! This time never goes back and never stops. It is the later of the machine's clock and the sum of the
+//! previously observed time and the time elapsed since then, which is measured with a clock that cannot be
+//! set. It is saved in the store, so that it survives a restart.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,10 +14,11 @@ use tokio::sync::Notify;
 
 use super::{Error, Lasting, Store, Writer, failed, integer};
 
-/// Maximum lag of the time in the store. If the clock goes back after a kill, an expired key gains at most
-/// this much.
+/// Maximum lag of the time in the store. If the server is killed and the clock is then set back, an expired
+/// key may become valid again for at most this long.
 const WRITE_EVERY_MS: u64 = 60_000;
-/// Minimum lag of the clock that is logged as a warning: corrections by a time server are smaller.
+/// Minimum lag of the machine's clock for which a warning is logged. Corrections by a time server are
+/// smaller.
 const BEHIND_MS: u64 = 60_000;
 
 /// The latest observed time.
@@ -36,7 +38,8 @@ struct ObservedTime {
 }
 
 impl Latest {
-    /// Returns the current time, from the current values of the machine's clock and of the boot clock.
+    /// Returns the latest observed time after observing these values of the machine's clock and of the boot
+    /// clock.
     fn now_ms(&self, wall_ms: u64, boot_ms: u64) -> u64 {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let passed_ms = boot_ms.saturating_sub(seen.boot_ms);
@@ -50,7 +53,8 @@ impl Latest {
 }
 
 impl Store {
-    /// Returns the time by which keys expire, from the current value of the machine's clock.
+    /// Returns the time against which the expiry of keys is checked. `wall_ms` is the current value of the
+    /// machine's clock.
     pub fn now_ms(&self, wall_ms: u64) -> u64 {
         if api::defence::is_off("L-12") {
             return wall_ms;
@@ -81,12 +85,12 @@ impl Store {
         Ok(())
     }
 
-    /// Waits until the time should be saved, but no longer than this.
+    /// Waits until the time should be saved, but no longer than `within`.
     pub async fn time_is_due(&self, within: Duration) {
         let _ = tokio::time::timeout(within, self.latest.due.notified()).await;
     }
 
-    /// Saves the time if it is much later than the saved one.
+    /// Saves the time if it is much later than the time in the store.
     pub(super) async fn write_time_if_due(&self) -> Result<(), Error> {
         const ACT: &str = "save the time";
         if !self.latest.is_due(self.now_ms(clock::wall_ms())) {
@@ -129,7 +133,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_latest_time_outlives_the_server() {
-        // L-12
+        // Attack L-12: the clock is set back while the server is down.
         let place = Place::new().await;
         let ahead = clock::wall_ms() + 86_400_000;
         assert!(place.store.now_ms(ahead) >= ahead);

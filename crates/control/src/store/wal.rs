@@ -1,13 +1,14 @@
 //! The write-ahead log of the store: validation and truncation.
 //!
-//! SQLite treats a log with an invalid header as empty and reports nothing. Everything since the last
-//! checkpoint is then lost, and a key that was revoked since then is valid again. Two rules prevent that
-//! (L-10):
+//! SQLite treats a log with an invalid header as empty, and reports no error. All changes since the last
+//! checkpoint are then lost, and a key that was revoked since then becomes valid again. Two rules prevent
+//! this (attack L-10):
 //!
-//! - A log with content but without a valid header is refused when the store is opened.
-//! - Data that must survive a power failure ([`super::Lasting::Machine`]: keys, projects, secrets) is moved into the
-//!   store's file, and the log is truncated. A checkpoint without truncation is not enough: a log that is damaged in the
-//!   middle is read up to the damage, and its older pages would override the newer ones in the file.
+//! - When the store is opened, a log that has content but no valid header is refused.
+//! - Data that must survive a power failure ([`super::Lasting::Machine`]: keys, projects, secrets) is moved
+//!   into the store's file when it is written, and the log is truncated. A checkpoint without truncation is
+//!   not enough. SQLite reads a log that is damaged in the middle up to the damage, and the older pages from
+//!   that log would override the newer pages in the file.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,18 +17,19 @@ use std::sync::atomic::Ordering;
 
 use super::{Error, Lasting, Store, Writer, beside, failed};
 
-/// Length of the header in SQLite's file format.
+/// Length of the log's header in SQLite's file format.
 const HEADER_BYTES: usize = 32;
 /// Length of the part of the header that its checksum covers.
 const SUMMED_BYTES: usize = 24;
-/// First four bytes of the header; the lowest bit is the byte order of the checksum.
+/// First four bytes of the header. The lowest bit is the byte order of the checksum.
 const MAGIC: u32 = 0x377f_0682;
-/// Version of the format. No other version exists.
+/// Version of the log's format. It is the only version that exists.
 const VERSION: u32 = 3_007_000;
 
 impl Store {
-    /// Moves everything from the log into the file, and empties the log. It waits for readers, but not for
-    /// long: the log is already on disk, and [`Store::upkeep`] tries again.
+    /// Moves all changes from the log into the store's file, and empties the log. Waits for readers only
+    /// briefly. If they do not finish in time, nothing is lost: the log is already on disk, and
+    /// [`Store::upkeep`] tries again.
     pub(super) async fn checkpoint(&self, writer: &mut Writer) {
         if api::defence::is_off("L-10") {
             return;
@@ -40,7 +42,7 @@ impl Store {
         self.turns.unfolded.store(!matches!(done, Ok((0, ..))), Ordering::Release);
     }
 
-    /// Empties the log if that failed before.
+    /// Empties the log if an earlier attempt failed.
     ///
     /// # Errors
     /// The store does not respond.
@@ -54,7 +56,7 @@ impl Store {
     }
 }
 
-/// Rejects a log that has content and that SQLite would ignore.
+/// Rejects a log that has content but that SQLite would ignore.
 pub(super) fn check(path: &Path) -> Result<(), Error> {
     let log = beside(path, "-wal");
     let mut header = Vec::new();
@@ -98,7 +100,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_log_is_refused_when_any_bit_of_its_header_is_wrong() {
-        // L-10
+        // Attack L-10: the header of the log is damaged.
         let place = Place::new().await;
         place.ask(&sandbox("s1")).await.unwrap();
         let log = beside(&place.path, "-wal");
@@ -120,7 +122,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_must_outlive_the_machine_is_never_only_in_the_log() {
-        // L-10
+        // Attack L-10: a damaged log must not bring back a revoked key.
         let place = Place::new().await;
         place.ask(&sandbox("s1")).await.unwrap();
         let log = beside(&place.path, "-wal");

@@ -1,8 +1,8 @@
 //! Steps of the latest requests, in memory.
 //!
 //! A trace is visible as soon as its sandbox is known, even while the request is in progress. A step in
-//! progress has no end yet. The lock of one trace is held to add or end one step. The lock of all traces is
-//! taken once for each trace and once for each query.
+//! progress has no end yet. Each trace has its own lock, which is held while a step is added or ended. The
+//! lock for all traces is acquired only once per trace and once per query.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,12 +19,12 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::is_root;
 
-/// Maximum number of traces. With thirty steps each, they need about 8 MiB and cover minutes of a machine at
-/// full load.
+/// Maximum number of traces. With thirty steps each, they use about 8 MiB and cover several minutes of a
+/// machine at full load.
 const TRACES_MAX: usize = 4096;
-/// Maximum number of steps of one trace. A create has about thirty.
+/// Maximum number of steps of one trace. A create request has about thirty.
 const STEPS_MAX: usize = 64;
-/// Maximum number of traces of one sandbox. The next trace replaces that of the oldest exec.
+/// Maximum number of traces of one sandbox. At the limit, a new trace replaces the trace of the oldest exec.
 const OF_SANDBOX_MAX: usize = 16;
 
 /// Recorder of the steps of the latest requests. All clones share one state.
@@ -35,7 +35,7 @@ pub struct Recorder {
 
 #[derive(Default)]
 struct RetainedTraces {
-    /// Traces by number. Numbers only grow, so the first trace is the oldest.
+    /// Traces by number. Numbers are assigned in increasing order, so the first trace is the oldest.
     traces: BTreeMap<u64, Arc<Open>>,
     of_sandbox: HashMap<String, VecDeque<u64>>,
     next: u64,
@@ -64,7 +64,8 @@ struct Span {
     took: Option<Duration>,
 }
 
-/// Position of a span: its trace, and its step there unless the step was omitted.
+/// Position of a span: its trace, and the index of its step in that trace. The index is `None` if the step
+/// was omitted.
 struct SpanPosition {
     trace: Arc<Open>,
     step: Option<u32>,
@@ -79,7 +80,7 @@ struct SpanFields {
 }
 
 impl Recorder {
-    /// Returns the traces of a sandbox, oldest first. If `exec` is set, returns only those of that exec.
+    /// Returns the traces of a sandbox, oldest first. If `exec` is set, returns only the traces of that exec.
     pub fn traces(&self, sandbox: &SandboxId, exec: Option<&ExecId>) -> Vec<Trace> {
         let found: Vec<Arc<Open>> = {
             let kept = locked(&self.kept);
@@ -186,7 +187,8 @@ impl SpanPosition {
         Self { trace: Arc::new(open), step: Some(0) }
     }
 
-    /// Creates a new step below this one. The step is omitted if this one was omitted.
+    /// Creates a new step below this step. The new step is omitted if this step was omitted, or if the trace
+    /// is full.
     fn below(&self, metadata: &'static Metadata<'static>, what: Option<String>) -> Self {
         let begun = self.trace.begun.elapsed();
         let mut state = locked(&self.trace.state);
@@ -221,7 +223,7 @@ impl Span {
 }
 
 impl SpanFields {
-    /// Reads the fields of a new span. Most steps have no fields, which is cheap to check.
+    /// Reads the fields of a new span. Most steps have no fields, so check for that first, which is cheap.
     fn in_new(attributes: &Attributes<'_>) -> Self {
         let mut said = Self::default();
         if !attributes.fields().is_empty() {

@@ -1,6 +1,6 @@
-//! Encrypted data can be decrypted only at its place and with its key.
+//! Tests that encrypted data can be decrypted only at its place and with its key.
 
-// A test fails by panicking.
+// Tests fail by panicking, so these lints do not apply here.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::os::unix::fs::PermissionsExt as _;
@@ -52,7 +52,7 @@ async fn a_secret_is_had_by_its_project_and_told_without_its_value() {
 
 #[tokio::test]
 async fn files_of_the_store_hold_no_value_and_the_key_is_its_owners_alone() {
-    // S-06
+    // Attack S-06: no file of the store contains the value of a secret.
     let (data, store, vault) = ground().await;
     vault.put("a", "KEY", value()).await.unwrap();
     vault.authority("a").await.unwrap();
@@ -69,7 +69,7 @@ async fn files_of_the_store_hold_no_value_and_the_key_is_its_owners_alone() {
 
 #[tokio::test]
 async fn what_is_sealed_for_one_place_does_not_open_at_another() {
-    // S-03
+    // Attack S-03: a sealed value is copied to a different project or name.
     let (_data, store, vault) = ground().await;
     vault.put("a", "KEY", value()).await.unwrap();
     let sealed = store.sealed_secret("a", "KEY").await.unwrap().unwrap();
@@ -108,14 +108,14 @@ async fn a_key_that_is_missing_or_foreign_is_told_as_such_and_never_made_anew_ov
     fs::write(&key, [7; KEY_BYTES]).unwrap();
     let foreign = Vault::new(store.clone(), data.path());
     assert!(matches!(foreign.open_secret("a", "KEY").await, Err(Error::KeyForeign(_))));
-    // The authority is replaced by a new one.
+    // An authority that cannot be decrypted is replaced by a new one.
     assert_ne!(foreign.authority("a").await.unwrap().certificate(), authority);
     foreign.put("a", "KEY", value()).await.unwrap();
     assert_eq!(foreign.secret("a", "KEY").await.unwrap().unwrap().expose(), CANARY);
     fs::write(&key, kept).unwrap();
     store.remove_secret("a", "KEY").await.unwrap();
     fs::remove_file(&key).unwrap();
-    // No secret needs the missing key.
+    // No stored secret needs the missing key, so a new key is created.
     Vault::new(store, data.path()).put("a", "KEY", value()).await.unwrap();
     assert!(key.exists());
 }

@@ -1,8 +1,9 @@
-//! The egress attacks of `attacks/`: N, C-15 and S-01, S-02, on a real `bellglass serve` in a simulated
-//! internet ([`e2e::world`]).
+//! The egress attacks of `attacks/`, namely N, C-15, S-01 and S-02, on a real `bellglass serve` in a
+//! simulated internet ([`e2e::world`]).
+//!
 //! Every address that a payload tries to reach has a server behind it. The control runs the same payload
-//! without a sandbox, with a proxy without restrictions on the same port. The addresses that the control
-//! reaches prove that the attack works.
+//! without a sandbox, with an unrestricted proxy on the same port. The addresses that the control reaches
+//! prove that the attack works.
 //!
 //! | module | contains |
 //! |---|---|
@@ -25,13 +26,14 @@ use e2e::world::in_a_world;
 
 use ground::on_each_tier;
 
-/// N-01, N-02, N-03, N-06: internal addresses stay blocked, even if the policy is `open` or names them.
+/// Attacks N-01, N-02, N-03 and N-06: internal addresses stay blocked, even if the policy is `open` or names
+/// these addresses.
 #[test]
 fn what_is_not_the_internet_stays_closed_when_all_of_it_is_open() {
     in_a_world(async |world| {
         on_each_tier(world, async |siege| {
             let port = siege.api_port().to_string();
-            // Neither `open` nor a rule that names them makes these addresses reachable.
+            // Neither the policy `open` nor a rule that names these addresses makes them reachable.
             let named =
                 ["169.254.169.254", "meta.example", "private.example:5432", "loop.example", "good.example"];
             for (words, what) in [(&["open"][..], "open"), (&named[..], "named")] {
@@ -42,7 +44,7 @@ fn what_is_not_the_internet_stays_closed_when_all_of_it_is_open() {
                     ("N-03", &[port.as_str()], 4),
                     ("N-06", &[], 20),
                 ] {
-                    // No rule can name most of the disguised addresses, so N-02 has no case `named`.
+                    // No rule can name most of the disguised addresses, so skip N-02 with the policy `named`.
                     if (id, what) == ("N-02", "named") {
                         continue;
                     }
@@ -56,8 +58,8 @@ fn what_is_not_the_internet_stays_closed_when_all_of_it_is_open() {
     });
 }
 
-/// N-04, N-05, N-07, N-08, N-09, N-11, N-15: a policy that allows one host cannot be bypassed to reach
-/// another.
+/// Attacks N-04, N-05, N-07, N-08, N-09, N-11 and N-15: a policy that allows one host cannot be bypassed to
+/// reach a different host.
 #[test]
 fn one_host_that_is_allowed_opens_no_other() {
     in_a_world(async |world| {
@@ -80,7 +82,8 @@ fn one_host_that_is_allowed_opens_no_other() {
     });
 }
 
-/// N-10, N-12: a name is resolved only if a rule allows the host, and the rate of new names is limited.
+/// Attacks N-10 and N-12: a name is resolved only if a rule allows the host, and the rate of new names is
+/// limited.
 #[test]
 fn names_carry_no_words_out() {
     in_a_world(async |world| {
@@ -112,7 +115,7 @@ fn names_carry_no_words_out() {
     });
 }
 
-/// N-20 (and D-02): an empty or invalid policy never counts as open.
+/// Attacks N-20 and D-02: an empty or invalid policy never counts as open.
 #[test]
 fn a_policy_that_is_empty_or_wrong_opens_nothing() {
     in_a_world(async |world| {
@@ -140,8 +143,8 @@ fn a_policy_that_is_empty_or_wrong_opens_nothing() {
     });
 }
 
-/// N-19, N-21: a policy change closes connections that it no longer allows, and a restarted server enforces
-/// the same policy as before.
+/// Attacks N-19 and N-21: a policy change closes connections that the new policy does not allow, and a
+/// restarted server enforces the same policy as before.
 #[test]
 fn a_policy_holds_for_what_is_under_way_and_after_a_restart() {
     in_a_world(async |world| {
@@ -172,7 +175,7 @@ fn a_policy_holds_for_what_is_under_way_and_after_a_restart() {
     });
 }
 
-/// C-15: a flood of connections does not slow down a neighbour.
+/// Attack C-15: a flood of connections does not slow down a neighbouring sandbox.
 #[test]
 fn as_many_connections_as_there_can_be_leave_the_neighbour_its_own() {
     in_a_world(async |world| {

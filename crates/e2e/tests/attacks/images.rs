@@ -1,4 +1,4 @@
-//! The attacks of `attacks/` on the sources of templates: U-10, U-11, U-12, U-20, U-21, on the real
+//! The attacks of `attacks/` on the sources of templates: U-10, U-11, U-12, U-20 and U-21, on the real
 //! `bellglass template`.
 //!
 //! | module | contains |
@@ -19,11 +19,11 @@ use e2e::service::{binary, lend_template};
 use e2e::world::{EVIL, World, in_a_world};
 use tempfile::TempDir;
 
-/// Maximum duration of a refusal.
+/// Maximum time until a build is refused.
 const REFUSED_WITHIN: Duration = Duration::from_secs(60);
 const PORT: &str = "5443";
 
-/// A data directory, and recipes next to it.
+/// A data directory with recipes next to it.
 struct Place {
     home: TempDir,
 }
@@ -39,7 +39,7 @@ impl Place {
         self.home.path().join("data")
     }
 
-    /// Writes a recipe that starts from this image, and returns the command that builds it.
+    /// Writes a recipe that starts from this image, and returns the command that builds the recipe.
     fn build(&self, name: &str, from: &str, more: &[&str]) -> Vec<String> {
         let recipe = self.home.path().join(format!("{name}.toml"));
         fs::write(&recipe, format!("from = {from:?}\n")).unwrap();
@@ -48,8 +48,7 @@ impl Place {
         words.into_iter().chain(rest.into_iter().chain(more.iter().copied()).map(str::to_owned)).collect()
     }
 
-    /// Returns the directory with the files of a template's only layer, as the operator of the machine sees
-    /// it.
+    /// Returns the directory with the files of a template's only layer, as the machine's operator sees it.
     fn layer(&self, name: &str) -> PathBuf {
         let text = fs::read(self.data().join(format!("templates/{name}.json"))).unwrap();
         let template: serde_json::Value = serde_json::from_slice(&text).unwrap();
@@ -64,7 +63,7 @@ impl Place {
         self.data().join("layers").join(last).join("fs")
     }
 
-    /// Asserts that refused builds left nothing behind.
+    /// Asserts that refused builds have left nothing behind.
     fn assert_tidy(&self) {
         let layers = fs::read_dir(self.data().join("layers")).into_iter().flatten().flatten();
         let left: Vec<_> = layers
@@ -82,7 +81,7 @@ fn said(output: &Output) -> String {
     [String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)].concat()
 }
 
-/// Returns the number of requests that arrived at a metadata service or a private address.
+/// Returns the number of requests that have arrived at a metadata service or a private address.
 fn strayed(world: &World) -> usize {
     let said = world.seen()["said"].as_array().unwrap().clone();
     said.iter().filter(|one| !one["here"].as_str().unwrap().starts_with("93.184.216.")).count()
@@ -97,7 +96,7 @@ fn registry(world: &World) -> e2e::world::Inside {
     registry
 }
 
-/// U-10: malformed images are refused or made harmless.
+/// Attack U-10: malformed images are refused or made harmless.
 #[test]
 fn images_that_nobody_should_have_made_are_refused_or_made_harmless() {
     in_a_world(async |world| {
@@ -154,13 +153,13 @@ fn images_that_nobody_should_have_made_are_refused_or_made_harmless() {
     });
 }
 
-/// U-11: a registry cannot redirect a pull to a forbidden address.
+/// Attack U-11: a registry cannot redirect a pull to a forbidden address.
 #[test]
 fn a_pull_is_not_led_to_where_it_may_not_go() {
     in_a_world(async |world| {
         let _registry = registry(world);
         let place = Place::new();
-        // Control: the same registry redirects a client without this defence.
+        // Control: the same registry does redirect a client that lacks this defence.
         let naive = "import re, ssl, sys, urllib.request, urllib.error\ntry: urllib.request.urlopen(sys.argv[1], context=ssl._create_unverified_context())\nexcept urllib.error.HTTPError as error: urllib.request.urlopen(re.search('realm=\"([^\"]*)\"', error.headers['www-authenticate'])[1])";
         let words = ["python3", "-c", naive, &format!("https://evil.example:{PORT}/v2/realm/manifests/1")];
         let output = world.command(&words.map(str::to_owned)).output().unwrap();
@@ -209,7 +208,7 @@ fn a_pull_is_not_led_to_where_it_may_not_go() {
             println!("attack U-11 {reference} held");
         }
         assert_eq!(strayed(world), strayed_before, "nothing has arrived where it may not go");
-        // A private registry is contacted after the operator has named it.
+        // A private registry is contacted only after the operator has named it.
         let output = world
             .command(&place.build("named", "10.0.0.5:8080/a/b:1", &["--registry", "http://10.0.0.5:8080"]))
             .output()
@@ -219,7 +218,8 @@ fn a_pull_is_not_led_to_where_it_may_not_go() {
     });
 }
 
-/// Uses a real registry, from Debian, and an image that Bellglass exported and another tool pushed.
+/// An image from a real registry, installed from Debian, becomes a template. Bellglass exported the image,
+/// and another tool pushed it to the registry.
 #[test]
 fn an_image_of_a_real_registry_becomes_a_template_that_runs() {
     in_a_world(async |world| {
@@ -237,7 +237,7 @@ fn an_image_of_a_real_registry_becomes_a_template_that_runs() {
             std::net::TcpStream::connect("93.184.216.40:5000").is_ok()
         })
         .await;
-        // A template of this machine, exported as one file that another tool reads.
+        // Export a template of this machine as one file that another tool can read.
         std::fs::create_dir_all(place.data()).unwrap();
         lend_template(&place.data(), "base", 'b');
         let bellglass = |words: &[&str]| {
@@ -264,7 +264,7 @@ fn an_image_of_a_real_registry_becomes_a_template_that_runs() {
         assert!(pulled.status.success(), "{}", said(&pulled));
         let ran = bellglass(&["run", "--template", "pulled", "--", "python3", "-c", "print(6 * 7)"]);
         assert_eq!(String::from_utf8_lossy(&ran.stdout), "42\n", "{}", said(&ran));
-        // All layers are already present, but the manifest is still fetched, so the build fails without the
+        // All layers are already present, but the build still fetches the manifest, so it fails without the
         // registry's blobs.
         fs::remove_dir_all(store.join("docker/registry/v2/blobs/sha256")).unwrap();
         let gone = world.command(&place.build("again", reference, &[])).output().unwrap();

@@ -1,7 +1,7 @@
-//! The attacks of `attacks/`, one module for each part of Bellglass that they attack. They run with `just
-//! attacks`.
+//! The attacks of `attacks/`, with one module for each part of Bellglass that they attack. Run them with
+//! `just attacks`.
 
-// A test fails by panicking, and prints the result of the attack.
+// Tests fail by panicking, and print the result of the attack.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,5 +1,6 @@
-//! The attacks of `attacks/` on sandboxes. Each test has three parts: the control shows that the payload
-//! works without the defence, the sandbox withstands the payload, and a harmless command works afterwards.
+//! The attacks of `attacks/` on sandboxes. Each test has three parts. The control shows that the payload
+//! works without the defence, the sandbox then withstands the payload, and finally a harmless command still
+//! works.
 //!
 //! | module | attacks |
 //! |---|---|
@@ -7,8 +8,8 @@
 //! | [`kernel`], [`devices`] | K: kernel interfaces that a sandbox must not reach |
 //! | [`supervision`], [`inheritance`] | A: the guest, its channel, the end of execs, and the state that an exec inherits |
 //! | [`tables`] | C-30 to C-37: kernel tables that one sandbox could exhaust |
-//! | [`terminals`] | A-15: too many terminals, oversized, disconnected and flooded terminals |
-//! | [`setup`] | R: earlier attacks on runtimes: malicious root file systems, planted links, abstract sockets |
+//! | [`terminals`] | A-15: too many terminals, and oversized, disconnected and flooded terminals |
+//! | [`setup`] | R: known attacks on runtimes: malicious root file systems, planted links, abstract sockets |
 //! | [`output`] | O: output that is endless, has no line breaks, or is not text |
 //! | [`group`] | G: leaving the group that identifies the processes of an exec |
 //! | [`neighbour`] | X: inodes that two sandboxes share, and names of the host |
@@ -17,7 +18,7 @@
 //! | [`sentry`] | I-12, A-23, C-38: attacks that are specific to a user-space kernel |
 //! | [`full`] | O-20: output on a full disk |
 //! | [`archives`] | I-10, I-13, I-14: images that engines import, and files that engines add to a sandbox |
-//! | [`field`] | setup that all of them share: payloads, and a comparison of the host before and after |
+//! | [`field`] | setup that all of them share: payloads, and a comparison of the host before and after an attack |
 //! | [`room`] | environment of the controls: plain runc in separate namespaces, with the defences off |
 //!
 //! Controls run as users that own nothing on the host, on copies, and under limits. No limit is ever removed.

@@ -1,4 +1,4 @@
-//! The house rules. Each is an ordinary test over the files of the repository.
+//! The house rules, each of which is an ordinary test over the files of the repository.
 //!
 //! | module | rules about |
 //! |---|---|
@@ -6,11 +6,12 @@
 //! | [`manifest`] | `Cargo.toml`: layering as in `docs/architecture.md`, descriptions |
 //! | [`modules`] | the modules of a crate: import cycles |
 //! | [`prose`] | documents: links, decisions, the glossary |
-//! | [`shape`] | figures of Rust files that must not get worse: methods, names, tuples, lengths |
+//! | [`shape`] | properties of Rust files that must not get worse: methods, names, tuples, lengths |
 //! | [`words`] | every file: words and paths that must not be committed |
 //!
-//! A rule is a pure function from a file to the lines that violate it, so each has a test which shows that it
-//! detects violations. Rules that never detect any are removed; `docs/style.md` states the reason for each.
+//! A rule is a pure function that returns a file's violations, so each rule has a test which shows that it
+//! detects violations. Rules that never detect any are removed. `docs/style.md` states the reason for each
+//! rule.
 
 mod manifest;
 mod modules;
@@ -25,23 +26,25 @@ use std::collections::BTreeMap;
 
 use tree::File;
 
-/// Maximum number of lines of a file. A longer file contains more than one subject.
+/// Maximum number of lines in a file. A longer file covers more than one subject.
 const LINES_MAX: usize = 600;
-/// Maximum number of modules in an import cycle. Modules in a cycle can be understood or removed only
-/// together.
+/// Maximum number of modules in an import cycle. The modules of a cycle cannot be understood or removed
+/// independently of each other.
 const CYCLE_MAX: usize = 4;
-/// Crates above this limit. These numbers may only decrease.
+/// Crates that exceed this maximum, with the size of their largest cycle. These numbers may only decrease.
 const CYCLES_LEFT: [(&str, usize); 1] = [("guest", 5)];
 /// Maximum number of methods that a trait requires.
 const METHODS_MAX: usize = 7;
-/// Number of production files over 400 lines, the goal for every file.
+/// Current number of production files with more than 400 lines. The goal is that no file has more.
 const LONG_FILES_LEFT: usize = 39;
 const LONG_FILE: usize = 400;
-/// Number of type declarations whose name is declared in three or more files, per 1,000 declarations.
+/// Current number of declared types whose name is declared in three or more files, per 1,000 type
+/// declarations.
 const REUSED_PER_THOUSAND_LEFT: usize = 0;
-/// Number of parameters that are tuples.
+/// Current number of function parameters that destructure a tuple.
 const TUPLE_PARAMETERS_LEFT: usize = 0;
-/// Maximum number of the phrases in [`words`] per 10,000 words of documents, and of the comments of each crate.
+/// Maximum number of phrases listed in [`words`] per 10,000 words, in the documents and in the comments of
+/// each crate.
 const HABITS_MAX: usize = 8;
 
 #[test]
@@ -176,8 +179,8 @@ fn nothing_unfinished_and_no_path_of_a_build_machine_is_committed() {
     obey(|file| [words::unfinished(file), words::machine_paths(file)].concat(), files);
 }
 
-/// Checks that tests named by requirements exist, that the counts are correct, and that all files refer to
-/// existing requirements.
+/// Checks that the tests named by requirements exist, that the counts are correct, and that files refer only
+/// to existing requirements.
 #[test]
 fn every_requirement_names_tests_that_exist() {
     let files = tree::files().unwrap();
@@ -235,14 +238,15 @@ fn documents_are_written_in_plain_english() {
     assert!(count * 10_000 <= HABITS_MAX * all, "more than {HABITS_MAX} per 10,000 words");
 }
 
-/// Fails if a figure is worse than the recorded one, or better: then the new figure is to be recorded.
+/// Fails unless a figure equals the recorded one. If the figure has improved, the message asks to record the
+/// new one.
 fn held(what: &str, now: usize, recorded: usize) {
     assert!(now <= recorded, "{what}: {now}, more than {recorded}");
     assert!(now == recorded, "{what}: {now}, fewer than {recorded}; record the new figure");
 }
 
-/// Fails with all lines in all files that violate a rule. Fails also if there is no file to which the rule
-/// applies, because the rule is then pointless.
+/// Fails with all lines in all files that violate a rule. It also fails if there are no files to check,
+/// because the rule would then be pointless.
 fn obey(rule: impl Fn(&File) -> Vec<String>, files: Vec<File>) {
     assert!(!files.is_empty(), "no file under {} is one that this rule is about", tree::root().display());
     let broken: Vec<String> = files
@@ -260,7 +264,7 @@ fn manifests() -> Vec<File> {
     ending("/Cargo.toml").into_iter().filter(is_member).collect()
 }
 
-/// Returns true if the file belongs to a crate of the workspace.
+/// Returns true if the file belongs to a crate in the workspace.
 fn is_member(file: &File) -> bool {
     file.path.starts_with("crates/") || file.path.starts_with("bench/")
 }

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tree::File;
 
-/// Crates that are useless to a crate without I/O and without a clock.
+/// Crates that `api` must not use, because it has no I/O and no clock.
 const IO_CRATES: [&str; 6] = ["async-trait", "hyper", "libc", "rustix", "tokio", "tokio-util"];
 
-/// The crates of the workspace, each with the crates that it may use.
+/// The crates in the workspace, each with the crates that it may use.
 pub(crate) type Layers = BTreeMap<String, BTreeSet<String>>;
 
-/// Parses the table with the columns crate, is, may use.
+/// Parses the table whose columns are crate, is, may use.
 pub(crate) fn layers(architecture: &str) -> Layers {
     let mut layers = Layers::new();
     let mut is_table = false;
@@ -50,14 +50,14 @@ pub(crate) fn description(file: &File) -> Vec<String> {
     if described { Vec::new() } else { vec!["no `description`".to_owned()] }
 }
 
-/// Returns the names of all dependencies: normal, dev, build and target-specific ones.
+/// Returns the names of all dependencies: normal, dev, build and target-specific dependencies.
 fn dependencies(manifest: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut section = String::new();
     for line in manifest.lines().map(str::trim) {
         if let Some(header) = line.strip_prefix('[') {
             section = header.trim_end_matches(']').to_owned();
-            // [dependencies.hyper]
+            // A section for one dependency, such as [dependencies.hyper].
             if let Some((kind, name)) = section.rsplit_once('.')
                 && kind.ends_with("dependencies")
             {
@@ -74,7 +74,7 @@ fn dependencies(manifest: &str) -> BTreeSet<String> {
     names
 }
 
-/// Returns the words in backticks.
+/// Returns all words in backticks.
 fn quoted(text: &str) -> BTreeSet<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }

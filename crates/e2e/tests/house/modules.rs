@@ -1,13 +1,13 @@
 //! Rules about the modules of a crate: import cycles.
 //!
-//! A module is a file or directory directly below `src`. An import is `crate::name`, including names that the
-//! crate's root reexports from a module.
+//! A module is a file or directory directly below `src`. An import is `crate::name`; the name may also be one
+//! that the crate's root reexports from a module.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::tree::File;
 
-/// The modules of a crate, and the imports of each.
+/// The modules of a crate, each with the modules that it imports.
 type Graph<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 
 /// Returns the largest import cycle of each crate.
@@ -61,7 +61,7 @@ fn graph<'a>(files: &[(&'a str, &'a str)]) -> Graph<'a> {
     graph
 }
 
-/// Returns the lines, with each import that spans several lines joined into one.
+/// Returns the lines of code. An import that spans several lines becomes one line.
 fn statements<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut all = Vec::new();
     let mut open: Option<String> = None;

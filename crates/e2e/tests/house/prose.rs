@@ -1,10 +1,10 @@
-//! Rules about documents.
+//! Rules about Markdown documents.
 
 use crate::tree::File;
 
-/// Maximum number of lines of a decision. A longer one contains two decisions.
+/// Maximum number of lines in a decision. A longer document contains more than one decision.
 const DECISION_LINES_MAX: usize = 60;
-/// Nouns that need a row in the glossary, because each term has one word.
+/// Nouns that must have a row in the glossary, which assigns one word to each concept.
 const NOUNS: &str = "artifact, channel, context, control, dataset, exec, exec group, group, guest, key, layer, lease, \
                      node, outcome, policy, posture, project, runtime, sandbox, session, snapshot, spool, template, \
                      tier, tool, tool set";
@@ -32,7 +32,8 @@ pub(crate) fn links(file: &File, exists: impl Fn(&str) -> bool) -> Vec<String> {
     broken
 }
 
-/// Checks that a decision is one page with the decision, the reasons and the rejected alternatives.
+/// Checks that a decision is at most one page long, and has sections for the decision, the reasons and the
+/// rejected alternatives.
 pub(crate) fn decision(file: &File) -> Vec<String> {
     let mut broken = Vec::new();
     let lines = file.text.lines().count();
@@ -60,7 +61,8 @@ pub(crate) fn decision_numbers(paths: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// Checks that each noun has a row, and that each row ends with an existing path or with `later`.
+/// Checks that each noun has a row in the glossary, and that each row ends with an existing path or with
+/// `later`.
 pub(crate) fn glossary(file: &File, exists: impl Fn(&str) -> bool) -> Vec<String> {
     let rows: Vec<Vec<&str>> = file
         .text
@@ -82,8 +84,7 @@ pub(crate) fn glossary(file: &File, exists: impl Fn(&str) -> bool) -> Vec<String
     broken
 }
 
-/// Checks that each promise has a unique number and a recipe that exists, and that each test named next to it
-/// exists.
+/// Checks that each promise has a unique number, and that each recipe and test named next to it exists.
 pub(crate) fn promises(file: &File, recipes: &[&str], functions: &[&str]) -> Vec<String> {
     let (mut broken, mut numbers) = (Vec::new(), std::collections::HashSet::new());
     for line in file.text.lines().filter(|line| line.starts_with("| P")) {

@@ -1,14 +1,15 @@
-//! Rules for `docs/requirements.md`, the acceptance table.
+//! Rules for `docs/requirements.md`, the table of acceptance criteria.
 
 use std::collections::HashSet;
 
 use crate::tree::File;
 
-/// The states in `docs/requirements.md`. The first two require a test.
+/// States of a requirement in `docs/requirements.md`. Only the first two require a test.
 const STATES: [&str; 5] = ["shown", "shown on a stand-in", "untested", "partial", "missing"];
 
 /// Checks that each requirement has one row with a known state, that the tests named in a row exist, and that
-/// each row in a shown state names a test. `has_test` returns true if a file contains a function.
+/// each row whose state begins with "shown" names a test. `has_test` returns true if the file contains the
+/// test.
 pub(crate) fn tests(file: &File, has_test: impl Fn(&str, &str) -> bool) -> Vec<String> {
     let (mut broken, mut ids) = (Vec::new(), HashSet::new());
     for (id, cells) in rows(&file.text) {
@@ -37,7 +38,7 @@ pub(crate) fn tests(file: &File, has_test: impl Fn(&str, &str) -> bool) -> Vec<S
     broken
 }
 
-/// Checks that the table at the top has the correct counts of rows.
+/// Checks the table at the top of the page, which counts the rows in each state.
 pub(crate) fn counts(file: &File) -> Vec<String> {
     let every: Vec<(&str, Option<&str>)> =
         rows(&file.text).into_iter().map(|(id, cells)| (id, cells.get(3).copied())).collect();
@@ -53,7 +54,7 @@ pub(crate) fn counts(file: &File) -> Vec<String> {
         .collect()
 }
 
-/// Checks that every requirement that a file mentions has a row in the page.
+/// Checks that every requirement that a file mentions has a row in `docs/requirements.md`.
 pub(crate) fn pointers(file: &File, page: &str) -> Vec<String> {
     let known: HashSet<&str> = rows(page).into_iter().map(|(id, _)| id).collect();
     let words = file.text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '.');
@@ -61,7 +62,7 @@ pub(crate) fn pointers(file: &File, page: &str) -> Vec<String> {
     ids.filter(|id| !known.contains(id)).map(|id| format!("requirement {id} has no row")).collect()
 }
 
-/// Returns the id and the cells of each row of a requirement.
+/// Returns the ID and the cells of each requirement's row.
 fn rows(page: &str) -> Vec<(&str, Vec<&str>)> {
     let lines = page.lines().filter(|line| line.starts_with("| "));
     lines

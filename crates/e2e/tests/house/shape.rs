@@ -1,11 +1,11 @@
-//! Rules about the shape of code, each a figure that must not get worse.
+//! Rules about the shape of code. Most of them count a property that must not get worse.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::code;
 use crate::tree::File;
 
-/// Names that belong to a role rather than to a thing, so that each crate or module has its own.
+/// Type names that describe a role. Each crate or module may declare its own type with such a name.
 const ROLES: [&str; 11] = [
     "Error",
     "Args",
@@ -20,7 +20,7 @@ const ROLES: [&str; 11] = [
     "Target",
 ];
 
-/// Returns the public traits of a file with the number of their required methods.
+/// Returns the name and the number of required methods of each public trait in a file.
 pub(crate) fn required_methods(file: &File) -> Vec<(String, usize)> {
     let code = code(&file.text);
     let mut traits = Vec::new();
@@ -37,7 +37,7 @@ pub(crate) fn required_methods(file: &File) -> Vec<(String, usize)> {
     traits
 }
 
-/// Returns the lines that create a channel without a bound.
+/// Returns the lines that create an unbounded channel.
 pub(crate) fn unbounded_channels(file: &File) -> Vec<String> {
     let code = code(&file.text);
     let lines = code.lines().enumerate();
@@ -47,19 +47,20 @@ pub(crate) fn unbounded_channels(file: &File) -> Vec<String> {
         .collect()
 }
 
-/// Returns the number of parameters of functions that are tuples with a pattern, such as `(a, b): (A, B)`.
+/// Returns the number of function parameters that destructure a tuple, such as `(a, b): (A, B)`.
 pub(crate) fn tuple_parameters(file: &File) -> usize {
     let code = code(&file.text);
     let signatures = code.split("fn ").skip(1).map(|rest| rest.split(['{', ';']).next().unwrap_or_default());
     signatures.map(|signature| signature.matches("): (").count()).sum()
 }
 
-/// Returns true if the file is production code: in `src`, without files of tests.
+/// Returns true if the file is production code, which excludes tests in `src`.
 pub(crate) fn is_production(file: &File) -> bool {
     file.path.contains("/src/") && !file.path.contains("/tests") && !file.path.starts_with("crates/e2e/")
 }
 
-/// Returns the number of type declarations, and the names that are declared in three or more files, with the number of those files.
+/// Returns the number of type declarations, and the names declared in three or more files, each with the
+/// number of files.
 pub(crate) fn reused_names(files: &[File]) -> (usize, BTreeMap<String, usize>) {
     let mut places: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for file in files.iter().filter(|file| is_production(file)) {
@@ -68,7 +69,7 @@ pub(crate) fn reused_names(files: &[File]) -> (usize, BTreeMap<String, usize>) {
             let kind = words.iter().position(|word| ["struct", "enum", "trait", "type"].contains(word));
             let name =
                 kind.and_then(|at| words.get(at + 1)).filter(|name| name.starts_with(char::is_uppercase));
-            // An associated type names its value in the same line.
+            // Ignore associated types, whose lines are indented.
             if let Some(name) = name.filter(|_| !line.starts_with("    type ")) {
                 places.entry((*name).to_owned()).or_default().insert(&file.path);
             }
@@ -80,7 +81,7 @@ pub(crate) fn reused_names(files: &[File]) -> (usize, BTreeMap<String, usize>) {
     (all, reused.collect())
 }
 
-/// Returns the text between the first brace and its counterpart.
+/// Returns the text between the first opening brace and its closing brace.
 fn block(text: &str) -> Option<&str> {
     let open = text.find('{')?;
     let mut depth = 0_usize;

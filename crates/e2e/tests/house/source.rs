@@ -2,15 +2,15 @@
 
 use crate::tree::File;
 
-/// Words without meaning: a name that contains one does not describe its content.
+/// Meaningless words: a name that contains such a word does not describe its content.
 const EMPTY_WORDS: [&str; 7] = ["util", "utils", "helper", "helpers", "common", "misc", "manager"];
-/// Complete names without meaning, which may have one as a part of a longer name.
+/// Meaningless names. Unlike [`EMPTY_WORDS`], these are allowed as a part of a longer name.
 const EMPTY_NAMES: [&str; 1] = ["types"];
-/// Endings that mark a second version of the same name.
+/// Suffixes that mark a second version of an existing name.
 const EMPTY_ENDINGS: [&str; 2] = ["_inner", "_impl"];
 /// Crates that may contain `unsafe`.
 const UNSAFE_CRATES: [&str; 2] = ["crates/runtime/", "crates/guest/"];
-/// Minimum number of words in the name of a test: two are a label, three can be a sentence.
+/// Minimum number of words in a test's name. Two words are only a label; three can be a sentence.
 const WORDS_MIN: usize = 3;
 
 /// Checks that a file begins with a module doc.
@@ -21,7 +21,7 @@ pub(crate) fn module_doc(file: &File) -> Vec<String> {
     }
 }
 
-/// Checks that a file is not too long.
+/// Checks that a file does not have more than `most` lines.
 pub(crate) fn length(file: &File, most: usize) -> Vec<String> {
     let lines = file.text.lines().count();
     if lines > most {
@@ -60,7 +60,7 @@ pub(crate) fn unsafe_place(file: &File) -> Vec<String> {
         .collect()
 }
 
-/// Checks that the name of a test describes the expected behavior.
+/// Checks that each test's name can be a sentence that describes the expected behaviour.
 pub(crate) fn test_names(file: &File) -> Vec<String> {
     let code = code(&file.text);
     let mut broken = Vec::new();
@@ -80,7 +80,7 @@ pub(crate) fn test_names(file: &File) -> Vec<String> {
     broken
 }
 
-/// Returns the names of all functions.
+/// Returns the names of all functions in a text.
 pub(crate) fn functions(text: &str) -> Vec<&str> {
     let after = text.split("fn ").skip(1);
     after
@@ -105,8 +105,8 @@ fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().map(|(index, line)| (index + 1, line))
 }
 
-/// Returns the text with comments and literals replaced by spaces, with the same lines, so that a rule reads
-/// code only.
+/// Returns the text with comments and literals replaced by spaces, so that a rule sees only code. The number
+/// of lines stays the same.
 pub(crate) fn code(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -118,8 +118,8 @@ pub(crate) fn code(text: &str) -> String {
             out.extend(taken.chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
         } else {
             out.push(first);
-            // A quote inside a word does not begin a literal: consume the whole word, so that a final `r` or
-            // `b` begins none either.
+            // A quote inside a word does not begin a literal. Consume the whole word, so that a final `r` or
+            // `b` is not taken for the prefix of a literal either.
             if is_word(first) {
                 let word = left.find(|c: char| !is_word(c)).unwrap_or(left.len());
                 let (word, left) = left.split_at(word);
@@ -133,7 +133,7 @@ pub(crate) fn code(text: &str) -> String {
     out
 }
 
-/// Returns the length of the comment that begins here.
+/// Returns the length of the comment at the start of the text, or `None` if there is no comment.
 fn comment(text: &str) -> Option<usize> {
     if text.starts_with("//") {
         return Some(text.find('\n').unwrap_or(text.len()));
@@ -141,7 +141,8 @@ fn comment(text: &str) -> Option<usize> {
     text.starts_with("/*").then(|| text.find("*/").map_or(text.len(), |end| end + 2))
 }
 
-/// Returns the length of the string literal, raw or not, that begins here.
+/// Returns the length of the string literal, raw or not, at the start of the text, or `None` if there is
+/// none.
 fn string(text: &str) -> Option<usize> {
     let prefixes = ["br", "cr", "r"];
     for prefix in prefixes {
@@ -165,7 +166,8 @@ fn string(text: &str) -> Option<usize> {
     Some(text.len())
 }
 
-/// Returns the length of the character literal that begins here. A lifetime is not a literal.
+/// Returns the length of the character literal at the start of the text, or `None` if there is none. A
+/// lifetime is not a literal.
 fn character(text: &str) -> Option<usize> {
     let open = ["'", "b'"].into_iter().find(|open| text.starts_with(open))?.len();
     let rest = text.get(open..)?;

@@ -3,20 +3,20 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Entries without source text: directories, and `.git`, which is a file in a linked work tree.
+/// Names of entries without source text: directories, and `.git`, which is a file in a linked work tree.
 const SKIPPED: [&str; 4] = [".git", "target", "node_modules", "__pycache__"];
 
 /// A text file.
 #[derive(Clone, Debug)]
 pub(crate) struct File {
-    /// Path relative to the root of the repository, with `/`.
+    /// Path relative to the root of the repository, with `/` as the separator.
     pub(crate) path: String,
     /// Content of the file.
     pub(crate) text: String,
 }
 
 impl File {
-    /// Creates a file for the test of a rule.
+    /// Creates a file for testing a rule.
     #[cfg(test)]
     pub(crate) fn example(path: &str, text: &str) -> Self {
         Self { path: path.to_owned(), text: text.to_owned() }
@@ -28,7 +28,7 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Returns all files with valid UTF-8, sorted by path.
+/// Returns all files whose content is valid UTF-8, sorted by path.
 pub(crate) fn files() -> io::Result<Vec<File>> {
     let root = root();
     let mut files = Vec::new();
@@ -46,7 +46,7 @@ pub(crate) fn files() -> io::Result<Vec<File>> {
             if !kind.is_file() {
                 continue;
             }
-            // Files that are not text are skipped, for example an archive that a test extracts.
+            // Skip files that are not text, for example an archive that a test extracts.
             if let Ok(text) = std::fs::read_to_string(entry.path()) {
                 let path = entry.path().strip_prefix(&root).map(|path| path.to_string_lossy().into_owned());
                 files.push(File { path: path.unwrap_or_default(), text });

@@ -1,11 +1,11 @@
-//! Rules about words, for all files.
+//! Rules about words and phrases, which apply to all files.
 
 use crate::tree::File;
 
-/// Package names that we own. Documents must not tell users to install another name as Bellglass, because a
-/// third party may own it.
+/// Names of packages that we own. Documents must not suggest a different name to users who install Bellglass,
+/// because a third party may own it.
 const OWNED_PACKAGES: [&str; 1] = ["bellglass"];
-/// Commands that install packages by name.
+/// Prefixes of commands that install packages by name.
 const INSTALLERS: [&str; 8] = [
     "pip install",
     "pipx install",
@@ -16,8 +16,8 @@ const INSTALLERS: [&str; 8] = [
     "npx",
     "cargo install",
 ];
-/// Colloquial phrases that `docs/style.md` replaces with standard terms. In a last word with `*`, the prefix
-/// is compared.
+/// Colloquial phrases that `docs/style.md` replaces with standard terms. A final `*` matches any ending of
+/// the last word.
 const HABITS: [&str; 24] = [
     "whoever",
     "nobody",
@@ -45,10 +45,10 @@ const HABITS: [&str; 24] = [
     "the like",
 ];
 
-/// Markers of unfinished work, which belongs into the issue tracker. Split in two, so that this file passes
-/// the rule itself.
+/// Markers of unfinished work, which belongs in the issue tracker. Each is split in two, so that this file
+/// complies with the rule.
 const UNFINISHED: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
-/// Prefixes of paths that exist only on the machine of one developer.
+/// Prefixes of paths that exist only on one developer's machine.
 const MACHINE_PATHS: [&str; 5] = [
     concat!("/wo", "rk/"),
     concat!("/Us", "ers/"),
@@ -57,7 +57,7 @@ const MACHINE_PATHS: [&str; 5] = [
     concat!("/root/", ".rustup"),
 ];
 
-/// Checks that a file has no markers of unfinished work.
+/// Checks that a file contains no markers of unfinished work.
 pub(crate) fn unfinished(file: &File) -> Vec<String> {
     found(file, |line| {
         let mut words = line.split(|c: char| !c.is_alphanumeric());
@@ -65,12 +65,12 @@ pub(crate) fn unfinished(file: &File) -> Vec<String> {
     })
 }
 
-/// Checks that a file has no paths of one developer's machine.
+/// Checks that a file contains no paths that exist only on one developer's machine.
 pub(crate) fn machine_paths(file: &File) -> Vec<String> {
     found(file, |line| MACHINE_PATHS.iter().find(|path| line.contains(**path)).map(|path| (*path).to_owned()))
 }
 
-/// Checks that install commands contain no package whose name suggests Bellglass, other than our own.
+/// Checks that install commands name no package that looks like Bellglass, except for our own packages.
 pub(crate) fn installs(file: &File) -> Vec<String> {
     found(file, |line| {
         let (_, after) = INSTALLERS.iter().find_map(|command| line.split_once(&format!("{command} ")))?;
@@ -80,7 +80,7 @@ pub(crate) fn installs(file: &File) -> Vec<String> {
     })
 }
 
-/// Returns the number of words in a text, and the number of its colloquial phrases.
+/// Returns the number of words and the number of colloquial phrases in a text.
 pub(crate) fn habits(text: &str) -> (usize, usize) {
     let words: Vec<String> = text
         .split(|c: char| !c.is_alphanumeric() && c != '\'' && c != '_')
@@ -112,7 +112,8 @@ pub(crate) fn python_prose(text: &str) -> String {
     docstrings.chain(comments).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the comments of a Rust file. A line of code is not parsed: text after `//` in a string counts as a comment.
+/// Returns the comments of a Rust file. Code is not parsed, so text after `//` in a string counts as a
+/// comment too.
 pub(crate) fn rust_prose(text: &str) -> String {
     let comments = text.lines().filter_map(|line| line.split_once("//").map(|(_, comment)| comment));
     comments.map(|comment| comment.trim_start_matches(['/', '!'])).collect::<Vec<_>>().join("\n")

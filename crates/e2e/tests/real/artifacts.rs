@@ -1,5 +1,5 @@
-//! Artifacts and datasets of real sandboxes: artifacts outlive the sandbox and every kill of the server, and
-//! no file is omitted without a report.
+//! Artifacts and datasets of real sandboxes. Artifacts outlive their sandbox and every kill of the server,
+//! and no file is omitted without being reported.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 /// Timeout for the collection of a run's artifacts, on a machine under load.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// Returns the tiers that this machine supports and the test run includes.
+/// Returns the tiers that this machine supports and that the test run includes.
 fn tiers() -> Vec<Tier> {
     let mut tiers = Vec::new();
     if wanted("runc") {
@@ -55,7 +55,7 @@ fn keeping(text: &str, keep: Keep) -> ExecSpec {
     ExecSpec { artifacts: Some(keep), ..script(text) }
 }
 
-/// Runs a script to its end, and returns the artifacts that were kept.
+/// Runs a script to completion and returns the artifacts that were kept.
 async fn run(client: &Client, id: &SandboxId, text: &str, keep: Keep) -> (ExecId, Artifacts) {
     let exec = client.exec(id, &keeping(text, keep)).await.unwrap();
     let of = exec.id().clone();
@@ -66,7 +66,7 @@ async fn run(client: &Client, id: &SandboxId, text: &str, keep: Keep) -> (ExecId
     (of, kept)
 }
 
-/// Fails unless every file that was found is accounted for: kept, listed as left out, or counted as left out.
+/// Fails unless every file that was found is either kept, or listed or counted as left out.
 fn whole(kept: &Artifacts) {
     assert!(!kept.pending, "{kept:?}");
     let told = kept.items.len() as u64 + kept.left_out.len() as u64 + kept.more_left_out;
@@ -102,7 +102,7 @@ fn files_of_a_run_are_kept_and_read_after_the_sandbox_is_gone() {
         assert_eq!(types, ["text/csv", "application/octet-stream", "application/json", "image/png"]);
         assert_eq!(kept.items[3].path, "/workspace/out/plot.PNG");
         assert_eq!((kept.items[3].size_bytes, kept.items[3].sha256.clone()), (3, sha256(b"a\0b")));
-        // The second run keeps only the files that are new since the first.
+        // The second run keeps only the files that were created after the first run.
         let (second, again) = run(&client, &id, "echo third > out/d", out()).await;
         assert_eq!(names(&again), ["d"]);
         client.stop(&id).await.unwrap();
@@ -172,7 +172,7 @@ fn hostile_names_and_files_that_never_rest_do_no_harm() {
         assert_eq!(odd.path_encoded.as_deref(), Some("/workspace/out/%FF%FE"));
         assert!(names(&kept).contains(&"manifest.json") && names(&kept).contains(&"new\nline"));
         client.stop(&id).await.unwrap();
-        // A folder that does not exist, and a folder that is a file.
+        // One folder does not exist; another path is not a folder but a file.
         let id = client.create(&roomy(tier)).await.unwrap().id;
         let (_, none) = run(&client, &id, "true", Keep::folders(vec!["/nowhere".into()])).await;
         assert!(none.complete && none.found == 0, "{none:?}");
@@ -187,7 +187,7 @@ fn a_server_that_is_killed_before_or_during_a_collection_loses_nothing() {
     on_each(async |service, tier| {
         let client = service.client();
         let id = client.create(&roomy(tier)).await.unwrap().id;
-        // Killed while the exec runs: the exec ends while no server is running.
+        // The server is killed while the exec runs, and the exec ends while no server is running.
         let text = "mkdir -p out; echo before > out/early; sleep 1; echo after > out/late";
         let early = client.start(&id, &keeping(text, out())).await.unwrap().id;
         service.kill();
@@ -197,7 +197,7 @@ fn a_server_that_is_killed_before_or_during_a_collection_loses_nothing() {
         whole(&kept);
         assert!(kept.complete, "{kept:?}");
         assert_eq!(names(&kept), ["early", "late"]);
-        // Killed while the files of the exec are being read.
+        // The server is killed while it reads the exec's files.
         let text = "mkdir -p big; for n in $(seq 10 24); do head -c 4000000 /dev/urandom > big/$n; done; sha256sum big/*";
         let keep = Keep::folders(vec!["big".into()]);
         let exec = client.exec(&id, &keeping(text, keep)).await.unwrap();
@@ -219,7 +219,8 @@ fn a_server_that_is_killed_before_or_during_a_collection_loses_nothing() {
     });
 }
 
-/// Lists the persisted requests for artifacts. Partial files that a killed server left do not count.
+/// Returns the persisted requests for artifacts, ignoring the partial files that a killed server may have
+/// left.
 fn wanted_files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     let all = entries.flat_map(|path| if path.is_dir() { wanted_files(&path) } else { vec![path] });
@@ -234,7 +235,7 @@ fn kept_directory(service: &Service, id: &SandboxId, of: &ExecId) -> PathBuf {
 fn a_sandbox_that_ends_first_is_told_and_what_could_be_had_is_there() {
     on_each(async |service, tier| {
         let client = service.client();
-        // Stopped right after the exec ended: the stop waits until its files are collected.
+        // A stop right after the end of an exec waits until the exec's files are collected.
         let id = client.create(&roomy(tier)).await.unwrap().id;
         let exec = client.exec(&id, &keeping("mkdir out; echo x > out/x", out())).await.unwrap();
         let of = exec.id().clone();
@@ -242,7 +243,7 @@ fn a_sandbox_that_ends_first_is_told_and_what_could_be_had_is_there() {
         client.stop(&id).await.unwrap();
         let kept = client.artifacts(&id, &of, Duration::ZERO).await.unwrap();
         assert!(kept.complete && names(&kept) == ["x"], "{kept:?}");
-        // Stopped while the exec runs.
+        // The sandbox is stopped while the exec runs.
         let id = client.create(&roomy(tier)).await.unwrap().id;
         let of = client.start(&id, &keeping("mkdir out; echo y > out/y; sleep 99", out())).await.unwrap().id;
         until(WAIT, "the file", async || said(&client, &id, "ls out 2>&- || true").await == "y").await;
@@ -251,7 +252,7 @@ fn a_sandbox_that_ends_first_is_told_and_what_could_be_had_is_there() {
         whole(&kept);
         assert!(!kept.complete && names(&kept) == ["y"], "{kept:?}");
         assert_eq!(kept.error.unwrap().code, ErrorCode::SandboxLost);
-        // Killed from the host: once while the server runs, once while no server runs.
+        // Process 1 is killed from the host, once while the server runs and once while no server runs.
         for between in [false, true] {
             let id = client.create(&roomy(tier)).await.unwrap().id;
             let of =
@@ -294,12 +295,12 @@ fn artifacts_and_datasets_of_another_project_are_not_there() {
         assert_eq!(reader.artifact(&id, &of, &kept.items[0]).await.unwrap(), b"x\n");
         let refused = reader.put_dataset("mine", Bytes::new()).await.unwrap_err();
         assert_eq!(refused.code(), Some(ErrorCode::Forbidden));
-        // Positive control: the owning project can read the artifact.
+        // Positive control: a key of the owning project can read the artifact.
         assert_eq!(client.artifact(&id, &of, &kept.items[0]).await.unwrap(), b"x\n");
     });
 }
 
-/// Starts a server that reads this configuration file, which the test can rewrite later.
+/// Starts a server with a configuration file that the test can rewrite later.
 fn configured(text: &str) -> (tempfile::TempDir, PathBuf, Service) {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("bellglass.toml");
@@ -365,7 +366,7 @@ fn with_datasets(tier: Tier, places: &[(&str, &str)]) -> CreateSandbox {
     CreateSandbox { datasets, ..roomy(tier) }
 }
 
-/// Datasets are in place before the first exec and belong to the user that code runs as.
+/// Datasets are in place before the first exec, and they belong to the user that runs code.
 #[test]
 fn datasets_are_there_before_the_first_exec() {
     on_each(async |service, tier| {
@@ -380,7 +381,7 @@ fn datasets_are_there_before_the_first_exec() {
         let said = said(&client, &id, text).await;
         let sum = sha256(&table);
         assert_eq!(said, format!("data/in/table.csv 1000 644 3000000\n/tmp/empty 1000 644 0\n{sum}  -"));
-        // A new version of a dataset applies only to sandboxes created later.
+        // A new version of a dataset affects only sandboxes that are created later.
         client.put_dataset("table.csv", Bytes::from_static(b"new")).await.unwrap();
         let next = client.create(&with_datasets(tier, &[("t", "table.csv")])).await.unwrap().id;
         assert_eq!(self::said(&client, &next, "cat t").await, "new");
@@ -400,7 +401,7 @@ fn a_sandbox_that_cannot_have_its_datasets_is_refused_and_nothing_is_left() {
         let missing = client.create(&with_datasets(tier, &[("a", "nothing")])).await.unwrap_err();
         assert_eq!(missing.code(), Some(ErrorCode::NotFound));
         assert!(missing.to_string().contains("nothing"), "{missing}");
-        // Larger than the sandbox's disk: the copy fails half-way.
+        // This dataset is larger than the sandbox's disk, so its copy fails halfway.
         client.put_dataset("large", Bytes::from(vec![1; 80 << 20])).await.unwrap();
         let request = CreateSandbox {
             limits: e2e::service::small_limits().into(),
@@ -414,7 +415,7 @@ fn a_sandbox_that_cannot_have_its_datasets_is_refused_and_nothing_is_left() {
             "{all:?}"
         );
         service.assert_nothing_left().await;
-        // Datasets count towards the disk quota, and a dataset's name must not be a path.
+        // Datasets count towards the disk quota. A dataset's name must not be a path.
         let poor = Quota { disk_bytes: 1000, ..PLENTY };
         let poor = service.client_of("poor", Role::Write, poor).await;
         let over = poor.put_dataset("x", Bytes::from(vec![0; 2000])).await.unwrap_err();

@@ -1,5 +1,5 @@
-//! Templates from recipes: steps in sandboxes, packages through the gate, cached layers, and export to a
-//! single file.
+//! Templates that are built from recipes: steps in sandboxes, packages through the gate, cached layers, and
+//! export to a single file.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ use node::template::{BuildOrder, Builder, Store, Template, TemplateProgress};
 use node::{Error, Sandbox};
 use runtime::Spec;
 
-/// Builds a recipe; returns the template and the steps that were executed instead of taken from the cache.
+/// Builds a recipe. Returns the template and the steps that were executed rather than taken from the cache.
 async fn build(lab: &Lab, name: &str, recipe: &str, home: &Path) -> Result<(Template, Vec<String>), Error> {
     let made = Mutex::new(Vec::new());
     let builder = Builder::new(&lab.machine, Arc::clone(&lab.runtime));
@@ -33,7 +33,7 @@ async fn build(lab: &Lab, name: &str, recipe: &str, home: &Path) -> Result<(Temp
     Ok((template, made))
 }
 
-/// Runs a script in a sandbox of a template, and returns its standard output.
+/// Runs a script in a sandbox of this template and returns its standard output.
 async fn said(lab: &Lab, template: &Template, script: &str) -> String {
     let limits = template.limits.over(Limits::default());
     let spec = Spec { layers: template.layer_directories(lab.data()), ..lab.spec(limits) };
@@ -50,8 +50,7 @@ fn log(lab: &Lab, name: &str) -> String {
     String::from_utf8(Store::new(lab.data()).build_log(name).unwrap()).unwrap()
 }
 
-/// `apt-get install` and `pip install` in build steps work through the gate, without any other network
-/// access.
+/// `apt-get install` and `pip install` work in build steps, where the gate is the only access to the network.
 #[test]
 fn packages_come_through_the_gate_and_only_what_changed_is_built_again() {
     on(&["runc"], async |lab| {
@@ -108,14 +107,15 @@ fn packages_come_through_the_gate_and_only_what_changed_is_built_again() {
         fs::write(home.path().join("app/hello.py"), "print('changed')\n").unwrap();
         let (_, made) = build(lab, "tools", &recipe("\"idna\""), home.path()).await.unwrap();
         assert!(made[0].starts_with("copy") && !made.iter().any(|what| what.starts_with("apt")), "{made:?}");
-        // Removing unused layers keeps the layers of cached steps, although no template names them.
+        // Removing unused layers keeps the layers of cached steps, even if no template names them.
         node::remove_unused_layers(lab.data()).unwrap();
         let (_, made) = build(lab, "tools", &recipe("\"idna\""), home.path()).await.unwrap();
         assert_eq!(made, free);
     });
 }
 
-/// Bytecode is compiled at build time and stays valid at run time, because file times are preserved.
+/// Bytecode is compiled at build time and stays valid at run time, because the build preserves the
+/// modification times of files.
 #[test]
 fn what_was_compiled_when_it_was_built_is_not_compiled_again() {
     on(&["runc"], async |lab| {
@@ -179,7 +179,7 @@ fn a_step_that_fails_is_named_and_leaves_nothing_half_made() {
     });
 }
 
-/// 86: names of packages, paths and variables never reach a shell.
+/// Names of packages, paths and variables are never interpreted by a shell.
 #[test]
 fn what_looks_like_a_command_is_a_word() {
     on(&["runc"], async |lab| {
@@ -207,7 +207,8 @@ fn what_looks_like_a_command_is_a_word() {
         )
         .await;
         assert_eq!(seen, "/opt/$(touch pwned)\n/srv/;touch pwned\n/srv/;touch pwned/$(touch pwned)\ncontent");
-        // pip takes this name for a requirement with a marker and rejects it; nothing is executed.
+        // pip parses this name as a requirement with an environment marker, and rejects it. The command is
+        // not executed.
         let recipe = "from = \"base\"\nsteps = [{ pip = [\"idna; touch /srv/pwned\"] }]";
         let error = build(lab, "words", recipe, home.path()).await.unwrap_err().to_api();
         assert!(
@@ -218,7 +219,7 @@ fn what_looks_like_a_command_is_a_word() {
     });
 }
 
-/// A template is exported to one file, usable on a machine that has only Bellglass and a runtime.
+/// A template can be exported to one file, and used on a machine that has only Bellglass and a runtime.
 #[test]
 fn a_template_is_carried_to_another_machine_in_one_file() {
     on(&["runc"], async |lab| {
@@ -255,7 +256,7 @@ fn a_template_is_carried_to_another_machine_in_one_file() {
         let here = said(lab, &template, script).await;
         assert_eq!(said(&other, &imported, script).await, here);
         assert!(here.starts_with("/opt/a\nb c\none\none\none\n33 2 86400\n"), "{here}");
-        // A second import of the same file finds all its layers in place.
+        // A second import of the same file finds that all its layers already exist.
         let kept = Mutex::new(0);
         let watch = |progress: TemplateProgress<'_>| {
             if let TemplateProgress::Kept { .. } = progress {
@@ -278,8 +279,8 @@ fn serving(service: &Service, name: &str, start: &str, ready: &str) {
     store.save(&Template { name: name.into(), ..template }).unwrap();
 }
 
-/// `start` and `ready`: a create returns once the template's service is ready. If the service never becomes
-/// ready, the create fails and the error contains the output of both commands.
+/// With `start` and `ready`, a create request returns once the template's service is ready. If the service
+/// never becomes ready, the request fails, and the error contains the output of both commands.
 #[test]
 fn a_sandbox_is_started_when_what_its_template_starts_is_ready() {
     served(async || {
@@ -300,8 +301,8 @@ fn a_sandbox_is_started_when_what_its_template_starts_is_ready() {
             let spec = exec(&["/bin/sh", "-c", asks]);
             let done = client.exec(&sandbox.id, &spec).await.unwrap().collect().await.unwrap();
             assert_eq!(done.end.outcome, Outcome::Exited { code: 0 }, "{done:?}");
-            // A running service does not count as activity: without calls, the sandbox still ends after its
-            // idle time.
+            // A running service does not count as activity. Without calls, the sandbox still ends when its
+            // idle time is over.
             e2e::service::until(std::time::Duration::from_secs(20), "it is idle and ends", async || {
                 client.sandbox(&sandbox.id).await.unwrap().reason == Some(EndReason::Idle)
             })
@@ -316,8 +317,8 @@ fn a_sandbox_is_started_when_what_its_template_starts_is_ready() {
     });
 }
 
-/// A step is cached for the layer that it was built on. If the step below is rebuilt, the steps above it are
-/// rebuilt too, although their text is unchanged.
+/// The cache entry of a step depends on the layer below it. If the step below is rebuilt, the steps above are
+/// rebuilt too, even if their text is unchanged.
 #[test]
 fn a_step_below_that_is_made_again_has_those_above_it_made_again() {
     on(&["runc"], async |lab| {

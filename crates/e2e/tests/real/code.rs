@@ -1,5 +1,5 @@
-//! Runs of code in real sandboxes: output, results, package installation, leftovers and ends. Ids such as
-//! A3.05 are those of `docs/requirements.md`.
+//! Runs of code in real sandboxes: output, results, package installation, leftovers and ends. IDs such as
+//! A3.05 refer to `docs/requirements.md`.
 
 mod charts;
 mod ends;

@@ -1,5 +1,5 @@
 //! Contexts in real sandboxes: state between cells, the order of cells, interrupts, and the report of lost
-//! state. Ids such as A3.04 are those of `docs/requirements.md`.
+//! state. IDs such as A3.04 refer to `docs/requirements.md`.
 
 mod losses;
 mod shells;
@@ -11,8 +11,8 @@ use api::code::{Code, ContextSpec, ContextState, Language, RunResult};
 use api::exec::{ExecSpec, Outcome};
 use e2e::room::{cell, coded, in_a_room};
 
-/// The opposite of requirement A3.06: variables, imports, magics, `await` and the last value persist;
-/// environment variables of one call do not.
+/// A context does the opposite of requirement A3.06: variables, imports, magics, `await` and the last value
+/// persist. Environment variables of one call do not.
 #[test]
 fn what_a_cell_leaves_is_there_for_the_next() {
     in_a_room(async |_, room| {
@@ -26,16 +26,16 @@ fn what_a_cell_leaves_is_there_for_the_next() {
         assert_eq!(run("lines = !printf 'a\\nb\\n'\nlist(lines)").await.value(), "['a', 'b']");
         assert_eq!(run("%cd /tmp\n!pwd").await.stdout.lines().last(), Some("/tmp"));
         assert_eq!(run("%%bash\necho inner").await.stdout, "inner\n");
-        // The environment variables of one call do not persist.
+        // The environment variables of one call do not persist after the call.
         let mut once = cell(&context, "import os; os.environ['ONCE']");
         once.env.insert("ONCE".into(), "here".into());
         assert_eq!(room.exec(&once).await.well().value(), "'here'");
         assert_eq!(run("os.environ.get('ONCE')").await.results.len(), 0);
-        // An error keeps the state, and reading input fails immediately.
+        // The state survives an error. Reading input fails immediately.
         let failed = room.cell(&context, "x = 21\n1 / 0").await;
         assert_eq!((failed.code(), failed.error().frames[0].line), (1, 2));
         assert_eq!(room.cell(&context, "input()").await.error().name, "EOFError");
-        // Code that cannot be parsed is reported as Python reports it, without frames of IPython.
+        // Code that cannot be parsed is reported in the same way as by Python, without frames from IPython.
         for (source, name, line, told) in [
             ("y = 1\nx = (", "SyntaxError", 2, "never closed"),
             ("if x:\n    y = 1\n  z = 2", "IndentationError", 3, "unindent"),
@@ -49,7 +49,7 @@ fn what_a_cell_leaves_is_there_for_the_next() {
         let evaluated = room.cell(&context, "eval('(')").await.error().frames.len();
         assert_eq!(evaluated, 2, "code that ran keeps its frames");
         assert_eq!(run("x").await.value(), "21");
-        // An exit ends the cell and keeps the state.
+        // Exiting ends the cell but keeps the state.
         for (source, code) in [("import sys; sys.exit()", 0), ("sys.exit(3)", 3), ("exit()", 0)] {
             let ended = room.cell(&context, source).await;
             assert_eq!((ended.code(), ended.end.state_lost), (code, false), "{source}");
@@ -58,7 +58,7 @@ fn what_a_cell_leaves_is_there_for_the_next() {
         let variables = room.client.variables(&room.id, &context).await.unwrap();
         let x = variables.iter().find(|variable| variable.name == "x").unwrap();
         assert_eq!((x.kind.as_str(), x.preview.as_str()), ("int", "21"));
-        // Text that is not valid Unicode, and objects with misleading attributes, lose neither a result nor
+        // Text that is not valid Unicode, and objects with misleading attributes, break neither a result nor
         // the list of variables.
         let failed = room.cell(&context, "name = '\\udcff.csv'; raise ValueError(name)").await;
         assert_eq!((failed.error().name.as_str(), failed.error().message.as_str()), ("ValueError", "?.csv"));
@@ -75,7 +75,8 @@ fn what_a_cell_leaves_is_there_for_the_next() {
     });
 }
 
-/// Requirement A3.04: cells of one context run in order, each caller gets its own output, and contexts run in parallel.
+/// Requirement A3.04: the cells of a context run in order, each caller gets its own output, and contexts run
+/// in parallel.
 #[test]
 fn cells_take_turns_and_contexts_do_not_wait_for_each_other() {
     in_a_room(async |_, room| {
@@ -109,7 +110,8 @@ fn cells_take_turns_and_contexts_do_not_wait_for_each_other() {
     });
 }
 
-/// Invalid requests for contexts are refused with the reason, and removing a context also ends its cell.
+/// Invalid requests for contexts are refused with the reason. Removing a context also ends the cell that it
+/// runs.
 #[test]
 fn contexts_are_made_listed_and_removed() {
     in_a_room(async |_, room| {
@@ -149,8 +151,8 @@ fn contexts_are_made_listed_and_removed() {
     });
 }
 
-/// Output that a thread writes after its cell has ended is reported with the next cell. The state survives a restart of
-/// the server.
+/// Output that a thread writes after its cell has ended is delivered with the next cell. The state survives a
+/// restart of the server.
 #[test]
 fn late_words_and_new_servers_are_no_loss() {
     in_a_room(async |service, room| {

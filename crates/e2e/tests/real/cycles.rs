@@ -1,4 +1,4 @@
-//! A thousand and more life cycles of sandboxes, under a server and clients that are killed: nothing is left
+//! A thousand and more life cycles of sandboxes, while the server and its clients are killed: nothing is left
 //! behind, and nothing grows.
 
 use std::process::{Child, Stdio};
@@ -15,23 +15,24 @@ use e2e::random::Random;
 use e2e::service::{Service, served, small, until};
 use tokio::task::JoinSet;
 
-/// Number of concurrent cycles: as many as the server starts at once.
+/// Number of concurrent cycles, equal to the number of sandboxes that the server starts concurrently.
 const AT_ONCE: u32 = 8;
-/// Number of cycles after which the server has its full size: each thread has filled its cache of freed
-/// memory (the C library keeps seven chunks of each of 64 sizes per thread), and each connection to the store
-/// has filled its page cache.
+/// Number of cycles after which the server has reached its full size. By then, each thread has filled its
+/// cache of freed memory (per thread, the C library keeps seven chunks of each of 64 sizes), and each
+/// connection to the store has filled its page cache.
 const GROWN_AFTER: u32 = 1000;
-/// Number of cycles after which a server without per-thread caches has its full size, which is much sooner.
+/// Number of cycles after which a server without per-thread caches has reached its full size. It is much
+/// lower.
 const GROWN_WITHOUT_CACHES_AFTER: u32 = 100;
-/// Command prefix that disables the C library's per-thread caches of freed memory, so that the server's size
-/// shows only memory that was not freed.
+/// Command prefix that disables the C library's per-thread caches of freed memory. The server's size then
+/// reveals memory that is never freed.
 const WITHOUT_CACHES: [&str; 2] = ["env", "GLIBC_TUNABLES=glibc.malloc.tcache_count=0"];
-/// Timeout for the end of sandboxes of killed `bellglass run` clients. The server keeps each for a minute, so
-/// that its client can reconnect.
+/// Timeout for the end of the sandboxes of killed `bellglass run` clients. The server keeps each sandbox for
+/// a minute, so that its client can reconnect.
 const RUN_KEEPS: Duration = Duration::from_secs(90);
 
-/// Returns the numbers of cycles, of server kills and of client kills: `BELLGLASS_CYCLES` and numbers in
-/// proportion to it, or small numbers for CI.
+/// Returns the numbers of cycles, server kills and client kills. They are proportional to `BELLGLASS_CYCLES`,
+/// or small if it is not set, as in CI.
 fn sizes() -> (u32, u32, u32) {
     match std::env::var("BELLGLASS_CYCLES").ok().and_then(|text| text.parse::<u32>().ok()) {
         Some(cycles) => (cycles, cycles * 3 / 10, cycles / 5),
@@ -47,9 +48,9 @@ fn held(pid: u32) -> (u64, usize) {
     (kib * 1024, std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
 }
 
-/// Measures the server at rest: without connections and without sandboxes.
+/// Measures an idle server, which has no connections and no sandboxes.
 async fn at_rest(service: &Service) -> (u64, usize) {
-    // The store opens its connections on first use, a few at most. Make it open all of them now.
+    // The store opens its few connections on first use. Make it open all of them now.
     let mut looks = JoinSet::new();
     for _ in 0..64 {
         let wire = service.wire();
@@ -57,8 +58,8 @@ async fn at_rest(service: &Service) -> (u64, usize) {
     }
     looks.join_all().await;
     let mut least = held(service.pid());
-    // Connections and the server's own probes come and go within seconds, so take the minimum of the
-    // descriptors.
+    // Connections and the server's own probes appear and disappear within seconds, so take the minimum number
+    // of descriptors.
     let since = Instant::now();
     while since.elapsed() < Duration::from_secs(3) {
         let (bytes, descriptors) = held(service.pid());
@@ -68,7 +69,7 @@ async fn at_rest(service: &Service) -> (u64, usize) {
     least
 }
 
-/// Creates and stops sandboxes, several at once, on connections that are closed afterwards.
+/// Creates and stops sandboxes concurrently, and closes its connections afterwards.
 async fn cycle(service: &Service, cycles: u32) {
     let (client, left) = (service.client(), Arc::new(AtomicU32::new(cycles)));
     let mut workers = JoinSet::new();
@@ -83,7 +84,8 @@ async fn cycle(service: &Service, cycles: u32) {
     workers.join_all().await;
 }
 
-/// Fails if the server is larger after `more` cycles than after the `first` ones, or if anything is left.
+/// Fails if the server has grown during the `more` cycles that follow the `first` ones, or if anything is
+/// left behind.
 async fn assert_does_not_grow(service: &Service, first: u32, more: u32) {
     let begun = Instant::now();
     cycle(service, first).await;
@@ -103,10 +105,11 @@ async fn assert_does_not_grow(service: &Service, first: u32, more: u32) {
     assert_eq!(before.1, after.1, "descriptors");
 }
 
-/// Many create and stop cycles leave nothing behind, and the server's memory and descriptors do not grow.
+/// After many cycles of create and stop, nothing is left behind, and the server's memory and descriptors have
+/// not grown.
 #[test]
 fn a_thousand_cycles_leave_nothing_and_the_server_does_not_grow() {
-    // The test below is stricter, and sufficient for CI.
+    // In CI, the next test is sufficient, because it is stricter.
     if std::env::var_os("BELLGLASS_CYCLES").is_none() {
         eprintln!("skipped: takes 1,000 cycles to mean something; run it with `just soak`");
         return;
@@ -117,7 +120,7 @@ fn a_thousand_cycles_leave_nothing_and_the_server_does_not_grow() {
     });
 }
 
-/// Without per-thread caches, memory that is not freed shows at once.
+/// Without per-thread caches, memory that is never freed shows after a few cycles.
 #[test]
 fn nothing_of_a_sandbox_stays_in_the_memory_of_the_server() {
     served(async || {
@@ -127,7 +130,7 @@ fn nothing_of_a_sandbox_stays_in_the_memory_of_the_server() {
     });
 }
 
-/// Takes a sandbox from create to stop, as a client that is unaware of kills of the server.
+/// Takes a sandbox from create to stop, with a client that does not know about kills of the server.
 async fn whole_life(client: Client) -> SandboxId {
     let id = client.create(&small()).await.unwrap().id;
     let spec = script("echo once >> /workspace/runs; cat /workspace/runs");
@@ -138,8 +141,8 @@ async fn whole_life(client: Client) -> SandboxId {
     id
 }
 
-/// Regardless of the server's activity when it is killed, the client gets its result, the command runs once,
-/// and nothing is left.
+/// Whatever the server is doing when it is killed, the client gets its result, the command runs once, and
+/// nothing is left behind.
 #[test]
 fn a_server_killed_during_a_create_an_exec_or_a_stop_finishes_or_forgets_it() {
     served(async || {
@@ -176,7 +179,7 @@ async fn doomed(service: &Service, kind: u64) -> Child {
     child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// The sandboxes of a client that is killed during a create, an exec or a run are removed when their idle
+/// When a client is killed during a create, exec or run request, its sandboxes are removed once their idle
 /// time is over.
 #[test]
 fn a_client_killed_at_any_moment_leaves_nothing_once_its_time_is_over() {
@@ -186,7 +189,7 @@ fn a_client_killed_at_any_moment_leaves_nothing_once_its_time_is_over() {
         let (_, _, clients) = sizes();
         let full = std::env::var_os("BELLGLASS_CYCLES").is_some();
         for _ in 0..clients {
-            // The sandbox of a `run` stays for a minute, which CI has no time for.
+            // The sandbox of a `run` stays for a minute, which is too long for CI.
             let mut client = doomed(&service, random.below(if full { 3 } else { 2 })).await;
             tokio::time::sleep(Duration::from_millis(random.below(300))).await;
             client.kill().unwrap();

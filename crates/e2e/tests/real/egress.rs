@@ -1,5 +1,5 @@
-//! Egress policies of sandboxes, and the overhead of the broker: a real server in a simulated network, and
-//! unmodified programs.
+//! Egress policies of sandboxes, and the overhead of the broker. The tests use a real server in a simulated
+//! network, and unmodified programs.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use client::{Client, Collected};
 use e2e::service::{Service, small};
 use e2e::world::{World, in_a_world};
 
-/// Python program that uses only the standard library, and finds the proxy through its environment variables.
+/// Python program that uses only the standard library, which finds the proxy through environment variables.
 const FETCH: &str = "
 import ssl, sys, urllib.request, urllib.error
 context = ssl.create_default_context(cadata=open('/workspace/certificate').read())
@@ -31,7 +31,7 @@ async fn on_each_tier(world: &World, test: impl AsyncFn(&Service, Tier)) {
     }
 }
 
-/// Creates a sandbox with this policy, and uploads the world's certificate into it.
+/// Creates a sandbox with this policy and uploads the simulated internet's certificate into it.
 async fn sandbox(client: &Client, world: &World, tier: Tier, words: &[&str]) -> SandboxId {
     let policy = Some(Policy::of_words(words).unwrap());
     let id = client.create(&CreateSandbox { tier, policy, ..small() }).await.unwrap().id;
@@ -53,7 +53,7 @@ fn spec(program: &str, arguments: &[&str]) -> ExecSpec {
     ExecSpec { argv, deadline_ms: Some(120_000), ..ExecSpec::default() }
 }
 
-/// Programs use the proxy without being configured, and a refusal names the host and the policy.
+/// Programs use the proxy without any configuration, and a refusal names the host and the policy.
 #[test]
 fn what_is_allowed_is_reached_and_what_is_not_is_told_by_name() {
     in_a_world(async |world| {
@@ -96,7 +96,7 @@ fn what_is_allowed_is_reached_and_what_is_not_is_told_by_name() {
     });
 }
 
-/// Without the proxy, connections and name resolution fail immediately.
+/// Connections and name resolution that bypass the proxy fail immediately.
 #[test]
 fn without_the_proxy_everything_fails_at_once() {
     in_a_world(async |world| {
@@ -118,7 +118,7 @@ try:
 except urllib.error.HTTPError as error:
     print(error.code, error.read().decode())";
             let said = python(&client, &id, program, &[]).await;
-            // Both errors mean that no route exists; the second one is gVisor's.
+            // Both errors mean that there is no route. The second is the error that gVisor returns.
             let no_way = ["failed [Errno 101] Network is unreachable\nfailed ", "failed [Errno 113] No route to host\nfailed "];
             assert!(no_way.iter().any(|words| said.starts_with(words)), "{said}");
             assert!(said.contains("\nfast\n403 bellglass: good.example:80: this sandbox has no network access\n"), "{said}");
@@ -127,8 +127,8 @@ except urllib.error.HTTPError as error:
     });
 }
 
-/// Byte limits: the rate is enforced, and exceeding the total ends the transfer and is recorded in the audit
-/// log.
+/// A policy limits bytes per second and bytes in total. The broker enforces the rate. Exceeding the total
+/// ends the transfer and is recorded in the audit log.
 #[test]
 fn a_policy_bounds_bytes_by_second_and_altogether() {
     in_a_world(async |world| {
@@ -163,7 +163,7 @@ print(got, time.monotonic() - began)";
     });
 }
 
-/// A program that connects while the server is down waits, and the next server handles its request.
+/// A program that connects while no server is running waits, and the next server handles its request.
 #[test]
 fn the_next_server_lets_out_what_the_one_before_it_did() {
     in_a_world(async |world| {
@@ -190,7 +190,7 @@ print(urllib.request.urlopen('http://good.example/quick', timeout=60).read())";
     });
 }
 
-/// Measures a request with and without the broker, and a request next to 500 connections of another sandbox.
+/// Measures a request with and without the broker, and a request while another sandbox has 500 connections.
 #[test]
 fn the_broker_costs_little_and_is_fair() {
     in_a_world(async |world| {

@@ -13,7 +13,7 @@ fn exited(code: i32) -> Outcome {
     Outcome::Exited { code }
 }
 
-/// An exec ends with its process; a background child keeps running and is listed.
+/// An exec ends with its process. A background child keeps running and is listed.
 #[test]
 fn a_background_child_does_not_hold_the_exec() {
     on(EVERYWHERE, async |lab| {
@@ -28,8 +28,8 @@ fn a_background_child_does_not_hold_the_exec() {
     });
 }
 
-/// A caller that lost the response repeats its request, possibly before the first start has succeeded or
-/// failed.
+/// A caller that has lost the response can repeat its request, even before the original start has succeeded
+/// or failed.
 #[test]
 fn a_start_that_is_asked_for_twice_at_once_is_answered_the_same_twice() {
     on(EVERYWHERE, async |lab| {
@@ -54,7 +54,8 @@ fn a_start_that_is_asked_for_twice_at_once_is_answered_the_same_twice() {
     });
 }
 
-/// A-17: a daemon that keeps stdout open does not delay the end of its exec, and its later output is not recorded.
+/// Attack A-17: a daemon that keeps stdout open does not delay the end of its exec, and its later output is
+/// not recorded.
 #[test]
 fn a_daemon_that_keeps_stdout_does_not_hold_the_exec() {
     on(EVERYWHERE, async |lab| {
@@ -74,7 +75,7 @@ fn a_daemon_that_keeps_stdout_does_not_hold_the_exec() {
     });
 }
 
-/// Cancelling an exec also kills a grandchild that has its own session and holds the pipe.
+/// Cancelling an exec also kills a grandchild that has moved to its own session and keeps the pipe open.
 #[test]
 fn ending_an_exec_ends_a_grandchild_that_holds_the_pipe() {
     on(EVERYWHERE, async |lab| {
@@ -90,7 +91,7 @@ fn ending_an_exec_ends_a_grandchild_that_holds_the_pipe() {
     });
 }
 
-/// An exec that closes stdout and stderr is waited for, and its exit code is reported.
+/// If a process closes stdout and stderr, the exec still waits for the process and reports its exit code.
 #[test]
 fn closed_pipes_do_not_end_an_exec() {
     on(EVERYWHERE, async |lab| {
@@ -102,7 +103,7 @@ fn closed_pipes_do_not_end_an_exec() {
     });
 }
 
-/// 1 MiB on stderr causes no deadlock, and both streams are complete.
+/// Writing 1 MiB to stderr causes no deadlock, and both streams are complete.
 #[test]
 fn a_full_stderr_does_not_block_stdout() {
     on(EVERYWHERE, async |lab| {
@@ -124,8 +125,7 @@ fn a_process_that_ends_at_once_is_never_waited_for() {
     });
 }
 
-/// A process that a signal terminates is reported with that signal, and every exit code is reported
-/// unchanged.
+/// If a signal terminates a process, the outcome names the signal. Every exit code is reported unchanged.
 #[test]
 fn a_signal_is_never_taken_for_success() {
     on(EVERYWHERE, async |lab| {
@@ -140,7 +140,7 @@ fn a_signal_is_never_taken_for_success() {
     });
 }
 
-/// A program that cannot be started, or a directory that cannot be entered, fails with `spawn_failed` and
+/// If a program cannot be started, or its directory cannot be entered, the exec fails with `spawn_failed` and
 /// `ran: no`.
 #[test]
 fn what_cannot_be_started_is_an_error_and_did_not_run() {
@@ -182,15 +182,15 @@ fn stdin_is_empty_unless_asked_for_and_ends_after_its_last_byte() {
         let exec = start(&sandbox, &with_stdin).await.unwrap();
         let within = Duration::from_secs(5);
         assert_eq!(exec.write_stdin(0, Bytes::from_static(b"hello "), false, within).await.unwrap(), 6);
-        // Bytes that are sent again at the same offset are not written twice.
+        // Bytes that are sent a second time at the same offset are not written again.
         assert_eq!(exec.write_stdin(0, Bytes::from_static(b"hello "), false, within).await.unwrap(), 6);
         assert_eq!(exec.write_stdin(6, Bytes::from_static(b"world"), true, within).await.unwrap(), 11);
         assert_eq!(text(&exec.collect().await.unwrap()), "hello world");
     });
 }
 
-/// Scripts can open their streams by name, as in `echo x > /dev/stderr`. Not under gVisor, where this would
-/// also let other processes open them.
+/// Scripts can open their streams by path, as in `echo x > /dev/stderr`. This does not work under gVisor,
+/// where it would also let other processes open the streams.
 #[test]
 fn a_program_may_open_its_streams_by_their_names() {
     on(&["runc"], async |lab| {
@@ -207,7 +207,7 @@ fn a_program_may_open_its_streams_by_their_names() {
     });
 }
 
-/// A-09: orphaned grandchildren are reaped, and no zombie is counted as a running process.
+/// Attack A-09: orphaned grandchildren are reaped, and no zombie is counted as a running process.
 #[test]
 fn ten_thousand_orphans_leave_no_zombie() {
     on(RUNC, async |lab| {
@@ -225,7 +225,7 @@ fn ten_thousand_orphans_leave_no_zombie() {
     });
 }
 
-/// 300 KB of arguments and 200 KB of environment work; beyond the limits the error is `limit_exceeded`.
+/// 300 KB of arguments and 200 KB of environment work. Beyond the limits, the error is `limit_exceeded`.
 #[test]
 fn long_command_lines_work_or_are_refused_by_name() {
     on(EVERYWHERE, async |lab| {
@@ -292,7 +292,8 @@ fn what_an_exec_leaves_behind_can_be_ended_with_it() {
     });
 }
 
-/// Requirements A2.03, A2.04: every exec has a user, a UTF-8 locale, UTC, a writable home and a read-only root file system.
+/// Requirements A2.03 and A2.04: every exec has a user, a UTF-8 locale, UTC, a writable home and a read-only
+/// root file system.
 #[test]
 fn every_exec_finds_a_usable_home() {
     on(EVERYWHERE, async |lab| {
@@ -335,7 +336,7 @@ fn nothing_inside_tells_of_the_host() {
     const LOOK: &str = "cat /sys/class/dmi/id/* /sys/devices/virtual/dmi/id/* /sys/firmware/dmi/tables/* 2>/dev/null; \
                         cat /proc/cmdline; echo; cat /proc/keys /proc/key-users 2>/dev/null; dmesg 2>/dev/null; \
                         cat /dev/kmsg 2>/dev/null; cat /proc/kmsg 2>/dev/null; true";
-    // Returns the words that are long enough to be specific to this host.
+    // Returns the words that are long enough to be specific to the host.
     let words = |text: &str| -> std::collections::BTreeSet<String> {
         text.split_whitespace().filter(|word| word.len() >= 8).map(str::to_owned).collect()
     };
@@ -352,7 +353,8 @@ fn nothing_inside_tells_of_the_host() {
         }
         for one in &seen {
             let told: Vec<String> = words(one).intersection(&host).cloned().collect();
-            // gVisor makes up a kernel log and a command line from words that kernels commonly use.
+            // gVisor's kernel log and command line are invented, and contain words that real kernels commonly
+            // use.
             assert!(told.is_empty() || lab.runtime.name() == "runsc" && told.len() < 3, "{told:?} in {one}");
         }
         if lab.runtime.name() != "runsc" {

@@ -1,5 +1,5 @@
-//! Files in real sandboxes, through the whole platform: any content, any name, atomic writes, across every
-//! interruption.
+//! Files in real sandboxes, through the whole platform: arbitrary content, arbitrary names, atomic writes,
+//! and interruptions of every kind.
 
 mod copies;
 mod relay;
@@ -17,10 +17,10 @@ use client::{Client, Files};
 use e2e::lab::script;
 use e2e::service::{Service, served, small};
 
-/// Read limit, larger than every small file of these tests.
+/// Size limit for reads, larger than every small file in these tests.
 const MOST: u64 = 1 << 20;
 
-/// Returns the tiers that this machine supports and the test run includes.
+/// Returns the tiers that this machine supports and that the test run includes.
 fn tiers() -> Vec<Tier> {
     let wanted = std::env::var("BELLGLASS_RUNTIMES").unwrap_or_else(|_| "runc,runsc".into());
     let mut tiers = Vec::new();
@@ -33,13 +33,13 @@ fn tiers() -> Vec<Tier> {
     tiers
 }
 
-/// Returns a create request for a sandbox of this tier with a disk of this size.
+/// Returns a request for a sandbox in this tier with a disk of this size.
 fn roomy(tier: Tier, disk_bytes: u64) -> CreateSandbox {
     let limits = Limits { disk_bytes, disk_inodes: 16_384, ..e2e::service::small_limits() };
     CreateSandbox { tier, limits: limits.into(), ..small() }
 }
 
-/// Runs a test in a fresh sandbox of every tier.
+/// Runs a test once per tier, each time in a new sandbox.
 fn on_each(test: impl AsyncFn(&Service, &Client, &SandboxId)) {
     served(async || {
         let service = Service::start();
@@ -91,7 +91,7 @@ fn every_byte_sequence_comes_back_as_it_was_sent() {
     });
 }
 
-/// P-10: any valid file name round-trips, and `..` is refused.
+/// Attack P-10: any valid file name survives a round trip, and `..` is refused.
 #[test]
 fn every_valid_name_comes_back_byte_for_byte() {
     on_each(async |_, client, id| {
@@ -136,7 +136,7 @@ fn every_valid_name_comes_back_byte_for_byte() {
     });
 }
 
-/// The second content replaces the first completely.
+/// A second write to the same name replaces the content completely.
 #[test]
 fn the_same_name_twice_has_the_second_content() {
     on_each(async |_, client, id| {
@@ -150,7 +150,7 @@ fn the_same_name_twice_has_the_second_content() {
     });
 }
 
-/// Uploaded files belong to the user that code runs as, and files that code writes can be downloaded.
+/// Uploaded files belong to the user that runs code, and files that code writes can be downloaded.
 #[test]
 fn files_belong_to_the_user_that_code_runs_as_on_both_sides() {
     on_each(async |_, client, id| {

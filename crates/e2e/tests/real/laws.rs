@@ -1,8 +1,8 @@
-//! The laws on every backend of this machine, on stock runc, and on mutants that break one law each.
+//! The laws, tested on every backend of this machine, on stock runc, and on mutants that each break one law.
 //!
-//! These tests need root and the OCI runtimes; without `BELLGLASS_REAL` they are skipped. With it, anything
-//! that is missing is a failure; `BELLGLASS_RUNTIMES` names the runtimes of a machine that does not have all
-//! of them. `youki` is tested where it is installed.
+//! These tests need root and the OCI runtimes. They are skipped unless `BELLGLASS_REAL` is set. If it is set,
+//! anything missing is a failure. On a machine that lacks some runtimes, `BELLGLASS_RUNTIMES` names the
+//! runtimes to test. `youki` is tested only if it is installed.
 
 mod ground;
 mod mutants;
@@ -51,7 +51,7 @@ async fn daytona_keeps_all_laws() {
     ground.assert_clean();
 }
 
-/// `youki` is optional, because it is not in Debian.
+/// `youki` keeps all laws. It is optional, because Debian does not package it.
 #[tokio::test]
 async fn youki_keeps_all_laws_where_it_is_installed() {
     let Some(ground) = Ground::find("youki").filter(|_| Flavor::youki().find().is_ok()) else { return };

@@ -1,4 +1,4 @@
-//! Ends of real sandboxes and their execs: deadlines, deaths, restarts and leaks.
+//! How real sandboxes and their execs end: deadlines, deaths, restarts and leaks.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use runtime::oci::{Dirs, Flavor, Oci};
 
 const RUNC: &[&str] = &["runc"];
 
-/// a deadline kills the whole process tree, which is checked from the host and from inside.
+/// Attack A-07: a deadline kills the whole process tree. The test checks this both from the host and from
+/// inside.
 #[test]
 fn a_deadline_ends_the_whole_tree() {
     on(EVERYWHERE, async |lab| {
@@ -32,7 +33,8 @@ fn a_deadline_ends_the_whole_tree() {
     });
 }
 
-/// a process that ignores SIGTERM gets SIGKILL after its grace period, and the outcome is `timeout`.
+/// Attack A-06: a process that ignores SIGTERM gets SIGKILL after its grace period, and the outcome is
+/// `timeout`.
 #[test]
 fn a_process_that_ignores_sigterm_is_killed_after_its_grace() {
     on(EVERYWHERE, async |lab| {
@@ -45,7 +47,7 @@ fn a_process_that_ignores_sigterm_is_killed_after_its_grace() {
         let took = began.elapsed();
         assert_eq!((text(&done).as_str(), &done.end.outcome), ("deaf\n", &Outcome::Timeout));
         assert!(took >= Duration::from_millis(1800) && took < Duration::from_millis(2800), "{took:?}");
-        // A process that handles SIGTERM ends within its grace period, with the same outcome.
+        // If a process handles SIGTERM and ends within its grace period, the outcome is the same.
         let spec = ExecSpec {
             deadline_ms: Some(500),
             grace_ms: Some(5000),
@@ -57,7 +59,7 @@ fn a_process_that_ignores_sigterm_is_killed_after_its_grace() {
     });
 }
 
-/// A deadline of zero or above the maximum is refused; none, and the maximum itself, are accepted.
+/// A deadline of zero or above the maximum is refused. No deadline, or exactly the maximum, is accepted.
 #[test]
 fn a_deadline_is_a_time_or_absent_and_nothing_else() {
     on(EVERYWHERE, async |lab| {
@@ -77,7 +79,7 @@ fn a_deadline_is_a_time_or_absent_and_nothing_else() {
     });
 }
 
-/// `kill -9` of the guest ends every stream with a typed outcome.
+/// Attack A-01: when the guest is killed with SIGKILL, every stream ends with a typed outcome.
 #[test]
 fn the_death_of_process_1_ends_every_stream_within_two_seconds() {
     on(EVERYWHERE, async |lab| {
@@ -104,7 +106,7 @@ fn kill_process_1(lab: &Lab, sandbox: &Sandbox) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
-/// The guest's dead-man timer ends a sandbox without any action from outside.
+/// The guest's dead-man timer ends a sandbox without any action from outside the sandbox.
 #[test]
 fn a_sandbox_ends_by_itself_when_its_time_is_over() {
     on(EVERYWHERE, async |lab| {
@@ -127,7 +129,7 @@ fn a_new_process_takes_over_and_loses_nothing() {
         let (id, exec_id) = (sandbox.id().clone(), exec.id().clone());
         drop(exec);
         drop(sandbox);
-        // The first instance is released once its tasks notice the drop, as at the death of a process.
+        // Wait until the first instance's tasks notice the drop and release it, as if its process had died.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let second = lab.again();
         let sandbox = Sandbox::attach(second, id, Limits::default().memory_bytes);
@@ -139,8 +141,8 @@ fn a_new_process_takes_over_and_loses_nothing() {
     });
 }
 
-/// An exec belongs to the guest's table: a connection that breaks during a start leaves a complete exec or
-/// none.
+/// Execs are tracked by the guest. If a connection breaks while an exec starts, the exec exists completely or
+/// not at all.
 #[test]
 fn execs_started_on_breaking_connections_all_end_with_their_outcome() {
     on(RUNC, async |lab| {
@@ -165,7 +167,8 @@ fn execs_started_on_breaking_connections_all_end_with_their_outcome() {
     });
 }
 
-/// Code that a user can inject into program start runs after the last restriction is applied.
+/// Code that a user can inject into the start of a program runs only after the last restriction has been
+/// applied.
 #[test]
 fn preloads_and_start_up_files_run_with_nothing_more_than_any_exec() {
     on(EVERYWHERE, async |lab| {
@@ -195,7 +198,7 @@ fn preloads_and_start_up_files_run_with_nothing_more_than_any_exec() {
     });
 }
 
-/// A sandbox does not start if a part of its isolation is missing.
+/// A sandbox does not start if any part of its isolation is missing.
 #[test]
 fn a_missing_part_of_the_isolation_is_refused() {
     on(EVERYWHERE, async |lab| {
@@ -210,7 +213,7 @@ fn a_missing_part_of_the_isolation_is_refused() {
             Err(error) => node::Error::from(error).to_api(),
         };
         assert_eq!(error.ran, Ran::No, "{error:?}");
-        // A missing seccomp filter shows in the posture of the first exec, and fails the start.
+        // A missing seccomp filter is visible in the posture of the first exec, and makes the start fail.
         let broken = tempfile::tempdir().unwrap();
         let wrapper = broken.path().join("runtime");
         let real = Flavor::runc().find().unwrap().binary;
@@ -231,7 +234,7 @@ fn a_missing_part_of_the_isolation_is_refused() {
     });
 }
 
-/// The guarantee against leaks: 500 starts and stops leave nothing behind.
+/// Sandboxes do not leak: 500 starts and stops leave nothing behind.
 #[test]
 fn five_hundred_cycles_leave_nothing() {
     on(RUNC, async |lab| {
@@ -246,7 +249,7 @@ fn five_hundred_cycles_leave_nothing() {
 
 const CRASHER: &str = "BELLGLASS_CRASH_AT";
 
-/// The calling process is killed after each step of a start, and the next command removes everything.
+/// The calling process is killed after each startup step in turn, and the next command removes everything.
 #[test]
 fn a_start_killed_at_any_step_is_removed_by_the_next_command() {
     on(&["runc", "runsc"], async |lab| {
@@ -264,13 +267,13 @@ fn a_start_killed_at_any_step_is_removed_by_the_next_command() {
             lab.traces().assert_nothing_left();
             assert_eq!(std::fs::read_dir(lab.data().join("sandboxes")).unwrap().count(), 0, "{step}");
         }
-        // The uid range is free again, so the next sandbox gets the first range.
+        // The uid range has been released, so the next sandbox gets the first range.
         assert_eq!(text(&sh(&lab.sandbox().await, "cut -d: -f1 /etc/passwd | tail -1").await), "sandbox\n");
     });
 }
 
-/// Reaps the orphans of a killed process, which this process adopts: the holder of a user namespace, which
-/// ends with its parent.
+/// Reaps the orphans of a killed process, which this process adopts. The orphan is the process that holds a
+/// user namespace and ends with its parent.
 fn reap_adopted() {
     for _ in 0..50 {
         match rustix::process::wait(rustix::process::WaitOptions::NOHANG) {
@@ -281,7 +284,7 @@ fn reap_adopted() {
     }
 }
 
-/// Not a test of its own: the process that the test above starts, and that is killed at the given step.
+/// Not a test: this is the process that the previous test starts, and that is killed at the given step.
 #[test]
 fn crash_here_when_told_to() {
     let Ok(told) = std::env::var(CRASHER) else { return };

@@ -1,5 +1,5 @@
-//! Limits of real sandboxes: each is enforced when it is reached, and everything else continues to work.
-//! A2.05 to A2.10 are ids of `docs/requirements.md`.
+//! Limits of real sandboxes: each limit is enforced when it is reached, and everything else continues to
+//! work. IDs from A2.05 to A2.10 refer to `docs/requirements.md`.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn small() -> Limits {
     Limits { memory_bytes: 96 * MIB, disk_bytes: 96 * MIB, tmp_bytes: 48 * MIB, ..Limits::default() }
 }
 
-/// C-01: a fork bomb is contained; its own sandbox and others still respond.
+/// Attack C-01: a fork bomb is contained, and both its own sandbox and other sandboxes still respond.
 #[test]
 fn a_process_bomb_is_contained_and_everybody_else_is_answered() {
     on(RUNC, async |lab| {
@@ -62,7 +62,7 @@ fn a_sandbox_that_burns_all_it_has_still_answers() {
     });
 }
 
-/// Checks the outcome of an exec that uses too much memory on this tier.
+/// Runs an exec that uses too much memory, and checks its outcome for this tier.
 async fn assert_oom(sandbox: &Sandbox, tier: Tier, spec: &ExecSpec) {
     let began = Instant::now();
     let done = collect(sandbox, spec).await;
@@ -76,7 +76,7 @@ async fn assert_oom(sandbox: &Sandbox, tier: Tier, spec: &ExecSpec) {
             assert_eq!(text(&sh(sandbox, "echo next").await), "next\n");
             assert_eq!(sandbox.execs().await.unwrap().iter().map(|exec| exec.processes).sum::<u32>(), 0);
         }
-        // gVisor ends the sandbox or returns ENOMEM, which Python turns into an exit with code 1.
+        // gVisor either ends the sandbox or returns ENOMEM, which makes Python exit with code 1.
         Tier::UserKernel => {
             let lost = Outcome::SandboxLost { cause: LostCause::Oom };
             assert!([lost, Outcome::Exited { code: 1 }].contains(&done.end.outcome), "{spec:?}: {done:?}");
@@ -85,8 +85,8 @@ async fn assert_oom(sandbox: &Sandbox, tier: Tier, spec: &ExecSpec) {
     assert!(began.elapsed() < promised(20), "{:?}", began.elapsed());
 }
 
-/// C-04, requirement A2.05: exceeding the memory limit is reported for a process, a child and an orphan, for
-/// fast and for slow growth.
+/// Attack C-04, requirement A2.05: exceeding the memory limit is reported whether a process, a child or an
+/// orphan does so, and whether memory grows quickly or slowly.
 #[test]
 fn too_much_memory_is_oom_whoever_takes_it_and_however() {
     on(EVERYWHERE, async |lab| {
@@ -109,7 +109,7 @@ fn too_much_memory_is_oom_whoever_takes_it_and_however() {
     });
 }
 
-/// Files in `/dev/shm` and `/tmp` have their own limits and count towards the memory limit.
+/// Files in `/dev/shm` and `/tmp` have their own limits, and also count towards the memory limit.
 #[test]
 fn memory_in_files_is_charged_and_does_not_outlive_its_oom() {
     on(RUNC, async |lab| {
@@ -122,10 +122,11 @@ fn memory_in_files_is_charged_and_does_not_outlive_its_oom() {
             let both = "head -c 20M /dev/zero > /dev/shm/x; head -c 40M /dev/zero > /tmp/x; \
                         python3 -c 'b = bytearray(80 << 20)'; sleep 30";
             assert_oom(&sandbox, Tier::Container, &script(both)).await;
-            // `/dev/shm` is emptied after an out-of-memory kill; `/tmp` is left to the user.
+            // After an out-of-memory kill, `/dev/shm` is emptied, but the contents of `/tmp` remain for the
+            // user.
             assert_eq!(text(&sh(&sandbox, "ls /dev/shm | wc -l; rm -f /tmp/x").await), "0\n");
         }
-        // Page cache is reclaimed and does not lead to an out-of-memory kill.
+        // The page cache can be reclaimed, so it does not cause an out-of-memory kill.
         let cache =
             sh(&sandbox, "head -c 200M /dev/zero > /workspace/x && cat /workspace/x > /dev/null; echo $?")
                 .await;
@@ -133,8 +134,8 @@ fn memory_in_files_is_charged_and_does_not_outlive_its_oom() {
     });
 }
 
-/// Attacks C-08 and C-09, requirement A2.10: writes fail at the limits of disk space and inodes, and output
-/// is still kept.
+/// Attacks C-08 and C-09, requirement A2.10: writes fail when disk space or inodes run out, and output is
+/// still kept.
 #[test]
 fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
     on(EVERYWHERE, async |lab| {
@@ -144,13 +145,14 @@ fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
         assert!(String::from_utf8_lossy(&fill.stderr).contains("No space left"), "{fill:?}");
         let size: u64 = text(&fill).trim().parse().unwrap();
         assert!(size > 16 * MIB && size < 96 * MIB, "{size}");
-        // Retained output is on the same disk, in blocks that are reserved from user code.
+        // Retained output is on the same disk, in blocks that user code cannot use.
         let done = sh(&sandbox, "head -c 3000000 /dev/zero").await;
         assert_eq!(done.end.stdout_bytes, 3_000_000);
-        // gVisor writes as a user without reserved blocks, so there only the byte count is guaranteed.
+        // gVisor writes as a user that cannot use reserved blocks, so there only the byte count is
+        // guaranteed.
         assert!(done.end.stdout_dropped == 0 || lab.runtime.tier() == Tier::UserKernel);
         if lab.runtime.name() == "podman" {
-            // Under Podman, Bellglass reports that it does not limit the number of files.
+            // For Podman, Bellglass reports that the number of files is not limited.
             assert!(lab.runtime.lacks().await.unwrap().iter().any(|lack| lack.starts_with("disk_inodes")));
             return;
         }
@@ -160,8 +162,8 @@ fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
         )
         .await;
         let made: u64 = text(&inodes).trim().parse().unwrap();
-        // ext4 rounds up to fill a block of its inode table. Under an engine, a quarter of the inodes belongs
-        // to the home directory.
+        // ext4 rounds the number up to fill a block of its inode table. In an engine, a quarter of the inodes
+        // belongs to the home directory.
         let least = if lab.runtime.properties().takes_images { 700 } else { 900 };
         assert!((least..=1024).contains(&made), "{made}");
     });
@@ -185,7 +187,7 @@ fn processor_time_is_capped() {
     });
 }
 
-/// A limit that cannot be enforced is refused at create with `limit_exceeded`.
+/// A limit that cannot be enforced is refused with `limit_exceeded` when the sandbox is created.
 #[test]
 fn a_limit_out_of_range_is_refused_by_name_and_nothing_starts() {
     on(EVERYWHERE, async |lab| {

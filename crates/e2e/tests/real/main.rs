@@ -1,4 +1,5 @@
-//! Tests that start real sandboxes, one module per subject. They need root and a runtime, and run with `just real` and `just engines`.
+//! Tests that start real sandboxes, one module per subject. They need root and a runtime. Run them with
+//! `just real` and `just engines`.
 
 // Tests fail by panicking, and print their measurements.
 #![allow(

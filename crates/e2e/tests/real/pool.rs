@@ -1,5 +1,5 @@
-//! Pre-warmed sandboxes on real runtimes: their equality with cold ones, their claims, and the leftovers of a
-//! killed server.
+//! Pre-warmed sandboxes on real runtimes: they equal cold sandboxes, each is claimed once, and a killed
+//! server leaves none behind.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use e2e::lab::script;
 use e2e::service::{Service, served, small, tiers, until};
 use tokio::task::JoinSet;
 
-/// Timeout for pre-warming a few sandboxes, with their imports, on a busy machine.
+/// Timeout for the server to pre-warm a few sandboxes, with their imports, on a busy machine.
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
-/// Starts a server with a pool, which the servers of other tests do not have.
+/// Starts a server with a pool. The servers of other tests have no pool.
 fn pooled(more: &str) -> (Service, tempfile::NamedTempFile) {
     let config = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(config.path(), format!("pool_ready = 1\n{more}")).unwrap();
@@ -60,7 +60,8 @@ async fn alike(tier: Tier) {
     let warm = client.create(&ask).await.unwrap();
     assert_eq!((cold.start, warm.start), (Start::Cold, Start::Warm));
     assert_eq!((&cold.limits, &cold.policy, cold.tier), (&warm.limits, &warm.policy, warm.tier));
-    // The pooled sandbox has the same files, environment and processes as the cold one, and nothing of another user.
+    // The pre-warmed sandbox has the same files, environment and processes as the cold one, and nothing from
+    // another user.
     let look = "ls -laR /workspace /tmp /home 2>&1 | sed 's/[A-Z][a-z][a-z]  *[0-9]* [0-9:]*//'; env | sort; id; \
                 ps -e -o user,args 2>/dev/null || ls /proc | grep -c '^[0-9]'; cat /proc/sys/kernel/hostname";
     let (seen, other) = (said(&client, &warm, look).await, said(&client, &cold, look).await);
@@ -101,8 +102,8 @@ async fn many() {
     assert_eq!(warm, 20);
     all.extend(made.into_iter().map(|one| one.id));
     assert_eq!(all.len(), 40, "each was given once");
-    // After a kill, sandboxes that were in the pool or being created are gone, and claimed sandboxes
-    // continue.
+    // When the server is killed, sandboxes that are in the pool or being created are removed, and claimed
+    // sandboxes continue.
     for _ in 0..3 {
         let asking = client.clone();
         let creating = tokio::spawn(async move {
@@ -130,14 +131,14 @@ async fn many() {
         ends.spawn(async move { client.stop(&id).await.unwrap() });
     }
     ends.join_all().await;
-    // This server has received no create yet, so it has no pre-warmed sandboxes.
+    // This server has not received a create request yet, so it has no pre-warmed sandboxes.
     service.assert_nothing_left().await;
 }
 
 #[test]
 fn code_in_a_ready_sandbox_finds_its_imports_done() {
-    // Requirements A10.02, A10.03: the imports are loaded in a warm sandbox, which is ten times faster than a
-    // cold one.
+    // Requirements A10.02 and A10.03: in a warm sandbox the imports are already loaded, so code starts ten
+    // times faster than in a cold sandbox.
     served(async || {
         if tiers().any(|tier| tier == Tier::Container) {
             imported().await;
@@ -148,8 +149,8 @@ fn code_in_a_ready_sandbox_finds_its_imports_done() {
 async fn imported() {
     let (mut service, config) = pooled("");
     e2e::layer::lend(service.data(), "interpreter");
-    // Building a template makes this process adopt orphans. Orphans of a killed server belong to the next
-    // server, so stop that.
+    // Building a template made this process adopt orphans. Undo this, because the orphans of a killed server
+    // belong to the next server.
     let _ = rustix::process::set_child_subreaper(None);
     std::fs::write(config.path(), "pool_ready = 1\npool_templates = [\"interpreter\"]\n").unwrap();
     service.kill();

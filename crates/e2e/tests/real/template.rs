@@ -1,4 +1,4 @@
-//! Templates imported from images, on a real runtime.
+//! Templates that are imported from images, on a real runtime.
 
 mod hostile;
 mod image;
@@ -17,10 +17,10 @@ use runtime::Spec;
 
 use image::{Image, Layer};
 
-/// Change that damages an image.
+/// A modification that damages an image.
 type Change = fn(&mut Image);
 
-/// Imports an image; returns the template and the number of layers that existed already.
+/// Imports an image. Returns the template and the number of layers that already existed.
 async fn import(lab: &Lab, name: &str, file: &Path) -> Result<(Template, usize), Error> {
     let kept = Mutex::new(0);
     let builder = Builder::new(&lab.machine, Arc::clone(&lab.runtime));
@@ -40,7 +40,7 @@ async fn start(lab: &Lab, template: &Template) -> Result<Sandbox, Error> {
     Sandbox::start(Arc::clone(&lab.runtime), lab.id(), &spec).await
 }
 
-/// Runs a script with the image's own shell, and returns its standard output.
+/// Runs a script with the image's own shell and returns its standard output.
 async fn said(sandbox: &Sandbox, template: &Template, script: &str) -> String {
     let spec = template.apply(exec(&["/bin/sh", "-c", script]));
     let collected = collect(sandbox, &spec).await;
@@ -49,14 +49,14 @@ async fn said(sandbox: &Sandbox, template: &Template, script: &str) -> String {
     text(&collected)
 }
 
-/// Returns the entries of the layers directory that are neither a complete layer nor the empty layer.
+/// Returns the entries of the layers directory that are neither complete layers nor the empty layer.
 fn half_made(lab: &Lab) -> Vec<String> {
     let entries = fs::read_dir(lab.data().join("layers")).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name != "empty" && name.len() != 64).collect()
 }
 
-/// Returns an image of three layers: programs, files, and changes to the files.
+/// Returns an image with three layers: programs, files, and changes to these files.
 fn sample() -> Image {
     let files = Layer::new()
         .directory("etc", 0o755)
@@ -131,14 +131,14 @@ fn the_same_layers_are_unpacked_once_however_they_come() {
             let (template, kept) = import(lab, name, file).await.unwrap();
             assert_eq!((&template.layers, kept), (&first.layers, 3), "{name}");
         }
-        // An image without the last layer: its new top layer is unpacked again, because only a top layer gets
-        // the mount points and the user; the layer below is reused.
+        // Without its last layer, the image has a different top layer. It is unpacked again, because only a
+        // top layer gets the mount points and the user. The layer below is reused.
         let fewer = Image::new(sample().layers.into_iter().take(2).collect());
         let other = tempfile::tempdir().unwrap();
         fewer.layout(other.path());
         let (template, kept) = import(lab, "fewer", other.path()).await.unwrap();
         assert_eq!((template.layers.len(), kept), (2, 1));
-        // A layer is removed after its last template, once no sandbox can be using it.
+        // A layer is removed after its last template, once no sandbox can be using the layer.
         for name in ["first", "second", "third"] {
             Store::new(lab.data()).remove(name).unwrap();
         }
@@ -174,7 +174,7 @@ fn an_image_that_was_changed_is_refused_and_nothing_of_it_is_kept() {
 #[test]
 fn a_refused_entry_is_named() {
     on(&["runc"], async |lab| {
-        // Large enough that the guest responds long before it could have read everything.
+        // The file is so large that the guest responds long before it could have read everything.
         let big = "x".repeat(8 << 20);
         let layer = Layer::new().file("../out", 0o644, "x").file("big", 0o644, &big);
         let directory = tempfile::tempdir().unwrap();
@@ -233,7 +233,8 @@ fn a_sandbox_that_unpacks_goes_with_the_command_that_was_killed() {
         let layers = lab.data().join("layers");
         let directory = tempfile::tempdir().unwrap();
         Image::new(vec![Layer::programs()]).layout(directory.path());
-        // The import is dropped at its first byte, as if its process were killed there; its sandbox stays.
+        // Drop the import at its first byte, as if its process were killed at that moment. Its sandbox keeps
+        // running.
         let seen = tokio::sync::Notify::new();
         let builder = Builder::new(&lab.machine, Arc::clone(&lab.runtime));
         let watch = |progress: TemplateProgress<'_>| {

@@ -1,7 +1,7 @@
-//! Terminals from the user's side, through a server that may be killed.
+//! Terminals as a user sees them, through a server that may be killed.
 //!
-//! The user is `tmux`, a real terminal emulator: it starts `bellglass shell`, presses keys and reads the
-//! screen.
+//! The user is simulated with `tmux`, a real terminal emulator, which starts `bellglass shell`, presses keys
+//! and reads the screen.
 
 use std::time::{Duration, Instant};
 
@@ -15,9 +15,9 @@ use e2e::service::{Service, binary, served, small};
 use e2e::tmux::Tmux;
 
 const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
-/// Timeout until typed text shows, on a busy machine.
+/// Timeout for typed text to appear on a busy machine.
 const SHOWS: Duration = Duration::from_secs(30);
-/// Python program that draws to the corners of the screen, redraws at each change of size, and ends with `q`.
+/// Python program that draws in the corners of the screen, redraws when the size changes, and exits on `q`.
 const DRAW: &str = r#"
 import curses
 
@@ -53,14 +53,15 @@ async fn sandbox_of(service: &Service, tier: Tier) -> SandboxId {
     service.client().create(&CreateSandbox { tier, ..small() }).await.unwrap().id
 }
 
-/// Runs `bellglass shell` in a terminal emulator, and then prints its exit code.
+/// Runs `bellglass shell` in a terminal emulator and prints its exit code when it ends.
 fn at(service: &Service, sandbox: &SandboxId, options: &str) -> Tmux {
     let command = format!("'{}' shell {options} {sandbox}; echo code $?; exec sleep 600", binary().display());
     let (url, key) = (service.url(), service.key.clone());
     Tmux::run(&command, 100, 30, &[("BELLGLASS_SERVER", &url), ("BELLGLASS_API_KEY", &key)])
 }
 
-/// A full-screen program, changes of size, an interrupt, and a reconnect after a kill of the server.
+/// A user can run a full-screen program, resize the terminal, interrupt a command, and continue after a kill
+/// of the server.
 #[test]
 fn a_person_at_a_terminal_sees_the_screen_and_goes_on_after_the_server_was_killed() {
     served(async || {
@@ -81,7 +82,7 @@ fn a_person_at_a_terminal_sees_the_screen_and_goes_on_after_the_server_was_kille
             tmux.keys(&["C-c"]);
             tmux.line("echo was $?");
             tmux.row(SHOWS, "was 130").await;
-            // A program draws at two sizes; when it ends, the earlier screen is restored.
+            // A program draws at two sizes. When it exits, the previous screen is restored.
             tmux.line("python3 /workspace/draw.py");
             drawn(&tmux, 100, 30).await;
             tmux.resize(72, 20);
@@ -90,7 +91,7 @@ fn a_person_at_a_terminal_sees_the_screen_and_goes_on_after_the_server_was_kille
             tmux.row(SHOWS, "was 130").await;
             tmux.line("stty size");
             tmux.row(SHOWS, "20 72").await;
-            // The server is killed, and the user types meanwhile.
+            // The user types while the server is down.
             tmux.line("clear");
             service.kill();
             tmux.row(SHOWS, "bellglass: reconnecting…").await;
@@ -114,7 +115,7 @@ fn a_person_at_a_terminal_sees_the_screen_and_goes_on_after_the_server_was_kille
     });
 }
 
-/// Waits until the screen shows the picture and nothing else.
+/// Waits until the screen shows nothing but the picture.
 async fn drawn(tmux: &Tmux, cols: usize, rows: usize) {
     let what = format!("the picture in {cols} by {rows}");
     tmux.until(SHOWS, &what, |screen| {
@@ -155,7 +156,7 @@ fn who_leaves_a_terminal_comes_back_to_the_same_screen() {
         again.line("echo $V; exit");
         again.row(SHOWS, "kept").await;
         again.row(SHOWS, "code 0").await;
-        // Without a local terminal, `bellglass shell` opens none in the sandbox.
+        // Without a local terminal, `bellglass shell` opens no terminal in the sandbox.
         let refused = service.command(&["shell", sandbox.as_str()]).output().unwrap();
         assert_eq!(refused.status.code(), Some(125));
         assert!(String::from_utf8_lossy(&refused.stderr).contains("bellglass exec --stdin"));
@@ -181,7 +182,7 @@ fn every_key_arrives_once_though_the_server_is_killed_while_they_are_typed() {
             let typing = tokio::spawn(async move {
                 for number in 0..LINES {
                     terminal.write(format!("line {number}\r").as_bytes()).unwrap();
-                    // Short pauses, so that data is in transit at each kill.
+                    // Pause briefly, so that data is in transit at each kill.
                     let pause = tokio::time::sleep(Duration::from_millis(10));
                     tokio::pin!(pause);
                     loop {
@@ -211,7 +212,7 @@ fn every_key_arrives_once_though_the_server_is_killed_while_they_are_typed() {
     });
 }
 
-/// Reads until the output contains this text.
+/// Reads until the output on the screen contains this text.
 async fn see(terminal: &mut Terminal, screen: &mut String, wanted: &str) {
     let reading = async {
         while !screen.contains(wanted) {

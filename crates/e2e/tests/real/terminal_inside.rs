@@ -1,4 +1,4 @@
-//! Terminals from the program's side: size, keys, end, and the limit on their number.
+//! Terminals as a program sees them: size, keys, end, and the limit on their number.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +12,14 @@ use e2e::on;
 use node::{Event, Exec};
 
 const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
-/// Timeout until typed text shows, on a busy machine.
+/// Timeout for typed text to appear on a busy machine.
 const SHOWS: Duration = Duration::from_secs(30);
 
 fn on_terminal(spec: ExecSpec) -> ExecSpec {
     ExecSpec { terminal: Some(SIZE), ..spec }
 }
 
-/// Reads until the output contains this text, and appends all of it to `seen`.
+/// Reads until the output contains this text, and appends everything that was read to `seen`.
 async fn until(exec: &mut Exec, seen: &mut String, wanted: &str) {
     let reading = async {
         while !seen.contains(wanted) {
@@ -39,7 +39,7 @@ async fn until(exec: &mut Exec, seen: &mut String, wanted: &str) {
 fn a_program_on_a_terminal_sees_one_of_its_own_in_its_size() {
     on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
-        // Under gVisor `/dev/tty` cannot be opened; the terminal itself can, by its name.
+        // gVisor does not allow opening `/dev/tty`, but the terminal can be opened by its name.
         let is_gvisor = lab.runtime.name() == "runsc";
         let again = if is_gvisor { "\"$(cat /tmp/name)\"" } else { "/dev/tty" };
         let look = "tty > /tmp/name && [ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo three; stty size; echo $TERM; \
@@ -56,12 +56,12 @@ fn a_program_on_a_terminal_sees_one_of_its_own_in_its_size() {
             "{seen:?}"
         );
         assert_eq!(done.end.stderr_bytes, 0);
-        // The last output arrives although the program exits immediately after it.
+        // The last output arrives even if the program exits immediately afterwards.
         for _ in 0..20 {
             let done = e2e::lab::collect(&sandbox, &on_terminal(script("seq 500; echo last"))).await;
             assert!(text(&done).ends_with("\r\nlast\r\n"), "{:?}", text(&done));
         }
-        // An exec without a terminal finds none.
+        // An exec without a terminal has no controlling terminal.
         assert_eq!(text(&sh(&sandbox, "tty; : > /dev/tty; true").await), "not a tty\n");
     });
 }
@@ -87,10 +87,10 @@ fn keys_sizes_and_the_end_of_a_terminal_do_what_they_do_everywhere() {
         until(&mut reader, &mut String::new(), "interrupted").await;
         sh(&sandbox, "touch /workspace/go").await;
         until(&mut exec, &mut seen, "waiting").await;
-        // Keys that are sent again at the same offset are not typed twice.
+        // Keys that are sent a second time at the same offset are not typed again.
         assert_eq!(type_keys(1, "a line\r").await, 8);
         assert_eq!(type_keys(1, "a line\r").await, 8);
-        // gVisor also leaves the byte of Ctrl-C in the input.
+        // gVisor also leaves the Ctrl-C byte in the input.
         let got = if lab.runtime.name() == "runsc" { "got:\u{3}a line" } else { "got:a line" };
         until(&mut exec, &mut seen, got).await;
         let refused = exec.write_stdin(8, Bytes::new(), true, SHOWS).await.unwrap_err().to_api();
@@ -109,14 +109,15 @@ fn keys_sizes_and_the_end_of_a_terminal_do_what_they_do_everywhere() {
 fn an_exec_on_a_terminal_ends_with_its_process_whoever_holds_the_terminal() {
     on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
-        // One child is in the background, as shells start them; the other ignores the hang-up.
+        // One child runs in the background, as a shell would start it. The other child ignores the hang-up
+        // signal.
         let left = "sleep 600 & (trap '' HUP; exec sleep 601) & sleep 0.2; echo done";
         let began = Instant::now();
         let done = e2e::lab::collect(&sandbox, &on_terminal(script(left))).await;
         assert_eq!(done.end.outcome, Outcome::Exited { code: 0 });
         assert!(began.elapsed() < promised(5), "{:?}", began.elapsed());
         assert!(done.end.left_running >= 1, "{:?}", done.end);
-        // An interactive shell ignores SIGTERM, but its cancel still completes in time.
+        // An interactive shell ignores SIGTERM, but cancelling it still completes in time.
         for _ in 0..3 {
             let shell = start(&sandbox, &on_terminal(e2e::lab::exec(&["bash", "-i"]))).await.unwrap();
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -125,7 +126,7 @@ fn an_exec_on_a_terminal_ends_with_its_process_whoever_holds_the_terminal() {
             assert_eq!(shell.collect().await.unwrap().end.outcome, Outcome::Cancelled);
             assert!(began.elapsed() < promised(5), "{:?}", began.elapsed());
         }
-        // No terminal is left, once the processes that hold one are killed.
+        // Once the processes that hold a terminal are killed, no terminal is left.
         sh(&sandbox, "pkill -9 sleep").await;
         assert_eq!(text(&sh(&sandbox, "sleep 0.5; ls /dev/pts").await), "ptmx\n");
     });

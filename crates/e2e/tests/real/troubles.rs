@@ -1,4 +1,5 @@
-//! Failures of one sandbox, exec or client: each has a typed outcome, ends in time, and affects nothing else.
+//! Failures of a single sandbox, exec or client: each has a typed outcome, ends in time, and affects nothing
+//! else.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use e2e::service::{PLENTY, Service, served, small, until};
 use e2e::wire::{command, sandbox};
 use serde_json::{Value, json};
 
-/// Runs a script, which must succeed, in a sandbox; returns its standard output.
+/// Runs a script in a sandbox and returns its standard output. The script must succeed.
 async fn said(client: &Client, id: &SandboxId, text: &str) -> String {
     let done = client.exec(id, &script(text)).await.unwrap().collect().await.unwrap();
     let problem = String::from_utf8_lossy(&done.stderr).into_owned();
@@ -22,14 +23,15 @@ async fn said(client: &Client, id: &SandboxId, text: &str) -> String {
     String::from_utf8(done.stdout).unwrap()
 }
 
-/// Waits for the end of a sandbox by polling, which does not keep the sandbox from being idle.
+/// Waits for a sandbox to end. It polls the state, which does not count as activity.
 async fn ended(client: &Client, id: &SandboxId, within: Duration) -> Sandbox {
     until(within, "the end of a sandbox", async || client.sandbox(id).await.unwrap().state.is_terminal())
         .await;
     client.sandbox(id).await.unwrap()
 }
 
-/// A sandbox that is killed from the host is reported as lost with its cause, and its streams end.
+/// A sandbox whose process 1 is killed from the host is reported as lost, with the cause, and its streams
+/// end.
 #[test]
 fn a_sandbox_killed_from_the_host_is_lost_within_seconds_and_the_next_is_unaffected() {
     served(async || {
@@ -58,7 +60,8 @@ fn a_sandbox_killed_from_the_host_is_lost_within_seconds_and_the_next_is_unaffec
     });
 }
 
-/// A call or a running exec keeps a sandbox alive; reading its state neither extends nor shortens its life.
+/// A call or a running exec keeps a sandbox alive. Reading the sandbox's state neither extends nor shortens
+/// its life.
 #[test]
 fn an_exec_keeps_its_sandbox_and_looking_at_one_changes_nothing() {
     served(async || {
@@ -78,20 +81,20 @@ fn an_exec_keeps_its_sandbox_and_looking_at_one_changes_nothing() {
             let all = client.sandboxes(true).await.unwrap();
             for (id, ended) in ids.into_iter().zip(&mut ended) {
                 let one = all.iter().find(|one| one.id == *id).unwrap();
-                // Computed from the server's record: this loop is as fast as the machine, the lifetime of a
-                // sandbox is not.
+                // Use the server's record of the lifetime, because a busy machine delays this loop but not
+                // the sandbox's end.
                 let lived = one.ended_at_ms.map(|at_ms| Duration::from_millis(at_ms - one.created_at_ms));
                 *ended = ended.or(one.reason.zip(lived));
             }
             wire.ask("GET", "/healthz", None).await;
-            // Both requests fail once their sandbox has ended.
+            // Both requests fail once their sandbox has ended. Ignore this.
             let _ = client.usage(&looked_at).await;
             let _ = client.exec(&used, &script("true")).await;
             assert!(begun.elapsed() < promised(30), "{ended:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let [busy, looked_at, used] = ended.map(Option::unwrap);
-        // The server writes two records of a sandbox before its end, and the disk can delay each.
+        // Before a sandbox ends, the server writes two records of it, and the disk can delay each of them.
         let stalled = 2 * disk.longest();
         eprintln!(
             "busy {busy:?}, looked at {looked_at:?}, used {used:?}; the disk may have held it up for {stalled:?}"
@@ -103,7 +106,7 @@ fn an_exec_keeps_its_sandbox_and_looking_at_one_changes_nothing() {
     });
 }
 
-/// Heartbeats keep a proxy from closing the stream of a silent exec.
+/// Heartbeats keep a proxy from closing the stream of a silent exec, because data arrives every few seconds.
 #[test]
 fn a_stream_of_a_silent_exec_says_something_every_few_seconds() {
     served(async || {
@@ -129,7 +132,7 @@ fn a_stream_of_a_silent_exec_says_something_every_few_seconds() {
     });
 }
 
-/// Reads standard output up to an offset, or to the end.
+/// Reads the standard output up to an offset or to its end.
 async fn read(exec: &mut client::Exec, most: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while exec.position().stdout < most {
@@ -147,7 +150,8 @@ async fn read(exec: &mut client::Exec, most: u64) -> Vec<u8> {
     bytes
 }
 
-/// A reader that disconnects can resume at its offset without a gap or a duplicate, also after the end.
+/// A reader that has disconnected can resume at its offset without a gap or a duplicate, even after the end
+/// of the exec.
 #[test]
 fn a_reader_that_left_comes_back_at_its_offset_also_after_the_end() {
     served(async || {
@@ -175,7 +179,8 @@ fn a_reader_that_left_comes_back_at_its_offset_also_after_the_end() {
     });
 }
 
-/// With `cancel_on_disconnect` an exec is cancelled when its reader disconnects; without it the exec continues.
+/// With `cancel_on_disconnect`, an exec is cancelled when its reader disconnects. Without the option, the
+/// exec continues.
 #[test]
 fn an_exec_that_was_to_end_with_its_reader_does_and_another_does_not() {
     served(async || {
@@ -196,7 +201,7 @@ fn an_exec_that_was_to_end_with_its_reader_does_and_another_does_not() {
             info.outcome == Some(Outcome::Cancelled) && info.processes == 0
         })
         .await;
-        // The other exec may have only just started.
+        // The other exec may have started only a moment ago.
         until(promised(5), "both processes of the other", async || {
             let other = client.exec_info(&id, &names[1]).await.unwrap();
             assert!(other.outcome.is_none(), "{other:?}");
@@ -206,7 +211,7 @@ fn an_exec_that_was_to_end_with_its_reader_does_and_another_does_not() {
     });
 }
 
-/// A deadline starts with the process, so the time that retries take is not charged.
+/// A deadline starts with the process, so it does not include the time that retries take.
 #[test]
 fn the_time_until_a_server_is_back_is_not_charged_to_the_execs_deadline() {
     served(async || {
@@ -227,7 +232,7 @@ fn the_time_until_a_server_is_back_is_not_charged_to_the_execs_deadline() {
     });
 }
 
-/// A program that prompts for input fails within seconds and does not hang.
+/// A program that prompts for input fails within seconds instead of hanging.
 #[test]
 fn a_program_that_asks_a_person_fails_at_once_where_there_is_none() {
     served(async || {
@@ -251,10 +256,10 @@ fn a_program_that_asks_a_person_fails_at_once_where_there_is_none() {
     });
 }
 
-/// A create that fails returns the reason and leaves nothing behind.
+/// A create request that fails returns the reason and leaves nothing behind.
 #[test]
 fn a_create_that_cannot_be_made_says_why_and_leaves_nothing() {
-    // Hides `runsc`, as on a machine without gVisor.
+    // Hide `runsc`, so that the server runs as on a machine without gVisor.
     let hide = "for one in $(which -a runsc); do mount --bind /dev/null $one; done; exec \"$@\"";
     served(async || {
         let service = Service::with(&["unshare", "-m", "sh", "-c", hide, "sh"], &[]);
@@ -289,7 +294,8 @@ fn a_create_that_cannot_be_made_says_why_and_leaves_nothing() {
     });
 }
 
-/// Templates are added and removed, and unused layers are removed, while sandboxes are created from them.
+/// A layer is never removed while sandboxes are created from it, even if templates and unused layers are
+/// removed meanwhile.
 #[test]
 fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
     served(async || {
@@ -335,8 +341,8 @@ fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
         };
         while !makers.iter().all(tokio::task::JoinHandle::is_finished) {
             {
-                // As in an import, no layers are removed between adding a template's layers and saving the
-                // template.
+                // As during an import, no layers are removed between adding the template's layers and saving
+                // the template.
                 let _making = node::template::using(service.data()).await.unwrap();
                 service.add_template("passing", 'e');
             }
@@ -352,8 +358,8 @@ fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
         eprintln!(
             "30 sandboxes while the layer was removed {removals} times; {missing} came when it was gone"
         );
-        // A sandbox whose template was removed continues, also across a restart; its layer is removed after
-        // its end.
+        // A sandbox whose template was removed continues, even across a restart. Its layer is removed after
+        // the sandbox has ended.
         let own = service.data().join("layers").join("c".repeat(64));
         assert!(own.exists());
         service.kill();
@@ -366,7 +372,7 @@ fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
     });
 }
 
-/// Files, processes, variables and IPC objects of a sandbox are not visible in the next one.
+/// A sandbox's files, processes, variables and IPC objects are not visible in the next sandbox.
 #[test]
 fn a_fresh_sandbox_holds_nothing_of_the_one_before() {
     // The pattern `secre[t]-of-a` does not match the command line that contains it.
@@ -403,7 +409,8 @@ fn a_fresh_sandbox_holds_nothing_of_the_one_before() {
     });
 }
 
-/// Output that the command line cannot write, for example because the disk is full, is a failure and never success.
+/// If the command line cannot write its output, for example because the disk is full, it fails and never
+/// reports success.
 #[test]
 fn output_that_cannot_be_written_makes_the_command_fail() {
     served(async || {

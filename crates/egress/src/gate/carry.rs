@@ -1,5 +1,5 @@
-//! The transfer of one file to a sandbox, from the cache or from the upstream. It is hashed and metered, and
-//! it is cached if it matches its index.
+//! The transfer of one file to a sandbox, from the cache or from the upstream. The file is hashed and
+//! metered. A file from the upstream is cached if it matches the hash in its index.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -23,7 +23,7 @@ use crate::flow::SPENT;
 
 /// Maximum number of bytes in one read of a cached file.
 const PIECE_BYTES: usize = 256 << 10;
-/// Maximum number of chunks waiting for a sandbox that does not read.
+/// Maximum number of chunks that are buffered for a sandbox that does not read.
 const PIECES_WAITING: usize = 2;
 /// Maximum size of a package file in bytes.
 const FILE_BYTES_MAX: u64 = 8 << 30;
@@ -45,7 +45,7 @@ enum Cut {
 /// The sending half of a transfer to a sandbox.
 struct TransferSender {
     to: Feed,
-    /// Dead once the program has stopped reading.
+    /// Can no longer be upgraded once the program has stopped reading.
     heard: Weak<()>,
     party: Arc<crate::Party>,
     policy: tokio::sync::watch::Receiver<api::policy::Policy>,
@@ -72,7 +72,7 @@ impl Gate {
             return Ok(response);
         }
         let answer = self.fetch(&entry.url, &[]).await?;
-        // A file without a known hash must at least have a known length, so that a truncated one is detected.
+        // A file whose hash is unknown must at least have a known length, so that truncation is detected.
         if answer.status() != 200 || (entry.hash == Hash::Unknown && answer.content_length().is_none()) {
             return Err(Refusal::unreachable("the package index returned an incomplete response".into()));
         }
@@ -90,7 +90,7 @@ impl Gate {
         Ok(response)
     }
 
-    /// Forwards a response as it arrives.
+    /// Forwards a response as it arrives, without caching it.
     pub(super) fn pass(&self, answer: reqwest::Response, to: Recipient<'_>) -> Response<Body> {
         let (mut way, response) = TransferSender::open(to, answer.content_length());
         let mut answer = answer;
@@ -153,8 +153,8 @@ impl TransferSender {
         self.end(hasher, last, entry, true).await
     }
 
-    /// Sends a file as it arrives from the upstream. Returns the part to store if it is complete and matches
-    /// its hash.
+    /// Sends a file as it arrives from the upstream. Returns the partial file for the cache if it is complete
+    /// and matches its hash.
     async fn carry_fetched(
         mut self,
         mut answer: reqwest::Response,
@@ -194,8 +194,8 @@ impl TransferSender {
         if self.end(hasher, last, entry, false).await { part } else { None }
     }
 
-    /// Sends the previous chunk. The last chunk of a file is held back until the hash of the whole file was
-    /// checked.
+    /// Sends the previous chunk and holds this one back. The last chunk of a file is sent only after the hash
+    /// of the whole file has been checked.
     async fn pass_on(&mut self, last: &mut Option<Bytes>, piece: Bytes) -> Result<(), Cut> {
         match last.replace(piece) {
             Some(before) => self.send(before).await,
@@ -228,7 +228,8 @@ impl TransferSender {
         true
     }
 
-    /// Sends a chunk at the rate of the policy, while the policy allows it and the program reads.
+    /// Sends a chunk at the policy's rate. Fails if the policy no longer allows the transfer, or if the
+    /// program has stopped reading.
     async fn send(&mut self, piece: Bytes) -> Result<(), Cut> {
         loop {
             let wait = {
@@ -251,7 +252,7 @@ impl TransferSender {
         loop {
             tokio::select! {
                 sent = &mut sending => return sent.map_err(|_| Cut::Gone),
-                // A policy change also ends the transfer to a program that does not read.
+                // A policy change ends the transfer even if the program does not read.
                 Ok(()) = changes.changed() => {
                     let wanted = PackageRequest { kind: self.kind, package: self.package.clone(), rest: "" };
                     allow(&changes.borrow(), &wanted).map_err(|refusal| Cut::Refused(refusal.why))?;
@@ -270,7 +271,8 @@ impl TransferSender {
         }
     }
 
-    /// Aborts the response, so that it cannot be mistaken for a complete file. A refusal is reported.
+    /// Aborts the response, so that it cannot be mistaken for a complete file. Reports the reason if the
+    /// transfer was refused.
     fn cut(self, cut: &Cut, file: &str) {
         if let Cut::Refused(why) = cut {
             self.party
@@ -295,7 +297,7 @@ impl Hasher {
         }
     }
 
-    /// Returns the hash as text, or `None` if another one was expected.
+    /// Returns the hash as text, or `None` if it is not the expected one.
     fn compared(self, expected: &Hash) -> Option<String> {
         let made = match self {
             Self::Sha256(hasher) => hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),

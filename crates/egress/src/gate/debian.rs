@@ -1,5 +1,5 @@
-//! Proxying of Debian's archive. apt verifies every file against signed indexes. Files that never change are
-//! cached: packages, and indexes whose path contains their hash.
+//! Proxy for Debian's archive. apt verifies every file against signed indexes. The gate caches only files
+//! that never change: packages, and indexes whose path contains their hash.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use crate::Refusal;
 use crate::body::{Body, full};
 use crate::party::Party;
 
-/// The directories of packages and of indexes in an archive.
+/// An archive's directory for packages, and its directory for indexes.
 const POOL: &str = "pool/";
 const INDEXES: &str = "dists/";
-/// Names of indexes that some archives store elsewhere, with or without an extension such as `.xz`.
+/// Names of indexes that some archives store outside `dists/`, with or without an extension such as `.xz`.
 const INDEX_NAMES: [&str; 5] = ["InRelease", "Release", "Packages", "Sources", "ls-lR"];
-/// Parts of package file names, in lower case. A mirror may store packages anywhere, so they are recognized
-/// in every directory.
+/// Substrings of the names of package files, in lower case. A mirror may store packages anywhere, so package
+/// files are recognized in every directory.
 const PACKAGE_MARKS: [&str; 8] =
     [".deb", ".udeb", ".ddeb", ".dsc", ".tar", ".diff", ".changes", ".buildinfo"];
 /// The directory that precedes the hash of an index in its path.
@@ -28,8 +28,8 @@ const BY_HASH: &str = "/by-hash/SHA256/";
 /// Length of a SHA-256 hash in hexadecimal digits.
 const SHA256_DIGITS: usize = 64;
 
-/// Returns the package of a path, which is empty for an index. Returns `None` if the path is neither that of
-/// a package nor that of an index.
+/// Returns the name of the package to which a path belongs, or an empty string for an index. Returns `None`
+/// if the path belongs to neither a package nor an index.
 pub fn package(rest: &str) -> Option<String> {
     let path = rest.strip_prefix('/').or_else(|| rest.strip_prefix("-security/"))?;
     let plain = |part: &str| {
@@ -37,7 +37,7 @@ pub fn package(rest: &str) -> Option<String> {
             && !part.starts_with('.')
             && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._+~:-".contains(&byte))
     };
-    // apt escapes characters that occur in versions.
+    // apt percent-encodes some characters of version numbers.
     let path = unescaped(path);
     if !path.split('/').all(plain) {
         return None;
@@ -52,7 +52,7 @@ pub fn package(rest: &str) -> Option<String> {
     is_index(&path, file).then(String::new)
 }
 
-/// Returns true if the path is that of an index, which belongs to no package.
+/// Returns true if the path refers to an index, which belongs to no package.
 fn is_index(path: &str, file: &str) -> bool {
     if api::defence::is_off("N-31") {
         return true;
@@ -76,7 +76,7 @@ impl Gate {
             Some(path) => (&self.upstreams.debian_security, path),
             None => (&self.upstreams.debian, wanted.rest.trim_start_matches('/')),
         };
-        // Unescaped, so that a file is cached only once.
+        // The path is unescaped, so that a file is cached only once, however its path is encoded.
         let path = unescaped(path);
         let url = format!("{}/{path}", base.trim_end_matches('/'));
         let name = path.rsplit('/').next().unwrap_or_default().to_owned();
@@ -109,7 +109,8 @@ impl Gate {
     }
 }
 
-/// Removes the escapes that apt writes: only those of characters that a version may contain.
+/// Decodes the percent-encoding that apt applies to version numbers. Other encoded characters are left
+/// unchanged.
 fn unescaped(path: &str) -> String {
     path.replace("%2b", "+")
         .replace("%2B", "+")

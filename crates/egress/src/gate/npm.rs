@@ -1,5 +1,5 @@
-//! npm's registry. Its metadata is served without the versions that the policy does not allow, and with URLs
-//! of the gate.
+//! Proxy for npm's registry. The gate removes the versions that the policy does not allow from the metadata,
+//! and replaces the URLs in it with its own.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::party::Party;
 const SHORT: &str = "application/vnd.npm.install-v1+json, application/json;q=0.8";
 const LONG: &str = "application/json";
 
-/// Returns the package of a path.
+/// Returns the name of the package to which a path belongs.
 pub fn package(rest: &str) -> Option<String> {
     let decoded = rest.replace("%2f", "/").replace("%2F", "/");
     let (named, file) = match decoded.split_once("/-/") {
@@ -47,7 +47,7 @@ impl Gate {
             url: format!("{}/{}", self.upstreams.node.trim_end_matches('/'), package.replace('/', "%2f")),
             package,
             minimum_age_ms,
-            // Only the long format contains the publication time of a version.
+            // Only the long format contains the publication times of versions.
             accept: if minimum_age_ms == 0 { SHORT } else { LONG },
             parse,
         };
@@ -61,7 +61,7 @@ impl Gate {
     }
 }
 
-/// Parses the metadata of a package, and builds the page for sandboxes, which contains only the fields needed
+/// Parses a package's metadata, and builds the page for sandboxes. The page contains only the fields needed
 /// to install the package.
 fn parse(asking: &IndexRequest, _: &str, _: &str, body: &[u8]) -> Option<Index> {
     let mut told: Value = serde_json::from_slice(body).ok()?;
@@ -103,7 +103,8 @@ fn parse(asking: &IndexRequest, _: &str, _: &str, body: &[u8]) -> Option<Index> 
     Some(Index { files, page: page.to_string().into() })
 }
 
-/// Returns the file name of a version, its URL and its SHA-512. Returns `None` if it has no hash to verify.
+/// Returns the file name, URL and SHA-512 hash of a version's file. Returns `None` if the file has no such
+/// hash to verify, or if its name or URL cannot be served.
 fn file(version: &Value) -> Option<(String, String, String)> {
     let dist = version.get("dist")?;
     let url = dist.get("tarball")?.as_str()?;

@@ -1,4 +1,5 @@
-//! Python's index: the simple API as JSON (PEP 691) or HTML (PEP 503), rewritten as HTML.
+//! Proxy for Python's package index. The gate parses the simple API as JSON (PEP 691) or HTML (PEP 503), and
+//! serves it as HTML.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::party::Party;
 
 const ACCEPT: &str = "application/vnd.pypi.simple.v1+json, text/html;q=0.5";
 
-/// Returns the package of a path, as a normalized name.
+/// Returns the normalized name of the package to which a path belongs.
 pub fn package(rest: &str) -> Option<String> {
     let mut parts = rest.split('/');
     let named = match (parts.next()?, parts.next()?, parts.next(), parts.next()) {
@@ -30,7 +31,7 @@ pub fn package(rest: &str) -> Option<String> {
     (is_plain(named) && is_plain(&normal)).then_some(normal)
 }
 
-/// Returns the normalized name (PEP 503).
+/// Normalizes a package name (PEP 503).
 pub fn normal(name: &str) -> String {
     let mut normal = String::with_capacity(name.len());
     for c in name.chars().map(|c| c.to_ascii_lowercase()) {
@@ -122,7 +123,7 @@ fn from_json(base: &Url, body: &[u8]) -> Option<Vec<IndexedFile>> {
     Some(page.get("files")?.as_array()?.iter().filter_map(entry).collect())
 }
 
-/// Returns the files of all anchors in a page. Other content is ignored.
+/// Returns the files to which the anchors of a page link. Other content is ignored.
 fn from_html(base: &Url, text: &str) -> Vec<IndexedFile> {
     let mut files = Vec::new();
     let mut rest = text;
@@ -152,8 +153,8 @@ fn from_html(base: &Url, text: &str) -> Vec<IndexedFile> {
     files
 }
 
-/// Returns a file that can be served, with an absolute URL: its name needs no escaping, and it has a hash to
-/// verify.
+/// Returns the file with an absolute URL if it can be served: its name needs no escaping, and it has a hash
+/// to verify.
 fn checked(base: &Url, file: IndexedFile) -> Option<IndexedFile> {
     let url = base.join(&file.url).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
     let is_hash = file.sha256.len() == 64 && file.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());

@@ -1,4 +1,4 @@
-//! Cached files, by their key. An incomplete file has another name.
+//! The cache of package files, by key. A file has a different name until it is complete.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt as _;
 
-/// Size of the cache in bytes at which nothing more is stored.
+/// Size of the cache in bytes at which no more files are added.
 const BYTES_MAX: u64 = 20 << 30;
 /// Size in bytes to which a full cache is reduced.
 const BYTES_KEPT: u64 = 16 << 30;
@@ -20,16 +20,16 @@ const PART_OLD: Duration = Duration::from_secs(24 * 3600);
 /// The cached files of one directory, which several processes may share.
 pub struct PackageCache {
     directory: PathBuf,
-    /// Number of bytes of the disk that must stay free.
+    /// Number of bytes that must stay free on the disk.
     reserve_bytes: u64,
-    /// Number of bytes in complete files, as far as known.
+    /// Number of bytes in complete files, as far as this process knows.
     kept: AtomicU64,
     /// Number of bytes in incomplete files.
     coming: Arc<AtomicU64>,
     count: AtomicU64,
 }
 
-/// An incomplete file. Dropping it removes it.
+/// An incomplete file. Dropping this value deletes the file, unless it has been stored.
 pub struct PartialPackage {
     path: PathBuf,
     file: tokio::fs::File,
@@ -50,7 +50,7 @@ impl PackageCache {
         store
     }
 
-    /// Returns the key of a file that is identified by this text.
+    /// Derives the cache key of a file from a text that identifies the file.
     pub fn key(text: &str) -> String {
         Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -60,7 +60,8 @@ impl PackageCache {
         let path = self.place(key);
         let file = tokio::fs::File::open(&path).await.ok()?;
         let size = file.metadata().await.ok()?.len();
-        // The time of modification is the time of last use: the least recently used files are removed first.
+        // The modification time serves as the time of last use: the least recently used files are removed
+        // first.
         let _ = fs::File::options()
             .append(true)
             .open(&path)
@@ -87,7 +88,8 @@ impl PackageCache {
 
     /// Stores a complete file under its key.
     pub async fn keep(&self, mut part: PartialPackage) {
-        // Flushed before it is renamed: a power failure must not leave a partial file under the key.
+        // The file is synced to disk before it is renamed, so that a power failure cannot leave a partial
+        // file under the key.
         let whole = part.file.flush().await.is_ok() && part.file.sync_all().await.is_ok();
         if whole && tokio::fs::rename(&part.path, &part.place).await.is_ok() {
             part.is_kept = true;
@@ -95,7 +97,7 @@ impl PackageCache {
         }
     }
 
-    /// Removes a file that does not match its hash.
+    /// Removes a cached file that is unreadable or does not match its hash.
     pub async fn forget(&self, key: &str) {
         let _ = tokio::fs::remove_file(self.place(key)).await;
     }
@@ -137,7 +139,7 @@ impl PackageCache {
 }
 
 impl PartialPackage {
-    /// Appends a chunk. Returns false if there is no space for it.
+    /// Appends a chunk. Returns false if there is no space for it, or if it cannot be written.
     pub async fn add(&mut self, piece: &[u8]) -> bool {
         self.written += piece.len() as u64;
         self.coming.fetch_add(piece.len() as u64, Ordering::Relaxed);
@@ -163,7 +165,7 @@ fn list(directory: &Path) -> io::Result<Vec<(PathBuf, u64, SystemTime)>> {
     let mut files = Vec::new();
     for entry in entries {
         let entry = entry?;
-        // The file was removed in the meantime.
+        // Skips a file that was removed in the meantime.
         let Ok(known) = entry.metadata() else { continue };
         files.push((entry.path(), known.len(), known.modified()?));
     }

@@ -1,4 +1,4 @@
-//! The package sources of this machine, taken from the configuration of its own pip, npm and apt. Public
+//! The package sources of this machine, taken from the configuration of its pip, npm and apt. The public
 //! sources are the default.
 
 use std::net::{IpAddr, SocketAddr};
@@ -16,11 +16,11 @@ use crate::resolve::Names;
 /// Timeout for connecting to a host.
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
 
-/// The URLs of the package sources. They may contain a user and a password, and are never revealed to
-/// sandboxes.
+/// The URLs of the package sources. They may contain a user name and a password, so they are never revealed
+/// to sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstreams {
-    /// Python's index: the URL of its simple API.
+    /// The URL of the simple API of Python's package index.
     pub python: String,
     /// npm's registry.
     pub node: String,
@@ -31,7 +31,7 @@ pub struct Upstreams {
 }
 
 impl Default for Upstreams {
-    /// The public package sources.
+    /// Returns the public package sources.
     fn default() -> Self {
         Self {
             python: "https://pypi.org/simple".into(),
@@ -43,7 +43,7 @@ impl Default for Upstreams {
 }
 
 impl Upstreams {
-    /// Returns the sources that this machine is configured to use, and the public ones where none is
+    /// Returns the sources that this machine is configured to use, or the public source where none is
     /// configured.
     pub fn of_this_machine() -> Self {
         let public = Self::default();
@@ -70,13 +70,13 @@ impl Upstreams {
 }
 
 impl Upstreams {
-    /// Returns the URL with the user and the password that this machine has for its host, because an index
-    /// lists its files without them.
+    /// Adds the user name and the password that this machine has for the URL's host. An index lists its files
+    /// without them.
     pub(super) fn with_login(&self, address: &str) -> String {
         let Ok(mut url) = Url::parse(address) else { return address.to_owned() };
         let known = [&self.python, &self.node, &self.debian, &self.debian_security];
-        // Only for paths next to the index: other resources that the same password opens are not for
-        // sandboxes.
+        // Only URLs next to the index receive the password: sandboxes must not reach other resources that it
+        // unlocks.
         let beside = |one: &Url| {
             let path = one.path().trim_end_matches('/');
             url.path().starts_with(path.get(..=path.rfind('/').unwrap_or(0)).unwrap_or("/"))
@@ -95,14 +95,14 @@ impl Upstreams {
     }
 }
 
-/// Host of the files in Python's public index.
+/// Host that serves the files of Python's public index.
 const PYTHON_FILES: &str = "files.pythonhosted.org";
 /// Maximum number of redirects. A file is at most a few redirects away from its index.
 const REDIRECTS_MAX: usize = 5;
 
 impl Upstreams {
-    /// Returns the hosts that the operator or this machine's configuration names. Only they may be in a
-    /// private network; hosts to which they refer must be public.
+    /// Returns the hosts that the operator or this machine's configuration names. Only these hosts may be in
+    /// a private network. All other hosts, such as the targets of redirects, must be public.
     fn named(&self) -> Vec<(String, u16)> {
         let all = [&self.python, &self.node, &self.debian, &self.debian_security];
         let mut hosts: Vec<(String, u16)> =
@@ -113,8 +113,8 @@ impl Upstreams {
         hosts
     }
 
-    /// Returns true if the URL as written may be dialled. Addresses of host names are checked when they are
-    /// resolved.
+    /// Returns true if the URL itself permits dialling. The addresses of a host name are checked later, when
+    /// the name is resolved.
     pub(super) fn may_dial(&self, address: &str) -> bool {
         Url::parse(address).is_ok_and(|url| may_dial(&self.named(), &url))
     }
@@ -123,7 +123,8 @@ impl Upstreams {
 fn may_dial(named: &[(String, u16)], url: &Url) -> bool {
     let Some((host, port)) = place(url) else { return false };
     if named.iter().any(|(one, _)| *one == host) {
-        // Only the configured port of a configured host: its other ports do not serve packages.
+        // A configured host may be dialled only on its configured port, because its other ports do not serve
+        // packages.
         return named.iter().any(|(one, on)| *one == host && *on == port);
     }
     let literal: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
@@ -143,7 +144,7 @@ fn proxies() -> Vec<String> {
 }
 
 /// Resolver that uses the machine's own resolution for configured hosts, and returns only public addresses
-/// for all others.
+/// for all other hosts.
 struct Resolver {
     named: Vec<String>,
     names: Arc<Names>,
@@ -196,7 +197,7 @@ fn is_web(address: &str) -> bool {
     address.starts_with("https://") || address.starts_with("http://")
 }
 
-/// Returns the value of a line `name = value`, if it is a URL.
+/// Returns the value of the first line `name = value` whose value is a URL.
 fn setting(text: &str, name: &str) -> Option<String> {
     let lines = text.lines().filter_map(|line| line.split_once('='));
     let mut values =
@@ -204,7 +205,7 @@ fn setting(text: &str, name: &str) -> Option<String> {
     values.find(|value| is_web(value)).map(str::to_owned)
 }
 
-/// Returns the content of all source files of apt.
+/// Returns the concatenated content of all of apt's source lists.
 fn sources(apt: &Path) -> String {
     let parts = std::fs::read_dir(apt.join("sources.list.d"))
         .into_iter()
@@ -218,7 +219,8 @@ fn sources(apt: &Path) -> String {
     paths.iter().filter_map(|path| std::fs::read_to_string(path).ok()).map(|text| text + "\n\n").collect()
 }
 
-/// Returns the archive and its security updates, from source files in either format of apt.
+/// Returns the URL of the archive and the URL of its security updates, from source lists in either of apt's
+/// formats.
 fn archives(text: &str) -> (Option<String>, Option<String>) {
     let (mut archive, mut security) = (None, None);
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
@@ -240,7 +242,7 @@ fn archives(text: &str) -> (Option<String>, Option<String>) {
 
 /// Installs `ring` as the default cryptography provider, for clients that do not choose their own.
 pub fn use_ring() {
-    // Fails if a provider is already installed, which is then used.
+    // This fails if a provider is already installed. That provider is then used.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 

@@ -11,14 +11,14 @@ pub(super) enum Awaited {
     /// The exec is not being read yet.
     #[default]
     Nothing,
-    /// The wait for the first event, which is the end if the exec displays nothing.
+    /// The wait for the first event, which is the end if the exec prints nothing.
     First(#[allow(dead_code, reason = "the span measures the time until it is dropped")] Span),
     /// The wait for the end.
     End(#[allow(dead_code, reason = "the span measures the time until it is dropped")] Span),
 }
 
 impl Awaited {
-    /// Records that a reader waits for an event.
+    /// Records that a reader is waiting for an event.
     pub fn begin(&mut self) {
         if let Self::Nothing = self {
             *self = Self::First(info_span!(target: STEP, "first byte"));

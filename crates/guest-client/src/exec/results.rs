@@ -1,10 +1,10 @@
-//! The result stream of an exec: its bytes are split into lines, and a line is held back until the output
-//! written before it was delivered.
+//! The result stream of an exec. Its bytes are split into lines, and each line is held back until the output
+//! that was written before it has been delivered.
 //!
-//! A guest interleaves its streams, so a line of results can arrive before the output that it follows. The
-//! first such line is held back, and up to the length of one line of the bytes after it are buffered. Further
-//! bytes are discarded, and requested again from the position reached once there is space. So the buffer is
-//! bounded, and nothing is lost.
+//! A guest interleaves its streams, so a result line can arrive before the output that precedes it. The first
+//! such line is held back, and the bytes after it are buffered, up to the maximum length of one line. Further
+//! bytes are discarded; once there is space, they are requested again. The buffer is therefore bounded, and
+//! nothing is lost.
 
 use api::code::{ResultLine, RunResult};
 use api::limits::RESULT_BYTES_MAX;
@@ -14,29 +14,29 @@ use serde::de::IgnoredAny;
 
 use host::error::Error;
 
-/// Maximum number of values in one line. Each takes up to 32 bytes in memory, many times its size in transit.
-/// A line with more values is delivered as omitted.
+/// Maximum number of values in one line. Each value takes up to 32 bytes in memory, many times its size in
+/// transit. A line with more values is delivered as omitted.
 const VALUES_MAX: usize = 500_000;
 
-/// Results that were received but not delivered yet.
+/// Results that were received but have not been delivered yet.
 #[derive(Default)]
 pub(super) struct Results {
-    /// Offset of the next line; all lines before it were delivered.
+    /// Offset of the next line. All lines before it have been delivered.
     told: u64,
-    /// The bytes from that offset.
+    /// The bytes from that offset on.
     buffer: BytesMut,
-    /// Number of bytes at the beginning of the buffer that are known to contain no end of a line.
+    /// Number of bytes at the beginning of the buffer that are known to contain no line end.
     scanned: usize,
-    /// The first line, if it is complete, and the offset of the next one.
+    /// The first line, once it is complete, and the offset of the line after it.
     first: Option<(u64, ResultLine)>,
     /// True if bytes were discarded. They are requested again once the buffer holds no complete line.
     behind: bool,
-    /// True if `told` is an offset from a caller that is not verified yet: the byte before it must end a
-    /// line.
+    /// True if `told` is an offset from a caller that has not been verified yet. The byte before a valid
+    /// offset ends a line.
     unsure: bool,
 }
 
-/// The position of a line relative to the output streams, whatever result it contains.
+/// The position of a line relative to the output streams. The result itself is not parsed.
 #[derive(Deserialize)]
 struct ResultPosition {
     stdout: u64,
@@ -51,7 +51,7 @@ impl Results {
         Self { told, unsure: told > 0, ..Self::default() }
     }
 
-    /// Returns the offset up to which all results were delivered.
+    /// Returns the offset up to which all results have been delivered.
     pub(super) fn told(&self) -> u64 {
         self.told
     }
@@ -61,7 +61,7 @@ impl Results {
         self.told - u64::from(self.unsure)
     }
 
-    /// Drops the results that were not delivered; they will be received again.
+    /// Drops the results that have not been delivered; they will be received again.
     pub(super) fn leave(&mut self) {
         *self = Self { told: self.told, unsure: self.unsure, ..Self::default() };
     }
@@ -71,7 +71,7 @@ impl Results {
         self.behind && self.first.is_none()
     }
 
-    /// Adds the bytes that follow in the stream.
+    /// Adds the next bytes of the stream.
     pub(super) fn take(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         if self.unsure {
             let Some((before, rest)) = bytes.split_first() else { return Ok(()) };
@@ -91,15 +91,16 @@ impl Results {
         self.look()
     }
 
-    /// Skips results that were not retained, up to an offset. Returns the start of the gap, unless all of
-    /// them were delivered.
+    /// Skips results that the guest did not retain, up to an offset. Returns the start of the gap, or `None`
+    /// if all skipped results had been delivered.
     pub(super) fn skip(&mut self, to: u64) -> Option<u64> {
         let from = self.told;
         *self = Self { told: to, ..Self::default() };
         (from < to).then_some(from)
     }
 
-    /// Returns the first line, with its offset and that of the next, if the output before it was delivered.
+    /// Returns the first line, its offset and the offset of the next line, if the output before the line has
+    /// been delivered.
     pub(super) fn next(&mut self, reached: [u64; 2]) -> Result<Option<(u64, u64, ResultLine)>, Error> {
         let belongs = |(_, line): &(u64, ResultLine)| line.stdout <= reached[0] && line.stderr <= reached[1];
         let Some((next, line)) = self.first.take_if(|first| belongs(first)) else { return Ok(None) };
@@ -145,7 +146,7 @@ fn parsed(line: &[u8]) -> Result<ResultLine, Error> {
     Ok(ResultLine { stdout, stderr, result })
 }
 
-/// Returns a number that is at least the number of values in a line of JSON, minus one.
+/// Returns an estimate of the number of values in a line of JSON. The line contains at most one value more.
 fn values(line: &[u8]) -> usize {
     let (mut count, mut in_text, mut escaped) = (0, false, false);
     for byte in line {

@@ -1,4 +1,4 @@
-//! One response about files, which is read part by part and accepted only if it matches the request.
+//! The response to a file request. It is read part by part, and accepted only if it matches the request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,18 +15,19 @@ use hyper::body::Incoming;
 use super::parts::{DecodedPart, Parts};
 use crate::link::GuestLink;
 
-/// Maximum size in bytes of a head or an end other than a page of a listing: a few paths and an error, with
-/// worst-case escaping.
+/// Maximum size in bytes of the head or the end of a response, except a page of a listing. A head or an end
+/// contains a few paths and an error, with worst-case escaping.
 const WORDS_BYTES_MAX: usize = 256 << 10;
 /// Maximum length in bytes of an error message that is passed on.
 const MESSAGE_BYTES_MAX: usize = 2048;
-/// Maximum length of a path as text in bytes: each byte that is not valid UTF-8 becomes three.
+/// Maximum length in bytes of a path as text. Each byte of a path that is not valid UTF-8 becomes three bytes
+/// of text.
 const SHOWN_BYTES_MAX: usize = 3 * PATH_BYTES_MAX;
-/// Maximum length of a version in bytes. It consists of a few numbers.
+/// Maximum length in bytes of a file's version, which consists of a few numbers.
 const VERSION_BYTES_MAX: usize = 128;
-/// Timeout for the process inside to exit after its last message. It exits at once.
+/// Timeout for the process in the sandbox to exit after its last message. It normally exits at once.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
-/// Timeout for learning that a connection broke because process 1 died.
+/// Timeout for finding out whether a connection broke because process 1 died.
 const DEATH_WITHIN: Duration = Duration::from_secs(1);
 
 /// A response that is being read.
@@ -70,7 +71,7 @@ impl FileResponse {
         Self { body, parts: Parts::new(most), link, only_looks: ask.only_looks() }
     }
 
-    /// Returns the head. Cancel safe.
+    /// Returns the head of the response. Cancel safe.
     pub async fn head(&mut self, within: Duration) -> Result<FileAnswer, Break> {
         // The timeout is for the whole head: a slow trickle of bytes must not extend it.
         let next = tokio::time::timeout(within, self.next(within));
@@ -80,8 +81,8 @@ impl FileResponse {
         }
     }
 
-    /// Returns the next part, if something arrives in time. Cancel safe: nothing is lost if the future is
-    /// dropped.
+    /// Returns the next part. Fails if nothing arrives for the duration `silence`. Cancel safe: no data is
+    /// lost if the future is dropped.
     pub async fn next(&mut self, silence: Duration) -> Result<DecodedPart<FileAnswer>, Break> {
         loop {
             if let Some(found) = self.parts.next().map_err(Break::Wrong)? {
@@ -141,7 +142,7 @@ pub async fn explain(link: &GuestLink, only_looks: bool, broken: Break) -> Error
 /// Returns the response if it matches the request.
 ///
 /// # Errors
-/// The sandbox refused the request, or the response is to another one.
+/// The sandbox refused the request, or the response belongs to a different request.
 pub fn fitting(ask: &FileAsk, answer: FileAnswer) -> Result<FileAnswer, Error> {
     let fits = match (ask, &answer) {
         (_, FileAnswer::Refused { error }) => return Err(refused(error.clone())),
@@ -183,7 +184,7 @@ pub fn event(bytes: &[u8]) -> Result<FileEvent, Error> {
     Ok(event)
 }
 
-/// Returns the error for a refusal by the sandbox. Its message is truncated. An error code that a sandbox
+/// Returns the error for a refusal by the sandbox, with a truncated message. An error code that a sandbox
 /// must not report becomes a protocol error.
 pub fn refused(mut error: api::Error) -> Error {
     match error.code {
@@ -211,7 +212,7 @@ pub fn refused(mut error: api::Error) -> Error {
             return Error::Protocol(format!("error code not allowed for a sandbox: {}", error.code.name()));
         }
     }
-    // The cause is the sandbox or its user, never the platform.
+    // Errors that a sandbox reports are caused by the sandbox or its user, never by the platform.
     if error.layer == Layer::Platform {
         error.layer = Layer::Sandbox;
     }
@@ -220,7 +221,7 @@ pub fn refused(mut error: api::Error) -> Error {
     Error::Guest(error)
 }
 
-/// Checks a hash.
+/// Checks that a hash is well-formed and of the requested kind.
 ///
 /// # Errors
 /// The hash is malformed, or not of the requested kind.
@@ -234,8 +235,8 @@ pub fn misplaced() -> Error {
     Error::Protocol("the response does not match the request".into())
 }
 
-/// Returns true if this can be the metadata of a file. Callers that store many entries rely on the size
-/// limits.
+/// Returns true if this is valid metadata of a file, within the size limits. Callers that store many entries
+/// rely on these limits.
 fn sound(info: &FileInfo) -> bool {
     let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
     let short = |text: &str| text.len() <= SHOWN_BYTES_MAX;

@@ -1,4 +1,5 @@
-//! Decoder for the parts of a response about files, from chunks of any size. All input is treated as hostile.
+//! Decoder for the parts of a response to a file request. It accepts chunks of any size, and treats all input
+//! as hostile.
 //!
 //! ```text
 //! head ──▶ data… ──▶ end        nothing follows the end, or a head that is the whole response
@@ -15,13 +16,13 @@ use host::error::Error;
 
 /// Decoder for the parts of one response.
 pub struct Parts {
-    /// Bytes that were received and not decoded yet.
+    /// Bytes that were received but have not been decoded yet.
     piece: Bytes,
     /// An incomplete header, or the incomplete payload of a head or an end.
     held: BytesMut,
     /// The header of the head or end that is being received.
     open: Option<Part>,
-    /// Number of bytes still to come of the current data part.
+    /// Number of bytes of the current data part that have not been decoded yet.
     left: usize,
     stage: Stage,
     /// Maximum size of a head or an end in bytes.
@@ -33,7 +34,7 @@ pub struct Parts {
 pub enum DecodedPart<H> {
     /// The head.
     Head(H),
-    /// Bytes of a data part, or of a fragment of it.
+    /// The bytes of a data part, or of a fragment of a data part.
     Data(Bytes),
     /// The end.
     End(FileEnd),
@@ -53,8 +54,8 @@ impl Parts {
         Self { piece, held, open: None, left: 0, stage: Stage::Head, most }
     }
 
-    /// Passes in the next chunk. The previous one must be decoded completely: [`Parts::next`] has returned
-    /// `None`.
+    /// Passes in the next chunk. The previous chunk must have been decoded completely, which [`Parts::next`]
+    /// signals by returning `None`.
     pub fn take(&mut self, piece: Bytes) {
         self.piece = piece;
     }

@@ -1,4 +1,4 @@
-//! A cell from the queue to its end.
+//! A cell, from the queue to its end.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,10 +23,10 @@ const INTERRUPT_EVERY: Duration = Duration::from_secs(1);
 /// Time after which an interrupted cell is killed. Including the time to notice the end, an interruption
 /// takes at most five seconds.
 const KILL_AFTER: Duration = Duration::from_secs(3);
-/// Timeout for the start of a cell, without the time for packages.
+/// Timeout for the start of a cell, not counting the installation of packages.
 const BEGIN_WITHIN: Duration = Duration::from_secs(60);
 
-/// End of a cell's turn.
+/// The way in which a cell's turn ended.
 enum TurnEnd {
     Done(i32),
     Gone,
@@ -53,20 +53,20 @@ impl Context {
             return exec.over(Outcome::Cancelled);
         }
         if let Some(reason) = exec.reason() {
-            // The cell was cancelled while its process was starting, so none of it runs.
+            // The cell was cancelled while its process was starting, so its code does not run.
             return exec.over(reason);
         }
         match process {
             Ok(process) => self.run(&table, &exec, &job, &process).await,
             Err(error) => {
                 exec.show(&RunResult::Refused { error });
-                // The exit code of a shell for a command that it cannot start.
+                // A shell uses this exit code for a command that it cannot start.
                 exec.over(Outcome::Exited { code: 127 });
             }
         }
     }
 
-    /// Runs a cell now.
+    /// Runs a cell whose turn has come.
     async fn run(
         self: &Rc<Self>,
         table: &ExecTable,
@@ -88,7 +88,7 @@ impl Context {
                 let ended = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
                 let outcome = ended.unwrap_or(Outcome::Unknown);
                 sweep::kill(Whom::Group(process.group)).await;
-                // The next cell must not get this process.
+                // Wait for the end of the process, so that the next cell does not get it.
                 let _ = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
                 exec.state_lost.set(true);
                 if exec.is_struck() {
@@ -104,7 +104,7 @@ impl Context {
         exec.over(outcome);
     }
 
-    /// Reports pending notices before a cell begins.
+    /// Reports pending notices as results of a cell that is about to begin.
     fn tell(&self, exec: &GuestExec) {
         if let Some(because) = self.untold.take() {
             exec.show(&RunResult::Restarted { because });
@@ -127,7 +127,7 @@ impl Context {
         channel.write(&Tell::Cell(cell)).await
     }
 
-    /// Waits until an interrupt sent at the very end of a cell can no longer hit the next one.
+    /// Waits until an interrupt that was sent at the very end of a cell can no longer hit the next cell.
     async fn settle(&self, channel: &Records) {
         if self.spec.language != Language::Python {
             return;
@@ -144,8 +144,9 @@ impl Context {
         let _ = tokio::time::timeout(END_WITHIN, settled).await;
     }
 
-    /// Follows a cell until it is done or its process is gone. A reason to end the cell leads to an
-    /// interruption, which neither messages nor silence of the cell can delay.
+    /// Follows a cell until it is done or its process is gone. If there is a reason to end the cell,
+    /// interrupts it, and kills it if it does not end. The cell cannot delay this, whether it sends messages
+    /// or not.
     async fn follow(
         &self,
         exec: &Rc<GuestExec>,
@@ -209,7 +210,7 @@ async fn hear(exec: &Rc<GuestExec>, process: &ContextProcess, running: &Running)
                 shown(exec, &running.streams, result, record.patience(), &running.channel).await;
             }
             Some(CodeMessage::Done(CellEnd { code })) => return TurnEnd::Done(code),
-            // Other messages harm only the cell itself.
+            // Ignore all other messages. They harm only the cell itself.
             Some(CodeMessage::Refused(_) | CodeMessage::Variables(_) | CodeMessage::Settled(_)) | None => {}
         }
     }

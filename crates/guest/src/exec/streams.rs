@@ -1,4 +1,4 @@
-//! The streams of an exec: from its pipes to its spools, and the results of code.
+//! Moves the output of an exec from its pipes to its spools, and records the results of code.
 
 use std::cell::RefCell;
 use std::io;
@@ -13,12 +13,13 @@ use super::GuestExec;
 use crate::spool::{Spool, SpoolWrite};
 use crate::watched::Watched;
 
-/// Size of one read of a pipe. The buffer is shared by all execs, because a read and its spooling happen
-/// without an await in between.
+/// Maximum size of one read from a pipe. All execs share one buffer, because there is no await between a read
+/// and storing its bytes in the spool.
 const SCRATCH_BYTES: usize = 256 * 1024;
-/// Maximum unread output of a terminal: 68 KiB on Linux, 128 KiB and a page on gVisor.
+/// Upper bound for the unread output of a terminal. The actual maximum is 68 KiB on Linux, and 128 KiB plus
+/// one page on gVisor.
 const TERMINAL_BYTES_MAX: usize = 256 * 1024;
-/// Above this size of the results spool, only a notice of each further result is stored.
+/// Size of the results spool above which only a notice of each further result is stored.
 const RESULTS_FULL: u64 = limits::RESULTS_BYTES_MAX - 1_000_000;
 
 thread_local! {
@@ -26,7 +27,7 @@ thread_local! {
 }
 
 impl GuestExec {
-    /// Accesses the spool of a stream.
+    /// Calls `act` with the spool of a stream.
     pub fn spool<T>(&self, stream: Stream, act: impl FnOnce(&mut Spool) -> T) -> T {
         let [stdout, stderr, results] = &mut *self.spools.borrow_mut();
         act(match stream {
@@ -36,7 +37,7 @@ impl GuestExec {
         })
     }
 
-    /// Returns the number of retained bytes of output.
+    /// Returns the number of output bytes that are retained.
     pub fn kept(&self) -> u64 {
         self.spools.borrow().iter().map(Spool::kept).sum()
     }
@@ -46,7 +47,8 @@ impl GuestExec {
         self.spools.try_borrow().is_ok_and(|spools| spools.iter().any(Spool::has_file))
     }
 
-    /// Discards the output. Returns false if the spools are in use. A reader gets a gap instead.
+    /// Discards the retained output, so that a reader gets a gap instead. Returns false if the spools are in
+    /// use.
     pub fn forget_output(&self) -> bool {
         self.spools.try_borrow_mut().is_ok_and(|mut spools| {
             spools.iter_mut().for_each(Spool::forget);
@@ -54,20 +56,21 @@ impl GuestExec {
         })
     }
 
-    /// Acknowledges all bytes below the offset for a reader.
+    /// Records that a reader has acknowledged all bytes below the offset.
     pub fn consume(&self, stream: Stream, offset: u64) {
         self.spool(stream, |spool| spool.consume(offset));
         self.room.notify_waiters();
     }
 
-    /// Notes that all bytes below the offset were sent to a reader.
+    /// Records that all bytes below the offset were sent to a reader.
     pub fn sent(&self, stream: Stream, offset: u64) {
         if self.spool(stream, |spool| spool.sent(offset)) {
             self.room.notify_waiters();
         }
     }
 
-    /// Appends a result, ordered relative to the output so far.
+    /// Appends a result, with the current length of both output streams. From these lengths, a reader knows
+    /// the position of the result in the output.
     pub fn show(&self, result: &RunResult) {
         if let Ok(text) = serde_json::to_string(result) {
             self.show_raw(&text);
@@ -96,8 +99,8 @@ impl GuestExec {
         self.spool(stream, |spool| spool.written())
     }
 
-    /// Moves the current content of the pipes to the spools. It was written before the next message of the
-    /// process.
+    /// Moves the bytes that are now in the pipes to the spools. The process wrote these bytes before the
+    /// message that is being handled.
     pub async fn catch_up(&self, streams: &[(Stream, Rc<Watched>)]) {
         for (stream, pipe) in streams {
             self.drain(*stream, pipe, self.pending(pipe)).await;
@@ -108,7 +111,8 @@ impl GuestExec {
     pub(super) async fn pump(self: Rc<Self>, stream: Stream, pipe: Rc<Watched>) {
         loop {
             let Ok(mut ready) = pipe.readable().await else { return };
-            // After `readable`, because results share the room in the spools.
+            // Check for room only after `readable`, because `catch_up` may store bytes of this stream during
+            // that wait.
             let most = self.until_room(stream).await;
             match ready.try_io(|pipe| self.take(stream, pipe.get_ref(), most)) {
                 Ok(Ok(0)) => return,
@@ -120,7 +124,7 @@ impl GuestExec {
         }
     }
 
-    /// Moves the `bytes` that were in a pipe when the process ended.
+    /// Moves up to `bytes` bytes that are already in a pipe to its spool.
     pub async fn drain(&self, stream: Stream, pipe: &Watched, bytes: usize) {
         let mut left = bytes;
         while left > 0 {
@@ -133,8 +137,8 @@ impl GuestExec {
         }
     }
 
-    /// Returns how many bytes may be in a pipe now. A terminal does not report that, so it is read until it
-    /// is empty.
+    /// Returns an upper bound for the number of bytes in a pipe now. A terminal does not report how much it
+    /// holds, so the result is its capacity.
     pub(super) fn pending(&self, pipe: &Watched) -> usize {
         if self.has_terminal() {
             return TERMINAL_BYTES_MAX;
@@ -143,7 +147,7 @@ impl GuestExec {
         count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
     }
 
-    /// Waits until the spool accepts at least one byte. Returns how many it accepts.
+    /// Waits until the spool accepts at least one byte. Returns how many bytes it accepts.
     pub async fn until_room(&self, stream: Stream) -> usize {
         loop {
             let room = self.room.notified();
@@ -156,7 +160,7 @@ impl GuestExec {
         }
     }
 
-    /// Reads a pipe once, straight into the spool: no byte is ever held in between.
+    /// Reads from a pipe once, directly into the spool, so that no byte is lost if the task is cancelled.
     pub fn take(&self, stream: Stream, pipe: &OwnedFd, most: usize) -> io::Result<usize> {
         SCRATCH.with_borrow_mut(|scratch| {
             let most = most.min(SCRATCH_BYTES);
@@ -171,7 +175,8 @@ impl GuestExec {
     }
 }
 
-/// Reads and discards, so that a process left behind neither blocks nor dies of a closed pipe.
+/// Reads and discards output, so that a process left in the background neither blocks nor dies from a closed
+/// pipe.
 pub(super) async fn discard(pipe: Rc<Watched>) {
     while let Ok(mut ready) = pipe.readable().await {
         let read = ready.try_io(|pipe| {

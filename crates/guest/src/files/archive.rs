@@ -1,9 +1,9 @@
-//! Packing a directory into an archive, and unpacking one.
+//! Packs a directory into an archive, and unpacks an archive into a directory.
 //!
-//! A received archive is untrusted. `tar` splits it into headers and contents. `layer::source` decompresses
-//! and meters it, and `layer::entry` refuses headers that archive readers interpret differently. Every path
-//! is walked here, one name at a time, without following symlinks, so all unpacked files lie below the target
-//! directory.
+//! A received archive is untrusted. The `tar` crate splits it into headers and contents, `layer::source`
+//! decompresses and meters it, and `layer::entry` refuses headers that archive readers interpret differently.
+//! This module walks every path itself, one name at a time, without following symlinks, so all unpacked files
+//! lie below the target directory.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
@@ -26,7 +26,7 @@ use super::place::{FileLocation, enter, join, kind, version};
 use super::worker::{changed, unheard};
 use crate::layer::{Ahead, ArchiveEntry, EntryKind, Fault, Source, broken};
 
-/// Maximum number of entries of one archive.
+/// Maximum number of entries in one archive.
 const ENTRIES_MAX: u64 = 1_000_000;
 
 /// An archive that is being written.
@@ -35,16 +35,17 @@ struct ArchivePacker<W: Write> {
     report: ArchiveReport,
 }
 
-/// Unpacks entries below a directory.
+/// Unpacker that creates the entries of an archive below a directory.
 struct ArchiveUnpacker {
     root: OwnedFd,
     path: Vec<u8>,
-    /// Parent directory of the last entry. Cached, because archives list a directory's files together.
+    /// Path and descriptor of the last entry's parent directory. Cached, because archives list a directory's
+    /// files together.
     last: Option<(Vec<Vec<u8>>, OwnedFd)>,
     report: ArchiveReport,
 }
 
-/// Reader of exactly `size` bytes, even if the file changes meanwhile.
+/// Reader that returns exactly `size` bytes of a file, even if the file changes meanwhile.
 struct FixedSizeReader<'a> {
     file: &'a OwnedFd,
     at: u64,
@@ -107,7 +108,7 @@ fn pack_into<W: Write>(
 }
 
 impl<W: Write> ArchivePacker<W> {
-    /// Adds the entries of a directory, whose path in the archive is `path`.
+    /// Adds the entries of a directory. `path` is the path of the directory in the archive.
     fn inside(&mut self, directory: &OwnedFd, path: &[u8], depth: u32) -> Result<(), Error> {
         let fault = |errno| failed("list", path, errno);
         for entry in Dir::read_from(directory).map_err(fault)? {
@@ -121,7 +122,8 @@ impl<W: Write> ArchivePacker<W> {
         Ok(())
     }
 
-    /// Adds one file or directory. Unreadable ones are skipped and counted, because the rest is still useful.
+    /// Adds one file or directory. Skips and counts unreadable ones, because the rest of the archive is still
+    /// useful.
     fn one(&mut self, parent: &OwnedFd, name: &[u8], path: &[u8], depth: u32) -> Result<(), Error> {
         let Ok(stat) = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) else {
             self.report.skipped += 1;
@@ -179,8 +181,8 @@ impl<W: Write> ArchivePacker<W> {
 }
 
 impl Read for FixedSizeReader<'_> {
-    /// Fills up a file that became shorter with zeros, because the header already states its size. It is
-    /// counted as changed.
+    /// Reads the file's bytes. If the file has become shorter, pads it with zeros, because the header already
+    /// states its size, and marks it as changed.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = usize::try_from(self.size - self.at).unwrap_or(usize::MAX);
         let most = left.min(buffer.len());
@@ -234,7 +236,7 @@ impl ArchiveUnpacker {
         if self.report.entries + self.report.skipped >= ENTRIES_MAX {
             return Err(api::limits::exceeded("the number of entries", ENTRIES_MAX + 1, ENTRIES_MAX));
         }
-        // The root directory itself already exists.
+        // The root of the archive is the target directory, which already exists.
         let Some((parents, name)) = entry.name.split() else { return Ok(()) };
         let path = entry.name.bytes();
         let whole = join(&self.path, &path);
@@ -247,7 +249,7 @@ impl ArchiveUnpacker {
                     Err(errno) => return Err(fault(errno)),
                 }
                 let directory = enter(&parent, name).map_err(fault)?;
-                // Its owner must be able to unpack more entries into it.
+                // The owner of the directory must be able to unpack more entries into it.
                 rustix::fs::fchmod(&directory, Mode::from_raw_mode(entry.meta.mode & 0o777 | 0o700))
                     .map_err(fault)?;
             }
@@ -288,7 +290,7 @@ impl ArchiveUnpacker {
         Ok(())
     }
 
-    /// Returns the parent directory of an entry, creating missing directories. Does not follow symlinks.
+    /// Opens the parent directory of an entry, and creates missing directories. Does not follow symlinks.
     fn parent(&mut self, parents: &[Vec<u8>], entry: &[u8]) -> Result<OwnedFd, Error> {
         let duplicate = |fd: &OwnedFd| fd.try_clone().map_err(|error| failed_io("unpack", entry, &error));
         if let Some((path, directory)) = &self.last
@@ -319,7 +321,7 @@ impl ArchiveUnpacker {
     }
 }
 
-/// Removes the existing file at the path of an entry that is not a directory.
+/// Makes room for an entry that is not a directory, by removing the existing file at its path.
 fn clear(parent: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(), Error> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),

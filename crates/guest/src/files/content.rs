@@ -21,13 +21,13 @@ use super::worker::{changed, unheard};
 
 /// Size of one read or write of a file.
 const CHUNK_BYTES: usize = 256 * 1024;
-/// Maximum number of checks for the end of another write to the same file.
+/// Maximum number of attempts to lock a file that another request is writing.
 const ALONE_LOOKS: u32 = 500;
 const ALONE_LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Permissions of a new file.
 const MODE: u32 = 0o644;
 
-/// A temporary file next to the file that it will replace. Dropping it removes it.
+/// A temporary file next to the file that it will replace. Dropping this value removes the temporary file.
 pub struct Fresh<'a> {
     place: &'a FileLocation,
     name: Vec<u8>,
@@ -36,7 +36,7 @@ pub struct Fresh<'a> {
     placed: bool,
 }
 
-/// Hashes of a file that is written.
+/// Hashes in a request to write a file.
 pub struct HashRequest {
     /// Expected SHA-256, if the request states one.
     pub sha256: Option<String>,
@@ -44,7 +44,7 @@ pub struct HashRequest {
     pub digest: Hashing,
 }
 
-/// Sends bytes of a file.
+/// Sends a range of a file's bytes.
 pub fn read(
     path: &FilePath,
     from: u64,
@@ -88,7 +88,7 @@ pub fn read(
     parts::end(&end).map_err(unheard)
 }
 
-/// Sends the bytes. Returns `None` if the file has fewer.
+/// Sends the bytes of a range. Returns their hash, or `None` if the file ends earlier.
 fn send(file: &OwnedFd, from: u64, to: u64, mut digest: Digest) -> io::Result<Option<Hash>> {
     let (mut at, mut outlet) = (from, PartWriter::default());
     while at < to {
@@ -120,7 +120,7 @@ pub fn replace(
     Ok(FileAnswer::Whole { info: describe(&place.path, &stat), hash })
 }
 
-/// Writes to a file in place, from an offset within it.
+/// Replaces the content of a file from an offset on, in place.
 pub fn write_on(
     path: &FilePath,
     offset: u64,
@@ -162,8 +162,8 @@ pub fn write_on(
     Ok(FileAnswer::Whole { info: describe(&place.path, &stat), hash })
 }
 
-/// Waits until no other request writes to the file: an interrupted request may still be writing the data that
-/// it received.
+/// Waits until no other request writes to the file. An interrupted request may still be writing the data that
+/// it had received.
 fn alone(file: &OwnedFd, place: &FileLocation) -> Result<(), Error> {
     for _ in 0..ALONE_LOOKS {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -196,7 +196,7 @@ pub fn hash(path: &FilePath, digest: Hashing) -> Result<FileAnswer, Error> {
     Ok(FileAnswer::Whole { info: place.describe(&stat), hash })
 }
 
-/// Replaces the only occurrence of a text in a file, or all occurrences.
+/// Replaces the only occurrence of a text in a file, or all occurrences. Returns the number of replacements.
 pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, Error> {
     let place = FileLocation::find(path)?;
     let (file, stat) = place.open(OFlags::RDONLY)?;
@@ -225,7 +225,7 @@ pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, E
     }
     let fresh = Fresh::new(&place, stat.st_mode & 0o777)?;
     take(&mut after.as_slice(), &fresh.file, &place.path, |_| {})?;
-    // Otherwise, changes made since the file was read would be lost.
+    // Fail if the file has changed since it was read, because the edit would overwrite that change.
     if place.stat().map_or(true, |now| version(&now) != version(&stat)) {
         return Err(conflict(
             format!("{} changed during the edit", show(&place.path)),
@@ -237,7 +237,7 @@ pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, E
 }
 
 impl<'a> Fresh<'a> {
-    /// Creates an empty temporary file next to a place.
+    /// Creates an empty temporary file next to the file at `place`.
     pub fn new(place: &'a FileLocation, mode: u32) -> Result<Self, Error> {
         let name = place.beside()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -272,7 +272,7 @@ impl Drop for Fresh<'_> {
     }
 }
 
-/// Writes all received data to a file.
+/// Writes all received data to a file, and passes each chunk to `seen`. Returns the number of bytes.
 pub fn take(
     sent: &mut impl Read,
     file: &OwnedFd,

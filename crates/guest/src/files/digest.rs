@@ -1,5 +1,5 @@
-//! The requested hash of a file. Only one hash per byte is computed, because hashing is most of the cost of a
-//! byte.
+//! The requested hash of a file. Only the requested kind of hash is computed, because hashing is most of the
+//! cost of a transfer.
 
 use api::files::{Hash, Hashing};
 use sha2::{Digest as _, Sha256};

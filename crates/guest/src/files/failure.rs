@@ -1,4 +1,4 @@
-//! Errors of file requests: the operation, the path, the responsible layer, and the fix.
+//! Errors of file requests. Each states the operation, the path, the responsible layer, and the fix.
 
 use std::fmt::Write as _;
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 use rustix::io::Errno;
 
-/// Maximum length of a path in a message.
+/// Maximum length of a path in a message, in bytes.
 const SHOWN_BYTES: usize = 512;
 
 /// Returns the error for a system call that failed on a path.
@@ -64,7 +64,7 @@ pub fn failed(act: &str, path: &[u8], errno: Errno) -> Error {
     Error { code, message, layer, ran: Ran::No, retry, fix: fix.into() }
 }
 
-/// Like [`failed`], for errors of the standard library.
+/// Like [`failed`], but for an error of the standard library.
 pub fn failed_io(act: &str, path: &[u8], error: &io::Error) -> Error {
     failed(act, path, error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
 }
@@ -81,7 +81,7 @@ pub fn conflict(message: String, fix: &str) -> Error {
     }
 }
 
-/// Formats a path for messages. All special characters are escaped, so that none reaches a terminal.
+/// Formats a path for messages. Special characters are escaped, so that none of them reaches a terminal.
 pub fn show(path: &[u8]) -> String {
     let shown = String::from_utf8_lossy(path.get(..SHOWN_BYTES).unwrap_or(path));
     let mut text = format!("{shown:?}");

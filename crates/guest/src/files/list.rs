@@ -1,7 +1,7 @@
-//! Listings, page by page, sorted by name: each directory comes before its entries.
+//! Directory listings, page by page and sorted by name. Each directory comes before its entries.
 //!
 //! A directory can have a million entries, so they are never all held in memory. While a directory is read,
-//! only the first few names after the previous page are kept.
+//! only the first names after the previous page are kept, at most as many as fit on a page.
 
 use std::collections::BinaryHeap;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,8 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use super::failure::{conflict, failed, show};
 use super::place::{FileLocation, describe, enter, join, kind, target, unseen};
 
-/// Maximum total length of the paths of a page, whatever their number, so that the escaped page fits a body.
+/// Maximum total length of the paths on a page, regardless of their number. With this maximum, the page fits
+/// into a body even after escaping.
 const PAGE_BYTES_MAX: usize = 1 << 20;
 /// Maximum length of a name on Linux.
 const NAME_BYTES_MAX: usize = 255;
@@ -44,7 +45,7 @@ pub fn page(path: &FilePath, depth: u32, after: Option<FilePath>, limit: u32) ->
 }
 
 fn open(place: &FileLocation) -> Result<OwnedFd, Error> {
-    // Follows a symlink at the requested path itself, like `ls DIRECTORY/`.
+    // The open follows a symlink at the requested path itself, like `ls DIRECTORY/`.
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     rustix::fs::openat(&place.parent, place.name.as_slice(), flags, Mode::empty()).map_err(
         |errno| match errno {
@@ -57,7 +58,7 @@ fn open(place: &FileLocation) -> Result<OwnedFd, Error> {
     )
 }
 
-/// Returns true if the path of every possible entry of a directory fits the maximum length.
+/// Returns true if the path of every possible entry of a directory is within the maximum length.
 fn has_room(path: &[u8]) -> bool {
     path.len() + 1 + NAME_BYTES_MAX <= PATH_BYTES_MAX
 }
@@ -136,8 +137,8 @@ impl ListingPage {
                 }
                 info
             }
-            // The entry was removed after it was listed, or must not be inspected. The other entries are
-            // still listed.
+            // The entry was removed after it was listed, or this user may not inspect it. The other entries
+            // are still listed.
             Err(errno) => unseen(&path, failed("inspect", &path, errno)),
         };
         let goes_down = info.kind == FileKind::Directory;
@@ -145,7 +146,8 @@ impl ListingPage {
         goes_down
     }
 
-    /// Adds the entries of a listed directory. If it cannot be opened, its own entry gets the error.
+    /// Adds the entries of a directory whose own entry is already on the page. If the directory cannot be
+    /// read, that entry gets the error.
     fn descend(&mut self, parent: &OwnedFd, path: &[u8], depth: u32, after: &[Vec<u8>]) {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         if depth <= 1 {

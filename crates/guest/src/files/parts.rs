@@ -1,4 +1,4 @@
-//! The parts of `api::files`, read from standard input and written to standard output. The calls block,
+//! Reads the parts of `api::files` from standard input, and writes them to standard output. The calls block,
 //! because this process does nothing else.
 
 use std::io::{self, Read, Write};
@@ -9,23 +9,23 @@ use api::limits::BODY_BYTES_MAX;
 use rustix::stdio::{stdin, stdout};
 use serde::Serialize;
 
-/// Maximum payload of one part: that of one frame of the connection, less the header.
+/// Maximum payload of one part: the payload of one frame of the connection, less the part's header.
 const CHUNK_BYTES: usize = 256 * 1024 - PART_HEADER_BYTES;
 
-/// The body of a request: data, then an end marker.
+/// Reader for the body of a request: data, then an end marker.
 #[derive(Default)]
 pub struct PartReader {
     left: usize,
     ended: bool,
 }
 
-/// Writer for the data of an answer. Buffers until a part is full.
+/// Writer for the data of an answer. It buffers data until a part is full.
 pub struct PartWriter {
     /// Space for a header, then the payload.
     buffer: Vec<u8>,
 }
 
-/// Reads the request.
+/// Reads and checks the request.
 pub fn ask() -> Result<FileAsk, Error> {
     let broke_off = |error: io::Error| {
         Error::invalid(format!("the request ended early: {error}"), "Send the request again.")
@@ -47,12 +47,12 @@ pub fn head(answer: &FileAnswer) -> io::Result<()> {
     json(PartKind::Head, answer)
 }
 
-/// Writes the end of an answer with data.
+/// Writes the end marker of an answer that contains data.
 pub fn end(end: &FileEnd) -> io::Result<()> {
     json(PartKind::End, end)
 }
 
-/// Sends one part of data.
+/// Sends data without waiting for a full part.
 pub fn data(bytes: &[u8]) -> io::Result<()> {
     let mut outlet = PartWriter::default();
     outlet.write_all(bytes)?;
@@ -60,7 +60,7 @@ pub fn data(bytes: &[u8]) -> io::Result<()> {
 }
 
 impl Read for PartReader {
-    /// Reads data. Returns 0 after the end marker; input that ends without it is an error.
+    /// Reads data. Returns 0 after the end marker. Input that ends without the marker is an error.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.left == 0 && !self.ended {
             let part = header()?;
@@ -92,8 +92,8 @@ impl Default for PartWriter {
 }
 
 impl PartWriter {
-    /// Fills one part with a read, which may be short, without copying, and sends it. Returns an empty slice
-    /// at the end.
+    /// Lets `read` fill one part directly, without copying, and sends the part. The read may be short.
+    /// Returns the bytes that were sent, or an empty slice at the end of the data.
     pub fn fill(
         &mut self,
         most: u64,

@@ -1,7 +1,8 @@
-//! A path as a directory and a name in it, and the file at that path.
+//! The location of a file: an open directory, and a name in it.
 //!
-//! Symlinks in the directory part are followed, as for any program in the sandbox. The last name is never
-//! followed. Walks below a directory go from descriptor to descriptor and follow no symlinks.
+//! Symlinks in the directory part of a path are followed, as they are for any program in the sandbox. A
+//! symlink at the last name is never followed. Recursive operations walk from descriptor to descriptor and
+//! follow no symlinks.
 
 use std::os::fd::OwnedFd;
 
@@ -17,11 +18,11 @@ const WORKSPACE: &[u8] = b"/workspace";
 
 /// Prefix of the names of temporary files.
 const TEMPORARY: &str = ".bellglass-";
-/// Flags that open a directory as the base of further opens.
+/// Flags for opening a directory from which other files are opened.
 pub const DIRECTORY: OFlags =
     OFlags::DIRECTORY.union(OFlags::PATH).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A name in a directory.
+/// A name in an open directory.
 pub struct FileLocation {
     /// The directory.
     pub parent: OwnedFd,
@@ -32,7 +33,7 @@ pub struct FileLocation {
 }
 
 impl FileLocation {
-    /// Opens the directory that contains a path's last name.
+    /// Locates a path: opens the directory that contains the path's last name.
     pub fn find(path: &FilePath) -> Result<Self, Error> {
         let (whole, above, name) = split(path);
         let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
@@ -58,13 +59,13 @@ impl FileLocation {
         rustix::fs::statat(&self.parent, self.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Like [`FileLocation::stat`], as a full description.
+    /// Returns a full description of the file, without following a symlink.
     pub fn info(&self) -> Result<FileInfo, Error> {
         let stat = self.stat().map_err(|errno| failed("inspect", &self.path, errno))?;
         Ok(self.describe(&stat))
     }
 
-    /// Describes a file with this status.
+    /// Describes the file at this location, given its status.
     pub fn describe(&self, stat: &Stat) -> FileInfo {
         let mut info = describe(&self.path, stat);
         if info.kind == FileKind::Symlink {
@@ -73,7 +74,7 @@ impl FileLocation {
         info
     }
 
-    /// Opens a regular file. Refuses all other kinds, and never blocks.
+    /// Opens the file at this location. Refuses all files except regular ones, and never blocks.
     pub fn open(&self, flags: OFlags) -> Result<(OwnedFd, Stat), Error> {
         let refuse = |stat: &Stat| not_regular(&String::from_utf8_lossy(&self.path), kind(stat));
         let fault = |errno| failed("open", &self.path, errno);
@@ -84,7 +85,7 @@ impl FileLocation {
         let safe = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.parent, self.name.as_slice(), flags | safe, Mode::empty())
             .map_err(fault)?;
-        // Another file may have replaced it meanwhile.
+        // Check again, because another file may have replaced the first one meanwhile.
         let stat = rustix::fs::fstat(&file).map_err(fault)?;
         if kind(&stat) != FileKind::File {
             return Err(refuse(&stat));
@@ -92,7 +93,8 @@ impl FileLocation {
         Ok((file, stat))
     }
 
-    /// Refuses an existing file that is not regular. Returns the permissions of a regular one.
+    /// Returns the permissions of an existing regular file, or `None` if there is no file. Refuses all other
+    /// kinds of files.
     pub fn replaceable(&self) -> Result<Option<u32>, Error> {
         if self.name == b"." {
             return Err(not_regular(&String::from_utf8_lossy(&self.path), FileKind::Directory));
@@ -105,7 +107,7 @@ impl FileLocation {
         }
     }
 
-    /// Returns an unused name in the same directory.
+    /// Returns a random name for a temporary file in the same directory.
     pub fn beside(&self) -> Result<Vec<u8>, Error> {
         let mut bytes = [0; 8];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -142,7 +144,7 @@ pub fn describe(path: &[u8], stat: &Stat) -> FileInfo {
     }
 }
 
-/// Describes an entry of which only the name is known.
+/// Describes a directory entry whose status cannot be read.
 pub fn unseen(path: &[u8], error: Error) -> FileInfo {
     let (text, exact) = files::shown(path);
     FileInfo {
@@ -185,8 +187,8 @@ pub fn target(parent: &OwnedFd, name: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(target.as_bytes()).into_owned())
 }
 
-/// Opens a directory by its name; refuses a symlink. gVisor follows a symlink that is opened as a directory,
-/// regardless of the flags, so the result is compared with the status from before.
+/// Opens a directory by its name, and refuses a symlink. gVisor follows a symlink that is opened as a
+/// directory, regardless of the flags. So the opened directory is compared with the status read before.
 pub fn enter(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
     let seen = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if kind(&seen) != FileKind::Directory {
@@ -205,7 +207,8 @@ pub fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     [path, b"/", name].concat()
 }
 
-/// Splits a path into the absolute path, the parent directory as this process can open it, and the last name.
+/// Splits a path. Returns its absolute form, its parent directory in the form in which this process opens it,
+/// and its last name.
 fn split(path: &FilePath) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
     let absolute = path.as_bytes().starts_with(b"/");
     let parts: Vec<&[u8]> = path

@@ -1,4 +1,5 @@
-//! Creating, moving, copying and removing: from descriptor to descriptor, without following symlinks.
+//! Creates, moves, copies and removes files and directories, from descriptor to descriptor and without
+//! following symlinks.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,8 +13,8 @@ use super::failure::{conflict, failed, show};
 use super::place::{DIRECTORY, FileLocation, enter, join, kind, too_deep};
 use super::worker::{changed, undone};
 
-/// Number of names that are removed before a directory is read again, so that a million names are never held
-/// at once.
+/// Number of names that are removed before a directory is read again. This bounds the memory for names,
+/// because a directory can have a million entries.
 const BATCH: usize = 4096;
 
 /// Creates a directory and its parents. Returns how many were created.
@@ -25,7 +26,8 @@ pub fn make(path: &[u8]) -> Result<u64, Error> {
         match rustix::fs::mkdirat(CWD, above, Mode::from_raw_mode(0o755)) {
             Ok(()) => made += 1,
             Err(Errno::EXIST) => {}
-            // An existing directory can fail with another error, for example on a read-only file system.
+            // Creating an existing directory can fail with a different error, for example on a read-only file
+            // system.
             Err(_) if is_directory(above) => {}
             Err(errno) => return Err(failed("create", above, errno)),
         }
@@ -33,7 +35,8 @@ pub fn make(path: &[u8]) -> Result<u64, Error> {
     if is_directory(path) { Ok(made) } else { Err(failed("create", path, Errno::NOTDIR)) }
 }
 
-/// Renames a file or directory, also across file systems.
+/// Moves a file or directory. If source and target are on different file systems, copies it and removes the
+/// source.
 pub fn rename(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
     let (source, target) = (FileLocation::find(from)?, FileLocation::find_or_make(to)?);
     let renamed = place(&source.parent, &source.name, &target, replace);
@@ -51,7 +54,7 @@ pub fn rename(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Erro
     }
 }
 
-/// Copies a file or a directory tree, atomically.
+/// Copies a file or a directory tree. The copy appears under its final name only when it is complete.
 pub fn copy(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
     let (source, target) = (FileLocation::find(from)?, FileLocation::find_or_make(to)?);
     let stat = source.stat().map_err(|errno| failed("inspect", &source.path, errno))?;
@@ -120,7 +123,7 @@ pub fn remove(path: &FilePath, all: bool) -> Result<u64, Error> {
     clear(&place.parent, &place.name, (&place.path, 0))
 }
 
-/// Removes a file or directory with its entries. `at` is its path and depth.
+/// Removes a file, or a directory with its entries. `at` is its path and depth.
 fn clear(parent: &OwnedFd, name: &[u8], at: (&[u8], u32)) -> Result<u64, Error> {
     let (path, depth) = at;
     let fault = |errno| failed("remove", path, errno);
@@ -154,7 +157,8 @@ fn clear(parent: &OwnedFd, name: &[u8], at: (&[u8], u32)) -> Result<u64, Error> 
     Ok(count + 1)
 }
 
-/// Copies a file or directory with its entries to an unused name. `at` is its path and depth.
+/// Copies a file, or a directory with its entries, to an unused name. `at` is the path and depth of the
+/// source.
 fn clone(parent: &OwnedFd, name: &[u8], to: &OwnedFd, new: &[u8], at: (&[u8], u32)) -> Result<u64, Error> {
     let (path, depth) = at;
     let fault = |errno| failed("copy", path, errno);
@@ -194,7 +198,7 @@ fn clone(parent: &OwnedFd, name: &[u8], to: &OwnedFd, new: &[u8], at: (&[u8], u3
     }
 }
 
-/// Refuses to copy a directory into itself, which would never end.
+/// Returns an error if `target` is inside the directory `source`, because such a copy would never end.
 fn refuse_inside(source: &FileLocation, target: &FileLocation) -> Result<(), Error> {
     let fault = |errno| failed("copy to", &target.path, errno);
     let same = |one: &Stat, other: &Stat| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino);
@@ -218,7 +222,7 @@ fn refuse_inside(source: &FileLocation, target: &FileLocation) -> Result<(), Err
     Err(too_deep(&target.path))
 }
 
-/// Renames a file or directory to a place, which must be unused unless `replace` is set.
+/// Renames a file or directory to `target`. No file may exist there unless `replace` is set.
 fn place(parent: &OwnedFd, name: &[u8], target: &FileLocation, replace: bool) -> Result<(), Errno> {
     let rename =
         |flags| rustix::fs::renameat_with(parent, name, &target.parent, target.name.as_slice(), flags);
@@ -226,7 +230,7 @@ fn place(parent: &OwnedFd, name: &[u8], target: &FileLocation, replace: bool) ->
         return rename(RenameFlags::empty());
     }
     match rename(RenameFlags::NOREPLACE) {
-        // gVisor's disks do not support this flag. Checking first is the next best solution.
+        // gVisor's disks do not support this flag. The next best solution is to check before the rename.
         Err(Errno::INVAL | Errno::NOSYS) => match target.stat() {
             Ok(_) => Err(Errno::EXIST),
             Err(_) => rename(RenameFlags::empty()),

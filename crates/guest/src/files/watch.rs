@@ -1,8 +1,8 @@
-//! Reporting changes to files while a caller listens.
+//! Reports changes to files while a caller listens.
 //!
 //! The kernel's queue is emptied even if the caller does not read. Pending events are stored here, each only
-//! once. When the storage is full, one overflow event replaces the rest. So a storm of changes uses bounded
-//! memory, and never blocks the program that causes it.
+//! once. When the storage is full, a single overflow event replaces all further events. A storm of changes
+//! therefore uses bounded memory, and never blocks the program that causes it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem::MaybeUninit;
@@ -21,14 +21,14 @@ use super::parts;
 use super::place::{FileLocation, is_temporary, join, kind};
 use super::worker::unheard;
 
-/// Maximum number of events that are not sent yet.
+/// Maximum number of events that have not been sent yet.
 const PENDING_MAX: usize = 4096;
 /// Maximum number of watched directories. The kernel's own limit per user is often 8192.
 const DIRECTORIES_MAX: usize = 4096;
 /// Size of the buffer for the kernel's events.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// Watched events of a directory.
+/// Events that the kernel reports for a watched directory.
 const WANTED: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MODIFY)
@@ -39,7 +39,7 @@ const WANTED: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE_SELF)
     .union(WatchFlags::DONT_FOLLOW);
 
-/// The watches, and the pending events.
+/// The watches of one request, and its pending events.
 struct Watcher {
     kernel: OwnedFd,
     deep: bool,
@@ -50,7 +50,7 @@ struct Watcher {
     overflowed: bool,
 }
 
-/// Reports changes from now on, until the reader is gone.
+/// Reports changes from now on, until the reader of the reports is gone.
 pub fn tell(path: &FilePath, deep: bool) -> Result<(), Error> {
     let place = FileLocation::find(path)?;
     let stat = place.stat().map_err(|errno| failed("watch", &place.path, errno))?;
@@ -141,7 +141,8 @@ impl Watcher {
             return;
         }
         let Some(directory) = self.watched.get(&watch) else { return };
-        // A write creates a temporary file and renames it. Only the rename is reported, as the creation of its target.
+        // Replacing a file creates a temporary file and renames it. Only the rename is reported, as the
+        // creation of the target file.
         if name.is_some_and(is_temporary) {
             return;
         }
@@ -149,7 +150,7 @@ impl Watcher {
         if what.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
             self.push(Change::Created, &path);
             if self.deep && what.contains(ReadFlags::ISDIR) && self.add(&path).is_ok() {
-                // Files created in it before it was watched.
+                // Report files that were created in the directory before it was watched.
                 self.below(&path, 0, true);
             }
         } else if what.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM | ReadFlags::DELETE_SELF) {
@@ -159,7 +160,7 @@ impl Watcher {
         }
     }
 
-    /// Watches the directories below a path. With `tell`, also reports their entries as created.
+    /// Watches the directories below a path. If `tell` is set, also reports all entries below it as created.
     fn below(&mut self, path: &[u8], depth: u32, tell: bool) {
         let flags = super::place::DIRECTORY.difference(rustix::fs::OFlags::PATH) | rustix::fs::OFlags::RDONLY;
         let Ok(directory) = rustix::fs::openat(CWD, path, flags, rustix::fs::Mode::empty()) else { return };
@@ -177,7 +178,7 @@ impl Watcher {
             if stat.is_ok_and(|stat| kind(&stat) == FileKind::Directory) && depth < DEPTH_MAX {
                 match self.add(&inner) {
                     Ok(()) => self.below(&inner, depth + 1, tell),
-                    // Already removed.
+                    // The directory has already been removed.
                     Err(Errno::NOENT) => {}
                     Err(_) => self.overflow(),
                 }

@@ -1,5 +1,5 @@
-//! The process that serves one request: `guest files`. It has the rights of the user that code runs as, and
-//! no others.
+//! The process that serves one file request: `guest files`. It has only the rights of the user that code runs
+//! as.
 
 use std::io;
 use std::process::ExitCode;
@@ -14,28 +14,28 @@ use super::parts::{self, PartReader};
 use super::place::FileLocation;
 use super::{archive, content, list, tree, watch};
 
-/// True if a failing request would leave changes behind. A static suffices, because this process serves one
-/// request.
+/// True if the request has changed something that stays changed even if the request fails. A static suffices,
+/// because this process serves only one request.
 static CHANGED: AtomicBool = AtomicBool::new(false);
 
-/// Marks the request as having changed something, which later errors report.
+/// Records that the request has changed something. Later errors report this.
 pub fn changed() {
     CHANGED.store(true, Ordering::Relaxed);
 }
 
-/// Marks all changes as undone.
+/// Records that all changes of the request were undone.
 pub fn undone() {
     CHANGED.store(false, Ordering::Relaxed);
 }
 
 /// Reads one request from standard input and answers it on standard output.
 pub fn run() -> ExitCode {
-    // Keeps other processes of this user from inspecting this one. They would gain nothing anyway, because it
-    // has only their own rights.
+    // Prevent other processes of this user from inspecting this one. If this fails, they gain nothing,
+    // because this process has only the rights that they have.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let answered = match parts::ask().and_then(answer) {
         Ok(Some(answer)) => parts::head(&answer),
-        // The operation has written its own answer, because it has data.
+        // The operation has already written its answer, because the answer contains data.
         Ok(None) => Ok(()),
         Err(error) if CHANGED.load(Ordering::Relaxed) => {
             parts::head(&FileAnswer::Refused { error: Error { ran: Ran::Yes, ..error } })
@@ -84,7 +84,8 @@ fn answer(ask: FileAsk) -> Result<Option<FileAnswer>, Error> {
     })
 }
 
-/// Returns the error for an answer whose reader is gone. The error itself is never read.
+/// Returns the error for an answer whose reader is gone. It only stops the operation: no reader is left to
+/// receive it.
 pub fn unheard(_: io::Error) -> Error {
     Error::invalid("the caller has disconnected", "Retry.")
 }

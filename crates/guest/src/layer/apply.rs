@@ -1,4 +1,4 @@
-//! The rules: the treatment of each entry of a layer.
+//! The rules for each entry of a layer.
 //!
 //! | entry | result |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | hard link | a link inside this layer, or a copy of a lower layer's file |
 //! | `.wh.NAME`, `.wh..wh..opq` | an overlay's whiteout or opaque directory |
 //! | device, FIFO | omitted and counted |
-//! | set-user-id, set-group-id, extended attributes | omitted and counted |
+//! | set-user-ID, set-group-ID, extended attributes | omitted and counted |
 //! | any entry at a path reserved for the sandbox | omitted and counted |
 //! | a name that occurs again | replaced by the later entry; a directory keeps its entries |
 
@@ -23,21 +23,22 @@ use super::refusal::{broken, failed, over, refused};
 use super::source::Source;
 use super::tree::{self, EntryLocation, Tree};
 
-/// Maximum number of entries of one layer: ten times that of a large development image in all its layers.
+/// Maximum number of entries of one layer: ten times the number of entries in all layers of a large
+/// development image.
 const ENTRIES_MAX: u64 = 1_000_000;
 
-/// Mode bits to keep. For a directory, also the sticky bit, which makes `/tmp` safe to share.
+/// Mode bits to keep. A directory also keeps the sticky bit, which makes `/tmp` safe to share.
 const FILE_MODE: u32 = 0o777;
 const DIRECTORY_MODE: u32 = 0o1777;
 
-/// Unpacks entries, one after the other.
+/// Unpacker for the entries of a layer, one after another.
 pub struct LayerUnpacker {
     tree: Tree,
     entries: u64,
     skipped: Skipped,
-    /// Directories above the current entry, whose times are set when the archive leaves them.
+    /// Directories that contain the current entry. Their times are set once the archive has left them.
     unfinished: Vec<(Vec<PathComponent>, OwnedFd, u32)>,
-    /// Place of the last file. Cached, because archives list a directory's files together.
+    /// Location of the last file. Cached, because archives list a directory's files together.
     last: Option<EntryLocation>,
 }
 
@@ -59,7 +60,7 @@ impl LayerUnpacker {
         ahead.end()
     }
 
-    /// Finishes. Returns the tree, the number of entries, and the counts of omitted ones.
+    /// Finishes unpacking. Returns the tree, the number of entries, and the counts of omitted ones.
     pub fn done(mut self) -> Result<(Tree, u64, Skipped), Error> {
         self.leave(None)?;
         Ok((self.tree, self.entries, self.skipped))
@@ -176,7 +177,7 @@ impl LayerUnpacker {
         Ok(())
     }
 
-    /// Resolves a name to a place. Returns `None` if it is reserved for the sandbox.
+    /// Resolves a name to a location. Returns `None` if the location is reserved for the sandbox.
     fn place(
         &mut self,
         parents: &[PathComponent],
@@ -199,7 +200,7 @@ impl LayerUnpacker {
         Ok(Some(EntryLocation { directory, path }))
     }
 
-    /// Sets the times of the directories that the archive has left.
+    /// Sets the times of the directories that do not contain `path`, because the archive has left them.
     fn leave(&mut self, path: Option<&[PathComponent]>) -> Result<(), Error> {
         let is_above = |above: &[PathComponent]| {
             path.is_some_and(|path| path.len() > above.len() && path.starts_with(above))

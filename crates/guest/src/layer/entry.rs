@@ -1,9 +1,9 @@
 //! One entry of an archive, assembled from its headers.
 //!
-//! `tar` returns the raw headers only. Headers that describe the next entry (long names, PAX records) are
-//! parsed here, with a size limit, because a reader that trusts their sizes can be made to use any amount of
-//! memory. Archives that are known to be interpreted differently by different readers are refused. So all
-//! other readers show the same content that is unpacked here.
+//! The `tar` crate returns only the raw headers. Headers that describe the next entry (long names, PAX
+//! records) are parsed here, with a size limit, because a reader that trusts their stated sizes could use any
+//! amount of memory. Archives that are known to be interpreted differently by different readers are refused.
+//! So every other reader shows the same content that is unpacked here.
 
 use std::io::Read;
 
@@ -13,10 +13,10 @@ use tar::Header;
 use super::name::{Name, PATH_BYTES_MAX};
 use super::refusal::{broken, over, refused};
 
-/// Maximum size of a header that describes the next entry. Its largest content is extended attributes, of
-/// which file systems allow 64 KiB.
+/// Maximum size of a header that describes the next entry. The largest content of such a header is extended
+/// attributes, which file systems limit to 64 KiB.
 const DESCRIPTION_BYTES_MAX: u64 = 1 << 20;
-/// Maximum user and group id: the last one of a sandbox's range.
+/// Maximum user and group ID: the last ID in the range of a sandbox.
 const ID_MAX: u64 = api::limits::UID_RANGE as u64 - 1;
 /// Maximum modification time: the year 2106, which all file systems of a host can store.
 const MTIME_MAX: u64 = u32::MAX as u64;
@@ -58,15 +58,15 @@ pub enum EntryKind {
 pub struct Meta {
     /// Permission bits.
     pub mode: u32,
-    /// User id of the owner.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Group id.
+    /// Group ID.
     pub gid: u32,
     /// Modification time in seconds since 1970.
     pub mtime: u32,
 }
 
-/// An entry.
+/// An entry of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArchiveEntry {
     /// Name.
@@ -87,7 +87,7 @@ pub struct Ahead {
     name: Option<Vec<u8>>,
     target: Option<Vec<u8>>,
     records: Option<PaxRecords>,
-    /// True if owners are ignored, because the unpacked files get another owner.
+    /// True if owners are ignored, because the unpacked files get a different owner.
     any_owner: bool,
 }
 
@@ -103,7 +103,7 @@ struct PaxRecords {
 }
 
 impl Ahead {
-    /// Creates a reader for an archive whose files will all belong to the user that unpacks it.
+    /// Creates a reader for an archive whose files will all belong to the user that unpacks them.
     pub fn of_any_owner() -> Self {
         Self { any_owner: true, ..Self::default() }
     }
@@ -119,8 +119,8 @@ impl Ahead {
             GNU_LONG_LINK => once(&mut self.target, text(raw, size, &label)?, &label)?,
             PAX => once(&mut self.records, PaxRecords::parse(&description(raw, size, &label)?)?, &label)?,
             PAX_GLOBAL => {
-                // Comments of the tool that created the archive are harmless. Settings for all later entries
-                // are refused.
+                // A global header may contain comments of the tool that created the archive, which are
+                // harmless. Settings for all later entries are refused.
                 let records = PaxRecords::parse(&description(raw, size, &label)?)?;
                 if records != PaxRecords::default() {
                     return Err(refused(
@@ -134,7 +134,7 @@ impl Ahead {
         Ok(None)
     }
 
-    /// Refuses an archive whose last headers describe a missing entry.
+    /// Returns an error if the archive ends with headers that describe a missing entry.
     pub fn end(&self) -> Result<(), Error> {
         match self {
             Self { name: None, target: None, records: None, any_owner: _ } => Ok(()),
@@ -223,7 +223,7 @@ fn kind(header: &Header, spelled: &[u8], target: Option<Vec<u8>>) -> Result<Entr
         || target.filter(|target| !target.is_empty()).ok_or_else(|| refused(spelled, "links to nothing"));
     match header.entry_type().as_byte() {
         DIRECTORY => Ok(EntryKind::Directory),
-        // Old archives have no type for directories, and mark them by a trailing slash.
+        // Old archives have no type for directories, and mark them with a trailing slash.
         REGULAR | CONTIGUOUS if spelled.ends_with(b"/") => Ok(EntryKind::Directory),
         REGULAR | CONTIGUOUS => Ok(EntryKind::File),
         SYMLINK => {
@@ -241,7 +241,8 @@ fn kind(header: &Header, spelled: &[u8], target: Option<Vec<u8>>) -> Result<Entr
     }
 }
 
-/// Refuses headers that some readers take for another format, and sizes that do not fit.
+/// Refuses headers that some readers interpret as a different format, and sizes that `tar` would read
+/// incorrectly.
 fn check_header(header: &Header, label: &[u8]) -> Result<(), Error> {
     let fields = header.as_old();
     let bytes = header.as_bytes();
@@ -249,7 +250,7 @@ fn check_header(header: &Header, label: &[u8]) -> Result<(), Error> {
     if magic && header.as_ustar().is_none() && header.as_gnu().is_none() {
         return Err(refused(label, "has an unknown archive format version"));
     }
-    // The base-256 encoding has twelve bytes, but `tar` reads only the last eight.
+    // The base-256 encoding of a size has twelve bytes, but `tar` reads only the last eight.
     let [first, second, third, fourth, ..] = fields.size;
     if first & 0x80 != 0 && (first != 0x80 || [second, third, fourth] != [0; 3]) {
         return Err(refused(label, "has an invalid size"));
@@ -257,7 +258,7 @@ fn check_header(header: &Header, label: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reads the content of a describing header, up to the size limit.
+/// Reads the content of a header that describes the next entry, up to the size limit.
 fn description<R: Read>(raw: &mut tar::Entry<'_, R>, size: u64, label: &[u8]) -> Result<Vec<u8>, Error> {
     if size > DESCRIPTION_BYTES_MAX {
         return Err(over(
@@ -282,7 +283,7 @@ fn text<R: Read>(raw: &mut tar::Entry<'_, R>, size: u64, label: &[u8]) -> Result
     Ok(bytes)
 }
 
-/// Sets a value that may occur only once: readers disagree on which of two values applies.
+/// Sets a value that may occur only once, because readers disagree on which of two values applies.
 fn once<T>(slot: &mut Option<T>, value: T, label: &[u8]) -> Result<(), Error> {
     match slot.replace(value) {
         None => Ok(()),

@@ -1,8 +1,9 @@
-//! The meaning of a path when a new layer is on top of those below it.
+//! Looks up paths in a new layer together with the layers below it.
 //!
-//! An image's layers were created on top of each other, so an entry below `bin` goes to the target of the
-//! lower layer's symlink `bin -> usr/bin`. Overlay file systems behave the same way: the highest layer that
-//! has a path decides, a whiteout hides it, and an opaque directory hides the entries of lower layers.
+//! Each layer of an image was created on top of the layers below it. If a lower layer has a symlink
+//! `bin -> usr/bin`, an entry below `bin` therefore belongs in `usr/bin`. The lookup works as in an overlay
+//! file system: the highest layer that has a path decides, a whiteout hides the path, and an opaque directory
+//! hides the entries of lower layers.
 
 use std::os::fd::OwnedFd;
 
@@ -46,10 +47,10 @@ pub enum Canonical {
     Closed,
 }
 
-/// Lookup of a path in one layer.
+/// Result of looking up a path in one layer.
 enum LayerLookup {
     Here(Thing),
-    /// Nothing in this layer, but lower layers may have the path.
+    /// This layer does not have the path, but lower layers may have it.
     Ask,
     /// Hidden: lower layers must not be searched.
     Hidden,
@@ -79,7 +80,8 @@ impl Merged {
         self.layers.len() == 1
     }
 
-    /// Looks up a path without symlinks. Returns the file and its layer, counted from the highest.
+    /// Looks up a path without symlinks. Returns the file, and the number of its layer, counted from the
+    /// highest.
     pub fn look(&self, path: &[PathComponent]) -> Result<Option<(usize, Thing)>, Error> {
         self.look_from(0, path)
     }
@@ -111,7 +113,7 @@ impl Merged {
                 continue;
             }
             path.push(part);
-            // The length of a name is limited. Symlinks in its path must not circumvent that.
+            // The depth of a name is limited. Symlinks in its path must not circumvent this limit.
             if path.len() >= DEPTH_MAX {
                 let message = format!("the path of entry {:?} is nested too deeply", show(parts));
                 return Err(over(message, DEPTH_MAX));
@@ -141,7 +143,7 @@ impl Merged {
         Ok(Canonical::Path(path))
     }
 
-    /// Opens a regular file of one layer.
+    /// Opens a regular file in one layer.
     pub fn open(&self, level: usize, path: &[PathComponent]) -> Result<OwnedFd, Error> {
         let shown = path.join(&b'/');
         let root = self.layers.iter().rev().nth(level).ok_or_else(|| broken("the layer does not exist"))?;
@@ -164,7 +166,7 @@ pub fn meta(status: &Stat) -> Meta {
     }
 }
 
-/// Returns true if a status is that of a whiteout.
+/// Returns true if this is the status of a whiteout.
 pub fn is_whiteout(status: &Stat) -> bool {
     FileType::from_raw_mode(status.st_mode) == FileType::CharacterDevice && status.st_rdev == 0
 }

@@ -4,7 +4,7 @@ use api::Error;
 
 use super::refusal::{over, refused};
 
-/// Maximum length of a path: `PATH_MAX` of Linux, beyond which no program could open it.
+/// Maximum length of a path: `PATH_MAX` of Linux. No program could open a longer path.
 pub const PATH_BYTES_MAX: usize = 4096;
 /// Maximum length of a component: `NAME_MAX` of Linux file systems.
 const PART_BYTES_MAX: usize = 255;
@@ -12,13 +12,13 @@ const PART_BYTES_MAX: usize = 255;
 /// level.
 pub const DEPTH_MAX: usize = 256;
 
-/// Prefix of entries that hide a file of the layers below.
+/// Prefix of the name of an entry that hides a file of the layers below.
 pub const HIDES: &[u8] = b".wh.";
-/// Name of the entry that hides all entries that the layers below have in its directory.
+/// Name of an entry that hides all entries that its directory has in the layers below.
 pub const HIDES_ALL: &[u8] = b".wh..wh..opq";
 
-/// Directories on which the sandbox mounts something. In an image, these paths can only be directories. Those
-/// in [`CLOSED`] cannot have entries either.
+/// Directories that serve as mount points in a sandbox. In an image, these paths can only be directories. The
+/// directories in [`CLOSED`] cannot have entries either.
 pub const RESERVED: [&str; 8] =
     ["proc", "sys", "dev", "tmp", "workspace", "home", "home/sandbox", ".bellglass"];
 /// Directories in which images cannot have entries.
@@ -48,7 +48,7 @@ pub enum Meaning {
 }
 
 impl Name {
-    /// Parses a name as spelled in archives. A leading slash refers to the layer's root, as in all archive
+    /// Parses a name from an archive. A leading slash refers to the layer's root, as it does in all archive
     /// readers.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         if bytes.len() > PATH_BYTES_MAX {
@@ -83,13 +83,13 @@ impl Name {
         self.parts.join(&b'/')
     }
 
-    /// Splits off the last component. Returns `None` for the root.
+    /// Splits the name into its parents and its last component. Returns `None` for the root.
     pub fn split(&self) -> Option<(&[PathComponent], &PathComponent)> {
         self.parts.split_last().map(|(last, parents)| (parents, last))
     }
 }
 
-/// Returns the meaning of a last component.
+/// Returns the meaning of the last component of a name.
 pub fn meaning(last: &[u8]) -> Result<Meaning, Error> {
     match last.strip_prefix(HIDES) {
         None => Ok(Meaning::Thing),
@@ -111,7 +111,7 @@ pub fn is_reserved(path: &[PathComponent]) -> bool {
     RESERVED.iter().any(|name| name.as_bytes() == joined)
 }
 
-/// Returns true for an absolute symlink target, and the target's components.
+/// Splits a symlink's target into components. Also returns true if the target is absolute.
 pub fn target(bytes: &[u8]) -> (bool, Vec<PathComponent>) {
     let parts = bytes.split(|byte| *byte == b'/').filter(is_part).map(<[u8]>::to_vec);
     (bytes.starts_with(b"/"), parts.collect())

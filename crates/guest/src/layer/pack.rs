@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use super::merged::{is_opaque, is_whiteout};
 use super::name::{DEPTH_MAX, HIDES, HIDES_ALL, is_closed};
 
-/// Size of one chunk.
+/// Size at which a chunk is sent.
 const PIECE_BYTES: usize = 256 * 1024;
 
 /// A chunk of an archive.
@@ -53,7 +53,7 @@ pub fn pack(root: &OwnedFd, pieces: &mpsc::Sender<Packed>) {
     let mut packer = LayerPacker { builder: Builder::new(outlet), first: HashMap::new() };
     let packed = packer.inside(root, &[]).and_then(|()| packer.builder.into_inner()?.flush());
     if packed.is_ok() {
-        // The receiver may be gone.
+        // Ignore an error: the receiver may be gone.
         let _ = pieces.blocking_send(Packed::End);
     }
 }
@@ -75,7 +75,7 @@ impl<W: Write> LayerPacker<W> {
         }
         names.sort();
         for name in names {
-            // Another archive reader would take such a name for a whiteout.
+            // Skip such a name, because archive readers would interpret it as a whiteout.
             if !name.starts_with(HIDES) {
                 self.one(directory, name, path)?;
             }
@@ -137,7 +137,7 @@ impl<W: Write> LayerPacker<W> {
         Ok(())
     }
 
-    /// Adds an empty file that serves as a marker, by its name.
+    /// Adds an empty file whose name serves as a marker.
     fn mark(&mut self, directory: &[Vec<u8>], name: &[u8]) -> io::Result<()> {
         let path = [directory, &[name.to_vec()]].concat().join(&b'/');
         let mut header = empty(0o644);

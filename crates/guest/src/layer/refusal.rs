@@ -1,11 +1,12 @@
-//! Errors of unpacking: the name of the entry, the limit, and the responsible layer.
+//! Errors of unpacking. Each states the name of the entry or the limit, and the component that is
+//! responsible.
 
 use std::fmt::Display;
 
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 use rustix::io::Errno;
 
-/// Maximum length of a name or a reason in a message.
+/// Maximum length of a name or a reason in a message, in bytes.
 const SHOWN_BYTES: usize = 256;
 
 /// Returns the error for an entry that layers must not contain.
@@ -24,7 +25,7 @@ pub fn broken(why: impl Display) -> Error {
     )
 }
 
-/// Returns the error for a limit that the layer exceeds.
+/// Returns the error for a layer that exceeds a limit.
 pub fn over(what: impl Display, most: impl Display) -> Error {
     Error {
         code: ErrorCode::LimitExceeded,
@@ -46,7 +47,7 @@ pub fn failed(act: &str, name: &[u8], errno: Errno) -> Error {
     error
 }
 
-/// Returns the error for a whiteout of a lower layer's file that this tier cannot create.
+/// Returns the error for a layer that hides a file of a lower layer, in a tier that cannot create whiteouts.
 pub fn no_marks(name: &[u8]) -> Error {
     Error {
         code: ErrorCode::Unsupported,
@@ -63,7 +64,7 @@ pub fn no_marks(name: &[u8]) -> Error {
     }
 }
 
-/// Returns the error for an operation of the platform that failed.
+/// Returns the error for a failed operation of the platform.
 pub fn platform(act: &str, cause: &dyn Display) -> Error {
     Error {
         code: ErrorCode::Platform,
@@ -75,7 +76,7 @@ pub fn platform(act: &str, cause: &dyn Display) -> Error {
     }
 }
 
-/// Replaces control characters in a reason, because the archive can contain them to attack a terminal.
+/// Replaces control characters in a reason, because an archive can contain them to attack a terminal.
 fn tame(why: &dyn Display) -> String {
     why.to_string().chars().take(SHOWN_BYTES).map(|c| if c.is_control() { '?' } else { c }).collect()
 }

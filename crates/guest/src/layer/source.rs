@@ -15,16 +15,19 @@ use tokio::sync::mpsc;
 
 use super::refusal::{broken, over};
 
-/// Maximum uncompressed size of one layer: several times that of the largest images in use for code.
+/// Maximum uncompressed size of one layer: several times the size of the largest layers of images that run
+/// code.
 const LAYER_BYTES_MAX: u64 = 16 << 30;
-/// Maximum compression ratio. Deflate reaches 1032 on zeros only; file systems with programs reach about 4.
+/// Maximum compression ratio. Deflate reaches its maximum of 1032 only on zeros; file systems with programs
+/// reach about 4.
 const RATIO_MAX: u64 = 1000;
-/// Size below which the ratio does not matter: so few bytes are harmless, even if all are zeros.
+/// Size below which the compression ratio is not checked: so few bytes are harmless, even if all of them are
+/// zeros.
 const RATIO_AFTER_BYTES: u64 = 16 << 20;
-/// Maximum window of a Zstandard frame, which its reader has to hold in memory: the largest that image
-/// builders use.
+/// Maximum window of a Zstandard frame, which the decoder holds in memory. It is the largest window that
+/// image builders use.
 const WINDOW_BYTES_MAX: u64 = 32 << 20;
-/// Size of one read of the data after the end of the archive, which only counts for the digest.
+/// Size of one read of the data after the end of the archive, which is read only for the digest.
 const REST_BYTES: usize = 64 * 1024;
 
 /// The first error of a source. Stored separately, because decoders hide the errors of their reader.
@@ -39,7 +42,7 @@ pub enum BodyChunk {
     End,
 }
 
-/// Reader of a body, for use in a thread.
+/// Reader for the body of a request, for use in a separate thread.
 pub struct Arriving {
     pieces: mpsc::Receiver<BodyChunk>,
     now: Bytes,
@@ -77,7 +80,7 @@ struct Frames<R> {
 }
 
 impl Fault {
-    /// Stores the error if it is the first. Returns an equivalent that a reader can return.
+    /// Stores the error if it is the first. Returns an equivalent I/O error, which a reader can return.
     fn raise(&self, error: Error) -> io::Error {
         let message = error.message.clone();
         self.0.borrow_mut().get_or_insert(error);
@@ -119,7 +122,7 @@ impl Read for Arriving {
 }
 
 impl<R: Read> Source<R> {
-    /// Creates a reader for the bytes of `reader`, which have this compression.
+    /// Creates a reader that decompresses the bytes of `reader`.
     pub fn new(reader: R, compression: Compression, fault: Fault) -> Self {
         let taken = Rc::new(Cell::new(0));
         let counted = CountingReader { reader, count: Rc::clone(&taken) };
@@ -131,8 +134,8 @@ impl<R: Read> Source<R> {
         Self { decoder, taken, given: 0, hasher: Sha256::new(), fault }
     }
 
-    /// Reads the data after the archive's end, which may only be padding. Returns the digest and the total
-    /// size.
+    /// Reads the data after the archive's end, which may only be padding. Returns the digest and size of all
+    /// uncompressed bytes.
     pub fn finish(mut self) -> Result<(String, u64), Error> {
         let mut rest = vec![0; REST_BYTES];
         loop {
@@ -197,7 +200,7 @@ impl<R: Read> Frames<R> {
         Self { reader: BufReader::new(reader), frame, open: false, fault }
     }
 
-    /// Starts the next frame. Returns false at the end.
+    /// Starts the next frame. Returns false at the end of the input.
     fn begin(&mut self) -> io::Result<bool> {
         loop {
             if self.reader.fill_buf()?.is_empty() {

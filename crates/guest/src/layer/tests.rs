@@ -37,7 +37,7 @@ impl Bench {
         bench
     }
 
-    /// Returns the path outside the layers, as an absolute name for malicious archives.
+    /// Returns the path of the directory outside the layers, for use in malicious archives.
     fn outside(&self) -> String {
         self.directory.path().join("outside").to_str().unwrap().to_owned()
     }
@@ -66,7 +66,7 @@ impl Bench {
         report
     }
 
-    /// Returns the last unpacked layer.
+    /// Returns the path of the last unpacked layer.
     fn top(&self) -> &Path {
         self.done.last().unwrap()
     }

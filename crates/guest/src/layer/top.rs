@@ -14,17 +14,19 @@ use super::tree::{EntryLocation, Tree};
 
 /// Maximum size of a user or group list. The longest in use have a few hundred lines.
 const LIST_BYTES_MAX: u64 = 1 << 20;
-/// Directories and the file that only the guest uses. They are mount points at the start of a sandbox.
+/// Directories and the file that only the guest uses. They serve as mount points when a sandbox starts.
 const OWN_DIRECTORIES: [&str; 2] = [".bellglass/channel", ".bellglass/spool"];
 const OWN_FILE: &str = ".bellglass/guest";
 
 const HOSTS: &str = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n";
 const HOSTNAME: &str = "sandbox\n";
-/// Files that would give all copies the identity of one machine. They are emptied if they exist.
+/// Files that would give the same machine identity to all sandboxes of the image. They are emptied if they
+/// exist.
 const IDENTITIES: [&str; 2] = ["etc/machine-id", "var/lib/dbus/machine-id"];
 
-/// The only alternative name of the user, as a step of a recipe writes it, for clients of E2B's SDKs. Any
-/// other user with this uid is an unrelated user of the image.
+/// Entries with the only other name that the sandbox's user may have. A step of a recipe writes these exact
+/// entries, for clients of E2B's SDKs. Any other entry with this uid belongs to an unrelated user of the
+/// image.
 const RENAMED: [&str; 2] = ["user:x:1000:1000:user:/home/user:/bin/bash", "user:x:1000:"];
 
 /// Completes the last layer of an image.
@@ -53,8 +55,8 @@ pub fn finish(tree: &Tree) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes a list of users or groups: the image's list without entries that have our name or id, and with our
-/// own entry.
+/// Writes a list of users or groups. It consists of the image's entries, except those with the name or ID of
+/// the sandbox's user, and the entry of that user.
 fn list(tree: &Tree, path: &str, first: &str, ours: &str) -> Result<(), Error> {
     let (place, there) = find(tree, path)?;
     let mut text = Vec::new();
@@ -88,7 +90,7 @@ fn write(tree: &Tree, path: &str, text: &str) -> Result<(), Error> {
     tree.file(&place, owned(0o644), text.len() as u64, &mut text.as_bytes())
 }
 
-/// Resolves a path of the image. Returns its place and the file there.
+/// Resolves a path in the image. Returns its location, and the file there if one exists.
 fn find(tree: &Tree, path: &str) -> Result<(EntryLocation, Option<(usize, Thing)>), Error> {
     let name = Name::parse(path.as_bytes())?;
     let lost = || refused(path.as_bytes(), "has no valid location");
@@ -100,7 +102,7 @@ fn find(tree: &Tree, path: &str) -> Result<(EntryLocation, Option<(usize, Thing)
     Ok((EntryLocation { directory, path }, there))
 }
 
-/// Returns a place that images cannot influence, so that its path contains no symlink.
+/// Returns the location of a path that images cannot influence, so that the path contains no symlink.
 fn own_place(tree: &Tree, path: &str) -> Result<EntryLocation, Error> {
     let path: Vec<PathComponent> = path.split('/').map(|part| part.as_bytes().to_vec()).collect();
     let directory = tree.directory_at(path.get(..path.len().saturating_sub(1)).unwrap_or_default())?;

@@ -1,7 +1,7 @@
-//! Creating and replacing files in the new layer, always relative to a directory's descriptor.
+//! Creates and replaces files in the new layer, always relative to the descriptor of a directory.
 //!
-//! Every file is created anew: an existing one is removed first. So no file from an earlier entry of the
-//! archive is ever opened, and no write goes through a link.
+//! Every file is created anew, and an existing file is removed first. So a file from an earlier entry of the
+//! archive is never opened, and no write goes through a link.
 
 use std::cell::Cell;
 use std::io::{self, Read, Seek as _, SeekFrom, Write};
@@ -20,8 +20,8 @@ use super::refusal::{broken, failed, no_marks, over, platform, refused};
 const BUFFER_BYTES: usize = 128 * 1024;
 /// Minimum length of a run of zeros that becomes a hole: a shorter run does not save a block.
 const HOLE_BYTES_MIN: usize = 4096;
-/// Maximum total of bytes that hard links to files of lower layers copy into one layer; the same as for its
-/// archive.
+/// Maximum number of bytes that are copied into one layer because of hard links to files of lower layers. It
+/// equals the maximum size of an archive.
 const COPIED_BYTES_MAX: u64 = 16 << 30;
 /// Free space to preserve on the disk of the layer, because the host's own logs and records need space.
 const FREE_BYTES_MIN: u64 = 1 << 30;
@@ -29,7 +29,7 @@ const FREE_BYTES_MIN: u64 = 1 << 30;
 const FREE_INODES_MIN: u64 = 10_000;
 /// Number of written bytes between two checks of the free space.
 const LOOK_EVERY_BYTES: u64 = 16 << 20;
-/// Cost of an entry without content: one block.
+/// Number of bytes that each entry counts as, in addition to its content: one block.
 const ENTRY_BYTES: u64 = 4096;
 /// Metadata of a directory that no entry described.
 const IMPLIED: Meta = Meta { mode: 0o755, uid: 0, gid: 0, mtime: 0 };
@@ -51,7 +51,7 @@ pub struct EntryLocation {
     pub path: Vec<PathComponent>,
 }
 
-/// Type of an entry that was removed.
+/// Type of a file that was removed to make room for an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Was {
     Nothing,
@@ -72,7 +72,7 @@ impl Tree {
     }
 
     /// Opens the directory at a path without symlinks. Creates directories that are missing in this layer,
-    /// with the metadata of those in lower layers.
+    /// with the metadata that they have in lower layers.
     pub fn directory_at(&self, path: &[PathComponent]) -> Result<OwnedFd, Error> {
         let mut here = duplicate(self.merged.target()?)?;
         for (index, part) in path.iter().enumerate() {
@@ -145,7 +145,8 @@ impl Tree {
             }
             let piece = buffer.get(..count).unwrap_or_default();
             left = left.saturating_sub(count as u64);
-            // Zeros stay a hole: a file that cost its author nothing costs the layer nothing.
+            // Keep zeros as a hole. Otherwise, an author could fill the disk with a sparse file that took no
+            // space itself.
             let written = if count >= HOLE_BYTES_MIN && piece.iter().all(|byte| *byte == 0) {
                 let hole = i64::try_from(count).map_err(io::Error::other);
                 hole.and_then(|hole| file.seek(SeekFrom::Current(hole))).map(drop)
@@ -175,7 +176,7 @@ impl Tree {
             .map_err(|errno| place.failed("create symlink", errno))
     }
 
-    /// Creates a hard link to the file at `source`. A file of a lower layer is copied instead.
+    /// Creates a hard link to the file at `source`. If that file is in a lower layer, copies it instead.
     pub fn link(&self, place: &EntryLocation, source: &[PathComponent]) -> Result<(), Error> {
         let shown = place.path.join(&b'/');
         if source == place.path {
@@ -207,7 +208,7 @@ impl Tree {
         }
     }
 
-    /// Hides the file of lower layers at this place. Returns false if there is none.
+    /// Hides the file that lower layers have at this location. Returns false if there is none.
     pub fn hide(&self, place: &EntryLocation) -> Result<bool, Error> {
         if self.merged.look_below(&place.path)?.is_none() {
             return Ok(false);
@@ -219,7 +220,7 @@ impl Tree {
                     .and_then(|directory| set_opaque(&directory))
                     .map_err(|errno| place.failed("mark", errno))?;
             }
-            // Any other file in this layer already hides the one below.
+            // Any other file in this layer already hides the file of lower layers.
             Ok(_) => {}
             Err(Errno::NOENT) => {
                 self.spend(ENTRY_BYTES)?;
@@ -240,7 +241,7 @@ impl Tree {
         if !path.is_empty() {
             return set_opaque(directory).map_err(|errno| failed("mark", &path.join(&b'/'), errno));
         }
-        // An overlay ignores the attribute on the roots of its layers.
+        // An overlay ignores the attribute on the roots of its layers, so hide each entry.
         let mut names = Vec::new();
         for root in self.merged.lower() {
             names.extend(list(root).map_err(|errno| failed("list", b"/", errno))?);
@@ -254,7 +255,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Creates a directory that no entry described.
+    /// Creates a directory that no entry described, because an entry is below it.
     fn implied(&self, place: &EntryLocation, meta: Meta) -> Result<OwnedFd, Error> {
         let status = rustix::fs::statat(&place.directory, place.base()?, AtFlags::SYMLINK_NOFOLLOW);
         match status {
@@ -264,7 +265,7 @@ impl Tree {
         }
     }
 
-    /// Removes the file or directory at a place.
+    /// Removes the file or directory at a location, if there is one. Returns its type.
     fn clear(&self, place: &EntryLocation) -> Result<Was, Error> {
         let base = place.base()?;
         let was = match rustix::fs::statat(&place.directory, base, AtFlags::SYMLINK_NOFOLLOW) {
@@ -318,7 +319,7 @@ pub fn touch(directory: &OwnedFd, mtime: u32) -> Result<(), Errno> {
 }
 
 fn set(thing: &OwnedFd, meta: Meta) -> Result<(), Errno> {
-    // The owner first, because changing it clears mode bits.
+    // Set the owner first, because changing it clears mode bits.
     rustix::fs::fchown(thing, Some(Uid::from_raw(meta.uid)), Some(Gid::from_raw(meta.gid)))?;
     rustix::fs::fchmod(thing, Mode::from_raw_mode(meta.mode))?;
     touch(thing, meta.mtime)
@@ -337,7 +338,8 @@ fn duplicate(directory: &OwnedFd) -> Result<OwnedFd, Error> {
     directory.try_clone().map_err(|error| platform("keep a directory open", &error))
 }
 
-/// Removes a file or directory, recursively. The recursion is bounded, because the depth of names is.
+/// Removes a file, or a directory with its entries. The recursion is bounded, because the depth of names is
+/// bounded.
 fn remove(parent: &OwnedFd, name: &PathComponent) -> Result<(), Errno> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Err(Errno::ISDIR) => {

@@ -120,8 +120,8 @@ proptest! {
                 }
                 (seen, stuck) = (seen + count as u64, 0);
                 spool.sent(seen);
-                // Like a real reader: acknowledge in steps of a fraction of the requested size, which can
-                // exceed the room on disk.
+                // Acknowledge like a real reader, in steps of a fraction of the requested size. Such a step
+                // can exceed the room on disk.
                 if seen - told >= kept / 4 {
                     spool.consume(seen);
                     told = seen;

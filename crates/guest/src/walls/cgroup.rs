@@ -1,7 +1,8 @@
-//! The limits of user code: cgroups below those of the workspace, as in every other sandbox.
+//! The resource limits of user code, set with cgroups below those of the workspace. They are the same as in
+//! every other sandbox.
 //!
-//! In version 2, a group that contains processes cannot enable controllers for its subgroups. So there, the
-//! processes of the workspace are first moved one group down.
+//! In cgroup version 2, a group that contains processes cannot enable controllers for its subgroups. The
+//! processes of the workspace are therefore first moved to a subgroup.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +20,7 @@ use crate::dial::Descriptors;
 const ROOT: &str = "/sys/fs/cgroup";
 /// Group of user code.
 const GROUP: &str = "bellglass";
-/// Group of all other processes, in version 2.
+/// Group of all other processes, in cgroup version 2.
 const OTHERS: &str = "bellglass-others";
 const PERIOD_US: u64 = 100_000;
 /// Maximum number of attempts to move the processes. New processes can appear during each attempt, and are
@@ -27,7 +28,7 @@ const PERIOD_US: u64 = 100_000;
 const ROUNDS: u32 = 100;
 const BETWEEN_ROUNDS: Duration = Duration::from_millis(10);
 
-/// Descriptors for entering the cgroups of user code and for reading their OOM counter.
+/// Descriptors for entering the cgroups of user code and for reading the OOM counter.
 pub struct Entrances {
     cgroups: Vec<OwnedFd>,
     oom_count: OwnedFd,
@@ -43,7 +44,7 @@ struct Groups {
 }
 
 impl Entrances {
-    /// Returns the descriptors that a node would send with its greeting.
+    /// Duplicates the descriptors, in the form in which a node sends them with its greeting.
     pub fn descriptors(&self) -> io::Result<Descriptors> {
         Ok(Descriptors {
             cgroups: self.cgroups.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?,
@@ -78,7 +79,7 @@ pub fn make(walls: &Walls) -> Result<Entrances, Failed> {
     let counted = if groups.unified { "memory.events" } else { "memory.oom_control" };
     let oom_count: OwnedFd = step("open the OOM counter", File::open(groups.memory.join(counted)))?.into();
     let oom_event = match groups.unified {
-        // In version 2, the kernel itself kills all of user code.
+        // In version 2, the kernel itself kills all user code, so no event is needed.
         true => None,
         false => Some(step("subscribe to OOM events", told(&groups.memory, &oom_count))?),
     };
@@ -88,7 +89,7 @@ pub fn make(walls: &Walls) -> Result<Entrances, Failed> {
 fn limit(groups: &Groups, walls: &Walls) -> Result<(), Failed> {
     for group in groups.all() {
         let above = group.parent().unwrap_or(group);
-        // The workspace may have mounted the hierarchy read-only.
+        // The workspace's provider may have mounted the hierarchy read-only.
         if rustix::fs::statvfs(above)
             .is_ok_and(|found| found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
         {
@@ -124,7 +125,8 @@ fn limit(groups: &Groups, walls: &Walls) -> Result<(), Failed> {
     write(&groups.pids.join("pids.max"), &walls.pids.to_string())
 }
 
-/// Writes the first of these files that exists. If none exists, the machine must have no swap at all.
+/// Limits swap by writing the first of these files that exists. If none exists, the machine must have no swap
+/// at all.
 fn without_swap(group: &Path, ways: &[(&str, &str)]) -> Result<(), Failed> {
     for (name, value) in ways {
         if group.join(name).exists() {
@@ -137,7 +139,7 @@ fn without_swap(group: &Path, ways: &[(&str, &str)]) -> Result<(), Failed> {
     }
 }
 
-/// Moves the workspace's processes one group down, and enables the controllers for subgroups.
+/// Moves the workspace's processes to a subgroup, and enables the controllers for all subgroups.
 fn move_others(root: &Path) -> Result<(), Failed> {
     let others = root.join(OTHERS);
     match std::fs::create_dir(&others) {
@@ -151,11 +153,11 @@ fn move_others(root: &Path) -> Result<(), Failed> {
         // 0 stands for a process that is not visible in this namespace. Writing it would move this process
         // instead.
         for pid in here.lines().filter(|pid| *pid != "0") {
-            // A process that has exited meanwhile does not need to be moved.
+            // Ignore errors: a process that has exited meanwhile does not need to be moved.
             let _ = std::fs::write(others.join("cgroup.procs"), pid);
         }
         match std::fs::write(root.join("cgroup.subtree_control"), "+memory +pids +cpu") {
-            // A new process has appeared meanwhile.
+            // A new process has appeared in the group meanwhile, so try again.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => std::thread::sleep(BETWEEN_ROUNDS),
             written => return step("enable cgroup controllers", written),
         }
@@ -163,7 +165,7 @@ fn move_others(root: &Path) -> Result<(), Failed> {
     Err("cannot move the processes of the workspace out of its cgroup".into())
 }
 
-/// Registers an event for OOM kills, in version 1.
+/// Registers an event for OOM kills, in cgroup version 1. Returns its eventfd.
 fn told(group: &Path, count: &OwnedFd) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd as _;
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;

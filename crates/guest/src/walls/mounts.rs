@@ -1,5 +1,5 @@
-//! The file system of a sandbox behind walls: the workspace's root, read-only, and the writable disks and
-//! files of every sandbox.
+//! The file system of a sandbox behind walls: the workspace's root, mounted read-only, plus the writable
+//! disks and the files that every sandbox has.
 
 use std::ffi::CString;
 use std::fs;
@@ -16,7 +16,7 @@ use rustix::mount::{
 use super::{Failed, step};
 use crate::launch::done;
 
-/// Directory for process 1's socket and retained output. Also visible outside the walls.
+/// Directory for the socket of process 1 and for retained output. It is also visible outside the walls.
 const SPOOL: &str = "/.bellglass/spool";
 /// Directory in which `/dev` is assembled.
 const DEVICES: &str = "/.bellglass/dev";
@@ -31,16 +31,16 @@ const LINKS: [(&str, &str); 5] = [
     ("/proc/self/fd/2", "stderr"),
     ("pts/ptmx", "ptmx"),
 ];
-/// Mount flags: no set-user-id programs and no devices.
+/// Mount flags that disable set-user-ID programs and devices.
 const TAME: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
-/// Mounts a disk of its own for the spool, in the workspace's mount namespace.
+/// Mounts a separate disk for the spool, in the workspace's mount namespace.
 pub fn spool(options: &str) -> Result<(), Failed> {
     step("create the spool", fs::create_dir_all(SPOOL))?;
     memory(SPOOL, options, TAME | MountFlags::NOEXEC)
 }
 
-/// Makes all mounts private, so that later mounts are invisible outside.
+/// Makes all mounts private, so that later mounts are not visible outside.
 pub fn keep_to_ourselves() -> Result<(), Failed> {
     let alone = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     step("make mounts private", mount_change("/", alone).map_err(Into::into))
@@ -56,8 +56,8 @@ pub fn make_writable(path: &Path) -> Result<(), Failed> {
 pub fn put_up(walls: &Walls) -> Result<(), Failed> {
     make_places(walls)?;
     gather_devices()?;
-    // These are the machine's own. In addition, files open for writing below them would prevent the root from
-    // becoming read-only.
+    // These mounts belong to the machine. In addition, files in them that are open for writing would prevent
+    // the root from becoming read-only.
     for path in ["/dev", "/sys"] {
         step(&format!("unmount {path}"), unmount(path, UnmountFlags::DETACH).map_err(Into::into))?;
     }
@@ -97,12 +97,12 @@ fn make_places(walls: &Walls) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Returns the path of the stored content of such a file.
+/// Returns the path at which the content of the file at `path` is stored.
 fn kept(path: &str) -> String {
     format!("{FILES}/{}", path.trim_start_matches('/').replace('/', "-"))
 }
 
-/// Mounts `/proc` and `/sys` of this sandbox's own namespaces instead of the workspace's.
+/// Replaces the workspace's `/proc` and `/sys` with those of the sandbox's own namespaces.
 fn kernel() -> Result<(), Failed> {
     let flags = TAME | MountFlags::NOEXEC;
     step("mount /proc", mount("proc", "/proc", "proc", flags, None::<&std::ffi::CStr>).map_err(Into::into))?;
@@ -113,8 +113,8 @@ fn kernel() -> Result<(), Failed> {
     )
 }
 
-/// Assembles the devices that programs expect in `/dev`. The workspace's own `/dev` may have all devices of
-/// the machine.
+/// Assembles a `/dev` that contains only the devices that programs expect. The workspace's own `/dev` may
+/// contain all devices of the machine.
 fn gather_devices() -> Result<(), Failed> {
     memory(DEVICES, "mode=755,size=64k", MountFlags::NOSUID | MountFlags::NOEXEC)?;
     for name in NODES {
@@ -153,7 +153,7 @@ fn devices(walls: &Walls) -> Result<(), Failed> {
     }
 }
 
-/// Mounts a disk in memory.
+/// Mounts an in-memory disk.
 fn memory(path: &str, options: &str, flags: MountFlags) -> Result<(), Failed> {
     let options = step("build the mount options of a disk", CString::new(options).map_err(io::Error::from))?;
     let mounted = mount("tmpfs", path, "tmpfs", flags, Some(options.as_c_str()));
@@ -166,13 +166,13 @@ fn again(path: &str, flags: MountFlags) -> Result<(), Failed> {
     step(&format!("restrict {path}"), changed.map_err(Into::into))
 }
 
-/// Hides a file behind `/dev/null`, and a directory behind an empty one.
+/// Hides a file by mounting `/dev/null` over it, and a directory by mounting an empty one over it.
 fn mask(path: &str) -> Result<(), Failed> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => {
             memory(path, "size=4k,nr_inodes=2,mode=0755", TAME | MountFlags::NOEXEC | MountFlags::RDONLY)
         }
-        // The list contains the target itself.
+        // Skip a symlink: the list of masked paths also contains its target.
         Ok(found) if found.is_symlink() => Ok(()),
         Ok(_) => step(&format!("mask {path}"), mount_bind("/dev/null", path).map_err(Into::into)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -186,7 +186,8 @@ fn read_only_below(path: &str) -> io::Result<()> {
     // Layout of `struct mount_attr`: flags to set, flags to clear, propagation, user namespace.
     let tame = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
     let attributes: [u64; 4] = [tame, 0, 0, 0];
-    // SAFETY: a NUL-terminated string and a structure of the stated size, which outlive the call.
+    // SAFETY: The pointers refer to a NUL-terminated string and to a structure of the given size, which
+    // outlive the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

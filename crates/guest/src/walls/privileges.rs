@@ -14,43 +14,44 @@ const NAME: &[u8] = b"sandbox";
 
 /// Sets up the new namespaces: the host name, and the loopback interface as the only network interface.
 pub fn name_and_loopback() -> Result<(), Failed> {
-    // SAFETY: the pointer is to this many bytes.
+    // SAFETY: The pointer refers to a string of the given length.
     step("set the host name", done(unsafe { libc::sethostname(NAME.as_ptr().cast(), NAME.len()) }))?;
     step("set up the loopback interface", loopback())
 }
 
 fn loopback() -> io::Result<()> {
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
-    // SAFETY: plain data, for which all zeroes is a valid value.
+    // SAFETY: `ifreq` is plain data, for which all zeroes is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
         *to = *from as libc::c_char;
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
     use std::os::fd::AsRawFd as _;
-    // SAFETY: the descriptor is open, and the request outlives the call, which reads it.
+    // SAFETY: The descriptor is open, and the request, which the call reads, outlives the call.
     done(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) })
 }
 
-/// Drops all privileges that user code must not inherit and process 1 does not need.
+/// Drops all privileges that process 1 does not need, so that user code cannot inherit them.
 pub fn give_up(walls: &Walls) -> Result<(), Failed> {
     let to = |value: u64| Rlimit { current: Some(value), maximum: Some(value) };
     step("limit core files", setrlimit(Resource::Core, to(0)).map_err(Into::into))?;
-    // Not above the workspace's own limit.
+    // The limit cannot be above the workspace's own limit.
     let open_files =
         getrlimit(Resource::Nofile).maximum.map_or(walls.open_files, |most| most.min(walls.open_files));
     step("limit open files", setrlimit(Resource::Nofile, to(open_files)).map_err(Into::into))?;
-    // SAFETY: with no groups, no pointer is read.
+    // SAFETY: The call reads no pointer if the number of groups is 0.
     step("drop supplementary groups", done(unsafe { libc::setgroups(0, std::ptr::null()) }))?;
-    // SAFETY: no pointers.
+    // SAFETY: `setresgid` takes no pointers.
     step("set the group to root", done(unsafe { libc::setresgid(0, 0, 0) }))?;
-    // SAFETY: no pointers.
+    // SAFETY: `setresuid` takes no pointers.
     step("set the user to root", done(unsafe { libc::setresuid(0, 0, 0) }))?;
     for capability in (0..=CAPABILITY_LAST).filter(|number| walls.capabilities >> number & 1 == 0) {
-        // SAFETY: no pointers. EINVAL beyond the kernel's last capability is expected.
+        // SAFETY: The call takes no pointers. EINVAL is expected for numbers above the kernel's last
+        // capability.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     }
-    // SAFETY: no pointers.
+    // SAFETY: The call takes no pointers.
     let cleared = unsafe {
         libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong, 0, 0, 0)
     };
@@ -67,9 +68,9 @@ pub fn give_up(walls: &Walls) -> Result<(), Failed> {
 fn keep_only(capabilities: u64) -> io::Result<()> {
     let header = [CAPABILITIES_VERSION, 0];
     let (low, high) = (capabilities as u32, (capabilities >> 32) as u32);
-    // Effective, permitted, inheritable: first the lower 32 of each, then the upper.
+    // The effective, permitted and inheritable sets: first the lower 32 bits of each, then the upper 32 bits.
     let sets = [low, low, 0, high, high, 0];
-    // SAFETY: both arrays have the layout that the call reads, and outlive it.
+    // SAFETY: Both arrays have the layout that the call expects, and outlive the call.
     done(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) } as libc::c_int)
 }
 
@@ -79,6 +80,6 @@ fn install(filter: &[Instruction]) -> io::Result<()> {
         filter.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
     let len = instructions.len().try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let program = libc::sock_fprog { len, filter: instructions.as_mut_ptr() };
-    // SAFETY: the program contains its number of instructions, and both outlive the call.
+    // SAFETY: The program states its number of instructions correctly, and both outlive the call.
     done(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) })
 }

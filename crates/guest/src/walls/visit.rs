@@ -1,5 +1,6 @@
-//! Commands from outside the walls: wait for process 1, end it, report the usage of user code. Each is a
-//! separate program that prints one line, started through the interface of the workspace's provider.
+//! Commands that run outside the walls: wait for process 1, end it, and report the resource usage of user
+//! code. Each runs as a separate process, which is started through the interface of the workspace's provider
+//! and prints at most one line.
 
 use std::fs::File;
 use std::process::ExitCode;
@@ -11,19 +12,19 @@ use rustix::process::{Pid, Signal, WaitStatus};
 use super::{Failed, cgroup, step};
 use crate::{init, posture};
 
-/// File with the pid of process 1 in the workspace's pid namespace. The keeper holds a lock on it while it
-/// lives.
+/// File with the pid of process 1 in the workspace's pid namespace. The keeper holds a lock on this file
+/// until the keeper exits.
 const KEEPER: &str = "/.bellglass/spool/keeper";
 /// File with the outcome of process 1.
 const ENDED: &str = "/.bellglass/spool/ended";
-/// First and last polling interval. It grows because long waits are not urgent, and polling counts as CPU
-/// time of the sandbox.
+/// First and maximum polling interval. The interval grows, because a long wait is not urgent, and polling
+/// uses CPU time of the sandbox.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
 const LOOK_LAST: Duration = Duration::from_millis(500);
-/// Exit code of `wait` and `end` while process 1 still runs.
+/// Exit code of `wait` and `end` if process 1 is still running.
 const NOT_YET: u8 = 4;
 
-/// Records the pid of process 1, and locks the file to show that the keeper lives.
+/// Records the pid of process 1, and locks the file to show that the keeper is alive.
 pub fn write_down(first: Pid) -> Result<File, Failed> {
     step("write the pid of process 1", std::fs::write(KEEPER, first.as_raw_nonzero().to_string()))?;
     // Read-only, because a mount with a file open for writing cannot be made read-only.
@@ -41,7 +42,7 @@ pub fn write_down_end(status: Option<WaitStatus>) {
     let _ = std::fs::write(ENDED, serde_json::to_vec(&outcome).unwrap_or_default());
 }
 
-/// `guest wait MS`: prints how process 1 ended, if it ends within this time.
+/// Runs `guest wait MS`: prints how process 1 ended, if it ends within this time.
 pub fn wait(within_ms: Option<u64>) -> ExitCode {
     let Some(within) = within_ms.map(Duration::from_millis) else { return ExitCode::from(2) };
     match ended_within(within) {
@@ -50,7 +51,7 @@ pub fn wait(within_ms: Option<u64>) -> ExitCode {
     }
 }
 
-/// `guest end MS`: sends SIGTERM to process 1 and waits for its end for at most this time.
+/// Runs `guest end MS`: sends SIGTERM to process 1, and waits at most this long for it to end.
 pub fn end(within_ms: Option<u64>) -> ExitCode {
     let Some(within) = within_ms.map(Duration::from_millis) else { return ExitCode::from(2) };
     if let Some(first) = first() {
@@ -62,12 +63,12 @@ pub fn end(within_ms: Option<u64>) -> ExitCode {
     }
 }
 
-/// `guest usage`: prints the resource usage of user code.
+/// Runs `guest usage`: prints the resource usage of user code.
 pub fn usage() -> ExitCode {
     posture::write(&serde_json::to_vec(&cgroup::used()).unwrap_or_default())
 }
 
-/// Returns the pid of process 1, while its keeper lives.
+/// Returns the pid of process 1 if its keeper is alive.
 fn first() -> Option<Pid> {
     let file = File::open(KEEPER).ok()?;
     if flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
@@ -81,7 +82,7 @@ fn ended_within(within: Duration) -> Option<Vec<u8>> {
     let mut pause = LOOK_FIRST;
     loop {
         let keeps = first().is_some();
-        // After the check of the keeper, which writes this file before it exits.
+        // Read the file only after checking the keeper, because the keeper writes the file before exiting.
         match std::fs::read(ENDED).ok().filter(|said| !said.is_empty()) {
             Some(said) => return Some(said),
             None if !keeps => return serde_json::to_vec(&api::exec::Outcome::Unknown).ok(),

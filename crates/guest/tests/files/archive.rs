@@ -1,4 +1,4 @@
-//! Packing and unpacking, including untrusted archives.
+//! Tests of packing and unpacking, including untrusted archives.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -22,7 +22,7 @@ fn pack(place: &Path, compression: Compression) -> (Vec<u8>, ArchiveReport) {
     (bytes, report)
 }
 
-/// Returns an archive with one entry of any name.
+/// Returns an archive with one entry, whose name is not checked.
 fn entry(name: &[u8], kind: EntryType, target: &[u8], content: &[u8]) -> Vec<u8> {
     let mut header = Header::new_gnu();
     header.as_old_mut().name[..name.len()].copy_from_slice(name);
@@ -76,7 +76,7 @@ fn a_tree_comes_back_from_an_archive_as_it_was() {
 
 #[test]
 fn nothing_of_a_strangers_archive_lands_outside_and_no_mode_is_changed_there() {
-    // U-02, U-05
+    // Attacks U-02 and U-05: archives that lead outside the target directory.
     let directory = tempfile::tempdir().unwrap();
     let (to, outside) = (directory.path().join("to"), directory.path().join("outside"));
     fs::create_dir(&outside).unwrap();
@@ -111,7 +111,7 @@ fn nothing_of_a_strangers_archive_lands_outside_and_no_mode_is_changed_there() {
 
 #[test]
 fn an_archive_that_breaks_off_or_bursts_is_refused() {
-    // U-01, U-03
+    // Attacks U-01 and U-03: truncated and malformed archives.
     let directory = tempfile::tempdir().unwrap();
     let whole = entry(b"file", EntryType::Regular, b"", &[b'x'; 5000]);
     for cut in [100, 600, 3000] {

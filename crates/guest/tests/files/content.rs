@@ -1,4 +1,4 @@
-//! Reading, writing, hashing, editing.
+//! Tests of reading, writing, hashing and editing.
 
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -28,7 +28,7 @@ fn whole(answer: FileAnswer) -> (FileInfo, Hash) {
 
 #[test]
 fn any_bytes_under_any_name_come_back_as_they_were() {
-    // P-10
+    // Attack P-10: file names with special characters.
     let directory = tempfile::tempdir().unwrap();
     let names: [&[u8]; 12] = [
         b"plain",
@@ -63,7 +63,7 @@ fn any_bytes_under_any_name_come_back_as_they_were() {
 
 #[test]
 fn a_file_is_replaced_whole_or_not_at_all() {
-    // U-08
+    // Attack U-08: a file is replaced only by complete and correct content.
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().join("deep/er/file");
     send(&write(path(&place), None), b"first").unwrap();
@@ -136,7 +136,8 @@ fn the_hash_that_is_asked_for_is_told_on_every_way_to_a_file() {
 
 #[test]
 fn what_is_no_regular_file_is_neither_read_nor_replaced_and_nothing_blocks() {
-    // P-02, P-03, P-07, P-08
+    // Attacks P-02, P-03, P-07 and P-08: symlinks, FIFOs, sockets and devices where a regular file is
+    // expected.
     let directory = tempfile::tempdir().unwrap();
     let secret = directory.path().join("secret");
     fs::write(&secret, "untouched").unwrap();
@@ -163,7 +164,7 @@ fn what_is_no_regular_file_is_neither_read_nor_replaced_and_nothing_blocks() {
 
 #[test]
 fn ranges_and_versions_are_kept() {
-    // P-09
+    // Attack P-09: a file changes between two reads.
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().join("file");
     fs::write(&place, "0123456789").unwrap();
@@ -187,7 +188,7 @@ fn ranges_and_versions_are_kept() {
 
 #[test]
 fn a_file_that_becomes_shorter_is_not_taken_for_whole() {
-    // P-09
+    // Attack P-09: a file becomes shorter during a read.
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().join("file");
     fs::write(&place, vec![7; 30_000_000]).unwrap();

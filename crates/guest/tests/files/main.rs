@@ -1,5 +1,5 @@
-//! Tests of the process that serves files, with requests as process 1 sends them: parts in, parts out. In
-//! these tests it has the rights of the user that runs them.
+//! Tests of the process that serves file requests. They send requests as process 1 sends them: parts in,
+//! parts out. In these tests, the process has the rights of the user that runs them.
 //!
 //! | module | holds |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Creating, moving, copying, removing, listing.
+//! Tests of creating, moving, copying, removing and listing.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -30,7 +30,7 @@ fn ground() -> (tempfile::TempDir, PathBuf, PathBuf) {
 
 #[test]
 fn a_tree_is_copied_and_removed_and_no_link_is_followed() {
-    // P-04
+    // Attack P-04: symlinks in a tree.
     let (directory, tree, outside) = ground();
     fs::set_permissions(tree.join("a/b/file"), fs::Permissions::from_mode(0o751)).unwrap();
     let copy =
@@ -68,7 +68,7 @@ fn a_thing_is_moved_and_replaces_another_only_when_asked() {
     assert_eq!(count(rename("tree", "new/place", false)), 1, "the directories above are made");
     assert!(!tree.exists() && directory.path().join("new/place/a/b/file").exists());
     assert_eq!(code(rename("nothing", "x", false)), ErrorCode::NotFound);
-    // On another file system.
+    // Move to a different file system.
     let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
     let ask_move = FileAsk::Move {
         from: path(directory.path().join("new/place")),
@@ -81,7 +81,7 @@ fn a_thing_is_moved_and_replaces_another_only_when_asked() {
 
 #[test]
 fn a_tree_that_is_too_deep_is_refused_and_a_wide_one_is_removed_in_pieces() {
-    // P-11
+    // Attack P-11: large and deep directories.
     let directory = tempfile::tempdir().unwrap();
     let deep = directory.path().join("deep");
     fs::create_dir(&deep).unwrap();

@@ -1,4 +1,4 @@
-//! Change events and their overflow.
+//! Tests of change events and their overflow.
 
 use std::collections::HashSet;
 use std::fs;
@@ -22,7 +22,7 @@ fn event(served: &mut Served) -> FileEvent {
     }
 }
 
-/// Reads until all of these events were reported.
+/// Reads until all of these events have been reported.
 fn until(served: &mut Served, root: &Path, wanted: &[(Change, &str)]) {
     let mut missing: HashSet<(Change, String)> =
         wanted.iter().map(|(change, name)| (*change, root.join(name).to_str().unwrap().to_owned())).collect();
@@ -61,7 +61,7 @@ fn what_happens_below_a_directory_is_told() {
 
 #[test]
 fn a_storm_that_nobody_reads_is_told_as_an_overflow_and_costs_little() {
-    // P-16
+    // Attack P-16: event storms.
     let directory = tempfile::tempdir().unwrap();
     let mut served = watching(directory.path(), false);
     for number in 0..50_000 {
@@ -91,7 +91,7 @@ fn a_watch_ends_when_nobody_listens() {
     let directory = tempfile::tempdir().unwrap();
     let mut served = watching(directory.path(), false);
     let child = &mut served.child;
-    // Replacing our end of its standard output closes that end.
+    // Close our end of the process's standard output by replacing it.
     served.stdout = Command::new("true").stdout(Stdio::piped()).spawn().unwrap().stdout.take().unwrap();
     let begun = Instant::now();
     while child.try_wait().unwrap().is_none() {

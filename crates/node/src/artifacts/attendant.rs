@@ -17,16 +17,17 @@ use super::{CollectionProgress, Keeper, Launch};
 use crate::call::Call;
 use crate::handle::Handle;
 
-/// First and last delay between two checks whether an exec has ended.
+/// Shortest and longest delay between two checks of whether an exec has ended. The delay doubles after each
+/// check.
 const ASK_FIRST: Duration = Duration::from_millis(20);
 const ASK_LAST: Duration = Duration::from_millis(500);
-/// Time within which a client must repeat a request whose server was killed after recording it and before
-/// starting the exec. After that, the exec counts as never started.
+/// Time within which a client must repeat a request if its server was killed after recording the request but
+/// before starting the exec. After that, the exec counts as never started.
 const STARTED_WITHIN: Duration = Duration::from_secs(60);
 /// Delay between two attempts to write the manifest to a full disk.
 const KEEP_AGAIN: Duration = Duration::from_secs(1);
 
-/// Task that collects the artifacts of one exec.
+/// The task that collects the artifacts of one exec.
 pub struct Attendant {
     pub keeper: Arc<Keeper>,
     pub handle: Arc<Handle>,
@@ -34,10 +35,10 @@ pub struct Attendant {
     pub progress: Arc<CollectionProgress>,
 }
 
-/// Result of the wait for an exec.
+/// The result of waiting for an exec.
 enum Waited {
     Ended,
-    /// The sandbox is about to stop while the exec still runs.
+    /// The sandbox is about to stop while the exec is still running.
     Cut,
     /// The exec was never started.
     Never,
@@ -45,7 +46,7 @@ enum Waited {
 }
 
 impl Attendant {
-    /// Runs the whole collection. Its steps up to the launch belong to the trace of `request`.
+    /// Runs the whole collection. The steps up to the launch are recorded in the trace of `request`.
     pub async fn begin(self, mut wanted: CollectionRequest, spec: ExecSpec, request: Span) {
         let look = request.in_scope(|| info_span!(target: STEP, "artifacts", what = "before"));
         if let Err(error) = self.prepare(&mut wanted).instrument(look).await {
@@ -59,7 +60,7 @@ impl Attendant {
                 self.progress.launch.send_replace(Launch::Started(Box::new(info)));
                 wanted.started = true;
                 if let Err(error) = self.shelf().want(&wanted).await {
-                    // The next server then queries the guest for the exec.
+                    // Without the record, the next server asks the guest whether the exec has started.
                     tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot record that the exec with artifacts started");
                 }
                 self.attend(&wanted).await;
@@ -70,7 +71,7 @@ impl Attendant {
                     self.progress.launch.send_replace(Launch::Refused(told));
                     self.forget().await;
                 } else {
-                    // The exec may be running, so the request is passed on to the guest.
+                    // The exec may be running. Only the guest knows its state.
                     self.progress.launch.send_replace(Launch::Elsewhere);
                     self.attend(&wanted).await;
                 }
@@ -93,7 +94,7 @@ impl Attendant {
     async fn prepare(&self, wanted: &mut CollectionRequest) -> Result<(), Error> {
         let call = Call::begin(&self.handle)?;
         if let Some(found) = self.shelf().wanted(&self.of).await? {
-            // The state of the folders before the first attempt counts, not their present state.
+            // The state of the folders before the first attempt counts, not their current state.
             *wanted = found;
             return Ok(());
         }
@@ -141,7 +142,7 @@ impl Attendant {
             }
         }
         if let Err(error) = self.shelf().unwant(&self.of).await {
-            // The next server finds both and removes the request.
+            // The next server finds both the manifest and the request, and removes the request.
             tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot remove the record of a finished artifact collection");
         }
     }
@@ -150,14 +151,14 @@ impl Attendant {
         let (since, mut pause, mut seen) = (Instant::now(), ASK_FIRST, wanted.started);
         let mut closing = self.progress.closing.subscribe();
         loop {
-            // Read before the check, so that the exec is checked once more after the stop was announced.
+            // Read before the check, so that the exec is checked once more after the stop has been announced.
             let is_closing = *closing.borrow_and_update();
             let Some(sandbox) = self.handle.sandbox() else { return Waited::Lost(self.lost()) };
             match sandbox.execs().await {
                 Ok(execs) => match execs.iter().find(|info| info.id == self.of.exec) {
                     Some(info) if info.outcome.is_some() => return Waited::Ended,
                     Some(_) => seen = true,
-                    // The guest has dropped the exec: it drops the oldest ended execs when its table is full.
+                    // The exec has ended: the guest drops the oldest ended execs when its table is full.
                     None if seen => return Waited::Ended,
                     None if since.elapsed() > STARTED_WITHIN => return Waited::Never,
                     None => {}
@@ -176,8 +177,8 @@ impl Attendant {
         }
     }
 
-    /// Collects the artifacts. Repeats this if the sandbox was paused meanwhile, because the collection is
-    /// then incomplete.
+    /// Collects the artifacts. If the sandbox was paused during the collection, the result is incomplete, so
+    /// the collection is repeated.
     async fn collect_between_pauses(
         &self,
         wanted: &CollectionRequest,

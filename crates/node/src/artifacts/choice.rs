@@ -1,6 +1,7 @@
-//! Chooses the files to keep, one after the other, in the order of the listing.
+//! Chooses the files to keep, one after another, in the order of the listing.
 //!
-//! A pure function: each file found is either chosen, listed as left out, or counted as left out.
+//! The choice is a pure function: each file found is either chosen, listed as left out, or counted as left
+//! out.
 
 use std::collections::HashSet;
 
@@ -12,7 +13,7 @@ use sha2::{Digest, Sha256};
 /// Maximum size of the chosen names in JSON, so that a manifest fits into a response.
 const NAMES_BYTES_MAX: usize = 4 << 20;
 
-/// Files in the folders before the run: a hash of the path and version of each.
+/// The files that were in the folders before the run, each as a hash of its path and version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Marks(HashSet<String>);
 
@@ -31,13 +32,13 @@ pub struct Choice<'a> {
 pub struct Chosen {
     /// Metadata from the listing.
     pub info: FileInfo,
-    /// Exact path.
+    /// The exact path, which is not necessarily valid UTF-8.
     pub path: FilePath,
     /// Path relative to its folder.
     pub name: String,
 }
 
-/// Number of files found, and the files left out.
+/// The number of files found, and the files left out.
 #[derive(Clone, Debug, Default)]
 pub struct ChoiceTally {
     /// Number of files found.
@@ -95,7 +96,7 @@ impl<'a> Choice<'a> {
         }
     }
 
-    /// Returns the chosen files, and the tally of the others.
+    /// Returns the chosen files, and the tally of the files found and left out.
     pub fn end(self) -> (Vec<Chosen>, ChoiceTally) {
         (self.chosen, self.tally)
     }
@@ -117,7 +118,7 @@ impl Chosen {
 }
 
 impl ChoiceTally {
-    /// Records a file that was found and is not kept.
+    /// Records a file that was found but is not kept.
     pub fn leave(&mut self, info: &FileInfo, why: Why) {
         if self.left_out.len() >= LEFT_OUT_MAX {
             self.more += 1;
@@ -143,7 +144,7 @@ fn mark(path: &FilePath, info: &FileInfo) -> String {
     hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns an upper bound of a text's length in JSON.
+/// Returns an upper bound on the length of a text in JSON.
 fn escaped(text: &str) -> usize {
     text.chars().map(|character| if character.is_control() { 6 } else { character.len_utf8() + 1 }).sum()
 }

@@ -17,10 +17,10 @@ use host::ledger;
 /// Number of attempts for a request that fails with a transient error.
 const TRIES: u32 = 3;
 const AGAIN_AFTER: std::time::Duration = std::time::Duration::from_millis(200);
-/// Number of attempts to read a file that is changed while it is read.
+/// Number of attempts to read a file that changes while it is being read.
 const READS: u32 = 2;
 
-/// Result of listing the folders.
+/// The result of listing the folders.
 #[derive(Default)]
 struct Look {
     /// True if there are more entries than were listed.
@@ -29,11 +29,11 @@ struct Look {
     error: Option<api::Error>,
 }
 
-/// Result of copying one file.
+/// The result of copying one file.
 enum Fetched {
     Whole(Artifact),
     Left(Why),
-    /// The file was changed or removed meanwhile.
+    /// The file was changed or removed while it was being copied.
     Changed,
 }
 
@@ -42,9 +42,9 @@ pub async fn before(files: &Files, keep: &Keep) -> Result<(Marks, bool), Error> 
     let mut marks = Marks::default();
     let look = walk(files, keep, |_, path, info| marks.note(&path, &info)).await?;
     match look.error {
-        // A transient error: without the complete list, existing files would count as new.
+        // A transient error is returned: without the complete list, existing files would count as new.
         Some(error) if error.retry == Retry::Safe => Err(Error::Guest(error)),
-        // A permanent error: the path may become a folder during the run.
+        // A permanent error is ignored, because the path may become a folder during the run.
         Some(_) | None => Ok((marks, look.unseen)),
     }
 }
@@ -58,8 +58,8 @@ pub struct Collection<'a> {
 }
 
 impl Collection<'_> {
-    /// Collects new and changed files. If it fails, the artifacts collected so far are kept, and the error is
-    /// that of the first failure.
+    /// Collects new and changed files. If the collection fails, the artifacts collected so far are kept, and
+    /// the first error is returned.
     pub async fn collect(&self, into: &mut Artifacts) -> Result<(), Error> {
         let mut choice = Choice::new(&self.wanted.keep, &self.wanted.before);
         let looking =
@@ -102,7 +102,7 @@ impl Collection<'_> {
     }
 }
 
-/// The copy of one file.
+/// The work of copying one file out of the sandbox.
 struct Fetch<'a> {
     of: &'a Collection<'a>,
     number: u32,
@@ -180,7 +180,7 @@ impl Fetch<'_> {
 }
 
 /// Lists the regular files below a folder in the order of their paths. A missing folder counts as empty. Only
-/// the first [`LISTED_MAX`] entries are listed, and unreadable folders are skipped: the flag is true if the
+/// the first [`LISTED_MAX`] entries are listed, and unreadable folders are skipped. The flag is true if the
 /// list is complete.
 pub(crate) async fn regular_files(files: &Files, folder: &str) -> Result<(Vec<FileInfo>, bool), Error> {
     let keep = Keep::folders(vec![folder.to_owned()]);
@@ -192,7 +192,7 @@ pub(crate) async fn regular_files(files: &Files, folder: &str) -> Result<(Vec<Fi
         }
     })
     .await?;
-    // A transient error permits no conclusion about the files.
+    // A transient error allows no conclusion about the files.
     if let Some(error) = look.error.as_ref().filter(|error| error.retry == Retry::Safe) {
         return Err(Error::Guest(error.clone()));
     }
@@ -243,8 +243,8 @@ async fn walk(
     Ok(look)
 }
 
-/// Sends a request, and repeats it after transient errors: the process that serves it may have been killed
-/// for lack of memory.
+/// Sends a request, and repeats it after transient errors: the process in the sandbox that serves it may have
+/// been killed because memory ran out.
 async fn patiently(files: &Files, ask: &FileAsk) -> Result<FileAnswer, Error> {
     let mut tries = 1..TRIES;
     loop {

@@ -28,7 +28,7 @@ const MANIFEST: &str = "manifest.json";
 /// Maximum number of expired manifests per pass of the cleanup.
 const REMOVED_AT_ONCE: usize = 1000;
 
-/// The exec that artifacts belong to.
+/// The exec to which artifacts belong.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Of {
     /// The project.
@@ -39,16 +39,16 @@ pub struct Of {
     pub exec: ExecId,
 }
 
-/// Request to keep artifacts of an exec, recorded before the exec is started.
+/// A request to keep artifacts of an exec, recorded before the exec is started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CollectionRequest {
     /// The exec.
     pub of: Of,
     /// Rules that select the files.
     pub keep: Keep,
-    /// Files in the folders before the exec.
+    /// Files that were in the folders before the exec.
     pub before: Marks,
-    /// True if the folders held more files than were listed.
+    /// True if the folders contained more files than were listed.
     pub unseen: bool,
     /// True if the exec is known to have started.
     pub started: bool,
@@ -82,7 +82,7 @@ impl Shelf {
         self.objects.has(&wanted_key(of)).await
     }
 
-    /// Returns the recorded request of an exec, including the files in its folders before it.
+    /// Returns the recorded request of an exec, including the files that were in its folders before the exec.
     pub async fn wanted(&self, of: &Of) -> Result<Option<CollectionRequest>, Error> {
         Ok(self.objects.json(&wanted_key(of)).await?.map(|(wanted, _)| wanted))
     }
@@ -117,7 +117,7 @@ impl Shelf {
         self.objects.read(&kept_key(of, &number.to_string())).await
     }
 
-    /// Removes the partial collection of an exec, which is then repeated.
+    /// Removes the partial collection of an exec, so that the collection can be repeated.
     pub async fn clear(&self, of: &Of) -> Result<(), Error> {
         self.objects.remove_below(&exec_key(of), None).await
     }
@@ -137,7 +137,7 @@ impl Shelf {
         }))
     }
 
-    /// Returns the execs of a sandbox with stored artifacts, ordered by id.
+    /// Returns the execs of a sandbox with stored artifacts, ordered by ID.
     pub async fn execs(&self, project: &str, sandbox: &SandboxId) -> Result<Vec<ExecId>, Error> {
         let names = self.objects.names(&key([KEPT, project, sandbox.as_str()])).await?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())

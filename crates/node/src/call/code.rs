@@ -1,4 +1,4 @@
-//! Execution of code in a call: the configuration of the interpreter, of runs and of contexts.
+//! Execution of code in a call: configuration of the interpreter, of runs and of contexts.
 
 use api::code::{Code, ContextInfo, ContextSpec, Variable};
 use api::exec::ExecSpec;
@@ -13,16 +13,18 @@ use tracing::{Instrument as _, info_span};
 use super::Call;
 use crate::journal::SandboxRecord;
 
-/// Variable that sets pip's package index, and the index that pip uses without it.
+/// Environment variable that sets pip's package index, and the index that pip uses if the variable is not
+/// set.
 const INDEX: &str = "PIP_INDEX_URL";
 const USUAL_INDEX: &str = "pypi.org";
 
 impl Call {
-    /// Creates a context under this id. The template provides variables and a directory that the spec does
-    /// not set. Repeating the request creates nothing.
+    /// Creates a context with this ID. The template provides the variables and the working directory that the
+    /// spec does not set. Repeating the request has no effect.
     ///
     /// # Errors
-    /// The request is invalid, the id belongs to a different context, or its process could not be started.
+    /// The request is invalid, the ID belongs to a different context, or the context's process could not be
+    /// started.
     pub async fn context(&self, id: &ContextId, spec: ContextSpec) -> Result<ContextInfo, Error> {
         spec.check().map_err(Error::Request)?;
         let record = self.handle().record();
@@ -44,7 +46,7 @@ impl Call {
         self.sandbox().contexts().await
     }
 
-    /// Removes a context and stops the cell that runs in it.
+    /// Removes a context, and stops the cell that is running in it.
     ///
     /// # Errors
     /// The context is unknown, or the sandbox has ended.
@@ -61,7 +63,7 @@ impl Call {
         self.sandbox().restart_context(id).await
     }
 
-    /// Interrupts the cell that runs in a context. The variables survive unless the cell ignores the
+    /// Interrupts the cell that is running in a context. The variables survive unless the cell ignores the
     /// interrupt.
     ///
     /// # Errors
@@ -78,8 +80,8 @@ impl Call {
         self.sandbox().variables(id).await
     }
 
-    /// Validates and completes the spec of code. In a context, a cell gets only its own variables, because
-    /// the context has the others.
+    /// Validates and completes the spec of a code exec. A cell in a context gets only its own variables,
+    /// because the context already has all others.
     pub(crate) async fn coded(
         &self,
         record: &SandboxRecord,

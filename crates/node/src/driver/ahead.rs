@@ -1,4 +1,4 @@
-//! Pre-warms a sandbox, and holds its start until it is claimed.
+//! Pre-warms a sandbox, and suspends its startup until the sandbox is claimed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +20,12 @@ use crate::shared::NodeState;
 
 /// Timeout for the response of a claimed guest. A live guest responds in less than a millisecond.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
-/// Time before the end of its life at which a sandbox leaves its shelf, so that no claim gets a sandbox that
-/// is about to end.
+/// How long before the end of its life a sandbox leaves its shelf, so that no claim gets a sandbox that is
+/// about to end.
 const RETIRE_BEFORE: Duration = Duration::from_secs(60);
 
-/// Creates a sandbox and keeps it on its shelf until it is claimed. If it is removed unclaimed, returns an
-/// error, like any start that fails.
+/// Creates a sandbox and keeps it on its shelf until it is claimed. If the sandbox is removed unclaimed,
+/// returns an error, as after any failed startup.
 pub(super) async fn hold_ready(
     shared: &NodeState,
     handle: &Arc<Handle>,
@@ -37,7 +37,7 @@ pub(super) async fn hold_ready(
         let sandbox = shared.start(handle).await?;
         warm(handle, &sandbox).await.map(|()| sandbox)
     };
-    // Names the sandbox, so that its creation can be shown to the project that claims it.
+    // The span names the sandbox, so that its creation can be shown to the project that claims it.
     let whole = info_span!(target: STEP, "made ahead", sandbox = handle.id().as_str(), exec = Empty);
     let sandbox = started.instrument(whole).await.inspect_err(|error| making.failed(error))?;
     let each_bytes = sandbox.usage().await.map_or(UNKNOWN_BYTES, |usage| usage.sandbox_memory_bytes);
@@ -52,7 +52,7 @@ pub(super) async fn hold_ready(
         tokio::select! {
             biased;
             // Runs while the claim is being journalled. One request checks that the guest is alive and sets
-            // its new time to live. A claim that is returned to the shelf restores the old one.
+            // its new time to live. A claim that is returned to the shelf restores the old time to live.
             Ok(()) = nearing.changed() => {
                 let Some(near) = nearing.borrow_and_update().clone() else { continue };
                 let claim = near.request.in_scope(|| info_span!(target: STEP, "claim"));

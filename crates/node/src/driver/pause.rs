@@ -5,8 +5,9 @@
 //! resume   processes run again                       `running` is journalled    the guest counts deadlines again
 //! ```
 //!
-//! A server that is killed between two steps leaves the state that clients last saw in the journal. The next
-//! server restores it: it freezes a paused sandbox again, and lets a running sandbox run and count deadlines.
+//! If a server is killed between two steps, the journal contains the state that clients last saw. The next
+//! server restores this state: it freezes a paused sandbox again, and makes sure that a running sandbox runs
+//! and counts deadlines.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +40,7 @@ impl Driver {
             Ok(()) => {
                 sandbox.link().set_pause(PauseState::Frozen);
                 self.frozen = true;
-                // The first request paused the sandbox; the others count as finding it paused.
+                // The first request paused the sandbox. For the others, the sandbox was already paused.
                 for (index, asked) in self.pause_replies.drain(..).enumerate() {
                     reply(Some(asked), Ok(index == 0));
                 }
@@ -87,7 +88,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Waits until the paused sandbox is to be resumed or stopped.
+    /// Waits until a request to resume or stop the paused sandbox arrives, process 1 exits, or the maximum
+    /// pause time has passed.
     pub(super) async fn await_resume(&mut self) -> Event {
         let Some(sandbox) = self.handle.sandbox() else { return Event::Exited(EndReason::Died) };
         loop {
@@ -106,7 +108,7 @@ impl Driver {
                     }
                     Some(DriverMessage::Pause(asked)) => reply(Some(asked), Ok(false)),
                     Some(DriverMessage::Look) => {}
-                    // The node is gone, and this task with it.
+                    // The node is gone, and this task is about to be dropped.
                     None => std::future::pending().await,
                 },
                 () = tokio::time::sleep(left.min(look)) => {
@@ -197,8 +199,8 @@ impl Driver {
     }
 
     /// Sends the remaining time to live to the guest, which then counts the deadlines of execs again. Retries
-    /// until the guest has acknowledged it. The driver stops the sandbox in time in any case; without the
-    /// update, the guest would only outlive its server for too long.
+    /// until the guest has acknowledged the value. The driver stops the sandbox in time in any case. Without
+    /// the update, however, the guest would outlive a killed server for too long.
     pub(super) fn tell_lifetime(&mut self, sandbox: &Arc<Sandbox>) {
         let (handle, sandbox) = (Arc::clone(&self.handle), Arc::clone(sandbox));
         let runtime = self.shared.runtime_of(&handle).ok();
@@ -228,7 +230,7 @@ fn undone(result: Result<(), runtime::Error>) {
     }
 }
 
-/// Sends a reply, if one is expected. The requester may be gone.
+/// Sends a reply, if one is expected. The sender of the request may be gone.
 fn reply(to: Option<PauseReply>, result: Result<bool, Error>) {
     if let Some(to) = to {
         let _ = to.send(result);

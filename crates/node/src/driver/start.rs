@@ -1,4 +1,4 @@
-//! Starts a sandbox: waits for its turn, creates it, and prepares it until its template is ready.
+//! Startup of a sandbox: waits for its turn, creates it, and prepares it until its template is ready.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,29 +21,29 @@ use crate::pool::Making;
 use crate::ready::{Preparation, Readiness};
 use crate::shared::NodeState;
 
-/// Maximum time that a start waits for its turn.
+/// Maximum time for which a sandbox waits for its turn to start.
 const TURN_WITHIN: Duration = Duration::from_secs(120);
 
-/// The purpose of a start.
+/// The purpose for which a sandbox is started.
 pub(crate) enum StartFor {
-    /// A client waits for the sandbox.
+    /// A client is waiting for the sandbox.
     Client(Preparation),
     /// The pool keeps the sandbox until it is claimed.
     Pool(Making),
 }
 
-/// A start in progress.
+/// A startup in progress.
 pub(super) struct StartTask {
     task: JoinHandle<Result<Started, Error>>,
     /// Set when the result is no longer needed.
     unwanted: watch::Sender<bool>,
 }
 
-/// A sandbox that was created.
+/// A sandbox that has been created and prepared.
 struct Started {
     sandbox: Arc<Sandbox>,
     attendant: Option<Attendant>,
-    /// The request that waits for the sandbox.
+    /// Span of the request that is waiting for the sandbox.
     request: Span,
 }
 
@@ -74,14 +74,14 @@ impl Driver {
         }
     }
 
-    /// Waits for the end of the start, or for a request to stop.
+    /// Waits until startup finishes, or for a request to stop the sandbox.
     pub(super) async fn await_start(&mut self) -> Event {
         let Some(start) = &mut self.start else { return Event::StartFailed };
         let result = loop {
             tokio::select! {
                 result = &mut start.task => break result,
                 Some(word) = self.inbox.recv() => {
-                    // Drops the replies of pause and resume requests; their clients receive `not_running`.
+                    // Drops the replies of pause and resume requests. Their clients receive `not_running`.
                     if let DriverMessage::End(reason) = word {
                         return Event::Requested(reason);
                     }
@@ -92,7 +92,7 @@ impl Driver {
         let error = match result {
             Ok(Ok(started)) => {
                 self.handle.hold(started.sandbox);
-                // Time spent waiting for the start does not count as idle time.
+                // Time spent waiting for startup does not count as idle time.
                 self.handle.active(Instant::now());
                 self.attendant = started.attendant;
                 self.request = started.request;
@@ -118,8 +118,8 @@ async fn in_turn(shared: &NodeState, handle: &Handle) -> Result<Sandbox, Error> 
     let project = handle.shown().project;
     let turn = tokio::time::timeout(TURN_WITHIN, shared.turns.turn(&project));
     let turn = turn.instrument(info_span!(target: STEP, "turn")).await;
-    // Held only while the sandbox is created, so that datasets and slow `start` commands do not block other
-    // starts.
+    // Held only while the sandbox is created, so that datasets and slow `start` commands do not block the
+    // startup of other sandboxes.
     let _turn =
         turn.map_err(|_| Error::Deadline { what: "waiting to start the sandbox", after: TURN_WITHIN })?;
     shared.start(handle).await
@@ -143,7 +143,7 @@ async fn furnish(
 }
 
 /// Runs the `start` and `ready` commands of the template, with egress enabled. If they fail, removes the
-/// sandbox. If the start is abandoned meanwhile, returns at once.
+/// sandbox. If the startup is abandoned in the meantime, returns at once.
 async fn bring_about(
     shared: &Arc<NodeState>,
     handle: &Arc<Handle>,

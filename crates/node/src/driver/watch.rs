@@ -16,11 +16,11 @@ use crate::handle::Handle;
 use crate::lifecycle::Event;
 use crate::message::DriverMessage;
 
-/// Maximum time between the warning and the stop of an idle sandbox. If a fifth of the idle time is shorter,
-/// that is used instead.
+/// Maximum time by which a warning precedes the stop of an idle sandbox. A fifth of the idle time is used
+/// instead if it is shorter.
 const WARN_MAX: Duration = Duration::from_secs(60);
 
-/// Result of a check of a sandbox's limits.
+/// The result of checking a sandbox's limits.
 enum Looked {
     /// A reason to end the sandbox.
     Reason(EndReason),
@@ -30,7 +30,8 @@ enum Looked {
 }
 
 impl Driver {
-    /// Waits for the end of process 1, for a request to stop or to pause, or for a limit. Meanwhile serves the outgoing connections.
+    /// Waits until process 1 exits, a request to stop or pause arrives, or a limit is reached. Serves the
+    /// sandbox's outgoing connections in the meantime.
     pub(super) async fn watch(&mut self) -> Event {
         let Some(sandbox) = self.handle.sandbox() else { return Event::Exited(EndReason::Died) };
         if self.attendant.is_none() {
@@ -62,14 +63,15 @@ impl Driver {
                 }
                 Some(DriverMessage::Resume(request)) => drop(request.reply.send(Ok(false))),
                 Some(DriverMessage::Look) => {}
-                // The node is gone, and this task is about to be.
+                // The node is gone, and this task is about to be dropped.
                 None => std::future::pending().await,
             }
         }
     }
 
-    /// Checks the limits of the sandbox. A guest that does not respond must not delay a stop. A pause is
-    /// postponed until the check is over, because its result would be lost.
+    /// Checks the limits of the sandbox. An unresponsive guest must not delay a stop, so a request to stop
+    /// ends the check. A pause is postponed until the check is complete, because the result of the check
+    /// would otherwise be lost.
     async fn look(&mut self, sandbox: &Sandbox) -> Looked {
         let looking = look(&self.handle, sandbox);
         tokio::pin!(looking);
@@ -84,14 +86,14 @@ impl Driver {
                     Some(DriverMessage::Resume(request)) => drop(request.reply.send(Ok(false))),
                     Some(DriverMessage::Look) => {}
                     Some(message @ DriverMessage::End(_)) => return Looked::Message(message),
-                    // The node is gone, and this task is about to be.
+                    // The node is gone, and this task is about to be dropped.
                     None => std::future::pending().await,
                 },
             }
         }
     }
 
-    /// Returns the event that a reached limit causes: a pause or a stop.
+    /// Returns the event that follows when a limit is reached: a pause or a stop.
     fn timeout(&self, reason: EndReason) -> Event {
         let is_timeout = matches!(reason, EndReason::Idle | EndReason::Expired);
         match is_timeout && self.handle.pauses_on_timeout() {
@@ -100,7 +102,8 @@ impl Driver {
         }
     }
 
-    /// Returns the time of the next check at the latest. Emits a warning when the idle time is nearly over.
+    /// Returns the latest time at which the next check must take place. Emits a warning when the idle time is
+    /// nearly over.
     fn wake(&self, warned: &mut bool) -> Instant {
         let now = Instant::now();
         let left = self.handle.left();
@@ -124,7 +127,8 @@ impl Driver {
     /// Returns the reason for the end of a sandbox whose process 1 has exited.
     pub(super) fn why(&self, cause: LostCause) -> EndReason {
         match cause {
-            // A process that is not the parent of process 1 cannot read its exit status.
+            // A process that is not the parent of process 1 cannot read its exit status. Expiry is therefore
+            // recognized by the clock.
             LostCause::Died | LostCause::Expired if clock::boot_ms() >= self.handle.expires_boot_ms() => {
                 EndReason::Expired
             }
@@ -137,7 +141,7 @@ impl Driver {
     }
 }
 
-/// Returns the limit that requires the end of the sandbox now, if any.
+/// Returns the reason to end the sandbox now, if it has reached a limit.
 async fn look(handle: &Handle, sandbox: &Sandbox) -> Option<EndReason> {
     if clock::boot_ms() >= handle.expires_boot_ms() {
         return Some(EndReason::Expired);
@@ -146,11 +150,11 @@ async fn look(handle: &Handle, sandbox: &Sandbox) -> Option<EndReason> {
     let overdue = handle.take_look(now)?;
     let execs = match sandbox.execs().await {
         Ok(execs) => execs,
-        // The reason is known when process 1 is seen to exit.
+        // The reason becomes known when the exit of process 1 is noticed.
         Err(Error::Lost(_)) => return None,
         Err(_) => {
-            // A guest that does not respond cannot enforce a deadline that has passed. Otherwise it may only
-            // be slow to reconnect.
+            // If a deadline has passed, the unresponsive guest has failed to enforce it. Otherwise, the guest
+            // may only be slow to reconnect.
             handle.look_at(Instant::now() + LOOK_AGAIN);
             return overdue.then_some(EndReason::Overdue);
         }

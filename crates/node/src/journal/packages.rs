@@ -11,18 +11,18 @@ use host::error::Error;
 
 use super::{Journal, failed};
 
-/// Maximum size of the package list of one sandbox: about ten thousand packages.
+/// Maximum size of the package list of one sandbox in bytes: enough for about ten thousand packages.
 const PACKAGES_BYTES_MAX: u64 = 4 << 20;
 
 impl Journal {
     /// Records that a sandbox received a package.
     ///
     /// # Errors
-    /// Returns the error of the file system, or an error if the list has reached its maximum size.
+    /// A file system operation failed, or the list has reached its maximum size.
     pub fn add_package(&self, id: &SandboxId, installed: &Installed) -> Result<(), Error> {
         let path = self.packages_path(id);
-        // The newline comes first, because the previous line may be incomplete: it has none if the server was killed
-        // while it wrote that line.
+        // Each line begins with its newline, because the previous line may be incomplete if a server was
+        // killed while it wrote that line.
         let mut line = vec![b'\n'];
         serde_json::to_writer(&mut line, installed)
             .map_err(io::Error::from)
@@ -39,14 +39,14 @@ impl Journal {
     /// Returns the packages that a sandbox received.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub fn packages(&self, id: &SandboxId) -> Result<Vec<Installed>, Error> {
         let path = self.packages_path(id);
         let text = match fs::read_to_string(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             other => other.map_err(failed("read", &path))?,
         };
-        // Skips a line that a killed server wrote only in part.
+        // Skips incomplete lines that killed servers left behind.
         Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
     }
 

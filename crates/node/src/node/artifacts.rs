@@ -17,7 +17,7 @@ impl Node {
     /// the sandbox has ended.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn artifacts(
         &self,
         project: &str,
@@ -42,7 +42,7 @@ impl Node {
     /// Returns one artifact and its content.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn artifact(
         &self,
         project: &str,
@@ -58,11 +58,11 @@ impl Node {
         Ok(shelf.contents(&of, number).await?.map(|outgoing| (item, outgoing)))
     }
 
-    /// Returns a page of the artifacts of a sandbox, ordered by exec id and starting after `after`. The flag
-    /// is true if there are more.
+    /// Returns a page of the artifacts of a sandbox, ordered by exec ID and starting after `after`. The flag
+    /// is true if more artifacts follow.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub async fn artifacts_of(
         &self,
         project: &str,
@@ -88,8 +88,8 @@ impl Node {
         Ok((page, false))
     }
 
-    /// Resumes the collections that an earlier server did not finish. Collections that cannot be read or
-    /// written are logged and left for the next start of the server.
+    /// Resumes the collections that an earlier server did not finish. A collection that cannot be read or
+    /// written is logged, and is resumed when the server is started again.
     pub(crate) async fn recover_artifacts(&self) {
         let all = match self.shared.keeper.shelf.all_wanted().await {
             Ok(all) => all,
@@ -121,7 +121,8 @@ impl Node {
         });
         match living {
             Some(handle) => {
-                // Cannot exceed `UNDER_WAY_MAX`: the limit was enforced when these collections were started.
+                // Cannot exceed `UNDER_WAY_MAX`, because the limit was enforced when these collections were
+                // started.
                 let Ok((progress, _)) = keeper.progress(&wanted.of, Launch::Elsewhere) else { return Ok(()) };
                 let (keeper, of) = (Arc::clone(keeper), wanted.of.clone());
                 let attendant = Attendant { keeper, handle, of, progress };

@@ -1,4 +1,5 @@
-//! Creates sandboxes: from a request to a plan, a claim or a record, and the driver.
+//! Creation of sandboxes: a request is planned, a pre-warmed sandbox is claimed or a record is written, and a
+//! driver is started.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,7 +29,7 @@ use crate::ready::Preparation;
 use crate::secrets::LateVault;
 use crate::shared::{Handles, wall};
 
-/// Capacity of a driver's inbox: messages that wait during a start or a stop.
+/// Capacity of a driver's inbox. Messages wait there while a sandbox starts or stops.
 pub(super) const INBOX: usize = 16;
 
 impl Node {
@@ -44,8 +45,8 @@ impl Node {
             pausing(&*runtime)?;
         }
         let template = template::Store::new(&self.shared.data).load(&request.template)?;
-        // Explicit limits that the backend cannot enforce are refused by the start. Limits that are not set
-        // are reduced to the maximum of the backend.
+        // Explicit limits that the backend cannot enforce are refused when the sandbox is started. Limits
+        // that are not set are reduced to the backend's maximum.
         let wanted = request.limits.over(template.limits.over(Limits::default()));
         let limits = request.limits.over(runtime.within(wanted));
         limits.check().map_err(Error::Request)?;
@@ -55,11 +56,11 @@ impl Node {
         Ok(Plan { runtime, template, limits, rooted })
     }
 
-    /// Checks that an order received at `asked` may wait for a start. If its turn is too far away, it is
-    /// refused so that the client can retry.
+    /// Checks that an order received at `asked` may wait for its turn to start. If its turn is too far away,
+    /// the order is refused, so that the client can retry.
     ///
     /// # Errors
-    /// Returns `capacity`.
+    /// The queue is too long. The error code is `capacity`.
     pub fn may_wait(&self, order: &Order, asked: Instant) -> Result<(), Error> {
         self.shared.turns.may_wait(&order.project, asked).map_err(|waiting| {
             let why = format!("{waiting} sandboxes are queued");
@@ -67,21 +68,21 @@ impl Node {
         })
     }
 
-    /// Claims a pre-warmed sandbox for an order, if there is one. No other order can get it until the claim
-    /// is dropped.
+    /// Claims a pre-warmed sandbox for an order, if there is one. No other order can get this sandbox until
+    /// the claim is dropped.
     pub fn claim(&self, order: &Order, plan: Plan) -> Option<Claim> {
         let (shared, kind) = (&self.shared, plan.kind(order)?);
         if shared.bounds.pool_ready == 0 || shared.draining.load(Ordering::Acquire) {
             return None;
         }
-        // The disk is allocated already; most of the memory is not.
+        // The disk of a pre-warmed sandbox is already allocated, but most of its memory is not.
         let room = shared.room(&shared.handles());
         let disk = Limits { disk_bytes: 0, ..plan.limits };
         admission::admit(&shared.bounds, &room, &disk, plan.runtime.tier()).ok()?;
         shared.pool.claim(kind, plan)
     }
 
-    /// Returns the record of a requested sandbox.
+    /// Builds the record of a requested sandbox.
     pub(crate) fn record(
         &self,
         id: &SandboxId,
@@ -110,12 +111,12 @@ impl Node {
         })
     }
 
-    /// Creates a sandbox, or hands over the claimed one, and waits until it runs. If the id is known already,
-    /// waits for that sandbox.
+    /// Creates a sandbox, or hands over the claimed sandbox, and waits until it is running. If a sandbox with
+    /// this ID is already known, waits for that sandbox.
     ///
     /// # Errors
-    /// There is no capacity, the template or the tier is not available, or the start failed. Then nothing
-    /// remains of the sandbox.
+    /// There is no capacity, the template or the tier is not available, or startup failed. In all of these
+    /// cases, nothing remains of the sandbox.
     pub async fn create(&self, id: &SandboxId, order: &Order, claim: Option<Claim>) -> Result<Shown, Error> {
         let handle = match self.handle(id) {
             Some(handle) => handle,
@@ -142,8 +143,8 @@ impl Node {
         })
     }
 
-    /// Waits until a sandbox is no longer starting. If its start was interrupted by the end of a server,
-    /// waits until it is removed.
+    /// Waits until a sandbox is no longer starting. If its startup was interrupted by the end of a server,
+    /// waits until the sandbox is removed.
     pub async fn settled(&self, id: &SandboxId) -> Option<Shown> {
         let handle = self.handle(id)?;
         let shown = handle.until(|state| state != SandboxState::Starting).await;
@@ -153,8 +154,8 @@ impl Node {
         Some(shown)
     }
 
-    /// Hands a pre-warmed sandbox over to an order. If it is no longer alive, creates a sandbox under the
-    /// same id.
+    /// Hands a pre-warmed sandbox over to an order. If the sandbox is no longer alive, creates a new sandbox
+    /// with the same ID.
     async fn give(&self, claim: Claim, order: &Order, datasets: Vec<Placed>) -> Result<Arc<Handle>, Error> {
         let (id, plan) = (claim.id().clone(), claim.plan());
         self.shared.pool.asked(claim.kind(), &order.project, Start::Warm);
@@ -169,7 +170,7 @@ impl Node {
         }
     }
 
-    /// Starts to create a sandbox. Removes pre-warmed sandboxes if their capacity is needed.
+    /// Begins to create a sandbox. Removes pre-warmed sandboxes if their capacity is needed.
     async fn make(&self, id: &SandboxId, order: &Order, datasets: Vec<Placed>) -> Result<Arc<Handle>, Error> {
         // This lock protects the layers of the template until the record exists, which then protects them.
         let _using = template::using(&self.shared.data).await?;
@@ -198,7 +199,7 @@ impl Node {
             .map_err(|(what, why)| no_room(what, why))?;
         info_span!(target: STEP, "journal").in_scope(|| shared.journal.save(&record))?;
         if let Some(kind) = plan.kind(order).filter(|_| shared.bounds.pool_ready > 0) {
-            // Counted after all checks, because refused requests are no demand.
+            // Counted after all checks, because refused requests do not count as demand.
             shared.pool.asked(&kind, &order.project, Start::Cold);
         }
         let shown = record.sandbox.clone();
@@ -209,8 +210,8 @@ impl Node {
         Ok(handle)
     }
 
-    /// Starts to create a pre-warmed sandbox, if there is capacity. A failure is only logged, because no
-    /// client waits for it.
+    /// Begins to create a pre-warmed sandbox, if there is capacity. A failure is only logged, because no
+    /// client is waiting for the sandbox.
     pub(crate) fn admit_ahead(&self, record: SandboxRecord, making: Making) {
         let shared = &self.shared;
         let mut handles = shared.handles();
@@ -218,7 +219,7 @@ impl Node {
         if shared.pool.is_closed() {
             return;
         }
-        // The maximum number of sandboxes applies to requested ones only.
+        // The maximum number of sandboxes applies only to requested sandboxes.
         let room = Room { live: 0, ..shared.room(&handles) };
         let (limits, tier) = (&record.sandbox.limits, wall(record.sandbox.tier));
         let admitted = admission::admit(&shared.bounds, &room, limits, tier);

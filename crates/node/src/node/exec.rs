@@ -1,4 +1,4 @@
-//! Starts execs: when their turn has come, and with a task that collects their artifacts.
+//! Starts execs when their turn comes, together with the tasks that collect their artifacts.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ impl Node {
     /// Starts a command like [`Call::start_exec`], and keeps the artifacts that its spec requests.
     ///
     /// # Errors
-    /// See [`Call::start_exec`]. In addition: this machine stores no artifacts, or cannot record the request
-    /// for them.
+    /// See [`Call::start_exec`]. In addition, this machine may store no artifacts, or may be unable to record
+    /// the request for them.
     pub async fn start_exec(&self, call: &Call, id: &ExecId, spec: ExecSpec) -> Result<ExecInfo, Error> {
         let _turn = self.turn_to_launch(call, id, &spec).await?;
         self.start_with_artifacts(call, id, spec).await
@@ -86,11 +86,11 @@ impl Node {
         }
     }
 
-    /// Waits for a turn to launch a command. Code needs no turn: its launch may wait for an interpreter,
-    /// which would block others.
+    /// Waits for a turn to launch a command. Code needs no turn, because its launch may wait for an
+    /// interpreter and would block other launches.
     ///
     /// # Errors
-    /// Returns `capacity` if the queue is too long, unless the command was launched before.
+    /// The queue is too long, and the command has not been launched before. The error code is `capacity`.
     pub(crate) async fn turn_to_launch(
         &self,
         call: &Call,
@@ -106,8 +106,8 @@ impl Node {
         }
         let project = call.handle().shown().project;
         if let Err(waiting) = launches.may_wait(&project, Instant::now()) {
-            // A refusal states that the command did not run, so it must not be sent for a command that did.
-            // Taking zero bytes changes nothing, and it fails for an unknown id without listing all execs.
+            // A refusal states that the command did not run, so a command that did run must not be refused.
+            // Taking zero bytes changes nothing, and fails for an unknown ID without listing all execs.
             match call.exec_reader(id.clone()).take(0, 0).await {
                 Ok(()) => return Ok(None),
                 Err(error) if error.to_api().code == ErrorCode::NotFound => {}

@@ -9,8 +9,8 @@ use runtime::Runtime;
 use crate::Node;
 use crate::shared::NodeState;
 
-/// Interval of the checks. File locks grow fastest: they take some 60 MiB of kernel memory in this time on a
-/// fast core.
+/// Interval between checks. File locks grow fastest: on a fast core, they take about 60 MiB of kernel memory
+/// in this time.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Timeout for one check, including a stop, which may wait for a disk.
 const ACT_WITHIN: Duration = Duration::from_secs(20);
@@ -22,7 +22,7 @@ impl Node {
             tokio::time::sleep(LOOK_EVERY).await;
             let Some(node) = shared.upgrade().map(|shared| Self { shared }) else { return };
             for runtime in &node.shared.choice.runtimes {
-                // A timeout is ignored: the machine is overloaded then, and the next check follows.
+                // A timeout is ignored: the machine is overloaded, and the next check follows.
                 let _ = tokio::time::timeout(ACT_WITHIN, node.end_culprit(runtime)).await;
             }
         }
@@ -38,8 +38,8 @@ impl Node {
             }
         };
         tracing::warn!(sandbox = %culprit.id, "stopping sandbox: it {}, and Linux has no limit for them", culprit.what);
-        // The culprit may belong to another process on this machine, and is then unknown to this node. It is
-        // stopped all the same.
+        // The culprit may belong to another process on this machine and be unknown to this node. It is
+        // stopped nevertheless.
         if self.stop(&culprit.id, EndReason::KernelResource).await.is_none() {
             let _ = runtime.stop(&culprit.id, Duration::ZERO).await;
         }

@@ -1,4 +1,4 @@
-//! Requests to pause and resume a sandbox, and calls, which resume a paused one.
+//! Requests to pause and resume a sandbox, and calls, which resume a paused sandbox.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::journal::AutoResume;
 use crate::message::{DriverMessage, PauseReply, ResumeRequest};
 use crate::{Call, Node};
 
-/// Timeout for a pause or resume. It covers the timeouts of guest and freezer, and an earlier request that is
-/// still in progress.
+/// Timeout for a pause or resume. It covers the timeouts of the guest and the freezer, and an earlier request
+/// that is still in progress.
 const REPLY_WITHIN: Duration = Duration::from_secs(60);
 
 impl Node {
@@ -21,8 +21,8 @@ impl Node {
     /// gone.
     ///
     /// # Errors
-    /// The sandbox is unknown, does not run or does not respond, or its backend cannot pause it. It still
-    /// runs then.
+    /// The sandbox is unknown, is not running or does not respond, or its backend cannot pause it. A running
+    /// sandbox then keeps running.
     pub async fn pause(&self, id: &SandboxId) -> Result<bool, Error> {
         request(&self.known(id)?, DriverMessage::Pause).await
     }
@@ -31,8 +31,8 @@ impl Node {
     /// running sandbox is left unchanged. The resume completes even if the caller is gone.
     ///
     /// # Errors
-    /// The sandbox is unknown or has ended, or its backend cannot resume it. In the latter case it is still
-    /// paused.
+    /// The sandbox is unknown or has ended, or its backend cannot resume it. In the latter case, the sandbox
+    /// stays paused.
     pub async fn resume(&self, id: &SandboxId, ttl: Option<Duration>) -> Result<bool, Error> {
         request(&self.known(id)?, |reply| DriverMessage::Resume(ResumeRequest { ttl, reply })).await
     }
@@ -42,10 +42,10 @@ impl Node {
         Some(self.known(id).ok()?.record().auto_resume)
     }
 
-    /// Begins a call to a sandbox, which is not idle as long as the call is held. Resumes a paused sandbox.
+    /// Begins a call to a sandbox, which is not idle while the call is held. Resumes a paused sandbox.
     ///
     /// # Errors
-    /// The sandbox is unknown, does not run, or cannot be resumed.
+    /// The sandbox is unknown, is not running, or cannot be resumed.
     pub async fn call(&self, id: &SandboxId) -> Result<Call, Error> {
         self.resumed(id, |_| Ok(None)).await
     }
@@ -53,8 +53,8 @@ impl Node {
     /// Begins a call like [`Node::call`], for requests that resume a sandbox only if its settings allow it.
     ///
     /// # Errors
-    /// See [`Node::call`]. In addition: `NotFound` if the sandbox is paused and its settings do not allow the
-    /// resume.
+    /// See [`Node::call`]. In addition, the error is `NotFound` if the sandbox is paused and its settings do
+    /// not allow the resume.
     pub async fn call_if_resumable(&self, id: &SandboxId) -> Result<Call, Error> {
         let may_resume = |handle: &Handle| {
             let record = handle.record();

@@ -23,7 +23,7 @@ impl Node {
     /// Sets the idle time of a sandbox, counted from now.
     ///
     /// # Errors
-    /// The sandbox is unknown or does not run.
+    /// The sandbox is unknown or is not running.
     pub async fn renew(&self, id: &SandboxId, idle: Duration) -> Result<Shown, Error> {
         let call = self.call(id).await?;
         let handle = call.handle();
@@ -36,34 +36,34 @@ impl Node {
         Ok(record.sandbox)
     }
 
-    /// Returns the project of a sandbox and the access to its ports.
+    /// Returns the project of a sandbox and the access settings of its ports.
     pub fn ports(&self, id: &SandboxId) -> Option<(String, Ports)> {
         let record = self.handle(id)?.record();
         Some((record.sandbox.project, record.ports))
     }
 
-    /// Returns the sandbox whose ports pass this check. Reads nothing but the ports, because the caller is
-    /// not authenticated yet.
+    /// Returns the sandbox whose ports pass this check. Reads only the ports, because the caller is not
+    /// authenticated yet.
     pub fn opened_by(&self, is_right: impl Fn(&Ports) -> bool) -> Option<SandboxId> {
         let handles: Vec<_> = self.shared.handles().values().cloned().collect();
         let found = handles.iter().find(|handle| !handle.is_pooled() && handle.has_ports(&is_right));
         found.map(|handle| handle.record().sandbox.id)
     }
 
-    /// Makes a port of a sandbox public or private. The change is journalled before this returns.
+    /// Makes a port of a sandbox public or private. The change is journalled before this method returns.
     ///
     /// # Errors
-    /// The sandbox is unknown, does not run, or has reached the maximum number of public ports.
+    /// The sandbox is unknown, is not running, or has reached the maximum number of public ports.
     pub async fn publish(&self, id: &SandboxId, port: u16, public: bool) -> Result<Ports, Error> {
         let call = self.call(id).await?;
         Ok(self.shared.update(call.handle(), |record| record.ports.publish(port, public))?.ports)
     }
 
     /// Makes all ports of a sandbox public, or only the individually published ones. The change is journalled
-    /// before this returns.
+    /// before this method returns.
     ///
     /// # Errors
-    /// The sandbox is unknown or does not run, or the journal cannot be written.
+    /// The sandbox is unknown or is not running, or the journal cannot be written.
     pub async fn publish_all(&self, id: &SandboxId, public: bool) -> Result<(), Error> {
         let call = self.call(id).await?;
         let update = self.shared.update(call.handle(), |record| {
@@ -76,12 +76,12 @@ impl Node {
     /// Sets the time to live of a sandbox, counted from now. It may be longer or shorter than before.
     ///
     /// # Errors
-    /// The sandbox is unknown, does not run, or does not respond.
+    /// The sandbox is unknown, is not running, or does not respond.
     pub async fn live_for(&self, id: &SandboxId, ttl: Duration) -> Result<Shown, Error> {
         let call = self.call(id).await?;
         let handle = call.handle();
         let _lifetime = handle.lifetime().await?;
-        // The guest is updated first, because it ends the sandbox if the server does not: the recorded time
+        // The guest is updated first, because it ends the sandbox if the server does not. The recorded time
         // must never be longer than the guest's.
         call.sandbox().live_for(handle.guest_ttl(ttl), LIFE_WITHIN).await?;
         let record = self.shared.update(handle, |record| {
@@ -97,11 +97,11 @@ impl Node {
         self.shared.decisions.subscribe()
     }
 
-    /// Sets the policy of a sandbox. The change is journalled before this returns. Connections that are no
-    /// longer allowed are closed.
+    /// Sets the policy of a sandbox. The change is journalled before this method returns. Connections that
+    /// are no longer allowed are closed.
     ///
     /// # Errors
-    /// The sandbox is unknown or does not run, or the policy is invalid.
+    /// The sandbox is unknown or is not running, or the policy is invalid.
     pub async fn set_policy(&self, id: &SandboxId, policy: Policy) -> Result<api::sandbox::Sandbox, Error> {
         policy.check().map_err(Error::Request)?;
         let call = self.call(id).await?;
@@ -112,7 +112,7 @@ impl Node {
         Ok(record.sandbox)
     }
 
-    /// Returns the policy that a sandbox was created with.
+    /// Returns the policy with which a sandbox was created.
     ///
     /// # Errors
     /// The sandbox is unknown.
@@ -120,10 +120,10 @@ impl Node {
         Ok(self.known(id)?.record().first_policy)
     }
 
-    /// Returns the packages that a sandbox received, as long as the sandbox is known here.
+    /// Returns the packages that a sandbox received, as long as the sandbox is known to this node.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// A file system operation failed.
     pub fn packages(&self, id: &SandboxId) -> Result<Vec<Installed>, Error> {
         self.shared.journal.packages(id)
     }
@@ -136,7 +136,7 @@ impl Node {
     /// Checks that the secrets of a policy can be used: each must be set, and a rule must allow its host.
     ///
     /// # Errors
-    /// Returns an error for the first secret that cannot be used, or if the vault does not respond.
+    /// A secret cannot be used, or the vault does not respond. Checking stops at the first error.
     pub async fn vouch(&self, project: &str, policy: &Policy) -> Result<(), Error> {
         for binding in &policy.secrets {
             let host = Host::parse(&binding.host).map_err(Error::Request)?;

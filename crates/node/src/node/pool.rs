@@ -18,13 +18,13 @@ use crate::pool::{Making, Shelves};
 use crate::shared::NodeState;
 use crate::{AutoResume, Node};
 
-/// Time after a claim in which nothing is pre-warmed, because a series of claims has priority.
+/// Time after a claim during which no sandbox is pre-warmed, because a series of claims has priority.
 const QUIET: Duration = Duration::from_millis(20);
 /// Maximum time for which a series of claims delays pre-warming.
 const QUIET_MAX: Duration = Duration::from_millis(200);
 /// Maximum time between two checks of the pool. Demand and free resources also change without a notification.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Divisor of the free disk space: the disks of pre-warmed sandboxes may use a quarter of it.
+/// Divisor of the free disk space: the disks of pre-warmed sandboxes may use a quarter of this space.
 const DISK_PART: u64 = 4;
 
 impl Node {
@@ -66,8 +66,8 @@ impl Node {
         !all.is_empty()
     }
 
-    /// Closes the pool before the server ends: stops pre-warming and removes all unclaimed sandboxes. If the
-    /// server ends earlier, the next server removes the rest.
+    /// Closes the pool before the server exits: stops pre-warming and removes all unclaimed sandboxes. If the
+    /// server exits earlier, the next server removes the rest.
     pub async fn close_pool(&self) {
         self.shared.pool.shelves().closed = true;
         drop(self.shared.pool.clear());
@@ -178,7 +178,7 @@ impl Node {
     }
 }
 
-/// Resources that pre-warmed sandboxes may use in total, including the part in use already.
+/// Resources that pre-warmed sandboxes may use in total, including the resources that they already use.
 struct PoolRoom {
     memory_bytes: u64,
     disk_bytes: u64,

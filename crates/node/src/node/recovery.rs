@@ -1,4 +1,4 @@
-//! Recovery at the start of a node: compares the journal with the sandboxes on this machine.
+//! Recovery when a node starts: compares the journal with the sandboxes on this machine.
 //!
 //! ```text
 //! record                    sandbox                action                               end state
@@ -44,7 +44,7 @@ impl Node {
                 Ok(found) => {
                     there.extend(found.into_iter().map(|one| (one.id.clone(), (Arc::clone(runtime), one))));
                 }
-                // The state of its sandboxes is unknown, so their drivers wait for the backend.
+                // The state of this backend's sandboxes is unknown, so their drivers wait for the backend.
                 Err(error @ (runtime::Error::Unavailable { .. } | runtime::Error::Unsupported { .. }))
                     if runtime.properties().takes_images =>
                 {
@@ -87,7 +87,8 @@ impl Node {
         drop(handles);
         for (id, (runtime, listed)) in there {
             if listed.alive && lost.contains(&id) {
-                // Its project and policy are unknown. Its guest ends it when its time to live expires.
+                // The sandbox's project and policy are unknown. The guest ends the sandbox when its time to
+                // live expires.
                 tracing::error!(sandbox = %id, "sandbox is running but its record is lost; no client can reach the sandbox, and it runs until its time to live expires");
             } else if !listed.owned {
                 tracing::warn!(sandbox = %id, "removing orphaned sandbox");
@@ -117,7 +118,7 @@ impl Node {
         self.drive(&handle, inbox, Beginning::Adopt, handles);
     }
 
-    /// Keeps a sandbox that has ended until control has recorded its end.
+    /// Keeps a sandbox that has ended until the control plane has recorded its end.
     fn remember(&self, record: SandboxRecord, handles: &mut Handles) {
         let (tell, _) = mpsc::channel(INBOX);
         let handle = self.handle_of(record, tell);
@@ -126,7 +127,7 @@ impl Node {
 }
 
 impl NodeState {
-    /// Returns the reason for the end of a recorded sandbox that is not alive.
+    /// Returns the reason why a recorded sandbox that is no longer alive has ended.
     fn absent(&self, record: &SandboxRecord) -> EndReason {
         if record.boot != self.boot {
             EndReason::HostReboot

@@ -1,5 +1,5 @@
-//! The claim of a pre-warmed sandbox: from the moment that it leaves its shelf until it is owned by a
-//! project, or returned.
+//! The claim of a pre-warmed sandbox, from the moment when the sandbox leaves its shelf until it belongs to a
+//! project or is returned to its shelf.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use crate::journal::SandboxRecord;
 use crate::plan::{Plan, PoolKind};
 use crate::ready::Preparation;
 
-/// Exclusive right to a pre-warmed sandbox. If it is dropped unused, the sandbox returns to its shelf
-/// unchanged.
+/// The exclusive right to a pre-warmed sandbox. If the claim is dropped unused, the sandbox returns to its
+/// shelf unchanged.
 pub struct Claim {
     pub(crate) pool: Arc<Pool>,
     kind: PoolKind,
     ready: Option<Ready>,
-    /// True if the claim was announced to the held start.
+    /// True if the claim has been announced to the suspended startup.
     begun: bool,
     id: SandboxId,
     /// The resolved order.
@@ -30,7 +30,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Returns the id of the sandbox.
+    /// Returns the ID of the sandbox.
     pub fn id(&self) -> &SandboxId {
         &self.id
     }
@@ -45,18 +45,18 @@ impl Claim {
         &self.plan
     }
 
-    /// Announces the claim, so that the guest is checked while the caller still does other work.
+    /// Announces the claim, so that the guest is checked while the caller does other work.
     pub fn begin(&mut self) {
         if let Some(ready) = self.ready.as_ref().filter(|_| !self.begun) {
             let ttl = Duration::from_millis(self.plan.limits().ttl_ms);
-            // A failure is noticed when the order is passed on.
+            // A failure is noticed when the order is passed to the startup.
             ready.near.send_replace(Some(Near { ttl, request: Span::current() }));
             self.begun = true;
         }
     }
 
-    /// Passes the order to the held start. Returns `None` if the sandbox is no longer alive; it is then
-    /// removed completely.
+    /// Passes the order to the suspended startup. If the sandbox is no longer alive, waits until it is
+    /// removed completely, and returns `None`.
     pub(crate) async fn give(
         mut self,
         record: SandboxRecord,
@@ -79,12 +79,13 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let Some(ready) = self.ready.take() else { return };
         if self.begun && !api::defence::is_off("X-25") {
-            // The guest may have received the time to live of this claim.
+            // The guest may have received the time to live of this claim, so its old time to live is
+            // restored.
             let ttl = ready.until.saturating_duration_since(Instant::now());
             ready.near.send_replace(Some(Near { ttl, request: Span::none() }));
         }
         let mut shelves = self.pool.shelves();
-        // If the pool is closed, the sandbox is dropped with its claim.
+        // If the pool is closed, the sandbox is dropped together with its claim.
         if !shelves.closed
             && let Some(shelf) = shelves.of.get_mut(&self.kind)
         {

@@ -3,16 +3,17 @@
 /// Demand of one kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Want {
-    /// Number of sandboxes.
+    /// Number of sandboxes that should be ready.
     pub count: u32,
-    /// Memory of each sandbox.
+    /// Memory of each sandbox in bytes.
     pub memory_bytes: u64,
-    /// Disk of each sandbox.
+    /// Disk of each sandbox in bytes.
     pub disk_bytes: u64,
 }
 
-/// Returns the number of sandboxes for each kind. Slots are dealt round-robin until every kind has its number
-/// or nothing more fits. So a kind with two hundred requests at once leaves the other kinds their share.
+/// Returns the number of sandboxes for each kind. Slots are dealt round-robin until every kind has the number
+/// that it wants or nothing more fits. A kind with two hundred simultaneous requests therefore leaves the
+/// other kinds their share.
 pub fn deal(mut memory_bytes: u64, mut disk_bytes: u64, wants: &[Want]) -> Vec<u32> {
     let mut dealt = vec![0; wants.len()];
     loop {

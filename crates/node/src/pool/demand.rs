@@ -1,13 +1,13 @@
-//! Decides how many sandboxes of one kind are pre-warmed, from the recent demand.
+//! Decides from recent demand how many sandboxes of one kind are pre-warmed.
 //!
-//! The number is the maximum of the requests in any [`SLOT_MS`] of the last [`SLOTS`] slots, so that a burst
-//! of that size can be served again. A mere rate would ignore that requests come in bursts.
+//! The number is the highest number of requests in any one of the last [`SLOTS`] slots of [`SLOT_MS`] ms, so
+//! that a burst of that size can be served again. An average rate would ignore bursts.
 
-/// Length of a slot: about the time in which a machine replaces a few sandboxes.
+/// Length of a slot in milliseconds: about the time in which a machine replaces a few sandboxes.
 const SLOT_MS: u64 = 2000;
 /// Number of slots: five minutes.
 const SLOTS: usize = 150;
-/// Time without requests after which a kind is no longer pre-warmed.
+/// Time without requests in milliseconds after which a kind is no longer pre-warmed.
 const FORGET_MS: u64 = 3_600_000;
 
 /// Recent requests for one kind.
@@ -16,12 +16,12 @@ pub struct Demand {
     counts: [u32; SLOTS],
     /// Number of the newest slot, counted from time zero.
     newest: u64,
-    /// Time of the last request, or of the creation.
+    /// Time of the last request, or the creation time if there was none.
     last_ms: u64,
 }
 
 impl Demand {
-    /// Creates a demand without requests.
+    /// Creates a record of demand without requests.
     pub fn new(now_ms: u64) -> Self {
         Self { counts: [0; SLOTS], newest: now_ms / SLOT_MS, last_ms: now_ms }
     }
@@ -44,7 +44,7 @@ impl Demand {
         self.counts.iter().copied().max().unwrap_or(0).max(least)
     }
 
-    /// Returns the time of the last request, or of the creation.
+    /// Returns the time of the last request, or the creation time if there was none.
     pub fn last_ms(&self) -> u64 {
         self.last_ms
     }

@@ -1,28 +1,28 @@
-//! Chooses the kind that the pool forgets to make a slot for a new one.
+//! Chooses the kind that the pool forgets to make room for a new kind.
 //!
-//! A project that requests many kinds takes slots from itself first, then from the project that has the most.
-//! No project can close the pool to others.
+//! A project that requests many kinds displaces its own kinds first. Otherwise, it displaces a kind of the
+//! project that has the most kinds. No project can lock other projects out of the pool (attack X-25).
 
 /// Maximum number of kinds in the pool. Each combination of template and limits is one kind.
 pub const KINDS_MAX: usize = 64;
-/// Maximum number of kinds that one project requested first. Eight projects can have this many without
-/// displacing each other.
+/// Maximum number of kinds per project. A kind counts towards the project that was the first to request it.
+/// Eight projects can each have this many kinds without displacing each other's.
 pub const KINDS_OF_PROJECT_MAX: usize = 8;
 
 /// A kind in the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct EvictionCandidate<'a> {
-    /// Project that requested it first.
+    /// Project that was the first to request the kind.
     pub project: &'a str,
-    /// Time of the last request for it.
+    /// Time of the last request for the kind.
     pub last_ms: u64,
-    /// True if it is never forgotten.
+    /// True if the kind is never forgotten.
     pub always: bool,
 }
 
-/// Returns the index of the kind to forget before `project` adds one: the least recently requested kind of
-/// this project if it has reached its limit, otherwise of the project with the most kinds. Returns `None` if
-/// there is a free slot.
+/// Returns the index of the kind to forget before `project` adds a kind: the least recently requested kind of
+/// this project if it has reached its limit, or otherwise of the project with the most kinds. Returns `None`
+/// if there is a free slot.
 pub fn forgotten(kinds: &[EvictionCandidate<'_>], project: &str) -> Option<usize> {
     let count = |of: &str| kinds.iter().filter(|kind| !kind.always && kind.project == of).count();
     let owner = if count(project) >= KINDS_OF_PROJECT_MAX {

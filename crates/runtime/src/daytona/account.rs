@@ -1,4 +1,4 @@
-//! The account's address and key, and the errors if they do not work.
+//! The address and key of a Daytona account, and the errors if they do not work.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use reqwest::{Method, RequestBuilder, Response, StatusCode};
 
 use crate::Error;
 
-/// Environment variable with the API's address, the same as for Daytona's own programs.
+/// Environment variable that holds the API's address. Daytona's own programs use the same variable.
 pub(super) const ADDRESS: &str = "DAYTONA_API_URL";
-/// Environment variable with the API key.
+/// Environment variable that holds the API key.
 const KEY: &str = "DAYTONA_API_KEY";
-/// Environment variable with the region, if it is not the account's default.
+/// Environment variable that holds the region, if it is not the account's default.
 const TARGET: &str = "DAYTONA_TARGET";
 
-/// Timeout for a response. The account queries its machines before it responds.
+/// Timeout for a response. Daytona queries its machines before it responds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Maximum number of characters of an account's message in an error.
+/// Maximum number of characters of Daytona's message in an error.
 const SAID_CHARS_MAX: usize = 400;
 
 /// A Daytona account. Cheap to clone. The key is never displayed.
@@ -28,16 +28,16 @@ pub struct Account {
     http: reqwest::Client,
 }
 
-/// An error response of an account.
+/// An error response from Daytona.
 pub(super) struct ErrorResponse {
-    /// Its HTTP status.
+    /// The response's HTTP status.
     pub status: StatusCode,
-    /// Its message.
+    /// The response's message.
     pub said: String,
 }
 
 impl Account {
-    /// Returns true if an address or a key is configured, which means that Daytona is to be used.
+    /// Returns true if an address or a key is configured, which shows that the user wants to use Daytona.
     pub fn is_meant() -> bool {
         variable(ADDRESS).is_some() || variable(KEY).is_some()
     }
@@ -59,8 +59,8 @@ impl Account {
         Self::new(&address, &key, variable(TARGET))
     }
 
-    /// Creates an account with this address and this key. `target` is the region of its workspaces, if it is
-    /// not the account's default.
+    /// Creates an account with this address and key. `target` is the region for new workspaces, if it is not
+    /// the account's default.
     ///
     /// # Errors
     /// The address or the key is invalid.
@@ -87,22 +87,23 @@ impl Account {
         Ok(Self { address: address.trim_end_matches('/').to_owned(), target, http })
     }
 
-    /// Returns the address of the API.
+    /// Returns the address of Daytona's API.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Creates a request to the account.
+    /// Creates a request to Daytona's API.
     pub(super) fn ask(&self, method: Method, path: &str) -> RequestBuilder {
         self.at(method, &format!("{}{path}", self.address))
     }
 
-    /// Creates a request to a workspace of the account.
+    /// Creates a request to this URL, such as the URL of a workspace's agent.
     pub(super) fn at(&self, method: Method, url: &str) -> RequestBuilder {
         self.http.request(method, url)
     }
 
-    /// Sends a request; returns the response, or the refusal.
+    /// Sends a request, and returns the response or the error response. `longer` is added to the usual
+    /// timeout.
     pub(super) async fn send(
         &self,
         act: &str,
@@ -134,7 +135,7 @@ impl Account {
         }
     }
 
-    /// Sends a request, and treats every refusal as an error.
+    /// Sends a request, and converts an error response to an error.
     pub(super) async fn done(
         &self,
         act: &str,
@@ -164,7 +165,7 @@ impl Account {
         })
     }
 
-    /// Returns the error for an operation that the account refused.
+    /// Builds the error for an operation that Daytona refused.
     pub(super) fn failed(&self, act: &str, refusal: &ErrorResponse) -> Error {
         Error::Unavailable {
             what: format!("Daytona failed to {act}"),
@@ -173,7 +174,7 @@ impl Account {
         }
     }
 
-    /// Returns the error for an account that does not respond.
+    /// Builds the error that is returned when Daytona does not respond.
     fn silent(&self, why: &str) -> Error {
         Error::Unavailable {
             what: "Daytona cannot be reached".into(),
@@ -194,7 +195,8 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
-/// Returns the message of an error response, which is JSON with a message or any other text.
+/// Returns the message in the body of an error response, which is either JSON with a message or arbitrary
+/// text.
 fn words(body: &str) -> String {
     let found = serde_json::from_str::<serde_json::Value>(body).ok();
     let message = found.as_ref().and_then(|found| {

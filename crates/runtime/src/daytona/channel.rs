@@ -1,9 +1,9 @@
-//! The channel: the byte stream of a terminal of the workspace. `guest connect` puts the terminal into raw
-//! mode, so that it does not alter bytes.
+//! The channel to the guest, carried by the byte stream of a terminal in the workspace. `guest connect` puts
+//! the terminal into raw mode, so that it does not alter bytes.
 //!
 //! The agent provides no other long-lived connection to a program. It runs a shell on the terminal and sends
-//! everything that appears there: a prompt, the echo of the input. So all output before the guest's hello is
-//! discarded.
+//! everything that appears there, such as a prompt and the echo of the input. Therefore all output before the
+//! guest's hello is discarded.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,20 +33,21 @@ use crate::handshake::greet;
 
 /// Size of the chunks sent to the agent, which accepts up to 64 KiB in one message.
 const PIECE_BYTES: usize = 32 * 1024;
-/// Maximum output of the shell before the guest's hello.
+/// Maximum size of the shell's output before the guest's hello.
 const PASSED_OVER_MAX: usize = 1 << 20;
-/// Prefix of the names of our terminals.
+/// Name prefix of our terminals.
 const OURS: &str = "bellglass-";
-/// The shell's input, which replaces the shell with the guest. The leading space keeps it out of histories.
+/// The shell's input, which replaces the shell with the guest. The leading space keeps it out of the shell's
+/// history.
 const TYPED: &str = " exec /.bellglass/guest connect\n";
 
 type PtySocket = WebSocketStream<Upgraded>;
 
-/// The names of the terminals that a process uses.
+/// The names of the terminals that this process is using.
 #[derive(Clone, Default)]
 pub(super) struct Terminals(Arc<Mutex<BTreeSet<String>>>);
 
-/// A terminal in use; dropping this value releases its name.
+/// A terminal in use. Dropping this value releases the terminal's name.
 struct TerminalGuard {
     name: String,
     all: Terminals,
@@ -86,7 +87,7 @@ impl Daytona {
     pub(super) async fn dial(&self, id: &SandboxId, deadline: Instant) -> Result<UnixStream, Error> {
         let account = &self.shared.account;
         let workspace = self.find(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
-        // A terminal left by a dead process would occupy the guest's only connection.
+        // A terminal that a dead process left behind would occupy the guest's only connection.
         self.remove_old(&workspace).await?;
         let terminal = self.shared.terminals.hold(format!("{OURS}{}", word()?));
         let act = "open a terminal";
@@ -119,7 +120,8 @@ impl Daytona {
             .map_err(|why| Error::Impostor { id: id.clone(), why })
     }
 
-    /// Closes our terminals that this process does not use, which kills the programs on them.
+    /// Closes all of our terminals that this process is not using, which kills the programs on these
+    /// terminals.
     async fn remove_old(&self, workspace: &Workspace) -> Result<(), Error> {
         let (account, act) = (&self.shared.account, "list terminals");
         let request = account.at(Method::GET, &workspace.toolbox("/process/pty")?);
@@ -135,7 +137,7 @@ impl Daytona {
 
 async fn remove(account: &Account, workspace: &Workspace, terminal: &str) -> Result<(), Error> {
     let request = account.at(Method::DELETE, &workspace.toolbox(&format!("/process/pty/{terminal}"))?);
-    // Succeeds if the terminal is already gone.
+    // This succeeds even if the terminal is already gone.
     account.send("close a terminal", request, Duration::ZERO).await.map(|_| ())
 }
 
@@ -181,7 +183,7 @@ async fn pass_on(node: UnixStream, socket: PtySocket) {
     let outwards = async {
         let mut before = Some(Before::default());
         while let Some(Ok(message)) = said.next().await {
-            // Text messages come from the agent itself.
+            // Text messages come from the agent itself, not from the terminal.
             let Message::Binary(bytes) = message else { continue };
             let bytes = match &mut before {
                 None => bytes.to_vec(),
@@ -212,19 +214,20 @@ async fn pass_on(node: UnixStream, socket: PtySocket) {
     }
 }
 
-/// Output received so far that does not contain the hello.
+/// The output received so far, which does not contain the hello yet.
 #[derive(Default)]
 struct Before {
     kept: Vec<u8>,
     seen: usize,
 }
 
-/// Error: the output before the hello exceeds the maximum.
+/// The error for output before the hello that exceeds the maximum size.
 #[derive(Debug, PartialEq, Eq)]
 struct TooMuch;
 
 impl Before {
-    /// Returns the data from the beginning of the hello on, taking earlier output into account.
+    /// Returns the data that starts with the hello, or `None` if the hello has not arrived completely. Takes
+    /// earlier output into account.
     fn after(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, TooMuch> {
         let greeting = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false }.encode();
         self.seen += bytes.len();

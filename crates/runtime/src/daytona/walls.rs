@@ -1,5 +1,5 @@
-//! The isolation settings for the guest: the same limits, mounts, capabilities and filter as for other
-//! backends.
+//! The isolation settings for the guest: the same limits, mounts, capabilities and system call filter as with
+//! other backends.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 
 use crate::{Error, Tier, confinement, memory_disks, seccomp};
 
-/// The hosts file of a sandbox, with only its own names.
+/// The hosts file of a sandbox, which contains only the sandbox's own names.
 const HOSTS: &str = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost\n";
 
-/// Directories in which programs of a workspace have sockets. A read-only root does not prevent connections
-/// to these.
+/// Directories in which the workspace's own programs have sockets. They are hidden because a read-only root
+/// file system does not prevent connections to sockets.
 const OTHERS: [&str; 2] = ["/run", "/var/tmp"];
 
-/// A filter that kills processes that make x32 calls. This is a second numbering of x86 calls that the
-/// compiler does not support. The instructions: load the call number; compare it with the first x32 number;
-/// kill; allow. Other architectures have no such numbers.
+/// A filter that kills processes that make x32 calls. x32 is a second numbering of the x86 system calls,
+/// which the filter compiler does not support. The four instructions load the call number, compare it with
+/// the first x32 number, kill the process, and allow the call. Other architectures have no such numbers.
 const FOREIGN: [Instruction; 4] = [
     (0x20, 0, 0, 0),
     (0x35, 0, 1, 0x4000_0000),
@@ -48,9 +48,10 @@ pub(super) fn walls(limits: &Limits) -> Result<Walls, Error> {
     })
 }
 
-/// Returns the system call filters as BPF programs. A compiled filter has one action for the calls it lists.
-/// So one filter allows the allowed calls and returns the default error for the rest, and one filter for each
-/// other error is installed after it: of two errors, Linux returns that of the filter installed last.
+/// Returns the system call filters as BPF programs. A compiled filter has only one action for all calls that
+/// it lists, so there are several filters. The first of them allows the allowed calls and returns the default
+/// error for all others. For each other error, a further filter is installed after it. If two filters return
+/// an error, Linux uses the error from the filter that was installed last.
 fn filters() -> Result<Vec<Vec<Instruction>>, Error> {
     let filter = seccomp::filter(Tier::Container);
     let default = filter.get("defaultErrnoRet").and_then(Value::as_u64).unwrap_or_default();
@@ -71,8 +72,8 @@ fn filters() -> Result<Vec<Vec<Instruction>>, Error> {
     Ok(filters)
 }
 
-/// Translates a rule to the compiler's format, for each call that the compiler knows. Unknown calls are left
-/// to the default, which refuses them.
+/// Translates a rule to the compiler's format, once for each call that the compiler knows. Unknown calls are
+/// left to the default action, which refuses them.
 fn translated(rule: &Value) -> Vec<Value> {
     let number =
         |argument: &Value, name: &str| argument.get(name).and_then(Value::as_u64).unwrap_or_default();
@@ -81,7 +82,7 @@ fn translated(rule: &Value) -> Vec<Value> {
         let (op, value) = match argument.get("op").and_then(Value::as_str) {
             Some("SCMP_CMP_EQ") => (json!("eq"), value),
             Some("SCMP_CMP_GT") => (json!("gt"), value),
-            // The mask, and the value required under the mask.
+            // This is `SCMP_CMP_MASKED_EQ`, with the mask and the value that is required under the mask.
             _ => (json!({ "masked_eq": value }), two),
         };
         json!({ "index": number(argument, "index"), "type": "qword", "op": op, "val": value })
@@ -122,7 +123,8 @@ mod tests {
         for rule in rules {
             let names = rule["names"].as_array().unwrap().len();
             let missing = names - translated(rule).len();
-            // Calls newer than the compiler's list, or of another architecture: refused by default.
+            // These calls are newer than the compiler's list or exist only on a different architecture. They
+            // are refused by default.
             assert!(missing <= 8, "{missing} of {names} calls are not known in {rule}");
             for argument in rule["args"].as_array().into_iter().flatten() {
                 let op = argument["op"].as_str().unwrap();

@@ -15,23 +15,24 @@ use serde_json::json;
 use super::account::{self, Account};
 use crate::{Error, Spec, files};
 
-/// Labels with the owner of a workspace, and with its sandbox.
+/// Labels that hold the owner of a workspace and the ID of its sandbox.
 const OWNER: &str = "dev.bellglass.owner";
 const SANDBOX: &str = "dev.bellglass.sandbox";
-/// Page size of listings, and the maximum number of pages: more than any account has.
+/// Page size of a listing, and the maximum number of pages, which is more than any account has.
 const PAGE: usize = 100;
 const PAGES_MAX: usize = 1000;
-/// Exit code of the first shell command if the shell does not run as root.
+/// Exit code of the first shell command if the shell is not running as root.
 const NOT_ROOT: i64 = 3;
-/// Delay after the sandbox's own time to live until Daytona removes the workspace on its own.
+/// Number of minutes between the end of the sandbox's time to live and Daytona's automatic removal of the
+/// workspace.
 const LEFT_MINUTES: u64 = 5;
 const GIB: u64 = 1 << 30;
-/// Statuses of a removal request that may be sent again.
+/// HTTP statuses after which a removal request may be sent again.
 const AGAIN: [StatusCode; 3] = [StatusCode::NOT_FOUND, StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS];
 /// Timeout for a command, in addition to the time that its caller allows.
 const SAYS_WITHIN: Duration = Duration::from_secs(20);
 
-/// The account's description of a workspace.
+/// Daytona's description of a workspace.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Workspace {
@@ -42,7 +43,7 @@ pub(super) struct Workspace {
     error_reason: Option<String>,
     #[serde(default)]
     labels: HashMap<String, String>,
-    /// Number of cores, and GiB of memory.
+    /// Number of cores. The next field is the memory size in GiB.
     #[serde(default)]
     cpu: u64,
     #[serde(default)]
@@ -63,10 +64,10 @@ struct WorkspacePage {
 /// Result of a command in a workspace.
 #[derive(Deserialize)]
 pub(super) struct CommandResult {
-    /// Its exit code.
+    /// The command's exit code.
     #[serde(rename = "exitCode", default = "unknown")]
     pub code: i64,
-    /// Its output.
+    /// The command's output.
     #[serde(rename = "result", default)]
     pub said: String,
 }
@@ -89,8 +90,9 @@ impl Workspace {
             "labels": { OWNER: owner, SANDBOX: id.as_str() },
             "public": false,
             "networkBlockAll": true,
-            // A safety net that removes the workspace if this node never returns: by its age or, on servers
-            // that do not support that, after it has not been used for this time.
+            // These settings are a safety net: Daytona removes the workspace even if this node never comes
+            // back. It does so when the workspace reaches this age or, on servers that do not support an age
+            // limit, after the workspace has been idle for this time.
             "ttlMinutes": ttl_minutes,
             "autoStopInterval": ttl_minutes,
             "autoDeleteInterval": 0,
@@ -102,7 +104,7 @@ impl Workspace {
         let request = account.ask(Method::POST, "/sandbox").header("content-type", "application/json");
         match account.send(act, request.body(body.to_string()), Duration::ZERO).await? {
             Ok(response) => account.read(act, response).await,
-            // The name is in use by a workspace of another data directory, which must not be removed.
+            // A workspace that belongs to a different data directory has this name. It must not be removed.
             Err(refusal) if refusal.status == StatusCode::CONFLICT => Err(Error::Exists(id.clone())),
             Err(refusal) if refusal.said.contains("napshot") => Err(Error::Unavailable {
                 what: "Daytona has no snapshot for this template".into(),
@@ -136,7 +138,8 @@ impl Workspace {
         }
     }
 
-    /// Returns all workspaces of an owner, or of one of its sandboxes, up to about `most`.
+    /// Returns the workspaces of an owner, or only the workspaces of one of the owner's sandboxes. Stops when
+    /// about `most` workspaces have been found.
     pub async fn all(
         account: &Account,
         owner: &str,
@@ -170,38 +173,38 @@ impl Workspace {
         })
     }
 
-    /// Returns true if it belongs to this owner.
+    /// Returns true if the workspace belongs to this owner.
     pub fn is_of(&self, owner: &str) -> bool {
         self.labels.get(OWNER).is_some_and(|named| named == owner)
     }
 
-    /// Returns its sandbox.
+    /// Returns the ID of the workspace's sandbox.
     pub fn sandbox(&self) -> Option<SandboxId> {
         self.labels.get(SANDBOX)?.parse().ok()
     }
 
-    /// Returns true if commands can run in it.
+    /// Returns true if commands can run in the workspace.
     pub fn is_running(&self) -> bool {
         self.state == "started"
     }
 
-    /// Returns true if no command will ever run in it again.
+    /// Returns true if no command will ever run in the workspace again.
     pub fn is_over(&self) -> bool {
         ["archived", "build_failed", "destroyed", "destroying", "error", "stopped"]
             .contains(&self.state.as_str())
     }
 
-    /// Returns true if it has been removed, even if the account still lists it.
+    /// Returns true if the workspace has been removed, even if Daytona still lists it.
     pub fn is_removed(&self) -> bool {
         self.state == "destroyed"
     }
 
-    /// Returns true if it is being removed.
+    /// Returns true if the workspace is being removed.
     pub fn is_being_removed(&self) -> bool {
         self.state == "destroying"
     }
 
-    /// Returns true if it is running. Fails if it will never run.
+    /// Returns true if the workspace is running. Fails if it will never run.
     pub fn has_begun(&self) -> Result<bool, Error> {
         if self.is_over() {
             let reason = self.error_reason.as_deref().unwrap_or("no reason given");
@@ -214,7 +217,8 @@ impl Workspace {
         Ok(self.is_running())
     }
 
-    /// Refuses limits that a workspace of this size cannot provide in addition to `own` bytes.
+    /// Refuses limits that a workspace of this size cannot provide if `own` bytes of memory are not available
+    /// to user code.
     pub fn check(&self, limits: &Limits, own: u64) -> Result<(), Error> {
         let (memory, cpu) = (self.memory.saturating_mul(GIB), self.cpu.saturating_mul(1000));
         if limits.memory_bytes + own > memory {
@@ -298,20 +302,22 @@ impl Workspace {
         account.read(act, account.done(act, request.body(body.to_string()), within).await?).await
     }
 
-    /// Requests its removal, if that is possible now.
+    /// Requests the workspace's removal. Also succeeds if the removal is not possible now, so the caller
+    /// repeats the request.
     pub async fn remove(&self, account: &Account) -> Result<(), Error> {
         let act = "remove a workspace";
         let request = account.ask(Method::DELETE, &format!("/sandbox/{}", self.id));
         match account.send(act, request, Duration::ZERO).await? {
             Ok(_) => Ok(()),
-            // The workspace is already gone, in transition, or the rate limit was reached: all of these are
-            // temporary.
+            // The workspace is already gone or is changing its state, the rate limit was reached, or the
+            // server failed. A later request may succeed.
             Err(refusal) if AGAIN.contains(&refusal.status) || refusal.status.is_server_error() => Ok(()),
             Err(refusal) => Err(account.failed(act, &refusal)),
         }
     }
 
-    /// Returns a URL of the workspace's agent. Must be private, because the API key is sent to it.
+    /// Returns a URL of the workspace's agent. Fails if requests to the URL could be read in transit, because
+    /// they contain the API key.
     pub fn toolbox(&self, path: &str) -> Result<String, Error> {
         let url = format!("{}/{}{path}", self.toolbox_proxy_url.trim_end_matches('/'), self.id);
         match account::is_private(&url) {
@@ -325,7 +331,7 @@ impl Workspace {
     }
 }
 
-/// Returns the error for a workspace into which the guest cannot be installed.
+/// Builds the error for a workspace in which the guest cannot be installed.
 fn not_ready(CommandResult { code, said }: &CommandResult) -> Error {
     let (why, fix) = match *code {
         NOT_ROOT => (

@@ -1,6 +1,7 @@
-//! The channel: the streams of `guest connect`, which the engine runs as an exec inside the container.
+//! The channel to the guest, carried by the streams of `guest connect`, which the engine runs as an exec
+//! inside the container.
 //!
-//! The rest of the node expects a socket. It gets one end of a socket pair; a task copies data between the
+//! The rest of the node expects a socket, so it gets one end of a socket pair. A task copies data between the
 //! other end and the engine.
 
 use std::time::Duration;
@@ -22,7 +23,7 @@ use crate::handshake::greet;
 const PIECE_BYTES: usize = 64 * 1024;
 /// Maximum size of a posture report.
 const SAID_BYTES_MAX: usize = 1 << 20;
-/// Timeout for a posture report: the program prints one line and exits.
+/// Timeout for a posture report. The guest's program only prints one line and exits.
 const SAYS_WITHIN: Duration = Duration::from_secs(20);
 
 type ExecOutput = std::pin::Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
@@ -63,7 +64,7 @@ impl Engine {
         })
     }
 
-    /// Runs the guest's program inside as root; returns its output and its input.
+    /// Runs the guest's program as root in the sandbox, and returns the program's output and input streams.
     async fn run_inside(&self, id: &SandboxId, words: &[&str]) -> Result<(ExecOutput, ExecInput), Error> {
         let docker = self.docker().await?;
         let options = CreateExecOptions {

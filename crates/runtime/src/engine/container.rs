@@ -1,4 +1,4 @@
-//! The container configuration of one sandbox: the same posture and limits as for an OCI runtime, in the
+//! The container configuration of one sandbox: the same posture and limits as with an OCI runtime, in the
 //! engine's format.
 
 use std::collections::HashMap;
@@ -15,17 +15,20 @@ use bollard::models::{
 use crate::memory_disks::{disks, spool};
 use crate::{Spec, Tier, Usage, confinement, seccomp};
 
-/// Labels with the owner of a container, and with its sandbox.
+/// Labels that hold the owner of a container and the ID of its sandbox.
 const OWNER: &str = "dev.bellglass.owner";
 const SANDBOX: &str = "dev.bellglass.sandbox";
-/// Processes added to the process limit: process 1, and an old and a new exec of `guest connect`.
+/// Number of processes added to the process limit. They are for process 1, and for an old and a new exec of
+/// `guest connect`.
 const OWN_PIDS: u64 = 5;
-/// Limit on processes per user on the whole machine: the usual default of Linux.
+/// Maximum number of processes per user on the whole machine. This is the usual default on Linux.
 const PROCESSES_MAX: u64 = 32_768;
-/// System calls that are not allowed, and that C libraries and language runtimes try before they fall back.
+/// System calls that are not allowed, but that C libraries and language runtimes try before they fall back to
+/// older calls.
 const UNKNOWN: [&str; 7] =
     ["cachestat", "clone3", "io_setup", "listmount", "memfd_secret", "set_mempolicy_home_node", "statmount"];
-/// Other directories in `/sys/fs`, beside the cgroups: the machine's disks by file system type, among others.
+/// Directories in `/sys/fs` other than the cgroups. For example, some of them show the machine's disks by
+/// file system type.
 const FILE_SYSTEMS: [&str; 9] = [
     "/sys/fs/bcache",
     "/sys/fs/bpf",
@@ -37,8 +40,8 @@ const FILE_SYSTEMS: [&str; 9] = [
     "/sys/fs/selinux",
     "/sys/fs/xfs",
 ];
-/// Files with the memory usage of the machine's kernel. Only root may read them, but on an engine without a
-/// user namespace, root inside is root of the machine.
+/// Files that show the memory usage of the machine's kernel. Only root may read them, but if an engine does
+/// not use a user namespace, root in the sandbox is root on the machine.
 const KERNEL_MEMORY: [&str; 6] = [
     "/proc/kpagecgroup",
     "/proc/kpagecount",
@@ -49,31 +52,31 @@ const KERNEL_MEMORY: [&str; 6] = [
 ];
 /// Path of the hosts file inside a sandbox.
 pub(super) const HOSTS_AT: &str = "/etc/hosts";
-/// The whole hosts file of a sandbox on Podman: the same names as Docker writes.
+/// The complete hosts file of a sandbox on Podman. It contains the same names that Docker writes.
 pub(super) const HOSTS: &str =
     "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.0.1\tsandbox\n";
 /// The states in which process 1 is alive.
 pub(super) const LIVES: [ContainerSummaryStateEnum; 2] =
     [ContainerSummaryStateEnum::RUNNING, ContainerSummaryStateEnum::PAUSED];
 
-/// The differences between engines.
+/// The engine-specific settings of a container.
 pub(super) enum Dialect {
     /// Docker's API.
     Docker,
-    /// Podman's service: it reads the system call filter from a file on its machine, has a different option
-    /// for masked paths, and does not support an inode limit or an owner for a tmpfs.
+    /// Podman's service, which reads the system call filter from a file on its machine, has a different
+    /// option for masked paths, and does not support an inode limit or an owner for a tmpfs.
     Podman {
-        /// Path of the filter.
+        /// Path of the file that contains the filter.
         filter: PathBuf,
-        /// Path of a file with [`HOSTS`]. Without it, Podman would copy the machine's own hosts file and add
-        /// the machine's address.
+        /// Path of a file that contains [`HOSTS`]. Without it, Podman would copy the machine's own hosts file
+        /// and add the machine's address.
         hosts: PathBuf,
     },
 }
 
 impl Dialect {
-    /// Returns the bind mounts from the machine: on Podman, our own hosts file. SELinux would deny access to
-    /// it without `z`.
+    /// Returns the bind mounts from the machine. With Podman, there is one for our own hosts file. Without
+    /// the `z` option, SELinux would deny access to this file.
     fn binds(&self) -> Option<Vec<String>> {
         match self {
             Self::Podman { hosts, .. } if !api::defence::is_off("I-14") => {
@@ -94,7 +97,7 @@ pub(super) fn labels(id: &SandboxId, owner: &str) -> HashMap<String, String> {
     HashMap::from([(OWNER.to_owned(), owner.to_owned()), (SANDBOX.to_owned(), id.to_string())])
 }
 
-/// Returns the label of all containers of an owner, in the engines' filter format.
+/// Returns the label that all of an owner's containers have, in the engines' filter format.
 pub(super) fn owned(owner: &str) -> String {
     format!("{OWNER}={owner}")
 }
@@ -105,7 +108,7 @@ pub(super) fn is_of(found: &ContainerInspectResponse, owner: &str) -> bool {
     labels.and_then(|labels| labels.get(OWNER)).is_some_and(|named| named == owner)
 }
 
-/// Returns the sandbox in a container's labels.
+/// Returns the sandbox ID in a container's labels.
 pub(super) fn id_in(labels: HashMap<String, String>) -> Option<SandboxId> {
     labels.get(SANDBOX)?.parse().ok()
 }
@@ -138,7 +141,7 @@ fn host(limits: &Limits, dialect: &Dialect) -> HostConfig {
     let number = |value: u64| i64::try_from(value).ok();
     let text = |words: &[&str]| Some(words.iter().map(|word| (*word).to_owned()).collect());
     HostConfig {
-        // Equal values mean no swap.
+        // If both values are equal, the sandbox cannot use swap.
         memory: number(limits.memory_bytes),
         memory_swap: number(limits.memory_bytes),
         nano_cpus: number(limits.cpu_millis.saturating_mul(1_000_000)),
@@ -149,12 +152,15 @@ fn host(limits: &Limits, dialect: &Dialect) -> HostConfig {
         tmpfs: Some(tmpfs(limits, dialect)),
         readonly_rootfs: Some(true),
         network_mode: Some("none".into()),
-        // Process 1 must be the guest, whatever init process the engine adds by default.
+        // Process 1 must be the guest, so the engine must not add its own init process, even if that is its
+        // default.
         init: Some(false),
-        // The same name as in every other sandbox. Docker writes the rest of the hosts file itself.
+        // The sandbox's hostname resolves to this address, as on every other backend. Docker writes the rest
+        // of the hosts file itself.
         extra_hosts: matches!(dialect, Dialect::Docker).then(|| vec!["sandbox:127.0.0.1".into()]),
         binds: dialect.binds(),
-        // Without this, Docker would copy the machine's resolver configuration. Podman writes none.
+        // Without this, Docker would copy the machine's resolver configuration. Podman writes no resolver
+        // configuration.
         dns: matches!(dialect, Dialect::Docker).then(|| vec!["127.0.0.1".into()]),
         dns_search: matches!(dialect, Dialect::Docker).then(|| vec![".".into()]),
         ipc_mode: Some("private".into()),
@@ -172,16 +178,17 @@ fn host(limits: &Limits, dialect: &Dialect) -> HostConfig {
     }
 }
 
-/// Returns the settings of the sandbox's own network namespace, the same as for OCI runtimes.
+/// Returns the kernel settings for the sandbox's own network namespace, which are the same as for OCI
+/// runtimes.
 fn settings() -> HashMap<String, String> {
     let settings = confinement::settings(Tier::Container);
     let pairs = settings.as_object().into_iter().flatten();
     pairs.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
 }
 
-/// Returns the limits on open files, queued signals and message queues, the same as for OCI runtimes, and
-/// disables core files. Without an explicit value, Podman requests more processes than some machines allow
-/// it; the effective process limit is that of the cgroup.
+/// Returns the resource limits. Core files are disabled, and the limits on open files, queued signals and
+/// message queues are the same as for OCI runtimes. Podman also needs an explicit process limit, because its
+/// default exceeds the maximum on some machines. The effective process limit is the cgroup's limit.
 fn ulimits(limits: &Limits, dialect: &Dialect) -> Vec<ResourcesUlimits> {
     let limit = |name: &str, value: u64| {
         let value = i64::try_from(value).ok();
@@ -199,15 +206,16 @@ fn ulimits(limits: &Limits, dialect: &Dialect) -> Vec<ResourcesUlimits> {
     all
 }
 
-/// Returns the hidden paths. The cgroups are not among them, because process 1 reads its number of OOM kills
+/// Returns the hidden paths. The cgroups are not hidden, because process 1 reads its number of OOM kills
 /// there.
 fn masked() -> Vec<String> {
     let others = confinement::MASKED.into_iter().filter(|path| *path != "/sys/fs");
     others.chain(FILE_SYSTEMS).chain(KERNEL_MEMORY).map(str::to_owned).collect()
 }
 
-/// Returns the filter for engines that do not support a default error and use `EPERM`. Programs do not fall
-/// back on `EPERM`, in particular when they start threads, so these calls get explicit rules.
+/// Returns the filter for engines that do not support a configurable default error and always use `EPERM`.
+/// When a call returns `EPERM`, programs do not fall back to an older call, in particular when they start
+/// threads. Therefore the calls in [`UNKNOWN`] get explicit rules with `ENOSYS`.
 fn docker_filter() -> serde_json::Value {
     let mut filter = seccomp::filter(Tier::Container);
     let unknown =
@@ -240,8 +248,8 @@ fn tmpfs(limits: &Limits, dialect: &Dialect) -> HashMap<String, String> {
     let mut mounts: HashMap<String, String> = disks(limits).map(told).into();
     mounts.insert("/.bellglass/spool".into(), format!("rw,noexec,nosuid,nodev,{}", spool(limits)));
     if let Dialect::Podman { .. } = dialect {
-        // If the root is read-only, Podman mounts these writable and without a size limit, unless they are
-        // configured.
+        // If the root file system is read-only, Podman mounts these directories writable and without a size
+        // limit, unless they are configured explicitly.
         for path in ["/run", "/var/tmp"] {
             mounts.insert(path.into(), "ro,noexec,nosuid,nodev,notmpcopyup,size=4096".into());
         }

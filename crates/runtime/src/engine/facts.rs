@@ -7,29 +7,31 @@ use serde::Deserialize;
 use super::place::EngineEndpoint;
 use crate::{Error, Spec};
 
-/// Explanation for an engine to which no cgroup controllers are delegated.
+/// Error text for an engine to which no cgroup controllers are delegated.
 const DELEGATE: &str = "the engine reports that it cannot enforce this limit; if it is rootless, delegate the controllers to it on cgroup version 2";
 
 /// Properties and capabilities that an engine reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Its version.
+    /// The engine's version.
     pub version: String,
-    /// True if it runs without root: then root inside a sandbox is an unprivileged user outside.
+    /// True if the engine runs without root. Root in a sandbox is then an unprivileged user on the engine's
+    /// machine.
     pub rootless: bool,
-    /// True if root inside a sandbox is a different user outside.
+    /// True if root in a sandbox is a different user on the engine's machine.
     pub remapped: bool,
-    /// True if it is Podman, even if it is configured as Docker.
+    /// True if the engine is Podman, even if it is configured as Docker.
     pub is_podman: bool,
-    /// True if its machine can swap out the memory of a sandbox.
+    /// True if the engine's machine can swap out a sandbox's memory.
     pub swaps: bool,
-    /// True if a sandbox has a cgroup namespace of its own. Podman provides it on version 2 only.
+    /// True if a sandbox has its own cgroup namespace. Podman provides one only on machines with cgroup
+    /// version 2.
     pub(super) separates_cgroups: bool,
     memory_bytes: u64,
 }
 
-/// Podman's description of itself in its own API. In the Docker-compatible API, it claims limits that it
-/// cannot enforce.
+/// The capabilities that Podman reports in its own API. In its Docker-compatible API, Podman also reports
+/// limits that it cannot enforce.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Podman {
@@ -58,11 +60,12 @@ impl Podman {
         Ok(host)
     }
 
-    /// Refuses a service that cannot enforce limits.
+    /// Checks that the service can enforce limits.
     fn check(&self) -> Result<(), Error> {
         let limited = [("memory", "memory_bytes"), ("pids", "pids"), ("cpu", "cpu_millis")];
         let missing = limited.iter().find(|(name, _)| !self.cgroup_controllers.iter().any(|one| one == name));
-        // On version 1, root's service may report no controllers although it enforces limits.
+        // With cgroup version 1, a service that runs as root may report no controllers even though it
+        // enforces limits.
         let told = self.security.rootless || self.cgroup_version == "v2";
         let Some((_, what)) = missing.filter(|_| told) else { return Ok(()) };
         let why = match self.cgroup_version.as_str() {
@@ -97,7 +100,7 @@ impl Facts {
         })
     }
 
-    /// Refuses an engine that cannot enforce the limits and the filter of every sandbox.
+    /// Checks that the engine can enforce every sandbox's limits and system call filter.
     fn check_info(info: &SystemInfo, is_podman: bool) -> Result<(), Error> {
         let unsupported =
             |what: &'static str, why: &str| Err(Error::Unsupported { what, why: why.to_owned() });
@@ -113,8 +116,8 @@ impl Facts {
             ),
             _ if info.memory_limit == Some(false) => unsupported("memory_bytes", DELEGATE),
             _ if info.pids_limit == Some(false) => unsupported("pids", DELEGATE),
-            // Podman checks a file of version 1, so on version 2 it reports false. Its own API was checked
-            // instead.
+            // Podman looks for a file that exists only with cgroup version 1, so it reports false with
+            // version 2. Its own API has been checked instead.
             _ if info.cpu_cfs_quota == Some(false) && !is_podman => unsupported("cpu_millis", DELEGATE),
             _ if !seccomp => {
                 unsupported("the system call filter", "the engine has no seccomp; use an engine with seccomp")
@@ -123,7 +126,7 @@ impl Facts {
         }
     }
 
-    /// Refuses a spec that exceeds the capacity of the engine's machine.
+    /// Checks that a spec does not exceed the capacity of the engine's machine.
     pub(super) fn check(&self, spec: &Spec) -> Result<(), Error> {
         if spec.limits.memory_bytes > self.memory_bytes {
             return Err(Error::Capacity {
@@ -194,7 +197,7 @@ impl Facts {
     }
 }
 
-/// Returns true if an engine's name for its architecture is the architecture of this program.
+/// Returns true if this architecture, as named by an engine, is the architecture of this program.
 fn is_same(architecture: &str) -> bool {
     let ours: &[&str] = match std::env::consts::ARCH {
         "x86_64" => &["x86_64", "amd64"],

@@ -1,9 +1,9 @@
-//! Sealed images: root file systems of an engine, with the guest in them.
+//! Sealed images: an engine's root file systems with the guest added.
 //!
-//! A sandbox's root is read-only, and engines cannot copy files into such a container before it starts. So
-//! there is an image for each combination of a root file system and a version of the guest. It is created
-//! once: the guest is copied into a container that is never started, and the container is committed as an
-//! image.
+//! A sandbox's root file system is read-only, and engines cannot copy files into such a container before it
+//! starts. Therefore there is a sealed image for each combination of a root file system and a version of the
+//! guest. Each sealed image is created once: the guest is copied into a container that is never started, and
+//! the container is committed as an image.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -28,8 +28,8 @@ use crate::{Error, files};
 pub const EMPTY: &str = "localhost/bellglass/empty:latest";
 /// Repository of the sealed images.
 const SEALED: &str = "localhost/bellglass/sealed";
-/// Prefix of the name of a container in which an image is being sealed; the owner follows. A label would
-/// remain in the image.
+/// Name prefix of a container in which an image is being sealed, followed by the owner. The name contains the
+/// owner because a label would remain in the image.
 const SEALING: &str = "bellglass-sealing";
 /// Directories on which a sandbox mounts file systems, parents first.
 const MOUNT_POINTS: [&str; 12] = [
@@ -48,15 +48,15 @@ const MOUNT_POINTS: [&str; 12] = [
 ];
 /// The directory bit in Go's file modes.
 const GO_MODE_DIRECTORY: u32 = 1 << 31;
-/// Age in seconds after which a sealing container is abandoned: sealing takes much less time.
+/// Age in seconds after which a sealing container counts as abandoned. Sealing takes much less time.
 const OLD_SECONDS: u64 = 600;
-/// Timeout for loading an image: enough for a large one over a slow connection.
+/// Timeout for loading an image. It is enough for a large image over a slow connection.
 const LOADED_WITHIN: Duration = Duration::from_secs(3600);
 /// Size of the chunks in which an archive is read.
 const PIECE_BYTES: usize = 1 << 20;
-/// Maximum number of characters of a build's last output in an error.
+/// Maximum number of characters of a build's last output line in an error.
 const TAIL_CHARS_MAX: usize = 200;
-/// Number of digits of a container id that become the tag of a sealed image.
+/// Number of digits of the container ID that become the sealed image's tag.
 const DIGITS: usize = 16;
 
 /// A request to build an image.
@@ -73,10 +73,10 @@ pub struct ImageBuild<'a> {
 }
 
 impl Engine {
-    /// Loads an image from an archive without an image name, and returns its id.
+    /// Loads an image from an archive that contains no image name, and returns the image's ID.
     ///
     /// # Errors
-    /// The engine does not respond, cannot read the archive, or does not report an id.
+    /// The engine does not respond, cannot read the archive, or does not report an ID.
     pub async fn load(&self, archive: File) -> Result<String, Error> {
         // The engine responds only after it has received the whole archive.
         let docker = self.docker().await?.clone().with_timeout(LOADED_WITHIN);
@@ -113,7 +113,7 @@ impl Engine {
         let ImageBuild { file, name, reaches_out, fresh } = *image;
         let docker = self.docker().await?;
         let options = BuildImageOptionsBuilder::new().dockerfile(file).t(name).rm(true).forcerm(true);
-        // Without network access, unless the recipe requests it.
+        // A build has no network access unless the recipe requests it.
         let options = if reaches_out { options } else { options.networkmode("none") };
         let body = bollard::body_try_stream(stream::unfold(Some(archive), piece));
         let mut said = std::pin::pin!(docker.build_image(options.nocache(fresh).build(), None, Some(body)));
@@ -139,7 +139,8 @@ impl Engine {
         Ok(known::with_prefix(&found.id.unwrap_or_default()).trim_start_matches("sha256:").to_owned())
     }
 
-    /// Returns the sealed image of a root file system and this guest, and creates it if it does not exist.
+    /// Returns the ID of the sealed image for a root file system and this guest. Creates the image if it does
+    /// not exist.
     pub(super) async fn sealed(&self, docker: &Docker, image: &str, guest: &Path) -> Result<String, Error> {
         let found = match self.known(image).await? {
             Some(found) => found,
@@ -162,9 +163,9 @@ impl Engine {
         }
         let root = found.id.unwrap_or_default();
         let root = root.trim_start_matches("sha256:");
-        // The directory's name identifies the version of the guest, so it changes with an upgrade.
+        // The name of the guest's directory identifies the guest's version, so it changes with an upgrade.
         let named = guest.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
-        // The id of the sealed image is recorded only here. Any user who can load an image can give it any
+        // The ID of the sealed image is recorded only here. Any user who can load an image can give it any
         // name, so names are not trusted.
         let note = self.notes().join(format!("{root}-{named}"));
         if let Some(sealed) = files::read_if_there(&note)?
@@ -183,13 +184,13 @@ impl Engine {
         Ok(found.map_err(|error| self.failed("find an image", error))?.is_some())
     }
 
-    /// Returns the directory with the ids of the sealed images.
+    /// Returns the directory that records the IDs of the sealed images.
     pub(super) fn notes(&self) -> PathBuf {
         self.shared.written.home().with_file_name(format!("{}-sealed", self.place().kind.name()))
     }
 
-    /// Creates a sealed image and returns its id. Two concurrent calls create two images, one of which is
-    /// recorded and used from then on.
+    /// Creates a sealed image and returns its ID. Two concurrent calls create two images, but only one of
+    /// them is recorded and used from then on.
     async fn seal(&self, docker: &Docker, root: &str, guest: &Path) -> Result<String, Error> {
         let failed = |error| self.failed("add the guest to an image", error);
         self.remove_old_seals(docker).await.map_err(failed)?;
@@ -217,8 +218,8 @@ impl Engine {
         format!("{SEALING}-{}", self.shared.owner)
     }
 
-    /// Refuses an image in which a mount point is anything but a directory. An engine follows symbolic links
-    /// there, so `/workspace -> /etc` would give the user `/etc`.
+    /// Refuses an image in which a mount point is anything other than a directory. Engines follow symbolic
+    /// links at mount points, so with `/workspace -> /etc`, the user's workspace would be mounted at `/etc`.
     async fn check_mount_points(&self, docker: &Docker, id: &str) -> Result<(), Error> {
         for path in MOUNT_POINTS.iter().filter(|_| !api::defence::is_off("I-13")) {
             let options = ContainerArchiveInfoOptionsBuilder::new().path(path).build();
@@ -246,14 +247,14 @@ impl Engine {
         let podman = self.facts().await.is_ok_and(|facts| facts.is_podman);
         let archive = archive(guest, podman)?;
         docker.upload_to_container(id, Some(put), bollard::body_full(archive.into())).await?;
-        // With a tag of its own, because `docker image prune` removes images without any.
+        // Each sealed image has its own tag, because `docker image prune` removes images without tags.
         let tag: String = id.chars().take(DIGITS).collect();
         let keep =
             CommitContainerOptionsBuilder::new().container(id).repo(SEALED).tag(&tag).pause(false).build();
         Ok(docker.commit_container(keep, ContainerConfig::default()).await?.id)
     }
 
-    /// Removes the containers of processes that died while sealing.
+    /// Removes the containers left behind by processes that died while sealing an image.
     async fn remove_old_seals(&self, docker: &Docker) -> Result<(), bollard::errors::Error> {
         let prefix = self.sealing();
         let filters = HashMap::from([("name", vec![prefix.clone()]), ("status", vec!["created".to_owned()])]);
@@ -262,7 +263,7 @@ impl Engine {
         for one in docker.list_containers(Some(options)).await? {
             let age =
                 now.as_secs().saturating_sub(one.created.and_then(|at| u64::try_from(at).ok()).unwrap_or(0));
-            // Engines match the text anywhere in a name.
+            // Engines match the filter's text anywhere in a name, so check the prefix here.
             let ours =
                 one.names.iter().flatten().any(|name| name.trim_start_matches('/').starts_with(&prefix));
             if let Some(id) = one.id.filter(|_| ours && age > OLD_SECONDS) {
@@ -275,7 +276,7 @@ impl Engine {
 
     async fn make_empty(&self, docker: &Docker) -> Result<bollard::models::ImageInspect, Error> {
         let failed = |error| self.failed("create an empty image", error);
-        // Created under an unpredictable name, so the image with this name is the one created here.
+        // The temporary name is unpredictable, so the image with this name must be the one created here.
         let (repo, _) = EMPTY.split_once(':').unwrap_or((EMPTY, ""));
         let tag = crate::written::random_name()?;
         let name = format!("{repo}:{tag}");
@@ -316,7 +317,7 @@ impl Engine {
     }
 }
 
-/// Reads the next chunk of a file; returns `None` after the last chunk or an error.
+/// Reads the next chunk of a file. Returns `None` after the last chunk or after an error.
 async fn piece(archive: Option<File>) -> Option<(std::io::Result<Bytes>, Option<File>)> {
     let mut file = archive?;
     let read = tokio::task::spawn_blocking(move || {
@@ -332,12 +333,12 @@ async fn piece(archive: Option<File>) -> Option<(std::io::Result<Bytes>, Option<
     }
 }
 
-/// Returns an archive with the guest at its path.
+/// Returns an archive that contains the guest at its path in the sandbox.
 fn archive(guest: &Path, podman: bool) -> Result<Vec<u8>, bollard::errors::Error> {
     let bytes = std::fs::read(guest)?;
     let mut archive = tar::Builder::new(Vec::new());
-    // A mounted file system has the mode of its mount point, whatever options the engine gets. On Podman, the
-    // owner cannot be set either, so there these directories are writable by all users.
+    // A mounted file system has the mode of its mount point, regardless of the options passed to the engine.
+    // Podman cannot set the owner either, so with Podman all users may write to these directories.
     let open: &[(&str, u32)] =
         if podman { &[("workspace/", 0o1777), ("home/sandbox/", 0o1777)] } else { &[] };
     for (path, mode) in [(".bellglass/", 0o755), (".bellglass/spool/", 0o700)].iter().chain(open).copied() {

@@ -1,8 +1,8 @@
-//! The recorded image id of each image name of ours, in this data directory.
+//! The image ID that this data directory records for each of our image names.
 //!
-//! Any user who can load an archive can move a tag of the engine, so a tag proves nothing. Sandboxes
-//! therefore start by image id. The id of a name is recorded here when the image is created or loaded. Tags
-//! remain for people, and to protect the images from `docker image prune`.
+//! Any user who can load an archive into the engine can move a tag to a different image, so a tag proves
+//! nothing. Sandboxes are therefore started from an image ID. The ID for a name is recorded when the image is
+//! created or loaded. Tags are kept for people, and to protect the images from `docker image prune`.
 
 use std::path::PathBuf;
 
@@ -12,13 +12,13 @@ use bollard::query_parameters::{RemoveImageOptionsBuilder, TagImageOptionsBuilde
 use super::{CONFLICT, Engine, status, unless_gone};
 use crate::{Error, files};
 
-/// Prefix of an image id.
+/// Prefix of an image ID.
 const ID_PREFIX: &str = "sha256:";
-/// Number of hexadecimal digits of an id.
+/// Number of hexadecimal digits of an ID.
 const ID_DIGITS: usize = 64;
 
 impl Engine {
-    /// Records that `name` refers to the image with this id, and tags the image with `name` and `others`.
+    /// Records that `name` refers to the image with this ID, and tags the image with `name` and `others`.
     ///
     /// # Errors
     /// There is no such image, the engine does not respond, or the data directory cannot be written.
@@ -27,13 +27,13 @@ impl Engine {
             self.tag(id, tag).await?;
         }
         files::directory(&self.records(), 0o700)?;
-        // The first line is the id; the others are the tags to remove with it.
+        // The first line is the image ID. The other lines are the tags to remove with the image.
         let lines: Vec<&str> = std::iter::once(id).chain(others.iter().map(String::as_str)).collect();
         let draft = format!("{}-{:?}", std::process::id(), std::thread::current().id());
         files::replace_by(&self.record(name), &lines.join("\n"), &draft)
     }
 
-    /// Returns the image id that is recorded for this name.
+    /// Returns the image ID that is recorded for this name.
     ///
     /// # Errors
     /// The record cannot be read.
@@ -63,7 +63,7 @@ impl Engine {
         tagged.map_err(|error| self.failed("tag an image", error))
     }
 
-    /// Removes a tag if it refers to the image with this id. The image is removed with its last tag.
+    /// Removes a tag if it refers to the image with this ID. The image is removed with its last tag.
     ///
     /// # Errors
     /// The engine does not respond, or the image is in use.
@@ -101,7 +101,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes the sealed images of a root file system; returns true if none is left.
+    /// Removes the sealed images of a root file system. Returns true if none are left.
     async fn forget_sealed(&self, id: &str) -> Result<bool, Error> {
         let root = id.trim_start_matches(ID_PREFIX);
         let mut all = true;
@@ -131,24 +131,24 @@ impl Engine {
     }
 }
 
-/// Returns the name that a record is for.
+/// Returns the image name to which a record belongs.
 fn name_of(record: &std::path::Path) -> Option<String> {
     Some(record.file_name()?.to_str()?.replace('+', "/"))
 }
 
-/// Returns the id with its prefix, which some engines omit.
+/// Returns the ID with its `sha256:` prefix, which some engines omit.
 pub(super) fn with_prefix(id: &str) -> String {
     format!("{ID_PREFIX}{}", id.trim_start_matches(ID_PREFIX))
 }
 
-/// Returns true if this is a complete image id, and not a name.
+/// Returns true if `text` is a complete image ID and not a name.
 pub(super) fn is_id(text: &str) -> bool {
     text.strip_prefix(ID_PREFIX).is_some_and(|digits| {
         digits.len() == ID_DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
     })
 }
 
-/// Returns the files of a directory, or none if it does not exist.
+/// Returns the paths of a directory's files, or an empty list if the directory does not exist.
 fn entries(path: &std::path::Path) -> Result<Vec<PathBuf>, Error> {
     match std::fs::read_dir(path) {
         Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),

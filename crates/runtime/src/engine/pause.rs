@@ -16,7 +16,7 @@ impl Pausing for Engine {
         match unless_gone(paused) {
             Ok(Some(())) => Ok(()),
             Ok(None) => Err(Error::NotFound(id.clone())),
-            // A duplicate request: the engine refuses the second one.
+            // A concurrent request has already paused the container, so the engine refused this one.
             Err(_) if is_paused(&self.live(id).await?) => Ok(()),
             Err(error) => Err(self.failed("pause a container", error)),
         }

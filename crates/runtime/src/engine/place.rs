@@ -1,4 +1,4 @@
-//! The address of an engine, and the errors if it cannot be reached.
+//! An engine's address, and the errors for an engine that cannot be reached.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
@@ -9,8 +9,8 @@ use bollard::{ClientVersion, Docker};
 
 use crate::Error;
 
-/// Supported API versions, newest first: current engines refuse the older one, those of Debian 12 the newer
-/// one.
+/// Supported API versions, newest first. Current engines refuse the older version, and the engines in Debian
+/// 12 refuse the newer one.
 const VERSIONS: [ClientVersion; 2] = [
     ClientVersion { major_version: 1, minor_version: 44 },
     ClientVersion { major_version: 1, minor_version: 41 },
@@ -24,7 +24,7 @@ const PROBED_WITHIN: Duration = Duration::from_secs(10);
 /// Maximum number of characters of an engine's message in an error.
 const SAID_CHARS_MAX: usize = 400;
 
-/// The kind of an engine.
+/// A kind of engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {
     /// Podman's service. Preferred, because it does not need root.
@@ -36,9 +36,9 @@ pub enum EngineKind {
 /// An engine and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineEndpoint {
-    /// Its kind.
+    /// The engine's kind.
     pub kind: EngineKind,
-    /// Its address: `unix:///run/podman/podman.sock` or `tcp://HOST:PORT`.
+    /// The engine's address, such as `unix:///run/podman/podman.sock` or `tcp://HOST:PORT`.
     pub address: String,
 }
 
@@ -46,7 +46,7 @@ impl EngineKind {
     /// All kinds, the preferred one first.
     pub const ALL: [Self; 2] = [Self::Podman, Self::Docker];
 
-    /// Returns its name as users know it.
+    /// Returns the engine's name, as shown to users.
     pub fn name(self) -> &'static str {
         match self {
             Self::Podman => "podman",
@@ -54,7 +54,7 @@ impl EngineKind {
         }
     }
 
-    /// Returns the environment variable with its address.
+    /// Returns the name of the environment variable that holds the engine's address.
     pub fn variable(self) -> &'static str {
         match self {
             Self::Podman => "CONTAINER_HOST",
@@ -62,7 +62,7 @@ impl EngineKind {
         }
     }
 
-    /// Returns the instructions to install its service.
+    /// Returns instructions for installing the engine's service.
     fn install(self) -> &'static str {
         match self {
             Self::Podman => {
@@ -72,7 +72,7 @@ impl EngineKind {
         }
     }
 
-    /// Returns the instructions to start its service.
+    /// Returns instructions for starting the engine's service.
     fn begin(self) -> &'static str {
         match self {
             Self::Podman => {
@@ -82,7 +82,7 @@ impl EngineKind {
         }
     }
 
-    /// Returns the usual paths of its socket, starting with the rootless ones.
+    /// Returns the usual paths of the engine's socket, starting with the paths of rootless services.
     fn sockets(self) -> Vec<PathBuf> {
         let user = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(
             || PathBuf::from(format!("/run/user/{}", rustix::process::getuid().as_raw())),
@@ -103,10 +103,10 @@ impl EngineKind {
 }
 
 impl EngineEndpoint {
-    /// Finds an engine: at the address in its environment variable, or at one of its usual sockets.
+    /// Finds an engine at the address in its environment variable, or at one of its usual sockets.
     ///
     /// # Errors
-    /// There is no engine of this kind.
+    /// No engine of this kind was found.
     pub fn find(kind: EngineKind) -> Result<Self, Error> {
         if let Some(address) = std::env::var(kind.variable()).ok().filter(|address| !address.is_empty()) {
             return Ok(Self { kind, address });
@@ -126,12 +126,12 @@ impl EngineEndpoint {
         }
     }
 
-    /// Returns true if it is on this machine.
+    /// Returns true if the engine is on this machine.
     pub(super) fn is_local(&self) -> bool {
         self.address.starts_with("unix://")
     }
 
-    /// Connects to the engine, with the newest API version that both support.
+    /// Connects to the engine with the newest API version that both sides support.
     pub(super) async fn connect(&self) -> Result<Docker, Error> {
         match self.address.strip_prefix("unix://") {
             Some(path) => self.knock(Path::new(path))?,
@@ -185,8 +185,8 @@ impl EngineEndpoint {
         }
     }
 
-    /// Checks that the socket accepts connections, and explains why if it does not: the error of a failed
-    /// request would be less clear.
+    /// Checks that the socket accepts connections. If it does not, returns an error that explains why,
+    /// because the error from a failed request would be less clear.
     fn knock(&self, path: &Path) -> Result<(), Error> {
         let Err(error) = UnixStream::connect(path) else { return Ok(()) };
         let (name, path) = (self.kind.name(), path.display());
@@ -219,8 +219,8 @@ impl EngineEndpoint {
         }
     }
 
-    /// Returns the error for an operation that failed: the engine's message, or the reason why it did not
-    /// respond.
+    /// Builds the error for a failed operation, with the engine's message or the reason why the engine did
+    /// not respond.
     pub(super) fn failed(&self, act: &str, error: bollard::errors::Error) -> Error {
         let what = format!("{} failed to {act}", self.kind.name());
         if let bollard::errors::Error::DockerResponseServerError { status_code, message } = &error {

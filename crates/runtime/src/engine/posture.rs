@@ -1,5 +1,5 @@
-//! The posture that process 1 reports, and the configuration that the engine reports, compared with the
-//! expected ones.
+//! Comparison of the posture that process 1 reports, and of the configuration that the engine reports, with
+//! the expected ones.
 
 use api::posture::Posture;
 use bollard::models::{ContainerInspectResponse, HostConfig};
@@ -23,8 +23,8 @@ pub(super) fn differences(said: &Posture, found: &ContainerInspectResponse, fact
     differences
 }
 
-/// Returns the limits that the kernel does not enforce as the engine reports them. Podman reports limits even
-/// if its runtime could not set them.
+/// Returns the differences between the limits that the engine reports and the limits that the kernel
+/// enforces. Podman reports limits even if its runtime could not set them.
 fn limits(said: &Posture, host: &HostConfig) -> Vec<String> {
     let positive =
         |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok()).filter(|value| *value > 0);
@@ -51,8 +51,8 @@ fn limits(said: &Posture, host: &HostConfig) -> Vec<String> {
         .collect()
 }
 
-/// Returns the differences in the configuration that the engine reports: an engine may ignore an option that
-/// it does not know.
+/// Returns the differences in the configuration that the engine reports. They are possible because an engine
+/// may ignore an option that it does not know.
 fn told(host: Option<&HostConfig>) -> Vec<String> {
     let Some(host) = host else {
         return vec!["the engine does not report the host configuration of the sandbox".into()];
@@ -77,7 +77,7 @@ fn told(host: Option<&HostConfig>) -> Vec<String> {
         .collect()
 }
 
-/// Returns true if a bind mount is that of our own hosts file.
+/// Returns true if a bind mount is for our own hosts file.
 fn is_hosts(bind: &str) -> bool {
     bind.split(':').nth(1) == Some(super::container::HOSTS_AT)
 }
@@ -100,8 +100,8 @@ mod tests {
         };
         let right = [("memory", 128 << 20), ("pids", 36), ("cpu", 500)];
         assert_eq!(limits(&held(&right), &host), Vec::<String>::new());
-        // The first case is crun without a cgroup of its own; the second is the value of version 1 for
-        // unlimited memory.
+        // In the first case, crun runs without its own cgroup. The second case uses the value that cgroup
+        // version 1 reports for unlimited memory.
         assert_eq!(limits(&held(&[]), &host).len(), 3);
         let wide = limits(&held(&[("memory", 9_223_372_036_854_771_712), ("pids", 36), ("cpu", 500)]), &host);
         assert_eq!(wide, ["the cgroup's memory limit is 9223372036854771712, not 134217728"]);

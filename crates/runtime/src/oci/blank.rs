@@ -1,7 +1,7 @@
-//! Blank disks: the initial file system of every disk of one size, created once and then copied.
+//! Blank disks. Each one holds the initial file system for all disks of the same size, and is created once
+//! and then copied.
 //!
-//! A fresh file system has only a few written blocks, so copying these is twenty times faster than
-//! formatting.
+//! A fresh file system has only a few written blocks, so copying them is twenty times faster than formatting.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,14 +14,15 @@ use rustix::fs::SeekFrom;
 use crate::Error;
 use crate::files::{self, failed};
 
-/// Maximum number of blank disks. Further sizes are formatted every time, so that requests with ever new
-/// sizes cannot fill the host's disk.
+/// Maximum number of stored blank disks. Disks of any further size are formatted each time, so that requests
+/// for many different sizes cannot fill the host's disk.
 const KEPT_MAX: usize = 64;
-/// Size of the copy buffer. The written blocks form a few runs, most of them of one block.
+/// Size of the copy buffer. The written blocks form a few runs, most of them a single block long.
 const COPY_BYTES: usize = 64 << 10;
 
-/// Copies the blank disk of this size into `disk`, the file at `path`. If it does not exist, calls `format`
-/// with a path next to the disk to create it, and moves it to the other blank disks.
+/// Copies the blank disk of the requested size into `disk`, the file at `path`. If there is no such blank
+/// disk, calls `format` to create it at a path next to the disk, and then moves it to the directory `blanks`
+/// unless that directory is full.
 pub(crate) fn copy_into(
     disk: &File,
     path: &Path,
@@ -48,7 +49,7 @@ pub(crate) fn copy_into(
     copy(&blank, disk).map_err(|source| failed("copy a blank disk to", path, source))
 }
 
-/// Creates a blank disk, and flushes it to the host's disk before it is moved to its final name.
+/// Creates a blank disk, and flushes it to the host's disk before the caller moves it to its final path.
 fn make(
     path: &Path,
     limits: &Limits,
@@ -61,7 +62,7 @@ fn make(
     File::open(path).map_err(|source| failed("open", path, source))
 }
 
-/// Copies the data of a sparse file, without its holes; the rest of `to` must read as zeros.
+/// Copies a sparse file's data but not its holes. The rest of `to` must already read as zeros.
 fn copy(from: &File, to: &File) -> io::Result<()> {
     let mut buffer = vec![0; COPY_BYTES];
     let mut at = 0;

@@ -3,14 +3,14 @@
 //! ```text
 //! bellglass/<id>            the whole sandbox; its limit is a little above that of user code
 //!   guest                 created by the OCI runtime: process 1
-//!   user                  user code: memory, pids, cpu; the guest moves its children here by a descriptor
+//!   user                  user code: memory, pids, cpu; the guest moves its children here through a descriptor
 //!   runtime               the OCI runtime's own command while it runs, so that processes left by
 //!                         a killed server are found (only in the hierarchy of `pids`)
 //! ```
 //!
-//! Version 2 does not allow processes in a cgroup whose children have controllers; hence three siblings. A
-//! user-space kernel is one process for guest and user code, so there the limits apply to `bellglass/<id>`,
-//! and `user` does not exist.
+//! Version 2 does not allow processes in a cgroup whose children have controllers, so the guest, user code
+//! and the OCI runtime are in three sibling cgroups. A user-space kernel runs the guest and user code in one
+//! process. For this tier, the limits apply to `bellglass/<id>`, and `user` does not exist.
 
 mod freeze;
 mod limits;
@@ -30,10 +30,10 @@ use crate::files::{self, failed};
 use crate::oci::process::{self, ENDING, ProcessHandle};
 use crate::{Error, Tier, Usage, tables};
 
-/// The parent of all sandboxes' cgroups.
+/// Name of the cgroup that contains all sandboxes' cgroups.
 const PARENT: &str = "bellglass";
-/// The controllers with limits, and `cpuacct`, which counts CPU time if version 1 mounts it separately from
-/// `cpu`.
+/// The controllers that enforce limits, and `cpuacct`, which counts CPU time if version 1 mounts it
+/// separately from `cpu`.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "cpuacct"];
 /// Timeout for the kernel to release the processes of a cgroup.
 const REMOVAL: Duration = Duration::from_secs(2);
@@ -43,11 +43,11 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// One mounted cgroup hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hierarchy {
-    /// Its mount point.
+    /// The hierarchy's mount point.
     root: PathBuf,
-    /// True if it is the hierarchy of version 2.
+    /// True if this is the version 2 hierarchy.
     unified: bool,
-    /// Its controllers.
+    /// The controllers of the hierarchy.
     controllers: Vec<String>,
 }
 
@@ -57,20 +57,20 @@ pub(crate) struct Cgroups {
     hierarchies: Vec<Hierarchy>,
 }
 
-/// Descriptors for the guest, which lets it move its children into `user` and detect OOM kills.
+/// Descriptors that let the guest move its children into `user` and detect OOM kills.
 #[derive(Debug)]
 pub(crate) struct Handout {
-    /// The files of `user` through which processes enter, one for each hierarchy.
+    /// The files through which processes enter `user`, one for each hierarchy.
     pub procs: Vec<OwnedFd>,
-    /// The file with the number of OOM kills.
+    /// The file that contains the number of OOM kills.
     pub oom_count: Option<OwnedFd>,
-    /// An eventfd that becomes readable on an OOM kill. Not needed in version 2, where the file with the
-    /// number can be polled.
+    /// An eventfd that becomes readable on an OOM kill. It is not needed in version 2, where the file that
+    /// contains the number can be polled.
     pub oom_event: Option<OwnedFd>,
 }
 
 impl Cgroups {
-    /// Finds the hierarchies of this machine.
+    /// Finds the cgroup hierarchies of this machine.
     pub(crate) fn find() -> Result<Self, Error> {
         let mounts = files::read(Path::new("/proc/self/mounts"))?;
         let hierarchies = tree::hierarchies(&mounts, |root| {
@@ -79,12 +79,12 @@ impl Cgroups {
         Ok(Self { hierarchies })
     }
 
-    /// Returns the cgroup path in which the OCI runtime puts process 1.
+    /// Returns the path of the cgroup in which the OCI runtime puts process 1.
     pub(crate) fn guest_path(id: &SandboxId) -> String {
         format!("/{PARENT}/{id}/guest")
     }
 
-    /// Creates the sandbox's cgroups with their limits, except `guest`.
+    /// Creates the sandbox's cgroups with their limits, except `guest`, which the OCI runtime creates.
     pub(crate) fn make(&self, id: &SandboxId, limits: &Limits, tier: Tier) -> Result<(), Error> {
         for hierarchy in self.used() {
             let parent = hierarchy.root.join(PARENT);
@@ -93,8 +93,8 @@ impl Cgroups {
             files::directory(&parent, 0o755)?;
             hierarchy.delegate(&parent)?;
             if hierarchy.has("pids") {
-                // Limits all sandboxes together, so that the host keeps some processes whatever each
-                // sandbox's limit is.
+                // This limits all sandboxes together, so that the host keeps some processes regardless of the
+                // limits of individual sandboxes.
                 files::write(&parent.join("pids.max"), &tables::tasks_of_all().to_string())?;
             }
             files::directory(&sandbox, 0o755)?;
@@ -173,8 +173,8 @@ impl Cgroups {
                 usage.sandbox_memory_bytes += sockets;
                 usage.memory_peak_bytes = usage.memory_peak_bytes.max(usage.memory_bytes);
             }
-            // Version 1 counts a kill only in the cgroup of the killed process, version 2 also in all its
-            // ancestors.
+            // Version 1 counts an OOM kill only in the killed process's cgroup. Version 2 also counts it in
+            // all ancestors of that cgroup.
             let places: &[&str] = if memory.unified { &[""] } else { &["", "guest", "user"] };
             for place in places {
                 usage.oom_kills += field(&sandbox.join(place).join(kills), "oom_kill")?;
@@ -210,7 +210,7 @@ impl Cgroups {
         Ok(tree::names(&text, &format!("/{PARENT}/{id}")))
     }
 
-    /// Returns the sandbox to whose cgroups a process belongs.
+    /// Returns the sandbox whose cgroups contain a process.
     pub(crate) fn sandbox_of(pid: i32) -> Option<SandboxId> {
         let text = files::read_if_there(Path::new(&format!("/proc/{pid}/cgroup"))).ok()??;
         tree::sandbox(&text, &format!("/{PARENT}/"))
@@ -230,7 +230,8 @@ impl Cgroups {
             }
             let pids = self.processes(id)?;
             for pid in &pids {
-                // Opened first, checked second: a pid that was reused since it was read is not in the cgroup.
+                // Open the process first, and check its cgroup afterwards: if the pid was reused after it was
+                // read, the new process is not in the cgroup.
                 if let Some(process) = ProcessHandle::open(*pid)?
                     && Self::holds(id, *pid)?
                 {
@@ -251,8 +252,8 @@ impl Cgroups {
         }
     }
 
-    /// Removes the sandbox's cgroups in every hierarchy: OCI runtimes create some in each, and do not remove
-    /// the parents.
+    /// Removes the sandbox's cgroups from every hierarchy, because OCI runtimes create cgroups in each
+    /// hierarchy and do not remove the parents.
     pub(crate) fn remove(&self, id: &SandboxId) -> Result<(), Error> {
         let deadline = Instant::now() + REMOVAL;
         for hierarchy in &self.hierarchies {
@@ -271,7 +272,7 @@ impl Cgroups {
         self.hierarchies.iter().find(|hierarchy| hierarchy.has(name))
     }
 
-    /// Returns the hierarchies with a controller that this module uses.
+    /// Returns the hierarchies that have at least one controller that this module uses.
     fn used(&self) -> impl Iterator<Item = &Hierarchy> {
         self.hierarchies.iter().filter(|hierarchy| CONTROLLERS.iter().any(|name| hierarchy.has(name)))
     }
@@ -282,9 +283,9 @@ impl Hierarchy {
         self.controllers.iter().any(|name| name == controller)
     }
 
-    /// Name of the file through which a single-threaded process enters a cgroup, by writing 0 for itself. In
-    /// version 1 that is `tasks`: moving only one thread avoids a machine-wide lock on all processes, for
-    /// which the kernel waits milliseconds.
+    /// Returns the name of the file to which a single-threaded process writes 0 to enter a cgroup. In version
+    /// 1 this is `tasks`: moving only one thread avoids a machine-wide lock on all processes, which the
+    /// kernel takes milliseconds to acquire.
     fn entrance(&self) -> &'static str {
         if self.unified { "cgroup.procs" } else { "tasks" }
     }
@@ -293,7 +294,7 @@ impl Hierarchy {
         self.root.join(PARENT).join(id.as_str())
     }
 
-    /// Enables the controllers with limits for the children of a version 2 cgroup.
+    /// Enables the controllers that enforce limits for the children of a version 2 cgroup.
     fn delegate(&self, group: &Path) -> Result<(), Error> {
         if !self.unified {
             return Ok(());
@@ -326,12 +327,12 @@ fn open(path: &Path, to_write: bool) -> Result<OwnedFd, Error> {
         .map_err(|source| failed("open", path, source))
 }
 
-/// Reads a number from a file; returns 0 if the file does not exist.
+/// Reads a number from a file, or returns 0 if the file does not exist.
 fn number(path: &Path) -> Result<u64, Error> {
     Ok(files::read_if_there(path)?.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
 }
 
-/// Returns the number that follows `name` at the start of a line; 0 if there is none.
+/// Returns the number that follows `name` at the start of a line, or 0 if there is no such line.
 fn field(path: &Path, name: &str) -> Result<u64, Error> {
     let text = files::read_if_there(path)?.unwrap_or_default();
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok());

@@ -1,12 +1,12 @@
 //! The socket to which the guest connects, and the handshake before the channel opens.
 //!
-//! In a container, the socket is in a file system of the sandbox's own ([`super::nodes`]), bound into the
-//! sandbox at `/.bellglass/channel`, a directory that only the sandbox's root may enter. A socket in a
-//! directory of the host would reveal the path of the data directory, because a sandbox's mount table shows
-//! the source of each mount. A user-space kernel has a mount table of its own, and its file server reaches
-//! the socket by a path of the host: there it is in `<data>/sandboxes/<id>/channel`.
+//! For a container, the socket is in the sandbox's own in-memory file system ([`super::nodes`]), which is
+//! mounted in the sandbox at `/.bellglass/channel`. Only the sandbox's root may enter this directory. A
+//! socket in a host directory would reveal the path of the data directory, because a sandbox's mount table
+//! shows the source of each mount. A user-space kernel has its own mount table, and its file server opens the
+//! socket through a host path. For this tier, the socket is in `<data>/sandboxes/<id>/channel`.
 //!
-//! To take a sandbox over, a new process replaces the socket with its own; the guest retries until a
+//! To take a sandbox over, a new process replaces the socket with its own. The guest retries until a
 //! connection is accepted.
 
 use std::ffi::CStr;
@@ -33,25 +33,27 @@ use crate::oci::cgroup::Handout;
 use crate::oci::process::ProcessHandle;
 use crate::{Error, Tier};
 
-/// Name of the socket in its directory, which the guest relies on.
+/// Name of the socket in the channel directory. The guest relies on this name.
 const SOCKET: &str = "node.sock";
-/// File with the token of process 1, in the sandbox's own directory, which is not mounted into the sandbox.
+/// Name of the file that holds process 1's token. It is in the sandbox's directory on the host, which is not
+/// mounted into the sandbox.
 pub(crate) const TOKEN: &str = "token";
 const SOCKET_NAME: &CStr = c"node.sock";
-/// Directory of the channel inside the sandbox, relative to its root.
+/// Channel directory inside the sandbox, relative to the sandbox's root directory.
 const INSIDE: &str = ".bellglass/channel";
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// Timeout for each half of the handshake. A guest completes it at once; a peer that does not is no guest.
+/// Timeout for each half of the handshake. A guest completes each half at once, so a slower peer is not a
+/// guest.
 pub(crate) const GREETING: Duration = Duration::from_secs(2);
 
-/// A socket that is bound by the child that mounts the sandbox's file systems, because only that child can
-/// see them.
+/// The channel's socket. The child that mounts the sandbox's file systems binds it, because only that child
+/// can see these file systems.
 pub(crate) struct ChannelSocket {
     /// The socket.
     pub descriptor: Arc<OwnedFd>,
-    /// Name of the socket in the channel's directory.
+    /// Name of the socket in the channel directory.
     pub name: &'static CStr,
-    /// The name as a socket address.
+    /// The same name, as a socket address.
     pub address: SocketAddrUnix,
 }
 
@@ -66,7 +68,7 @@ impl ChannelSocket {
         Ok(Self { descriptor: Arc::new(descriptor.map_err(failed)?), name: SOCKET_NAME, address })
     }
 
-    /// Returns the listener, after the child has bound the socket and ended.
+    /// Converts the socket to a listener. Must be called after the child has bound the socket and ended.
     pub(crate) fn into_listener(self) -> Result<StdListener, Error> {
         let descriptor = match Arc::try_unwrap(self.descriptor) {
             Ok(descriptor) => Ok(descriptor),
@@ -78,27 +80,27 @@ impl ChannelSocket {
     }
 }
 
-/// Creates the channel's directory. Root of the sandbox may enter it; no process inside may list or change
-/// it.
+/// Creates the channel directory. The sandbox's root may enter it, but no process in the sandbox may list or
+/// change it.
 pub(crate) fn make(path: &Path, base: u32) -> Result<(), Error> {
     files::directory(path, 0o710)?;
     files::set_owner(path, 0, base)
 }
 
-/// Listens in a directory of the host, replacing any earlier socket.
+/// Listens in a host directory, replacing any earlier socket.
 pub(crate) fn listen(path: &Path, base: u32) -> Result<StdListener, Error> {
     let directory = rustix::fs::open(path, DIRECTORY, Mode::empty())
         .map_err(|error| failed("open", path, error.into()))?;
     listen_in(&directory, base)
 }
 
-/// Listens in the sandbox of this process 1, replacing any earlier socket.
+/// Listens inside the sandbox whose process 1 is `process`, replacing any earlier socket.
 pub(crate) fn listen_inside(process: &ProcessHandle, base: u32) -> Result<StdListener, Error> {
     let root = PathBuf::from(format!("/proc/{}/root", process.identity.pid));
     let opened = rustix::fs::open(&root, DIRECTORY, Mode::empty())
         .map_err(|error| failed("open", &root, error.into()))?;
-    // Root of the sandbox may have modified the path to the mount, but it cannot create a directory owned by
-    // the host's root.
+    // The sandbox's root may have modified the path to the mount, but it cannot create a directory that the
+    // host's root owns.
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let path = root.join(INSIDE);
     let directory = rustix::fs::openat2(&opened, INSIDE, DIRECTORY, Mode::empty(), resolve)
@@ -111,8 +113,8 @@ pub(crate) fn listen_inside(process: &ProcessHandle, base: u32) -> Result<StdLis
     listen_in(&directory, base)
 }
 
-/// Listens in a directory. Binds through the descriptor's path, because a socket's path is limited to 107
-/// bytes and that of a data directory may be longer.
+/// Listens in a directory. Binds the socket through the descriptor's path in `/proc`, because a socket path
+/// is limited to 107 bytes and the path of the data directory may be longer.
 fn listen_in(directory: &OwnedFd, base: u32) -> Result<StdListener, Error> {
     let socket = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd()));
     files::remove_file(&socket)?;
@@ -129,19 +131,20 @@ pub(crate) fn watch(listener: StdListener) -> Result<UnixListener, Error> {
         .map_err(|source| Error::System { act: "register the channel socket".into(), source })
 }
 
-/// Process 1 of a sandbox as a peer: the kernel's information about a connection from it.
+/// The credentials that the kernel reports for a connection from a sandbox's process 1.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpectedPeer {
-    /// Its pid.
+    /// The pid of process 1.
     pub pid: i32,
-    /// Its user id on this machine.
+    /// The user ID of process 1 on this machine.
     pub user: u32,
 }
 
-/// Returns the reason why the kernel's information proves that a peer is not process 1, or `None`.
+/// Returns the reason why a peer cannot be process 1 according to the kernel, or `None` if there is no such
+/// reason.
 ///
-/// With a user-space kernel, the peer is a process of that kernel. There `in_cgroup` proves that it belongs
-/// to this sandbox, and the token that [`greet`] checks proves that it is process 1.
+/// With a user-space kernel, the peer is one of that kernel's own processes. Then `in_cgroup` proves that the
+/// peer belongs to this sandbox, and the token that [`greet`] checks proves that the peer is process 1.
 pub(crate) fn objection(peer: UCred, tier: Tier, expected: ExpectedPeer, in_cgroup: bool) -> Option<String> {
     let ExpectedPeer { pid, user } = expected;
     match tier {
@@ -159,17 +162,17 @@ pub(crate) fn objection(peer: UCred, tier: Tier, expected: ExpectedPeer, in_cgro
 
 /// The reason why a handshake failed.
 pub(crate) enum Unmet {
-    /// The peer does not have the token of process 1, so it is another process.
+    /// The peer does not have process 1's token, so it is a different process.
     Stranger(String),
     /// The peer did not follow the protocol.
     Wrong(String),
 }
 
-/// Performs the handshake: reads the guest's hello, and sends ours with the descriptors. `token` is the file
-/// with the token of process 1.
+/// Performs the handshake: reads the guest's hello, and sends ours together with the descriptors. `token` is
+/// the path of the file that holds process 1's token.
 ///
-/// The first peer to complete the handshake is issued a token. User code does not run before the channel is
-/// open, so this peer is process 1, and the token is stored before the channel opens.
+/// The first peer that completes the handshake receives a token. User code does not run before the channel is
+/// open, so this peer is process 1. The token is stored before the channel opens.
 pub(crate) async fn greet(stream: &mut UnixStream, handout: &Handout, token: &Path) -> Result<(), Unmet> {
     let kept = files::read_if_there(token).map_err(|error| Unmet::Wrong(error.to_string()))?;
     let shown = within(GREETING, hear(stream)).await?;
@@ -240,7 +243,8 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Compares in constant time, so that the duration does not reveal the length of the correct prefix.
+/// Compares two tokens in constant time, so that the duration does not reveal the length of the matching
+/// prefix.
 fn is_same(one: &str, other: &str) -> bool {
     one.len() == other.len() && one.bytes().zip(other.bytes()).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
@@ -252,7 +256,7 @@ fn send(stream: &UnixStream, bytes: &[u8; HELLO_BYTES], descriptors: &[BorrowedF
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
     let sent = rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
-    // A socket without unsent data accepts 16 bytes in one piece.
+    // A socket without unsent data accepts 16 bytes in one call.
     if sent == bytes.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
 }
 
@@ -305,7 +309,7 @@ mod tests {
             for other in [None, Some(NO_TOKEN), Some([7; TOKEN_BYTES])] {
                 assert_eq!(shows(&file, other).await, Err("a stranger"));
             }
-            // A guest from before tokens existed is accepted while no token has been issued.
+            // An older guest that does not support tokens is accepted as long as no token has been issued.
             assert!(shows(&home.path().join("older"), None).await.is_ok());
         });
     }

@@ -1,9 +1,9 @@
-//! Child processes that share this process's memory until they execute a program or end.
+//! Child processes that share this process's memory until they execute a program or exit.
 //!
-//! A fork copies its parent's page tables, and every page is copied when it is next written to. For a server
-//! with a thousand sandboxes, that takes longer than all other work of a start. A child that shares the
-//! memory costs the same regardless of its parent's size; in return, it may only access data that was
-//! prepared for it.
+//! A fork copies the parent's page tables, and then copies each page when it is next written to. In a server
+//! with a thousand sandboxes, this takes longer than everything else that starting a sandbox involves. The
+//! cost of a child that shares the memory does not depend on the parent's size. In return, the child may only
+//! access data that was prepared for it.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::io;
@@ -18,12 +18,13 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use super::mounts::{ChildFailure, Operation, c_string};
 use crate::Error;
 
-/// Stack size of a child: many times the need of the deepest call here.
+/// Stack size of a child. It is many times larger than the deepest call in this module needs.
 const STACK_BYTES: usize = 64 << 10;
-/// Search path for commands, used by this module and passed to the commands.
+/// Search path for commands. This module uses it to find a command, and passes it to the command in
+/// `ENVIRONMENT`.
 const DIRECTORIES: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 const ENVIRONMENT: &CStr = c"PATH=/usr/sbin:/usr/bin:/sbin:/bin";
-/// All signals of the kernel, including the ones that the C library reserves for itself.
+/// All of the kernel's signal numbers, including the ones that the C library reserves for itself.
 const SIGNALS: std::ops::RangeInclusive<c_int> = 1..=64;
 /// The kernel's `struct sigaction` for `SIG_DFL`: handler, flags, restorer and mask, all zero.
 static DEFAULT_ACTION: [u64; 4] = [0; 4];
@@ -32,7 +33,7 @@ const NO_PROGRAM: c_int = 127;
 
 /// A child that has not been reaped.
 pub(crate) struct Child {
-    /// The pidfd through which its end is observed.
+    /// The child's pidfd, which becomes readable when the child ends.
     pub descriptor: OwnedFd,
     pid: Pid,
 }
@@ -45,16 +46,16 @@ pub(crate) struct Stack(Vec<u128>);
 struct Becoming<'a> {
     operations: &'a [Operation],
     paths: Vec<CString>,
-    /// This array and the next end with a null pointer.
+    /// The command's arguments. This array and `environment` each end with a null pointer.
     argv: Vec<*const c_char>,
     environment: [*const c_char; 2],
     streams: [RawFd; 3],
-    /// Written by the child, in the shared memory.
+    /// The child's failure, if there was one. The child writes it to the shared memory.
     failure: Option<ChildFailure>,
 }
 
-/// Starts a command that runs `operations` before it executes its program. Its standard input and output are
-/// `/dev/null`, and its environment contains only `PATH`.
+/// Starts a child that runs `operations` and then executes the command's program. The program's standard
+/// input and output are `/dev/null`, and its environment contains only `PATH`.
 pub(crate) fn spawn(
     command: &Command,
     operations: &[Operation],
@@ -75,9 +76,9 @@ pub(crate) fn spawn(
         failure: None,
     };
     let mut stack = Stack::new();
-    // SAFETY: with this flag, the call returns only when the child has executed its program or ended, and
-    // until then nothing else accesses `becoming`. The child makes system calls on strings and descriptors
-    // prepared beforehand; it neither allocates nor locks.
+    // SAFETY: with `CLONE_VFORK`, the call returns only after the child has executed its program or ended,
+    // and until then nothing else accesses `becoming`. The child only makes system calls with strings and
+    // descriptors that were prepared beforehand, and neither allocates memory nor takes locks.
     let child = unsafe { stack.start(libc::CLONE_VFORK, become_it, (&raw mut becoming).cast()) };
     let child = child.map_err(|source| cannot_run(command, source))?;
     match becoming.failure {
@@ -89,7 +90,7 @@ pub(crate) fn spawn(
     }
 }
 
-/// Returns the error of a command that could not be started or waited for.
+/// Builds the error for a command that could not be started or waited for.
 pub(crate) fn cannot_run(command: &Command, source: io::Error) -> Error {
     Error::System { act: format!("run `{}`", shown(command)), source }
 }
@@ -112,7 +113,7 @@ fn paths(program: &OsStr) -> Result<Vec<CString>, Error> {
 }
 
 impl Child {
-    /// Its pid, which cannot be reused until the child is reaped.
+    /// Returns the child's pid, which cannot be reused until the child is reaped.
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
@@ -122,7 +123,7 @@ impl Child {
         Ok(rustix::process::pidfd_send_signal(&self.descriptor, Signal::KILL)?)
     }
 
-    /// Waits for its end and reaps it. Must be called once.
+    /// Waits until the child ends, and reaps it. Must be called exactly once.
     pub(crate) fn collect(&self) -> io::Result<WaitStatus> {
         loop {
             match rustix::process::waitpid(Some(self.pid), WaitOptions::empty()) {
@@ -139,7 +140,7 @@ impl Stack {
         Self(vec![0; STACK_BYTES / size_of::<u128>()])
     }
 
-    /// Starts a child that runs `work` in the shared memory, with all signals blocked that can be blocked.
+    /// Starts a child that runs `work` in the shared memory, with all blockable signals blocked.
     ///
     /// # Safety
     /// Until the child has executed a program or ended, this stack and the value that `given` points to must
@@ -153,10 +154,11 @@ impl Stack {
         let flags = flags | libc::CLONE_VM | libc::CLONE_PIDFD | libc::SIGCHLD;
         let top = self.0.as_mut_ptr_range().end.cast();
         let mut descriptor: RawFd = -1;
-        // A signal handler of this process must not run in the child: it would write to the parent's memory.
+        // This process's signal handlers must not run in the child, because they would write to the parent's
+        // memory.
         let mask = signals_blocked()?;
-        // SAFETY: stacks grow downwards, so the pointer is to one past the end; the caller guarantees the
-        // rest.
+        // SAFETY: stacks grow downwards, so the pointer refers to the end of the stack; the caller guarantees
+        // the rest.
         let pid = unsafe { libc::clone(work, top, flags, given, &raw mut descriptor) };
         let error = io::Error::last_os_error();
         // SAFETY: the mask comes from the kernel, and the null pointer means that no old mask is returned.
@@ -167,7 +169,7 @@ impl Stack {
     }
 }
 
-/// Blocks all signals of this thread, and returns the previous mask.
+/// Blocks all signals in this thread, and returns the previous mask.
 fn signals_blocked() -> io::Result<libc::sigset_t> {
     // SAFETY: both are plain integers, for which zero is valid; the calls below fill them.
     let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
@@ -178,7 +180,7 @@ fn signals_blocked() -> io::Result<libc::sigset_t> {
     if error == 0 { Ok(before) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
-/// Entry point of a child that executes a program. It returns only on failure, which ends the child.
+/// Entry point of a child that executes a program. Returns only on failure, and the child then ends.
 extern "C" fn become_it(given: *mut c_void) -> c_int {
     // SAFETY: `spawn` passes a pointer to its `Becoming`, and waits until the child has ended or executed its
     // program.
@@ -204,9 +206,10 @@ impl Becoming<'_> {
                 return failure;
             }
         }
-        // The program must not inherit our ignored or handled signals, nor those with which we were started.
-        // This uses the system call because the C library reserves some signals, and a program linked with
-        // another C library may have left these ignored.
+        // Reset all signals to their default actions. The program must not inherit signals that this process
+        // ignores, including signals that were already ignored when this process started. Use the system call
+        // directly: this C library reserves some signals and does not reset them, but a parent linked with a
+        // different C library may have left them ignored.
         for signal in SIGNALS {
             // SAFETY: the kernel only reads the action, which is static; the null pointer means that no old
             // action is returned.
@@ -257,8 +260,8 @@ mod tests {
 
     #[test]
     fn a_program_has_default_signals_a_fixed_path_and_no_streams_of_ours() {
-        // A signal that this C library does not touch, ignored as a program linked with another C library may
-        // leave it.
+        // Ignore a signal that this C library does not touch, as a program linked with a different C library
+        // may do.
         let ignore: [u64; 4] = [libc::SIG_IGN as u64, 0, 0, 0];
         // SAFETY: the kernel only reads the action, and no code in this test process uses this signal.
         let done = unsafe {

@@ -1,4 +1,4 @@
-//! The configuration for the OCI runtime, one literal for each section.
+//! The configuration for the OCI runtime, with one JSON literal for each section.
 
 use std::path::{Path, PathBuf};
 
@@ -11,20 +11,20 @@ use crate::confinement::{MASKED, READ_ONLY, RUNS, process_limits, shared_bytes, 
 use crate::oci::cgroup::Cgroups;
 use crate::{Profile, Spec, Tier, seccomp};
 
-/// Additional capabilities with which process 1 creates files owned by an image's users, and which it leaves
-/// to the steps of a recipe.
+/// Additional capabilities that process 1 needs to create files owned by an image's users. It also passes
+/// them on to the steps of a recipe.
 const OWNS: [&str; 4] = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID"];
 
 /// The user namespace of a sandbox.
 #[derive(Clone, Copy)]
 pub(crate) struct UserNamespace<'a> {
-    /// The user id on this machine of root inside.
+    /// The host user ID of the sandbox's root.
     pub base: u32,
-    /// The path of the namespace.
+    /// The path of the user namespace.
     pub path: &'a Path,
 }
 
-/// Returns the whole configuration.
+/// Returns the complete configuration.
 pub(crate) fn config(
     id: &SandboxId,
     spec: &Spec,
@@ -54,9 +54,9 @@ fn process(spec: &Spec, tier: Tier) -> Value {
         Profile::Rooted => words.push("--rooted".to_owned()),
         Profile::Run | Profile::Workstation | Profile::Unpack { .. } => {}
     }
-    // A container inherits its limits from the OCI runtime ([`process_limits`]): setting them for a process
-    // in a namespace that another user created requires CAP_SYS_RESOURCE, which a service may not have. A
-    // user-space kernel enforces its own limits.
+    // A container inherits its limits ([`process_limits`]) from the OCI runtime's process, because setting
+    // them for a process in a namespace that a different user created requires CAP_SYS_RESOURCE, which a
+    // service may not have. A user-space kernel enforces the limits itself.
     let rlimits: Vec<Value> = match tier {
         Tier::Container => Vec::new(),
         Tier::UserKernel => process_limits(&spec.limits)
@@ -101,9 +101,9 @@ fn mounts(spec: &Spec, bundle: &Path, tier: Tier) -> Value {
         },
         self::bind("/.bellglass/guest", &guest(spec, bundle), false),
         match tier {
-            // Writable for the node, which replaces the socket when it takes the sandbox over; file
-            // permissions prevent writes from inside. The options equal those of the file system, because a
-            // user namespace may not remove one.
+            // The mount is writable for the node, which replaces the socket when it takes the sandbox over.
+            // File permissions prevent writes from inside the sandbox. The mount has all options of the
+            // underlying file system, because a mount in a user namespace may not drop any of them.
             Tier::Container => json!({
                 "destination": "/.bellglass/channel",
                 "type": "bind",
@@ -114,8 +114,8 @@ fn mounts(spec: &Spec, bundle: &Path, tier: Tier) -> Value {
         },
         bind("/.bellglass/spool", "disk/spool", true),
     ];
-    // Linux counts the terminals of all sandboxes together, so a sandbox without a limit could exhaust them
-    // for all others.
+    // Linux counts the terminals of all sandboxes together, so one sandbox without a limit could use up the
+    // terminals of all others.
     let pts_max = format!("max={}", terminals());
     match &spec.profile {
         Profile::Run | Profile::Workstation | Profile::Rooted | Profile::Build => mounts.extend([
@@ -149,7 +149,7 @@ fn mounts(spec: &Spec, bundle: &Path, tier: Tier) -> Value {
     Value::Array(mounts)
 }
 
-/// Returns the path of the guest's executable, in the overlay of its directory.
+/// Returns the path of the guest's executable in the overlay that contains it.
 fn guest(spec: &Spec, bundle: &Path) -> PathBuf {
     bundle.join("guest").join(spec.guest.file_name().unwrap_or_default())
 }
@@ -170,8 +170,9 @@ fn linux(id: &SandboxId, base: u32, tier: Tier, namespace: &Path) -> Value {
     let mut namespaces: Vec<Value> = kinds.iter().map(|kind| json!({ "type": kind })).collect();
     namespaces.push(match tier {
         Tier::Container => json!({ "type": "user", "path": namespace }),
-        // gVisor has many threads when it would join a namespace, which Linux does not allow. It does not
-        // need the resource counts of a prepared namespace, because it counts these resources itself.
+        // gVisor cannot join a prepared namespace, because it is multithreaded at that point and Linux does
+        // not allow multithreaded processes to join a user namespace. It does not need the prepared
+        // namespace's separate resource counts either, because it counts these resources itself.
         Tier::UserKernel => json!({ "type": "user" }),
     });
     json!({
@@ -180,7 +181,8 @@ fn linux(id: &SandboxId, base: u32, tier: Tier, namespace: &Path) -> Value {
         "uidMappings": map,
         "gidMappings": map,
         "cgroupsPath": Cgroups::guest_path(id),
-        // Only devices: the limits apply to cgroups that the OCI runtime does not manage.
+        // This section only restricts devices. The limits are set on cgroups that the OCI runtime does not
+        // manage.
         "resources": { "devices": [{ "allow": false, "access": "rwm" }] },
         "seccomp": seccomp::filter(tier),
         "maskedPaths": MASKED,

@@ -1,8 +1,10 @@
-//! A sandbox's own disk: an ext4 file system in a file of the requested size, on a loop device.
+//! A sandbox's own disk: an ext4 file system on a loop device, which is backed by a file of the requested
+//! size.
 //!
-//! The blocks are reserved on the host when the file is created, so a full host refuses the sandbox here.
-//! With a sparse file, it would accept writes and lose them later. The loop device detaches itself after its
-//! last unmount, which happens when the sandbox's last mount namespace ends.
+//! The blocks are reserved on the host when the file is created, so a host without enough space refuses the
+//! sandbox at that point. With a sparse file, the host would accept the sandbox's writes and lose them later.
+//! The loop device detaches automatically after its last unmount, which happens when the sandbox's last mount
+//! namespace ends.
 
 use std::ffi::{CStr, CString};
 use std::fs::{File, OpenOptions};
@@ -23,29 +25,30 @@ use crate::oci::blank;
 use crate::oci::mounts::{Operation, c_string};
 use crate::oci::process::{self, ENDING, Words};
 
-/// Minimum free space on the host, whatever is requested: its logs, records and databases need room to keep
-/// working.
+/// Minimum free space that a new disk must leave on the host, because logs, records and databases need room.
 const HOST_FREE_BYTES: u64 = 1 << 30;
-/// Minimum free space in percent, for large file systems, which slow down when nearly full.
+/// Minimum free space that a new disk must leave, as a percentage of the host's file system. This matters for
+/// large file systems, which slow down when nearly full.
 const HOST_FREE_PERCENT: u64 = 2;
-/// Blocks that only the guest may use, so that it can store output when user code has filled the disk: four
-/// full outputs of the default size, and some room for directories.
+/// Disk space that only the guest may use, so that it can store output after user code has filled the disk.
+/// It is enough for four full outputs of the default size, and for some directories.
 const RESERVED_BYTES: u64 = 48 << 20;
-/// Divisor for the share of a small disk that may be reserved: at most an eighth.
+/// Divisor of the disk size: at most an eighth of a small disk is reserved for the guest.
 const RESERVED_SHARE: u64 = 8;
 /// Size of an inode on the disk.
 const INODE_BYTES: u64 = 256;
-/// Divisor for the share of the disk that inode tables may use: at most half.
+/// Divisor of the disk size: the inode tables may use at most half of the disk.
 const INODES_SHARE: u64 = 2;
-/// Number of inodes that ext4 reserves, and of those for the directories created here.
+/// Number of inodes that ext4 reserves, plus the inodes of the directories that are created here.
 const INODES_OWN: u64 = 16;
 /// Timeout for `mke2fs`. It usually takes 3 ms; the rest is a margin for an overloaded machine.
 const FORMAT: Duration = Duration::from_secs(20);
-/// Maximum number of attempts to attach a loop device. Other processes compete for free devices, and in each
-/// round one of them succeeds.
+/// Maximum number of attempts to attach a loop device. Other processes compete for free devices, and one of
+/// them may win in each attempt.
 const ATTACH_TRIES: u32 = 256;
 
-/// Directories of a writable root: the overlay's upper directory with the changes, and its work directory.
+/// Directories of a writable root file system: the overlay's upper directory, which holds the changes, and
+/// its work directory.
 pub(crate) const UPPER: &str = "upper";
 pub(crate) const WORK: &str = "work";
 
@@ -73,7 +76,8 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-/// A disk on a loop device. The device exists as long as this value or a mount of it.
+/// A disk that is attached to a loop device. It stays attached while this value or a mount of the device
+/// exists.
 pub(crate) struct Disk {
     number: u32,
     _device: File,
@@ -86,14 +90,15 @@ impl Disk {
     }
 
     /// Returns the operations that mount the disk at `target` and create the sandbox's directories on it.
-    /// `source` names the device in the current directory; the sandbox's mount table shows this name.
+    /// `source` is the name of the device node in the current directory, and the sandbox's mount table shows
+    /// this name.
     pub(crate) fn operations(
         &self,
         source: &CStr,
         target: &Path,
         base: u32,
     ) -> Result<Vec<Operation>, Error> {
-        // No data on this disk outlives the sandbox, so flushing the host's disk for it would be useless.
+        // No data on this disk outlives the sandbox, so there is no need to flush the host's disk.
         let options = format!("resuid={base},noinit_itable,nobarrier");
         let mut operations = vec![
             Operation::Mount {
@@ -121,8 +126,8 @@ impl Disk {
     }
 }
 
-/// Creates the file with all its blocks and the file system in it. `blanks` is the directory of the blank
-/// disks.
+/// Creates the disk's file with all its blocks, and the file system in it. `blanks` is the directory that
+/// holds the blank disks.
 pub(crate) fn make(path: &Path, blanks: &Path, limits: &Limits) -> Result<(), Error> {
     if limits.disk_inodes.saturating_mul(INODE_BYTES) > limits.disk_bytes / INODES_SHARE {
         return Err(Error::Unsupported {
@@ -158,7 +163,8 @@ pub(crate) fn make(path: &Path, blanks: &Path, limits: &Limits) -> Result<(), Er
     }
 }
 
-/// Attaches the disk to a free loop device. Calls `chosen` with the device's number before attaching.
+/// Attaches the disk to a free loop device. Calls `chosen` with the device's number before attaching it, so
+/// that the caller can record the number first.
 pub(crate) fn attach(path: &Path, mut chosen: impl FnMut(u32) -> Result<(), Error>) -> Result<Disk, Error> {
     let control_path = Path::new("/dev/loop-control");
     let control = open_device(control_path).map_err(|source| failed("open", control_path, source))?;
@@ -192,14 +198,14 @@ pub(crate) fn wait_detached(number: u32, path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes the file. On a host that discards freed blocks, deletion takes one round trip to the device per
-/// extent. Zeroing the file first merges the many extents of a used disk into one.
+/// Removes the disk's file. On a host that discards freed blocks, deletion takes one round trip to the device
+/// per extent. Zeroing the file first merges the many extents of a used disk into one.
 pub(crate) fn remove(path: &Path) -> Result<(), Error> {
     if let Ok(file) = OpenOptions::new().write(true).open(path)
         && let Ok(found) = file.metadata()
     {
         let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-        // Only an optimization: if the file system does not support it, the file is removed all the same.
+        // This is only an optimization. If the file system does not support it, the file is removed anyway.
         let _ = rustix::fs::fallocate(&file, flags, 0, found.len());
     }
     files::remove_file(path)
@@ -231,7 +237,8 @@ fn format(path: &Path, limits: &Limits) -> Result<(), Error> {
         .arg((limits.disk_inodes + INODES_OWN).to_string())
         .arg("-m")
         .arg(format!("{}.{:02}", hundredths / 100, hundredths % 100))
-        // No journal: the disk is removed with the sandbox, so the journal would never be replayed.
+        // The file system has no journal: the disk is removed with the sandbox, so a journal would never be
+        // replayed.
         .args(["-O", "^has_journal,^resize_inode", "-E", "nodiscard,lazy_itable_init=1"])
         .arg(path);
     process::run(&command, &[], &Words::Stderr, FORMAT)
@@ -248,7 +255,8 @@ fn configure(device: RawFd, backing: RawFd) -> io::Result<()> {
         size_limit: 0,
         number: 0,
         encryption: [0; 2],
-        // Direct I/O: data in the page cache of the sandbox's file system is not cached a second time.
+        // Use direct I/O, so that data in the page cache of the sandbox's file system is not cached a second
+        // time.
         flags: LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO,
         names: [0; 160],
         initial: [0; 2],
@@ -267,7 +275,7 @@ fn open_node(number: u32) -> Result<File, Error> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(failed("open", &path, error)),
     }
-    // If /dev is not managed by the kernel (devtmpfs), the node of a new device must be created.
+    // If the kernel does not manage /dev (devtmpfs), the node of a new device must be created here.
     let device = rustix::fs::makedev(LOOP_MAJOR, number);
     match rustix::fs::mknodat(
         rustix::fs::CWD,

@@ -1,4 +1,4 @@
-//! The supported OCI runtimes, as data: they differ in name, flags and strength of isolation.
+//! The supported OCI runtimes, described as data. They differ in name, flags and strength of isolation.
 
 use std::path::{Path, PathBuf};
 
@@ -7,13 +7,13 @@ use crate::{Error, Tier};
 /// One OCI runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flavor {
-    /// Its name as users know it.
+    /// The runtime's name, as shown to users.
     pub name: &'static str,
-    /// Its executable.
+    /// The runtime's executable.
     pub binary: PathBuf,
     /// Flags before the subcommand, in addition to `--root` and `--log`.
     pub flags: &'static [&'static str],
-    /// The strength of its isolation.
+    /// The strength of the runtime's isolation.
     pub tier: Tier,
 }
 
@@ -28,22 +28,23 @@ impl Flavor {
         Self { name: "youki", binary: "youki".into(), flags: &[], tier: Tier::Container }
     }
 
-    /// Returns runsc (gVisor), a kernel in user space. `--oci-seccomp` is set because without the filter user
-    /// code could drop its exec group in a user namespace of its own. The root is not overlaid because it is
-    /// read-only.
+    /// Returns runsc (gVisor), a user-space kernel. `--oci-seccomp` makes it apply the system call filter;
+    /// without the filter, user code could drop its exec group in a user namespace of its own.
+    /// `--overlay2=none` is set because the root file system is read-only and needs no overlay from gVisor.
     pub fn runsc() -> Self {
         let flags =
             &["--platform=systrap", "--network=none", "--host-uds=open", "--oci-seccomp", "--overlay2=none"];
         Self { name: "runsc", binary: "runsc".into(), flags, tier: Tier::UserKernel }
     }
 
-    /// Searches the executable in `PATH` and in the system directories.
+    /// Searches for the executable in `PATH` and in the system directories.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it is not found.
+    /// Returns [`Error::Unsupported`] if the executable is not found.
     pub fn find(self) -> Result<Self, Error> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        // OCI runtimes are usually installed in sbin directories, which may be missing from an ordinary PATH.
+        // OCI runtimes are usually installed in sbin directories, which an ordinary user's PATH may not
+        // contain.
         let directories =
             std::env::split_paths(&path).chain(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from));
         let found =

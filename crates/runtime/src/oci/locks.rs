@@ -1,9 +1,10 @@
-//! File locks: kernel memory that Linux neither limits nor charges to a cgroup (CVE-2022-0480).
+//! Detection of sandboxes that hold too many file locks, whose kernel memory Linux neither limits nor charges
+//! to a cgroup (CVE-2022-0480).
 //!
-//! Counting locks is cheap and done continuously. Their holders are only determined if there are too many,
-//! because reading the table blocks every process that locks a file. The newest locks are read, up to a
-//! limit. A lock is attributed to the sandbox whose file system contains the file, whose process took the
-//! lock, or which has the file open.
+//! Counting the machine's locks is cheap and is done continuously. The holders are determined only if there
+//! are too many locks, because reading the lock table blocks every process that locks a file. Only the newest
+//! locks are read, up to a limit. A lock is attributed to a sandbox if the sandbox's file system contains the
+//! file, if one of its processes took the lock, or if one of its processes has the file open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -19,31 +20,30 @@ use super::stop::is_current;
 use crate::files::{self, failed};
 use crate::{Culprit, Error, Tier, tables};
 
-/// Number of locks on the machine from which on their holders are determined: 19 MiB of kernel memory. A busy
-/// machine has a few thousand.
+/// Threshold for the number of locks on the machine: when it is reached, the holders are determined. This
+/// many locks take 19 MiB of kernel memory, and a busy machine has only a few thousand.
 const LOCKS_MAX: u64 = 100_000;
-/// Maximum number of the sampled locks that one sandbox may hold. Databases hold at most one for each open
-/// file.
+/// Maximum number of the sampled locks that one sandbox may hold. Databases hold at most one lock for each
+/// open file.
 const HELD_MAX: u64 = 8000;
-/// Maximum size of the sample: about 16,000 locks, read in a hundredth of a second.
+/// Maximum size of the sample, which is about 16,000 locks. Reading them takes a hundredth of a second.
 const SAMPLE_BYTES: u64 = 1 << 20;
-/// Maximum number of open files to inspect for the holder of a lock that identifies neither a process nor a
-/// sandbox.
+/// Maximum number of open files to inspect when a lock's entry identifies neither a process nor a sandbox.
 const FILES_MAX: usize = 100_000;
 
-/// Location of a file: the numbers of its device, and its inode.
+/// Location of a file: the major and minor number of its device, and its inode number.
 type LockedFile = ((u32, u32), u64);
 
-/// One lock.
+/// A lock in the kernel's table.
 #[derive(Debug, PartialEq, Eq)]
 struct Lock {
-    /// The process that took it; -1 if it belongs to an open file description.
+    /// Pid of the process that took the lock, or -1 if the lock belongs to an open file description.
     pid: i32,
     place: LockedFile,
 }
 
 impl Oci {
-    /// Returns the sandbox that holds too many locks.
+    /// Returns the sandbox that holds too many locks, if there is one.
     pub(super) fn locks_culprit(&self) -> Result<Option<Culprit>, Error> {
         let off = self.flavor.tier == Tier::UserKernel || api::defence::is_off("C-33");
         if off || tables::locks().is_none_or(|count| count < LOCKS_MAX) {
@@ -64,15 +64,16 @@ impl Oci {
         if unknown.values().sum::<u64>() > HELD_MAX {
             self.find_open(&unknown, &mut held)?;
         }
-        // Sandboxes of another data directory belong to another server.
+        // Sandboxes that are not in this data directory belong to a different server.
         let own: BTreeSet<SandboxId> = self.dirs.ids()?.into_iter().collect();
         held.retain(|id, _| own.contains(id));
         let most = held.into_iter().max_by_key(|(_, count)| *count).filter(|(_, count)| *count > HELD_MAX);
         Ok(most.map(|(id, count)| Culprit { id, what: format!("holds at least {count} file locks") }))
     }
 
-    /// Returns the sandboxes by the devices of their file systems. Devices that the host mounts too are
-    /// excluded: they are shared, and visible in a sandbox that unpacks layers, for example.
+    /// Returns a map from the device of each file system to the sandbox that mounts it. Devices that the host
+    /// also mounts are excluded, because they are shared. For example, a sandbox that unpacks layers mounts
+    /// such a device.
     fn devices(&self) -> Result<BTreeMap<(u32, u32), SandboxId>, Error> {
         let mut devices = BTreeMap::new();
         let host = files::read(Path::new("/proc/self/mountinfo"))?;
@@ -88,8 +89,8 @@ impl Oci {
         Ok(devices)
     }
 
-    /// Attributes locks to the sandboxes that have the file open. Needed for files without a name, which are
-    /// on a file system that all processes share.
+    /// Attributes locks to the sandboxes that have the locked files open. This is needed for files without a
+    /// name, because they are on a file system that all processes share.
     fn find_open(
         &self,
         unknown: &BTreeMap<LockedFile, u64>,
@@ -124,8 +125,8 @@ fn sample() -> Result<String, Error> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Parses a line such as `7: POSIX  ADVISORY  WRITE 13580 00:1b:310 0 EOF`. A lock that waits for another has
-/// an arrow after the number.
+/// Parses a line such as `7: POSIX  ADVISORY  WRITE 13580 00:1b:310 0 EOF`. A request that waits for a lock
+/// has an arrow after the number.
 fn parse(line: &str) -> Option<Lock> {
     let mut words = line.split_whitespace().skip(1).filter(|word| *word != "->").skip(3);
     let pid = words.next()?.parse().ok()?;
@@ -135,7 +136,7 @@ fn parse(line: &str) -> Option<Lock> {
     Some(Lock { pid, place: (device, place.next()?.parse().ok()?) })
 }
 
-/// Parses the device of a line of `mountinfo`.
+/// Parses the device numbers in a line of `mountinfo`.
 fn device(line: &str) -> Option<(u32, u32)> {
     let (major, minor) = line.split(' ').nth(2)?.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))

@@ -1,10 +1,10 @@
-//! The operations that a child runs before it becomes the OCI runtime; most of them set up the sandbox's
+//! The operations that a child runs before it executes the OCI runtime. Most of them set up the sandbox's
 //! private mount namespace.
 //!
-//! The list, with every string in it, is prepared before the OCI runtime's command is started, and the child
-//! runs it before it executes the OCI runtime. Until then the child shares our memory, so an operation may
-//! only make system calls. Only the sandbox's processes keep the mount namespace alive, so the host's mount
-//! table does not change, and the kernel removes the mounts with the last process.
+//! The list of operations, with every string in it, is prepared before the child is started. The child shares
+//! this process's memory until it executes the OCI runtime, so an operation may only make system calls. Only
+//! the sandbox's processes keep the mount namespace alive. The host's mount table therefore does not change,
+//! and the kernel removes the mounts when the last process ends.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
@@ -21,25 +21,25 @@ use rustix::thread::UnshareFlags;
 
 use crate::Error;
 
-/// Maximum number of connections waiting to be accepted. The guest has one at a time, and connects again
-/// after a disconnect.
+/// Maximum number of connections waiting to be accepted. The guest opens only one connection at a time, and
+/// connects again after a disconnect.
 const BACKLOG: i32 = 128;
 
 /// An operation that the child performs before it executes the OCI runtime.
 pub(crate) enum Operation {
-    /// Makes the child die with its parent, and fails if the parent is already dead.
+    /// Makes the kernel kill the child when its parent dies. Fails if the parent is already dead.
     DieWith {
         /// The process that started the child.
         parent: Pid,
     },
     /// Joins a cgroup.
     Join {
-        /// Its `cgroup.procs` or `tasks` file.
+        /// The cgroup's `cgroup.procs` or `tasks` file, opened for writing.
         procs: OwnedFd,
     },
     /// Leaves the host's mount namespace for a private copy.
     Separate,
-    /// Mounts a directory or a file at another place.
+    /// Mounts a directory or a file at a second path, with its own mount flags.
     Mirror {
         /// The directory or file.
         source: CString,
@@ -47,12 +47,12 @@ pub(crate) enum Operation {
         target: CString,
         /// True if the mount is writable.
         writable: bool,
-        /// The user namespace whose id map applies to the file owners.
+        /// The user namespace whose ID map is applied to the file owners.
         owners: Option<Arc<OwnedFd>>,
     },
     /// Mounts a file system.
     Mount {
-        /// Its type.
+        /// The file system type.
         kind: &'static CStr,
         /// The device.
         source: CString,
@@ -60,10 +60,10 @@ pub(crate) enum Operation {
         target: CString,
         /// The mount flags.
         flags: MountFlags,
-        /// Options specific to this type.
+        /// Options specific to this file system type.
         options: CString,
     },
-    /// Changes to a directory, so that the names in an overlay's options stay short.
+    /// Changes the current directory, so that the names in an overlay's options stay short.
     Enter {
         /// The directory.
         path: CString,
@@ -73,7 +73,7 @@ pub(crate) enum Operation {
         /// Its path.
         path: CString,
     },
-    /// Sets owner, group and mode of a path that was just created.
+    /// Sets the owner, group and mode of a path that was just created.
     Own {
         /// Its path.
         path: CString,
@@ -88,14 +88,14 @@ pub(crate) enum Operation {
     Limit {
         /// The limited resource.
         resource: Resource,
-        /// The soft and hard limit; not above the current hard limit.
+        /// The new soft and hard limit. It must not exceed the current hard limit.
         value: u64,
     },
     /// Creates a device node.
     Device {
         /// Its path.
         path: CString,
-        /// Character or block device.
+        /// The type of device: character or block.
         kind: FileType,
         /// The device number.
         number: u64,
@@ -109,19 +109,20 @@ pub(crate) enum Operation {
         /// The mount point, which must exist.
         target: CString,
     },
-    /// Binds a socket created by the parent to a name in the current directory, and listens.
+    /// Binds a socket that the parent created to a name in the current directory, and listens on it.
     Listen {
         /// The socket, which the parent keeps open.
         socket: Arc<OwnedFd>,
-        /// Its name.
+        /// The socket's name, as an address.
         address: SocketAddrUnix,
     },
 }
 
-/// The failure of a child before it could execute its command.
+/// A failure of the child before it executed its command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChildFailure {
-    /// Index of the operation and its failed part; `None` if the command itself failed.
+    /// Index of the failed operation and the part that failed, or `None` if the command itself could not be
+    /// executed.
     at: Option<(usize, FailedPart)>,
     errno: Errno,
 }
@@ -131,18 +132,18 @@ pub(crate) struct ChildFailure {
 enum FailedPart {
     /// The operation as a whole.
     Whole,
-    /// Applying the id map, which the file system may not support.
+    /// The application of the ID map, which the file system may not support.
     Owners,
 }
 
 impl ChildFailure {
-    /// Creates the failure of the command itself.
+    /// Builds the failure for a command that could not be executed.
     pub(crate) fn of_program(errno: Errno) -> Self {
         Self { at: None, errno }
     }
 
-    /// Returns an error that describes the failed operation, or the system error if the command itself
-    /// failed.
+    /// Returns an error that describes the failed operation, or the system error if the command itself could
+    /// not be executed.
     pub(crate) fn explain(self, operations: &[Operation]) -> Result<Error, io::Error> {
         let source = io::Error::from(self.errno);
         let at = self.at.and_then(|(index, part)| Some((operations.get(index)?, part)));
@@ -232,7 +233,7 @@ pub(crate) fn c_string(path: &OsStr) -> Result<CString, Error> {
 
 fn die_with(parent: Pid) -> Result<(), Errno> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // If the parent died before the call above, the signal would never be sent.
+    // If the parent died before the call above, the kernel will never send the signal.
     if rustix::process::getppid() == Some(parent) { Ok(()) } else { Err(Errno::SRCH) }
 }
 
@@ -249,7 +250,7 @@ fn own(path: &CStr, user: u32, group: u32, mode: u32) -> Result<(), Errno> {
 
 fn device(path: &CStr, kind: FileType, number: u64, mode: Mode) -> Result<(), Errno> {
     rustix::fs::mknodat(CWD, path, kind, mode, number)?;
-    // Needed because the umask clears bits of the mode.
+    // The mode is set again because the umask may have cleared some of its bits.
     rustix::fs::chmod(path, mode)
 }
 

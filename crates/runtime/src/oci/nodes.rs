@@ -1,10 +1,10 @@
-//! A small in-memory file system for each sandbox, with its device nodes and the directory of its channel.
+//! Each sandbox's small in-memory file system, which holds its device nodes and its channel directory.
 //!
-//! An OCI runtime cannot create device nodes in a user namespace, so it binds the nodes that it finds in
-//! `/dev`. The host's nodes are the same inodes for all sandboxes: locks and watches on `/dev/null` would
-//! affect every sandbox and the host. So this file system is mounted at `/dev` in the OCI runtime's private
-//! mount namespace. As a further effect, the sandbox's mount table shows paths of this file system for the
-//! bound nodes, and no path of the host.
+//! An OCI runtime cannot create device nodes in a user namespace, so it bind-mounts the nodes that it finds
+//! in `/dev`. If these were the host's nodes, all sandboxes would share the same inodes, and a lock or watch
+//! on `/dev/null` would affect every sandbox and the host. Therefore this file system is mounted at `/dev` in
+//! the OCI runtime's private mount namespace. As a side effect, the sandbox's mount table shows paths in this
+//! file system for the device nodes, and no host paths.
 
 use std::ffi::CStr;
 use std::path::Path;
@@ -18,13 +18,13 @@ use super::disk::Disk;
 use super::mounts::{Operation, c_string};
 use crate::Error;
 
-/// Mount point, relative to the bundle.
+/// Mount point of this file system, relative to the bundle.
 pub(crate) const PLACE: &str = "nodes";
-/// Directory of the channel in this file system.
+/// Name of the channel directory in this file system.
 pub(crate) const CHANNEL: &str = "channel";
-/// Device node of the sandbox's disk. The mount table shows this name instead of the loop device's.
+/// Device node of the sandbox's disk. The mount table shows this name instead of the loop device's name.
 pub(crate) const DISK: &CStr = c"disk";
-/// Devices that OCI runtimes bind in every container, by name and device number.
+/// Devices that OCI runtimes bind-mount into every container, with their names and device numbers.
 const DEVICES: [(&CStr, u32, u32); 6] = [
     (c"null", 1, 3),
     (c"zero", 1, 5),
@@ -33,10 +33,12 @@ const DEVICES: [(&CStr, u32, u32); 6] = [
     (c"urandom", 1, 9),
     (c"tty", 5, 0),
 ];
-/// Enough for the nodes and the channel, with some to spare; each entry is an inode without a data page.
+/// Mount options that leave enough room for the nodes and the channel, with some to spare. Each entry uses
+/// one inode and no data page.
 const OPTIONS: &CStr = c"mode=755,size=16k,nr_inodes=32";
 
-/// Mounts the file system below the bundle and creates the nodes. Leaves the current directory in it.
+/// Returns the operations that mount the file system below the bundle and create the nodes. The operations
+/// leave the child's current directory in this file system.
 pub(crate) fn mount(bundle: &Path, disk: &Disk) -> Result<Vec<Operation>, Error> {
     let place = c_string(bundle.join(PLACE).as_os_str())?;
     let mut operations = vec![
@@ -64,8 +66,8 @@ pub(crate) fn mount(bundle: &Path, disk: &Disk) -> Result<Vec<Operation>, Error>
     Ok(operations)
 }
 
-/// Creates the channel's directory and listens in it. Root of the sandbox may enter the directory; no process
-/// inside may list or change it.
+/// Returns the operations that create the channel directory and listen in it. The sandbox's root may enter
+/// the directory, but no process in the sandbox may list or change it.
 pub(crate) fn listen(bundle: &Path, socket: &ChannelSocket, base: u32) -> Result<Vec<Operation>, Error> {
     let directory = c_string(bundle.join(PLACE).join(CHANNEL).as_os_str())?;
     let name = socket.name.to_owned();
@@ -79,7 +81,7 @@ pub(crate) fn listen(bundle: &Path, socket: &ChannelSocket, base: u32) -> Result
     ])
 }
 
-/// Makes the nodes available at `/dev`, where the OCI runtime expects them.
+/// Returns the operation that makes the nodes available at `/dev`, where the OCI runtime expects them.
 pub(crate) fn expose(bundle: &Path) -> Result<Operation, Error> {
     let source = c_string(bundle.join(PLACE).as_os_str())?;
     Ok(Operation::Bind { source, target: c"/dev".to_owned() })

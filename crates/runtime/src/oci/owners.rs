@@ -1,13 +1,14 @@
-//! The user namespace of a sandbox. It maps the sandbox's root, and the owners of its template's files, to
-//! ids of the sandbox's range.
+//! A sandbox's user namespace. It maps the sandbox's users, and the owners of its template's files, to user
+//! IDs in the sandbox's range.
 //!
-//! Layers are stored with the ids of the image, where 0 is root. An idmapped mount shows them as ids of the
-//! range and takes the map from a user namespace. A namespace with a map can only be created with a process
-//! in it. A container runs in the same namespace.
+//! Files in layers are stored with the owners from the image, where 0 is root. An idmapped mount translates
+//! these owners to IDs in the range, and takes the map from a user namespace. A user namespace with a map can
+//! only be created if a process is in it. A container runs in the same namespace.
 //!
-//! Linux also counts inotify instances and watches, queued signals, message queues and namespaces for the
-//! user who *created* the namespace. If root created it, all sandboxes would share one count with the host's
-//! root. So it is created by the first id of the sandbox's range, which no other sandbox uses.
+//! Linux also counts inotify instances and watches, queued signals, message queues and namespaces against the
+//! user that *created* the user namespace. If root created it, all sandboxes would share one count with the
+//! host's root. Therefore the first user ID in the sandbox's range creates it, because no other sandbox uses
+//! that ID.
 
 use std::ffi::{c_int, c_void};
 use std::fs::{self, File};
@@ -33,15 +34,15 @@ use crate::files::failed;
 /// machine.
 const MADE_WITHIN: Duration = Duration::from_secs(10);
 
-/// A user namespace that maps 0 and the following ids to a sandbox's range. Until this value is dropped, a
-/// process keeps the namespace's path valid.
+/// A user namespace that maps 0 and the following IDs to a sandbox's range. Until this value is dropped, a
+/// child process keeps the namespace's path valid.
 pub(crate) struct Owners {
     /// The namespace.
     pub namespace: Arc<OwnedFd>,
     holder: Holder,
 }
 
-/// An idle child in a user namespace of its own. Dropping this value kills it.
+/// An idle child in its own user namespace. Dropping this value kills the child.
 struct Holder {
     child: Child,
     /// The child's stack and argument, which must outlive it.
@@ -49,7 +50,7 @@ struct Holder {
     _given: Box<Given>,
 }
 
-/// The child's argument. The child shares our memory and our descriptors.
+/// The child's argument. The child shares this process's memory and descriptors.
 struct Given {
     parent: Pid,
     creator: u32,
@@ -57,7 +58,7 @@ struct Given {
 }
 
 impl Owners {
-    /// Creates the namespace of the range that begins with this id.
+    /// Creates the namespace for the range that begins with this ID.
     pub(crate) fn make(base: u32) -> Result<Self, Error> {
         let holder = Holder::start(base)
             .map_err(|source| Error::System { act: "create a user namespace".into(), source })?;
@@ -72,7 +73,8 @@ impl Owners {
         Ok(Self { namespace: Arc::new(namespace.into()), holder })
     }
 
-    /// Returns a path of the namespace for other processes, valid until this value is dropped.
+    /// Returns a path through which other processes can open the namespace. The path is valid until this
+    /// value is dropped.
     pub(crate) fn path(&self) -> PathBuf {
         self.holder.home().join("ns/user")
     }
@@ -85,7 +87,7 @@ impl Holder {
         let given = Box::new(Given { parent: rustix::process::getpid(), creator, made: writer.as_raw_fd() });
         let mut stack = Stack::new();
         let pointer = (&raw const *given).cast_mut().cast::<c_void>();
-        // Descriptors are shared only because copying them takes time.
+        // The child shares the descriptors only because copying them would take time.
         // SAFETY: the stack and `given` are on the heap and kept until the child has been reaped; `hold` only
         // reads `given` and accesses nothing else.
         let child = unsafe { stack.start(libc::CLONE_FILES, hold, pointer) }?;
@@ -114,7 +116,7 @@ impl Drop for Holder {
 }
 
 /// Entry point of the child: creates the namespace, reports the result, and sleeps until it is killed or its
-/// parent is gone. Makes direct system calls only, because the C library's `errno` is shared with the parent.
+/// parent is gone. Makes only direct system calls, because it shares the C library's `errno` with the parent.
 extern "C" fn hold(given: *mut c_void) -> c_int {
     // SAFETY: `Holder::start` passes a pointer to its `Given`, which outlives the child.
     let given = unsafe { &*given.cast::<Given>() };
@@ -130,10 +132,10 @@ extern "C" fn hold(given: *mut c_void) -> c_int {
     0
 }
 
-/// Creates the namespace as this user. Changing the user makes the shared memory undumpable, so from then on
-/// this server leaves no core file. This is intended: the server's memory contains keys, which must not get
-/// into one. The effective capabilities are restored after the change, for machines on which unprivileged
-/// users may not create user namespaces.
+/// Creates the namespace as the user `creator`. Changing the user makes the shared memory undumpable, so from
+/// then on this server produces no core dumps. This is intended: the server's memory contains keys, which
+/// must not end up in a core dump. The effective capabilities are restored after the change, because some
+/// machines do not let unprivileged users create user namespaces.
 fn separate(creator: u32) -> Result<(), Errno> {
     let root = Uid::ROOT;
     rustix::thread::set_thread_res_uid(root, Uid::from_raw(creator), root)?;
@@ -161,7 +163,7 @@ mod tests {
         let name = fs::read_link(format!("/proc/self/fd/{}", namespace.as_raw_fd())).unwrap();
         assert!(name.to_string_lossy().starts_with("user:["), "{name:?}");
         assert_ne!(name, fs::read_link("/proc/self/ns/user").unwrap());
-        // This is `NS_GET_OWNER_UID` of <linux/nsfs.h>.
+        // This is `NS_GET_OWNER_UID` from <linux/nsfs.h>.
         let (request, mut owner) = (0xb704, 0_u32);
         // SAFETY: the descriptor is open, and the kernel writes one `u32` to `owner`.
         let done = unsafe { libc::ioctl(namespace.as_raw_fd(), request, &raw mut owner) };

@@ -1,8 +1,8 @@
-//! The observable privileges of process 1, compared with the expected ones.
+//! Comparison of process 1's observable privileges with the expected ones.
 //!
 //! With a user-space kernel, the observed process is that kernel. It stays in the host's pid and cgroup
-//! namespaces and holds descriptors of all files that it serves, so fewer properties can be checked here. The
-//! guest reports the posture inside.
+//! namespaces and holds descriptors for all files that it serves, so fewer properties can be checked here.
+//! The guest reports the posture inside the sandbox.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,14 +17,15 @@ use super::process::ProcessHandle;
 use super::record::OciRecord;
 use crate::{Error, Tier, confinement, files};
 
-/// Capabilities that gVisor's kernel keeps in its own user namespace, in addition to those of process 1: for
-/// serving files (CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID), and SYS_PTRACE for its stubs.
+/// Capabilities that gVisor's kernel keeps in its own user namespace, in addition to process 1's
+/// capabilities. It needs CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER and FSETID to serve files, and
+/// SYS_PTRACE for its stub processes.
 const KERNEL_CAPABILITIES: u64 = 0x8_0000 | 0x1f;
 /// Namespaces that process 1 must not share with the host.
 const SEPARATE: [&str; 7] = ["user", "pid", "mnt", "ipc", "uts", "cgroup", "net"];
 /// Namespaces that gVisor's kernel must not share with the host.
 const SEPARATE_KERNEL: [&str; 5] = ["user", "mnt", "ipc", "uts", "net"];
-/// Kinds of descriptors that give no access to resources outside the sandbox.
+/// Kinds of descriptors that give no access to anything outside the sandbox.
 const HARMLESS: [&str; 9] = [
     "socket:",
     "pipe:",
@@ -36,10 +37,10 @@ const HARMLESS: [&str; 9] = [
     "anon_inode:[pidfd]",
     "anon_inode:inotify",
 ];
-/// Controllers whose hierarchies must hold process 1 in the sandbox's cgroup.
+/// Controllers in whose hierarchies process 1 must be in the sandbox's cgroup.
 const CONTROLLERS: [&str; 5] = ["memory", "pids", "cpu", "cpuacct", "devices"];
 
-/// Inspects process 1; returns its posture and the differences from the expected one.
+/// Inspects process 1, and returns its posture and the differences from the expected posture.
 pub(super) fn compare(
     id: &SandboxId,
     record: &OciRecord,
@@ -101,7 +102,7 @@ fn look(home: &Path) -> Result<Posture, Error> {
     posture.namespaces = namespaces(home)?;
     for entry in list(&home.join("fd"))? {
         let Some(number) = entry.file_name().and_then(|name| name.to_str()?.parse().ok()) else { continue };
-        // A descriptor that was closed since the listing is skipped.
+        // Skip a descriptor that was closed after the directory was listed.
         let Ok(target) = fs::read_link(&entry) else { continue };
         let is_null = fs::metadata(&entry).is_ok_and(|seen| seen.rdev() == rustix::fs::makedev(1, 3));
         let shown = if is_null { "/dev/null".into() } else { target.to_string_lossy().into_owned() };
@@ -147,8 +148,8 @@ fn descriptors(posture: &Posture, id: &SandboxId, tier: Tier) -> Vec<String> {
     differences
 }
 
-/// Returns a difference for each hierarchy in which process 1 is outside its cgroup. Version 2 has one
-/// hierarchy, which names no controllers here.
+/// Returns a difference for each hierarchy in which process 1 is outside its cgroup. Version 2 has a single
+/// hierarchy, whose line names no controllers.
 fn cgroups(text: &str, wanted: &str) -> Vec<String> {
     let lines =
         || text.lines().filter_map(|line| line.split_once(':').and_then(|(_, rest)| rest.split_once(':')));

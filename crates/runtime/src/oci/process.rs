@@ -1,8 +1,8 @@
 //! Processes held by descriptor, and commands that run to completion.
 //!
-//! A process is identified by its pid, its start time and the boot of the machine, and held by a pidfd,
-//! because a bare pid may have been reused. A command is waited for on the thread that started it, because
-//! the signal by which the kernel kills it with its parent is tied to that thread.
+//! A process is identified by its pid, its start time and the machine's boot ID, and is held by a pidfd,
+//! because a pid alone may have been reused. The thread that starts a command also waits for it, because the
+//! kernel kills the command (by its parent death signal) as soon as that thread ends.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -25,11 +25,11 @@ use super::mounts::Operation;
 use crate::files;
 use crate::{Error, Exit};
 
-/// Maximum length of a command's output in an error: enough to show the cause.
+/// Maximum length of the command output that an error contains. It is enough to show the cause.
 const STDERR_BYTES: u64 = 2048;
-/// Timeout for killed processes to end. This usually takes a millisecond. However, the end of the last
-/// process unmounts the sandbox's file systems, and before that the kernel writes back all unwritten data of
-/// user code.
+/// Timeout for killed processes to end. This usually takes a millisecond. However, when the last process
+/// ends, the kernel unmounts the sandbox's file systems, and first writes back all of user code's unwritten
+/// data.
 pub(crate) const ENDING: Duration = Duration::from_secs(60);
 /// Capacity of a pipe.
 const PIPE_BYTES: u64 = 64 << 10;
@@ -37,24 +37,24 @@ const PIPE_BYTES: u64 = 64 << 10;
 /// Unique identity of a process within this boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
-    /// Its pid, as this process sees it.
+    /// The pid, as this process sees it.
     pub pid: i32,
-    /// Its start time, in clock ticks since the boot.
+    /// The start time, in clock ticks since boot.
     pub start: u64,
 }
 
 /// A process held by a pidfd.
 #[derive(Debug)]
 pub(crate) struct ProcessHandle {
-    /// Its identity.
+    /// The process's identity.
     pub identity: Identity,
     descriptor: OwnedFd,
-    /// Its exit, once this process has collected it: the kernel reports it only once.
+    /// How the process ended, once that is known. It is stored because the kernel reports it only once.
     exit: Mutex<Option<Exit>>,
 }
 
 impl ProcessHandle {
-    /// Opens the process that currently has this pid; returns `None` if there is none.
+    /// Opens the process that currently has this pid, or returns `None` if there is none.
     pub(crate) fn open(pid: i32) -> Result<Option<Self>, Error> {
         let Some(number) = Pid::from_raw(pid) else { return Ok(None) };
         let descriptor = match rustix::process::pidfd_open(number, PidfdFlags::empty()) {
@@ -64,17 +64,18 @@ impl ProcessHandle {
                 return Err(Error::System { act: format!("open process {pid}"), source: error.into() });
             }
         };
-        // Read after the descriptor was opened: if the pid has been reused by then, the start time differs.
+        // Read the start time after opening the descriptor: if the pid has been reused by then, the start
+        // time differs from the recorded one.
         let Some(start) = start_time(pid)? else { return Ok(None) };
         Ok(Some(Self { identity: Identity { pid, start }, descriptor, exit: Mutex::new(None) }))
     }
 
-    /// Opens exactly this process; returns `None` if it no longer exists.
+    /// Opens exactly this process, or returns `None` if it no longer exists.
     pub(crate) fn reopen(identity: Identity) -> Result<Option<Self>, Error> {
         Ok(Self::open(identity.pid)?.filter(|process| process.identity == identity))
     }
 
-    /// Returns true if it is still running. A zombie is not.
+    /// Returns true if the process is still running. A zombie is not running.
     pub(crate) fn is_alive(&self) -> bool {
         !self.wait_until(Instant::now())
     }
@@ -90,7 +91,8 @@ impl ProcessHandle {
         }
     }
 
-    /// Blocks this thread until the process has ended or the deadline has passed; returns true if it ended.
+    /// Blocks this thread until the process has ended or the deadline has passed. Returns true if the process
+    /// has ended.
     pub(crate) fn wait_until(&self, deadline: Instant) -> bool {
         wait_readable(&self.descriptor, deadline)
     }
@@ -107,14 +109,15 @@ impl ProcessHandle {
         watched.readable().await.map(|_| ()).map_err(wrong)
     }
 
-    /// Returns how the process ended; must be called after its end. Reaps it if this process is its parent.
+    /// Returns how the process ended, and reaps it if this process is its parent. Must be called after the
+    /// process has ended.
     pub(crate) fn exit(&self) -> Exit {
         let mut known = self.exit.lock().unwrap_or_else(PoisonError::into_inner);
         *known.get_or_insert_with(|| collect(WaitId::PidFd(self.descriptor.as_fd())).unwrap_or(Exit::Unknown))
     }
 }
 
-/// Reaps an ended process that this process adopted, so that no zombie remains. Returns true if it is gone.
+/// Reaps an adopted process that has ended, so that no zombie remains. Returns true if the process is gone.
 pub(crate) fn reap(pid: i32) -> bool {
     let Some(number) = Pid::from_raw(pid) else { return true };
     match rustix::process::waitid(WaitId::Pid(number), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
@@ -123,15 +126,14 @@ pub(crate) fn reap(pid: i32) -> bool {
     }
 }
 
-/// Reaps all adopted zombies whose user is in this range: the helpers that a user-space kernel leaves behind.
-/// Children that this process started itself have other users and are reaped by their starter. A process 1
-/// that died before it became the guest has no user of the range yet; it is recognized by a name that only
-/// runc uses.
+/// Reaps all adopted zombies whose user ID is in this range, such as the helpers that a user-space kernel
+/// leaves behind. Children that this process started itself have user IDs outside the range, and the code
+/// that started them reaps them. If process 1 died before it became the guest, its user ID is not in the
+/// range yet, and it is recognized by a process name that only runc uses.
 pub(crate) fn reap_zombies(users: Range<u32>) -> Result<(), Error> {
     let tasks = Path::new("/proc/self/task");
     for task in std::fs::read_dir(tasks).map_err(|source| files::failed("list", tasks, source))?.flatten() {
-        // On kernels without this file, the zombies remain until this process ends, at the cost of a pid
-        // each.
+        // On kernels without this file, zombies remain until this process ends, and each occupies a pid.
         let children = files::read_if_there(&task.path().join("children"))?.unwrap_or_default();
         for pid in children.split_whitespace().filter_map(|word| word.parse::<i32>().ok()) {
             let status = files::read_if_there(Path::new(&format!("/proc/{pid}/status")))?.unwrap_or_default();
@@ -147,7 +149,7 @@ pub(crate) fn reap_zombies(users: Range<u32>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the start time of a process in clock ticks since the boot, or `None` if there is no such process.
+/// Returns the start time of a process in clock ticks since boot, or `None` if there is no such process.
 pub(crate) fn start_time(pid: i32) -> Result<Option<u64>, Error> {
     let Some(stat) = files::read_if_there(Path::new(&format!("/proc/{pid}/stat")))? else { return Ok(None) };
     // The command name may contain any characters, including parentheses and spaces; the last `)` terminates
@@ -156,16 +158,16 @@ pub(crate) fn start_time(pid: i32) -> Result<Option<u64>, Error> {
     Ok(after_name.split_whitespace().nth(19).and_then(|word| word.parse().ok()))
 }
 
-/// Returns the kernel's id of the current boot.
+/// Returns the kernel's ID for the current boot.
 pub(crate) fn boot_id() -> Result<String, Error> {
     Ok(files::read(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_owned())
 }
 
-/// Makes this process adopt orphaned descendants.
+/// Makes this process adopt its orphaned descendants.
 ///
-/// An OCI runtime starts process 1 and exits. Without this call, process 1 would become a child of the
-/// machine's process 1: this process could not read its exit status, and its zombie would remain until the
-/// machine's process 1 reaps it.
+/// An OCI runtime starts a sandbox's process 1 and exits. Without this call, the machine's init process would
+/// adopt the sandbox's process 1. This process could then not read the exit status, and a zombie would remain
+/// until the init process reaps it.
 pub(crate) fn inherit_orphans() -> Result<(), Error> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| Error::System {
         act: "become the reaper of orphaned sandbox processes".into(),
@@ -173,17 +175,17 @@ pub(crate) fn inherit_orphans() -> Result<(), Error> {
     })
 }
 
-/// The destination of a command's error messages, which are reported if it fails.
+/// The destination of a command's error messages, which become part of the error if the command fails.
 pub(crate) enum Words<'a> {
-    /// Its standard error, which is a memory file.
+    /// The command's standard error, which is an in-memory file.
     Stderr,
-    /// A named pipe, which the command uses as its log. Its standard error is `/dev/null`, because processes
-    /// that it leaves behind inherit it. They inherit the log as well, so the log is a pipe, and not a file
-    /// that could grow.
+    /// A named pipe at this path, which the command uses as its log. The command's standard error is
+    /// `/dev/null`, because processes that the command leaves behind inherit it. They inherit the log too, so
+    /// the log is a pipe and not a file, which could grow without limit.
     Log(&'a Path),
 }
 
-/// Runs the operations and then the command, and waits until it has ended.
+/// Runs the operations and then the command, and waits until the command has ended.
 pub(crate) fn run(
     command: &Command,
     operations: &[Operation],
@@ -222,7 +224,8 @@ fn wait_child(child: &Child, within: Duration) -> io::Result<Option<WaitStatus>>
     child.collect().map(|status| ended.then_some(status))
 }
 
-/// Waits until the descriptor is readable or its other end is closed; returns false at the deadline.
+/// Waits until the descriptor is readable or its other end is closed. Returns false if the deadline passes
+/// first.
 pub(crate) fn wait_readable(descriptor: &OwnedFd, deadline: Instant) -> bool {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -249,7 +252,8 @@ fn memory_file() -> Result<File, Error> {
         .map_err(|error| Error::System { act: "create a memory file".into(), source: error.into() })
 }
 
-/// Creates a named pipe and opens its reading end. It holds up to the kernel's pipe capacity, 64 KiB.
+/// Creates a named pipe and opens its reading end. The pipe holds up to 64 KiB, which is the kernel's pipe
+/// capacity.
 fn named_pipe(path: &Path) -> Result<File, Error> {
     let mode = Mode::from_raw_mode(0o600);
     rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0)
@@ -265,10 +269,10 @@ fn tail(mut file: File) -> String {
     if moved.is_ok() { last_words(file) } else { String::new() }
 }
 
-/// Reads the available data and returns the last part of it.
+/// Reads the available data and returns its last part, up to `STDERR_BYTES`.
 fn last_words(mut file: File) -> String {
     let mut bytes = Vec::new();
-    // A pipe that still has a writer returns an error after its current content.
+    // Ignore errors: a read from a pipe that still has a writer returns an error after the available data.
     let _ = file.by_ref().take(PIPE_BYTES).read_to_end(&mut bytes);
     let kept = usize::try_from(STDERR_BYTES).unwrap_or(usize::MAX);
     let tail = bytes.split_at(bytes.len().saturating_sub(kept)).1;

@@ -1,11 +1,11 @@
-//! The record of a sandbox, which is written before anything else is created, and the lock of its owner.
+//! A sandbox's record, which is written before anything else is created, and its ownership lock.
 //!
-//! `<data>/sandboxes/<id>/record.json` contains the runtime, the range of user ids, the boot, the loop device
-//! and, once known, process 1. The directory is created first and removed last, so listing the directories
-//! finds every resource that was created, and a range of user ids becomes free only when no file can be owned
-//! by it any more.
+//! `<data>/sandboxes/<id>/record.json` contains the runtime, the range of user IDs, the boot ID, the loop
+//! device and, once known, process 1. The directory is created first and removed last. Listing the
+//! directories therefore finds every resource that was created, and a range of user IDs becomes free only
+//! after no file can belong to it anymore.
 //!
-//! `<data>/sandboxes/<id>/lock` is locked by the process that owns the sandbox.
+//! The process that owns the sandbox holds a lock on `<data>/sandboxes/<id>/lock`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirBuilder, File};
@@ -23,11 +23,11 @@ use crate::files::{self, failed};
 use crate::hand::{self, Lock};
 use crate::oci::process::Identity;
 
-/// First host id of the sandboxes' ranges: above the ids of people, system users and the usual subordinate
-/// ranges.
+/// First host user ID of the sandboxes' ranges. It is above the IDs of human users, system users and the
+/// usual subordinate ranges.
 const RANGE_BASE: u32 = 1 << 30;
 /// Maximum number of ranges on one machine. The last one ends below 2^31, because some programs interpret
-/// larger ids as negative numbers.
+/// larger IDs as negative numbers.
 const RANGES_MAX: u32 = 16_000;
 /// Mode of directories that a sandbox's root may traverse but not list.
 const WALKED: u32 = 0o711;
@@ -35,37 +35,38 @@ const WALKED: u32 = 0o711;
 /// Paths of the data directory and of the files below it.
 #[derive(Clone, Debug)]
 pub struct Dirs {
-    /// The data directory. Every user must be able to traverse its parents.
+    /// The data directory. Every user must be able to traverse its parent directories.
     pub data: PathBuf,
     ranges: Ranges,
 }
 
-/// Cache of the sandboxes' ranges, by id and inode of the directory. The range of a sandbox never changes,
-/// and reading a thousand records takes longer than all other work of a start.
+/// Cache of the sandboxes' ranges. The key is the sandbox's ID and its directory's inode. A sandbox's range
+/// never changes, and reading a thousand records would take longer than everything else that starting a
+/// sandbox involves.
 type Ranges = Arc<Mutex<HashMap<(SandboxId, u64), u32>>>;
 
 /// The record of one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OciRecord {
-    /// Name of the runtime that created it.
+    /// Name of the runtime that created the sandbox.
     pub runtime: String,
-    /// Number of its range of user ids.
+    /// Number of the sandbox's range of user IDs.
     pub range: u32,
-    /// The boot in which it was created; after a reboot none of its processes exist.
+    /// ID of the boot during which the sandbox was created. After a reboot, none of its processes exist.
     pub boot: String,
     /// True if process 1 may create files owned by other users.
     #[serde(rename = "unpacks")]
     pub owns_files: bool,
-    /// Number of the loop device of its disk.
+    /// Number of the loop device that the sandbox's disk uses.
     pub device: Option<u32>,
     /// Process 1, once it is running.
     pub process: Option<Identity>,
-    /// True if its stop has been requested.
+    /// True once a stop of the sandbox has begun.
     pub stopping: bool,
 }
 
 impl Dirs {
-    /// Returns the paths below this data directory.
+    /// Creates the paths for this data directory.
     pub fn below(data: impl Into<PathBuf>) -> Self {
         Self { data: data.into(), ranges: Ranges::default() }
     }
@@ -79,8 +80,8 @@ impl Dirs {
         files::directory(&self.states(runtime), 0o700)
     }
 
-    /// Returns the state directory of the OCI runtime for this sandbox. Each sandbox has its own, so that all
-    /// of it can be removed by name, regardless of the runtime's file names.
+    /// Returns the OCI runtime's state directory for this sandbox. Each sandbox has its own state directory,
+    /// so that the whole directory can be removed without knowing the runtime's file names.
     pub(crate) fn state(&self, runtime: &str, id: &SandboxId) -> PathBuf {
         self.states(runtime).join(id.as_str())
     }
@@ -90,7 +91,7 @@ impl Dirs {
         self.sandboxes().join(id.as_str())
     }
 
-    /// Returns the directory of the blank disks.
+    /// Returns the directory that holds the blank disks.
     pub(crate) fn blanks(&self) -> PathBuf {
         self.data.join("disks")
     }
@@ -122,12 +123,12 @@ impl Dirs {
         self.sandbox(id).join("record.json")
     }
 
-    /// Returns the ids of all sandboxes that have a directory.
+    /// Returns the IDs of all sandboxes that have a directory.
     pub(crate) fn ids(&self) -> Result<Vec<SandboxId>, Error> {
         Ok(self.directories()?.into_iter().map(|(id, _)| id).collect())
     }
 
-    /// Returns the ids of all sandboxes that have a directory, with the directories' inodes.
+    /// Returns the IDs of all sandboxes that have a directory, with the directories' inodes.
     fn directories(&self) -> Result<Vec<(SandboxId, u64)>, Error> {
         let path = self.sandboxes();
         let entries = fs::read_dir(&path).map_err(|source| failed("list", &path, source))?;
@@ -140,7 +141,7 @@ impl Dirs {
         Ok(all)
     }
 
-    /// Loads the record of a sandbox; returns `None` if it does not exist.
+    /// Loads a sandbox's record, or returns `None` if it does not exist.
     pub(crate) fn load(&self, id: &SandboxId) -> Result<Option<OciRecord>, Error> {
         let Some(text) = files::read_if_there(&self.record(id))? else { return Ok(None) };
         let record = serde_json::from_str(&text).map_err(|source| {
@@ -157,8 +158,9 @@ impl Dirs {
         files::replace(&self.record(id), &text)
     }
 
-    /// Creates the sandbox's directory, acquires its ownership, and writes its record with the lowest free
-    /// range. Returns [`Error::Exists`] if the id is in use, and does not modify that sandbox.
+    /// Creates the sandbox's directory, acquires ownership of the sandbox, and writes its record with the
+    /// lowest free range. If the ID is in use, returns [`Error::Exists`] and does not modify the existing
+    /// sandbox.
     pub(crate) fn reserve(
         &self,
         id: &SandboxId,
@@ -174,8 +176,8 @@ impl Dirs {
         }
         let made = self.fill(id, runtime, owns_files);
         if made.is_err() {
-            // Only these files exist so far, so this removes everything; an error here would not add anything
-            // useful.
+            // The directory contains only files so far, so this removes everything. An error here is ignored,
+            // because the first error is more useful.
             let _ = files::remove_shallow(&path, 0);
         }
         made
@@ -198,23 +200,24 @@ impl Dirs {
         Ok((record, lock))
     }
 
-    /// Acquires the ownership of a sandbox; returns `None` if a living process owns it.
+    /// Acquires ownership of a sandbox, or returns `None` if a living process owns it.
     pub(crate) fn take(&self, id: &SandboxId) -> Result<Option<Lock>, Error> {
         hand::take(&self.sandbox(id).join("lock"))
     }
 
-    /// Returns true if a living process owns the sandbox. Queries the lock without acquiring it, so it never
-    /// blocks another process from acquiring it.
+    /// Returns true if a living process owns the sandbox. Queries the lock without acquiring it, so this call
+    /// never prevents a different process from acquiring the lock.
     pub(crate) fn is_owned(&self, id: &SandboxId) -> bool {
         hand::is_taken(&self.sandbox(id).join("lock"))
     }
 
-    /// Removes the directory, with the record last: while the record exists, the range is in use.
+    /// Removes the sandbox's directory. The record is removed last, because the range is in use as long as
+    /// the record exists.
     pub(crate) fn forget(&self, id: &SandboxId) -> Result<(), Error> {
         let path = self.sandbox(id);
         files::remove_shallow(&self.bundle(id), 1)?;
         files::remove_shallow(&self.channel(id), 0)?;
-        // All remaining files belong to this program or the OCI runtime, complete or not.
+        // All remaining files, complete or partial, were written by this program or the OCI runtime.
         files::remove_files(&path, |name| name != "record.json")?;
         files::remove_file(&self.record(id))?;
         files::remove_directory(&path)
@@ -251,7 +254,7 @@ impl Dirs {
 }
 
 impl OciRecord {
-    /// Returns the host id of user 0 of the sandbox.
+    /// Returns the host user ID of the sandbox's user 0.
     pub(crate) fn base(&self) -> u32 {
         RANGE_BASE + self.range * UID_RANGE
     }

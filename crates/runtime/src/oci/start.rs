@@ -1,5 +1,5 @@
-//! Starting a sandbox, in named steps. [`super::stop::teardown`] undoes all of them, removing every resource
-//! by name.
+//! Starting a sandbox in named steps. [`super::stop::teardown`] undoes all of these steps by removing every
+//! resource by name.
 
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::Path;
@@ -22,22 +22,22 @@ use super::record::OciRecord;
 use super::{Hand, Oci, channel, config, disk, nodes, process, stop};
 use crate::{Error, Profile, Spec, Tier, confinement, files};
 
-/// Names of the steps of a start, in order.
+/// Names of the startup steps, in order.
 pub(super) const STEPS: [&str; 8] =
     ["record", "cgroups", "disk", "device", "bundle", "channel", "run", "process"];
 /// Timeout for the OCI runtime. It usually takes 40 to 200 ms; the rest is a margin for an overloaded
 /// machine.
 const RUN: Duration = Duration::from_secs(30);
-/// Maximum number of layers of a template. Keeps the list of layers far below the one page that overlay mount
-/// options may fill.
+/// Maximum number of layers in a template. With this limit, the list of layers stays far below one page,
+/// which is the maximum length of an overlay's mount options.
 const LAYERS_MAX: usize = 128;
 
-/// Two extra directories among the layers: one with the guest's executable, and an empty one, because an
-/// overlay without an upper directory needs at least two lower ones.
+/// Two extra directories among the layers. One contains the guest's executable. The other is empty and is
+/// needed because an overlay without an upper directory must have at least two lower directories.
 const GUEST: &str = "guest";
 const EMPTY: &str = "empty";
 
-/// Starts a sandbox. If that fails, nothing of it is left behind.
+/// Starts a sandbox. On failure, nothing is left behind.
 pub(super) fn start(oci: &Oci, id: &SandboxId, spec: &Spec) -> Result<Hand, Error> {
     check(spec)?;
     let (record, lock) = info_span!(target: STEP, "record")
@@ -46,8 +46,8 @@ pub(super) fn start(oci: &Oci, id: &SandboxId, spec: &Spec) -> Result<Hand, Erro
     match build(oci, id, spec, record) {
         Ok(hand) => Ok(Hand { lock: Mutex::new(Some(lock)), ..hand }),
         Err(error) => {
-            // The first error is the one to report; anything that a failed teardown leaves is listed and can
-            // be stopped again.
+            // Report the first error. Anything that a failed teardown leaves behind stays listed and can be
+            // stopped again.
             let _ = stop::teardown(oci, id, None);
             Err(error)
         }
@@ -126,10 +126,10 @@ fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: OciRecord) -> Resul
     })
 }
 
-/// Creates the mount points. They stay empty in the host's mount namespace.
+/// Creates the mount points, which stay empty in the host's mount namespace.
 fn lay_out(bundle: &Path, spec: &Spec) -> Result<(), Error> {
     files::directory(bundle, 0o711)?;
-    // These directories are created and removed with every sandbox, so there are only the necessary ones.
+    // These directories are created and removed with every sandbox, so only the necessary ones are created.
     for name in ["rootfs", "disk", "guest", nodes::PLACE, "layers"] {
         files::directory(&bundle.join(name), 0o711)?;
     }
@@ -148,12 +148,12 @@ fn lay_out(bundle: &Path, spec: &Spec) -> Result<(), Error> {
     Ok(())
 }
 
-/// The resources of a sandbox that its mounts use.
+/// The resources that a sandbox's mounts use.
 struct MountResources<'a> {
     disk: &'a Disk,
     channel: &'a Channel,
     owners: &'a Owners,
-    /// The first user id of its range.
+    /// The first user ID of the sandbox's range.
     base: u32,
 }
 
@@ -209,15 +209,16 @@ fn operations(
     Ok(operations)
 }
 
-/// Mounts the root file system. It is an overlay even for a single layer, so that its inodes belong to this
-/// sandbox alone: no other sandbox of the template can watch the files opened here, or hold a lock that has
-/// an effect here. The page cache of the files is shared nevertheless.
+/// Returns the operation that mounts the root file system. The root is an overlay even if there is a single
+/// layer, so that its inodes belong to this sandbox alone. Other sandboxes from the same template then cannot
+/// watch the files that are opened here, or hold locks that have an effect here. Nevertheless, all of them
+/// share one page cache for the files.
 fn root(bundle: &Path, spec: &Spec) -> Result<Operation, Error> {
     let target = bundle.join("rootfs");
     if api::defence::is_off("X-20") && spec.layers.len() == 1 && !spec.profile.writes_root() {
         return Ok(Operation::Bind { source: c"0".to_owned(), target: c_string(target.as_os_str())? });
     }
-    // The first name is the uppermost layer.
+    // The first name is the topmost layer.
     let mut names: Vec<String> = (0..spec.layers.len()).rev().map(|number| number.to_string()).collect();
     if !spec.profile.writes_root() && names.len() == 1 {
         names.push(EMPTY.into());
@@ -226,9 +227,10 @@ fn root(bundle: &Path, spec: &Spec) -> Result<Operation, Error> {
     overlay(&target, &names, spec.profile.writes_root().then_some([UPPER, WORK]))
 }
 
-/// Stacks directories of `layers`, the first one uppermost, below a writable layer if there is one. The names
-/// are relative because they are visible in the sandbox's mount table. Opaque directories are marked in the
-/// `user` namespace of extended attributes, because the guest that unpacked them was not root of the machine.
+/// Returns the operation that stacks the named directories in the bundle's `layers` directory, with the first
+/// one on top, below a writable layer if there is one. The names are relative because they are visible in the
+/// sandbox's mount table. Opaque directories are marked by extended attributes in the `user` namespace,
+/// because the guest that unpacked them was not root on the host.
 fn overlay(target: &Path, names: &[&str], written: Option<[&str; 2]>) -> Result<Operation, Error> {
     let mut options = format!("lowerdir={},userxattr", names.join(":"));
     let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
@@ -249,9 +251,9 @@ fn overlay(target: &Path, names: &[&str], written: Option<[&str; 2]>) -> Result<
 
 /// The listening side of the channel, before the guest connects.
 enum Channel {
-    /// A socket in a file system of the sandbox's own.
+    /// A socket in the sandbox's own file system.
     Inside(channel::ChannelSocket),
-    /// A socket in a directory of the host.
+    /// A socket in a host directory.
     Host(StdListener),
 }
 
@@ -301,13 +303,13 @@ impl Oci {
     }
 }
 
-/// Opens process 1, whose pid the OCI runtime wrote to a file.
+/// Opens process 1. The OCI runtime has written its pid to a file.
 fn identify(oci: &Oci, id: &SandboxId) -> Result<ProcessHandle, Error> {
     let path = oci.dirs.sandbox(id).join("pid");
     let pid = files::read(&path)?.trim().parse().unwrap_or(0);
     let process = ProcessHandle::open(pid)?.ok_or_else(|| Error::Ended(id.clone()))?;
-    // It may have ended in the meantime and so be in no cgroup, which is no error. A live process outside the
-    // cgroup is not process 1.
+    // If process 1 has already ended, it is in no cgroup, which is not an error. However, a live process
+    // outside the sandbox's cgroup is not process 1.
     if process.is_alive() && !Cgroups::holds(id, pid)? && process.is_alive() {
         return Err(Error::Impostor {
             id: id.clone(),

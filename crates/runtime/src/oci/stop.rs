@@ -1,8 +1,9 @@
-//! Stopping a sandbox in any state: half-made, running, dead, or left by a process that is gone.
+//! Stopping a sandbox in any state: partially created, running, dead, or left behind by a process that has
+//! died.
 //!
-//! Each step finds its resources by name and succeeds if they are already gone. So the whole can be repeated,
-//! and two processes may run it concurrently. The directory is removed last: while anything is left, the
-//! sandbox is listed.
+//! Each step finds its resources by name and succeeds if they are already gone. The teardown can therefore be
+//! repeated, and two processes may run it concurrently. The directory is removed last, so the sandbox stays
+//! listed as long as any of its resources exist.
 
 use std::time::{Duration, Instant};
 
@@ -26,8 +27,8 @@ impl Oci {
         match self.flavor.tier {
             Tier::Container => process.signal(Signal::TERM),
             Tier::UserKernel => {
-                // The process visible from outside is the user-space kernel; the signal is meant for process
-                // 1 inside.
+                // The process that is visible from outside is the user-space kernel, but the signal is meant
+                // for process 1 inside the sandbox.
                 let mut command = self.command(id);
                 command.args(["kill", id.as_str(), "TERM"]);
                 // If the signal cannot be sent, process 1 is killed after the grace period.
@@ -45,8 +46,8 @@ pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&ProcessHandle>) 
         record => record,
     };
     if let Some(record) = &record {
-        // For observers only. Writing fails on a full disk, but then the teardown must continue, because it
-        // frees space.
+        // The flag is only for observers. Saving it fails if the disk is full, but the teardown must continue
+        // because it frees space.
         info_span!(target: STEP, "record").in_scope(|| {
             let _ = oci.dirs.save(id, &OciRecord { stopping: true, ..record.clone() });
         });
@@ -55,16 +56,16 @@ pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&ProcessHandle>) 
         info_span!(target: STEP, "kill").in_scope(|| kill_first(record, held))?;
     }
     info_span!(target: STEP, "kill", what = "the rest").in_scope(|| oci.cgroups.kill_all(id))?;
-    // In a container, this process only has to reap process 1, which is done. Scanning all children is slow
-    // with a thousand of them.
+    // For a container, only process 1 needs to be reaped, and that has already happened. Scanning all
+    // children is slow when there are a thousand of them.
     let others = oci.flavor.tier == Tier::UserKernel;
     if let Some(record) = record.as_ref().filter(|record| others || record.process.is_none()) {
         info_span!(target: STEP, "reap")
             .in_scope(|| process::reap_zombies(record.base()..record.base() + UID_RANGE))?;
     }
     info_span!(target: STEP, "cgroups").in_scope(|| oci.cgroups.remove(id))?;
-    // The OCI runtime's own `delete` does no more than this, but waits up to seconds for processes that it
-    // cannot know to be dead.
+    // The OCI runtime's own `delete` command does nothing more than this, but may wait several seconds for
+    // the processes, because it cannot know that they are dead.
     info_span!(target: STEP, "delete", what = "the runtime's state")
         .in_scope(|| files::remove_shallow(&oci.dirs.state(oci.flavor.name, id), 1))?;
     if let Some(number) = record.as_ref().filter(|record| is_current(record)).and_then(|record| record.device)
@@ -75,8 +76,8 @@ pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&ProcessHandle>) 
     info_span!(target: STEP, "delete").in_scope(|| oci.dirs.forget(id))
 }
 
-/// Lists the sandboxes of this runtime that exist at least in part. Includes new ones whose record does not
-/// exist yet, and whose runtime is therefore unknown.
+/// Lists the sandboxes of this runtime that exist at least in part. The list includes new sandboxes that have
+/// no record yet, whose runtime is therefore unknown.
 pub(super) fn list(oci: &Oci) -> Result<Vec<Listed>, Error> {
     let mut listed = Vec::new();
     for id in oci.dirs.ids()? {
@@ -96,7 +97,8 @@ pub(super) fn list(oci: &Oci) -> Result<Vec<Listed>, Error> {
     Ok(listed)
 }
 
-/// Kills process 1, upon which the kernel kills all others of its pid namespace, and reaps it.
+/// Kills process 1 and reaps it. When process 1 dies, the kernel kills all other processes in its pid
+/// namespace.
 fn kill_first(record: &OciRecord, held: Option<&ProcessHandle>) -> Result<(), Error> {
     let reopened = match (held, record.process) {
         (None, Some(identity)) if is_current(record) => ProcessHandle::reopen(identity)?,
@@ -111,8 +113,8 @@ fn kill_first(record: &OciRecord, held: Option<&ProcessHandle>) -> Result<(), Er
     Ok(())
 }
 
-/// Returns true if a sandbox was created in this boot. The processes, mounts and devices recorded in an
-/// earlier boot no longer belong to it.
+/// Returns true if a sandbox was created during the current boot. After a reboot, the recorded processes,
+/// mounts and devices no longer belong to the sandbox.
 pub(super) fn is_current(record: &OciRecord) -> bool {
     process::boot_id().is_ok_and(|boot| boot == record.boot)
 }

@@ -1,8 +1,8 @@
-//! One exec of a simulated guest, from its start to its outcome, and the output for its readers.
+//! One exec of a simulated guest, from its start to its outcome, with the output that its readers receive.
 //!
 //! There is only one stream, because no program writes to standard error. The exec retains the first bytes of
-//! its output: in modes `block` and `kill` as many as requested, because there the limit affects the exec,
-//! and in mode `keep` at most [`KEPT_BYTES_MAX`].
+//! its output. In the modes `block` and `kill`, it retains as many bytes as the request specifies, because
+//! this limit affects the exec's behavior. In the mode `keep`, it retains at most [`KEPT_BYTES_MAX`] bytes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,21 +17,21 @@ use tokio::time::Instant;
 
 use super::program::Program;
 
-/// Maximum output retained in mode `keep`: low enough that ten thousand sandboxes, each with a verbose exec,
-/// fit in the memory of a laptop.
+/// Maximum output retained in the mode `keep`. It is low enough that ten thousand sandboxes, each with a
+/// verbose exec, fit into a laptop's memory.
 const KEPT_BYTES_MAX: u64 = 64 * 1024;
 /// Maximum payload of one frame.
 const CHUNK_BYTES: usize = 16 * 1024;
-/// Maximum time without a frame for a reader, as with a real guest.
+/// Maximum time between two frames to a reader, the same as for a real guest.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Interval between two lines of `count`: short enough to watch its progress, long enough that an hour of
-/// output stays small.
+/// Interval between two lines of `count`. It is short enough to watch the progress, and long enough that an
+/// hour of output stays small.
 const COUNT_EVERY: Duration = Duration::from_millis(100);
 
 /// One exec.
 pub(super) struct SimExec {
     pub id: ExecId,
-    /// Hash of the request that started it: the same id with a different request is a conflict.
+    /// Hash of the request that started the exec. A different request with the same ID is a conflict.
     pub fingerprint: u64,
     argv: String,
     started: Instant,
@@ -40,7 +40,7 @@ pub(super) struct SimExec {
     mode: OutputMode,
     kept_bytes: u64,
     progress: Mutex<ExecProgress>,
-    /// Notified of new bytes, free space, a reason to end, and the end.
+    /// Notified when there are new bytes, free space or a reason to end, and when the exec ends.
     changed: Notify,
 }
 
@@ -48,13 +48,13 @@ pub(super) struct SimExec {
 struct ExecProgress {
     /// The retained bytes, starting at offset `taken`.
     kept: Vec<u8>,
-    /// Bytes below this offset have been acknowledged by a reader (mode `block`).
+    /// Offset below which a reader has acknowledged all bytes (in the mode `block`).
     taken: u64,
     /// Number of bytes written so far.
     written: u64,
     /// Number of bytes received on standard input, while it is open.
     stdin: Option<u64>,
-    /// Size of its terminal, if it has one.
+    /// Size of the exec's terminal, if it has one.
     terminal: Option<TerminalSize>,
     /// The first reason to end the exec.
     reason: Option<Outcome>,
@@ -103,7 +103,7 @@ impl SimExec {
         self.progress().end.is_some()
     }
 
-    /// Returns its current state.
+    /// Returns the exec's current state.
     pub fn info(&self) -> ExecInfo {
         let progress = self.progress();
         let end = progress.end.as_ref();
@@ -126,13 +126,13 @@ impl SimExec {
         }
     }
 
-    /// Requests the end of the exec. The first reason counts; after the end, further ones have no effect.
+    /// Requests the end of the exec. Only the first reason counts, and requests after the end have no effect.
     pub fn ask_to_end(&self, reason: Outcome) {
         self.progress().reason.get_or_insert(reason);
         self.changed.notify_waiters();
     }
 
-    /// Acknowledges the output below the offset. Only mode `block` frees the acknowledged bytes.
+    /// Acknowledges the output below this offset. Only the mode `block` frees the acknowledged bytes.
     pub fn consume(&self, offset: u64) {
         if self.mode != OutputMode::Block {
             return;
@@ -146,8 +146,8 @@ impl SimExec {
         self.changed.notify_waiters();
     }
 
-    /// Accepts bytes for standard input, at an offset or at the end; returns the total number accepted so
-    /// far.
+    /// Accepts bytes for standard input, at an offset or at the end. Returns the total number of bytes
+    /// accepted so far.
     pub fn feed(&self, offset: Option<u64>, count: u64, is_last: bool) -> Result<u64, Error> {
         let mut progress = self.progress();
         let received = progress.stdin.filter(|_| progress.end.is_none());
@@ -167,7 +167,7 @@ impl SimExec {
         Ok(received)
     }
 
-    /// Resizes its terminal; fails if it has none.
+    /// Resizes the exec's terminal. Fails if the exec has no terminal.
     pub fn resize(&self, size: TerminalSize) -> Result<(), Error> {
         size.check()?;
         let mut progress = self.progress();
@@ -239,7 +239,7 @@ impl SimExec {
     /// Waits until `look` returns a value.
     async fn until<T>(&self, look: impl Fn(&mut ExecProgress) -> Option<T>) -> T {
         loop {
-            // Registered before the check, so that no notification in between is missed.
+            // Register before the check, so that no notification in between is missed.
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
@@ -262,7 +262,7 @@ impl SimExec {
                 }
             }
         }
-        // Excessive output may have set a reason to end.
+        // The program may have exceeded the output limit, which sets a reason to end.
         self.progress().reason.clone().unwrap_or(Outcome::Exited { code: 0 })
     }
 
@@ -292,7 +292,8 @@ impl SimExec {
         }
     }
 
-    /// Returns the free space for output; `None` means that the writer must wait (mode `block` only).
+    /// Returns the free space for output. `None` means that the writer must wait, which happens only in the
+    /// mode `block`.
     fn room(&self, progress: &ExecProgress) -> Option<usize> {
         let room = self.kept_bytes.saturating_sub(progress.kept.len() as u64);
         let room = usize::try_from(room).unwrap_or(usize::MAX);

@@ -2,17 +2,20 @@
 
 use std::time::Duration;
 
-/// Faults of one machine. They outlive its processes; each counter counts down as its faults occur.
+/// Faults of one machine, which outlive the machine's processes. Each counter is decremented when its fault
+/// occurs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Duration of a start after the sandbox was recorded: simulates disks, mounts, the OCI runtime.
+    /// Duration of a start after the sandbox has been recorded. Simulates the work of creating disks and
+    /// mounts and running the OCI runtime.
     pub start_delay: Duration,
-    /// Number of the start that fails after its delay and leaves nothing behind; 1 is the next one. Simulates
-    /// an OCI runtime that refuses.
+    /// Position of the start that fails after its delay and leaves nothing behind; 1 is the next start.
+    /// Simulates an OCI runtime that fails.
     pub start_error_at: Option<u32>,
     /// Number of starts that fail at once with [`crate::Error::Capacity`]. Simulates a full disk.
     pub full_starts: u32,
-    /// Duration of a stop after process 1 has died: simulates cgroups that empty and devices that detach.
+    /// Duration of a stop after process 1 has died. Simulates waiting for cgroups to empty and for devices to
+    /// detach.
     pub stop_delay: Duration,
     /// Number of stops of existing sandboxes that fail with [`crate::Error::System`] after process 1 was
     /// killed. Simulates a cgroup that stays busy. The sandbox stays listed as dead until a stop succeeds.
@@ -29,7 +32,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Returns true if this start is to fail.
+    /// Returns true if this start fails.
     pub(super) fn fails_start(&mut self) -> bool {
         let at = self.start_error_at.take();
         // 0 means that no fault is requested.
@@ -37,7 +40,7 @@ impl Faults {
         at == Some(1)
     }
 
-    /// Returns true if this start finds the disk full.
+    /// Returns true if this start fails because the disk is full.
     pub(super) fn fills_start(&mut self) -> bool {
         spend(&mut self.full_starts)
     }

@@ -1,4 +1,4 @@
-//! The simulated guest: a table of execs, and the routes of the channel that a node needs to drive them.
+//! The simulated guest: a table of execs, and the channel's routes that a node needs to control them.
 //!
 //! | request | answer |
 //! |---|---|
@@ -13,8 +13,8 @@
 //! | `PUT /ttl/{ms}` | sets the time to live, counted from now |
 //! | `/interpreter`, `/contexts/…`, an `ExecSpec` with code | `unsupported` |
 //!
-//! The guest has no thread. While it has no connection and no running exec, its only task is the time-to-live
-//! timer.
+//! The guest has no thread of its own. While it has no connection and no running exec, its only async task is
+//! the time-to-live timer.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -46,22 +46,23 @@ use crate::Exit;
 const STREAMS_MAX: u32 = 4096;
 /// Maximum number of frames queued for a slow reader.
 const FRAMES_WAITING: usize = 2;
-/// Highest signal number of Linux.
+/// Highest signal number on Linux.
 const SIGNAL_MAX: i32 = 64;
 
 /// Process 1 of one sandbox.
 pub(super) struct Guest {
-    /// The state of process 1, with its exit.
+    /// Whether process 1 is alive, and how it ended.
     pub life: Life,
-    /// Limits the guest to one connection: the node's end of the connection holds the permit.
+    /// Limits the guest to one connection. The task that serves the connection holds the permit.
     pub line: Arc<Semaphore>,
-    /// In start order; when the table is full, the oldest ended exec is removed.
+    /// The execs in the order in which they started. When the table is full, the oldest exec that has ended
+    /// is removed.
     execs: Mutex<VecDeque<Arc<SimExec>>>,
-    /// Time at which the guest ends, whether a node is connected or not.
+    /// Time at which the guest ends, whether or not a node is connected.
     expires: watch::Sender<Instant>,
 }
 
-/// The life of a process 1, which ends only once.
+/// The life of a sandbox's process 1, which ends only once.
 pub(super) struct Life {
     exit: watch::Sender<Option<Exit>>,
 }
@@ -89,7 +90,7 @@ impl Guest {
             let at = *expires.borrow_and_update();
             tokio::select! {
                 () = tokio::time::sleep_until(at) => return,
-                // Never fails, because `self` holds the sender.
+                // This never fails, because `self` holds the sender.
                 _ = expires.changed() => {}
             }
         }
@@ -124,7 +125,7 @@ impl Guest {
         let (guest, info) = (Arc::clone(self), exec.info());
         tokio::spawn(async move {
             tokio::select! {
-                // The sandbox has ended; the outcome of the exec has no recipient.
+                // The sandbox has ended, so nothing can receive the exec's outcome.
                 _ = guest.life.ended() => {}
                 () = exec.live(program) => {}
             }
@@ -138,7 +139,7 @@ impl Life {
         self.exit.borrow().is_none()
     }
 
-    /// Records the exit. Only the first call has an effect.
+    /// Records how process 1 ended. Only the first call has an effect.
     pub fn end(&self, exit: Exit) {
         self.exit.send_if_modified(|now| {
             let is_first = now.is_none();
@@ -147,7 +148,7 @@ impl Life {
         });
     }
 
-    /// Waits for the exit.
+    /// Waits until process 1 has ended, and returns how it ended.
     pub async fn ended(&self) -> Exit {
         let mut exit = self.exit.subscribe();
         let ended = exit.wait_for(Option::is_some).await;
@@ -155,7 +156,7 @@ impl Life {
     }
 }
 
-/// Serves until the connection closes, the guest ends, or the node's process is gone.
+/// Serves a connection until it closes, the guest ends, or the node's process dies.
 pub(super) async fn serve(stream: UnixStream, guest: Arc<Guest>, process: watch::Receiver<bool>) {
     let table = Arc::clone(&guest);
     let service = service_fn(move |request| answer(request, Arc::clone(&table)));
@@ -243,7 +244,7 @@ async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> SimReply {
     }
 }
 
-/// Removes the oldest ended exec if the table is full.
+/// Removes the oldest exec that has ended if the table is full.
 fn make_room(execs: &mut VecDeque<Arc<SimExec>>) -> Result<(), Error> {
     if execs.len() < limits::EXECS_MAX {
         return Ok(());

@@ -1,11 +1,11 @@
-//! The programs of a simulated guest. Every other command fails to spawn.
+//! The programs that a simulated guest can run. Every other command fails to spawn.
 //!
 //! | argv | behavior |
 //! |---|---|
 //! | `/.bellglass/guest posture` | prints the correct posture of a user process |
 //! | `true` | exits |
 //! | `echo WORDS` | prints its arguments |
-//! | `sleep SECONDS` | exits after this time, which may be a fraction |
+//! | `sleep SECONDS` | exits after this number of seconds, which may have a fraction |
 //! | `stuck` | runs past its deadline: simulates an exec that the guest cannot kill |
 //! | `count` | prints 1, 2, 3, …, one per line, until it is killed |
 
@@ -16,7 +16,7 @@ use api::limits::{ARGV_SHOWN_BYTES, DEADLINE_MS_MAX, EXEC_GROUPS, UID};
 use api::posture::Posture;
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 
-/// The namespaces that every sandbox of the container tier has for itself.
+/// The kinds of namespaces that no two sandboxes of the container tier share.
 const NAMESPACES: [&str; 7] = ["user", "pid", "mnt", "ipc", "uts", "cgroup", "net"];
 const CAPABILITY_SETS: [&str; 5] = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
 
@@ -52,8 +52,8 @@ impl Program {
     }
 }
 
-/// Returns the posture that the container tier promises: of a user process, or of process 1 if `uid` is 0 and
-/// `groups` is empty.
+/// Returns the posture that the container tier promises for a user process, or for process 1 if `uid` is 0
+/// and `groups` is empty.
 pub(super) fn posture(uid: u32, groups: &[u32]) -> Posture {
     Posture {
         uids: vec![uid; 4],
@@ -70,7 +70,7 @@ pub(super) fn posture(uid: u32, groups: &[u32]) -> Posture {
     }
 }
 
-/// Parses a number of seconds, and limits it to the maximum deadline.
+/// Parses a number of seconds, and limits the result to the maximum deadline.
 fn duration(seconds: &str) -> Option<Duration> {
     let duration = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?;
     Some(duration.min(Duration::from_millis(DEADLINE_MS_MAX)))

@@ -1,5 +1,5 @@
-//! Tests of the laws on a simulated machine, and of its restarts, faults and guest. Time is paused, so hours
-//! pass at once.
+//! Tests that run the laws on a simulated machine, and tests of its restarts, faults and guest. Time is
+//! paused, so hours pass instantly.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -22,10 +22,10 @@ use super::Sim;
 use crate::laws::{self, Fixture, LawVerdict};
 use crate::{Error, Exit, Inspect as _, Listed, Profile, Runtime, Spec};
 
-/// Timeout of every operation: longer than any of them takes, unless it hangs.
+/// Timeout for every operation. It is longer than any operation takes, unless the operation hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A node's end of a channel to a simulated guest.
+/// The node's end of a channel to a simulated guest.
 struct Caller {
     sender: SendRequest<Full<Bytes>>,
 }
@@ -130,9 +130,9 @@ fn broken(verdicts: Vec<LawVerdict>) -> Vec<(&'static str, String)> {
     verdicts.into_iter().filter_map(|(name, verdict)| verdict.err().map(|seen| (name, seen))).collect()
 }
 
-/// Runs all laws: none of them needs a real process. They only show that the simulation behaves like a
-/// backend. They cannot detect that its usage is fixed, its postures are invented, and its limits are not
-/// enforced.
+/// Runs all laws, because none of them needs a real process. They only show that the simulation behaves like
+/// a backend. They cannot detect that its usage values are fixed, its postures are made up, and its limits
+/// are not enforced.
 #[tokio::test(start_paused = true)]
 async fn the_simulation_keeps_all_laws() {
     let sim = Sim::new();

@@ -4,8 +4,8 @@
 //! (nothing) ──begin──▶ half-made ──made──▶ alive ──life ends──▶ dead      each ──remove──▶ (nothing)
 //! ```
 //!
-//! A sandbox is looked up by its id and identified by its guest, so an operation that started on one sandbox
-//! never affects a later one with the same id.
+//! A sandbox is looked up by its ID and identified by its guest, so an operation on one sandbox never affects
+//! a later sandbox with the same ID.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,7 +18,8 @@ use super::faults::Faults;
 use super::guest::Guest;
 use crate::{Error, Exit, Listed, Usage};
 
-/// Resource usage of a sandbox unless a test changes it: a guest and a small interpreter.
+/// Resource usage that a sandbox reports unless a test changes it. It resembles the usage of a guest and a
+/// small interpreter.
 const USAGE: Usage = Usage {
     memory_bytes: 8 << 20,
     memory_peak_bytes: 12 << 20,
@@ -33,7 +34,7 @@ const USAGE: Usage = Usage {
 #[derive(Default)]
 pub(super) struct World {
     state: Mutex<WorldState>,
-    /// Wakes connects that wait while guests are silent.
+    /// Wakes `connect` calls that are waiting because guests are silent.
     faults_changed: Notify,
 }
 
@@ -51,7 +52,7 @@ pub(super) struct SimProcess {
     gone: watch::Sender<bool>,
 }
 
-/// A start or stop that has been recorded, and its predetermined result.
+/// A start or stop that has been recorded but not finished, with its predetermined result.
 pub(super) struct PendingOperation {
     pub guest: Arc<Guest>,
     pub delay: Duration,
@@ -93,10 +94,10 @@ impl World {
         answer
     }
 
-    /// Waits until guests are not silent.
+    /// Waits until the faults allow guests to connect.
     pub async fn until_guests_dial(&self) {
         loop {
-            // Registered before the check, so that no change in between is missed.
+            // Register before the check, so that no change in between is missed.
             let changed = self.faults_changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
@@ -107,12 +108,12 @@ impl World {
         }
     }
 
-    /// Returns the result of `look` on a sandbox.
+    /// Calls `look` on a sandbox and returns the result.
     pub fn see<T>(&self, id: &SandboxId, look: impl FnOnce(&mut SimSandbox) -> T) -> Result<T, Error> {
         self.state().sandboxes.get_mut(id).map(look).ok_or_else(|| Error::NotFound(id.clone()))
     }
 
-    /// Records a new sandbox as half-made.
+    /// Records a new sandbox, which is half-made until process 1 starts.
     pub fn begin(&self, id: &SandboxId, process: &Arc<SimProcess>) -> Result<PendingOperation, Error> {
         let mut state = self.state();
         if state.sandboxes.contains_key(id) {
@@ -131,7 +132,7 @@ impl World {
         Ok(PendingOperation { guest, delay: state.faults.start_delay, fails: state.faults.fails_start() })
     }
 
-    /// Records that the sandbox of this guest has a process 1 from now on.
+    /// Records that process 1 of this guest's sandbox has started.
     pub fn made(&self, id: &SandboxId, guest: &Arc<Guest>) -> Result<(), Error> {
         let ended = || Error::Ended(id.clone());
         let mut state = self.state();
@@ -158,8 +159,8 @@ impl World {
         Ok(Arc::clone(&sandbox.guest))
     }
 
-    /// Ends process 1: with a grace period it exits cleanly, without one it is killed. Returns `None` for an
-    /// unknown sandbox.
+    /// Ends process 1. With a grace period, process 1 exits cleanly; without one, it is killed. Returns
+    /// `None` for an unknown sandbox.
     pub fn end(&self, id: &SandboxId, grace: Duration) -> Option<PendingOperation> {
         let mut state = self.state();
         let guest = Arc::clone(&state.sandboxes.get(id)?.guest);
@@ -167,7 +168,7 @@ impl World {
         Some(PendingOperation { guest, delay: state.faults.stop_delay, fails: state.faults.fails_stop() })
     }
 
-    /// Removes the sandbox of this guest.
+    /// Removes this guest's sandbox.
     pub fn remove(&self, id: &SandboxId, guest: &Arc<Guest>) {
         let mut state = self.state();
         if state.sandboxes.get(id).is_some_and(|sandbox| sandbox.is_of(guest)) {
@@ -188,7 +189,7 @@ impl World {
 }
 
 impl SimSandbox {
-    /// Returns true if its process 1 is alive.
+    /// Returns true if the sandbox's process 1 is alive.
     pub fn is_alive(&self) -> bool {
         self.is_made && self.guest.life.is_on()
     }
@@ -218,7 +219,7 @@ impl SimProcess {
     }
 }
 
-/// Waits until a process is gone: killed, or without any handle left.
+/// Waits until a process has been killed or its last handle has been dropped.
 pub(super) async fn until_gone(mut process: watch::Receiver<bool>) {
     let _ = process.wait_for(|gone| *gone).await;
 }

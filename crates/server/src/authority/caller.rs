@@ -1,5 +1,5 @@
-//! The caller of the API, as the first argument of a handler: [`Caller<Write>`] exists only if the request
-//! has a key of role write.
+//! The API caller as the first argument of a handler. A [`Caller<Write>`] exists only if the request has a
+//! key with at least the role `write`.
 //!
 //! Authentication uses only the headers, before any byte of the body is read.
 
@@ -31,14 +31,14 @@ pub struct Caller<R> {
     role: PhantomData<R>,
 }
 
-/// The need of an open route: callers need no credential.
+/// First argument of handlers of open routes, whose callers need no credential.
 pub struct Anyone;
 
-/// The role for reading.
+/// The role that allows reading.
 pub struct Read;
-/// The role for making changes.
+/// The role that allows changes.
 pub struct Write;
-/// The role for administration.
+/// The role that allows administration.
 pub struct Admin;
 
 /// A role as a type.
@@ -107,11 +107,11 @@ where
     }
 }
 
-/// Attaches the grant to the connection and to the request: the connection may stay open, the body is counted
-/// against the project, and the response ends with the key.
+/// Attaches the grant to the connection and the request. The connection may then stay open, the body counts
+/// against the project's memory budget, and the response is aborted when the key ends.
 ///
 /// # Errors
-/// `rate_limited`: the project is at its limit of concurrent requests.
+/// `rate_limited`: the project has reached its limit of concurrent requests.
 pub fn remember(parts: &mut Parts, grant: &Grant) -> Answer<()> {
     if let Some(known) = parts.extensions.get::<AuthenticationHandle>() {
         known.show(&grant.account)?;
@@ -123,7 +123,7 @@ pub fn remember(parts: &mut Parts, grant: &Grant) -> Answer<()> {
     Ok(())
 }
 
-/// Returns the address of the client.
+/// Returns the client's IP address.
 pub fn peer(parts: &Parts) -> Option<IpAddr> {
     parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
 }
@@ -132,14 +132,15 @@ fn note_failure(platform: &Platform, fault: &Fault, from: Option<IpAddr>) {
     if fault.error().code != ErrorCode::Unauthorized {
         return;
     }
-    // Limit these entries: a client with many addresses could displace all others from the log.
+    // Limit the number of these entries. Otherwise, a client with many addresses could displace all other
+    // entries from the log.
     let Some(unsaid) = platform.accounts.failures.say() else { return };
     let from = from.as_ref().map(IpAddr::to_string).unwrap_or_default();
     let detail = if unsaid == 0 { from } else { format!("{from}, after {unsaid} unrecorded failures") };
     platform.audit.record(Entry::new(clock::wall_ms(), Act::AuthenticateFailed).detail(&detail));
 }
 
-/// Returns the secret of a request. Returns `None` if the request has more than one.
+/// Returns the secret that a request presents, or `None` if the request presents no secret or more than one.
 fn shown(headers: &HeaderMap) -> Option<&str> {
     let mut bearer = headers.get_all(header::AUTHORIZATION).iter();
     let mut named = headers.get_all("x-api-key").iter();

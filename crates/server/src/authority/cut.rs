@@ -1,5 +1,6 @@
-//! Streams and bodies that end with their key. A stream is aborted when the key it was opened with is revoked
-//! or expires. A request body is then never complete, so a request that outlives its key has no effect.
+//! Streams and bodies that end together with their key. A stream is aborted when the key that opened it is
+//! revoked or expires. A request body is aborted in the same way and is then never complete, so a request
+//! that outlives its key has no effect.
 
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
@@ -16,11 +17,12 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use control::authority::Grant;
 
-/// Maximum interval between checks of the clock, which may be set at any time.
+/// Maximum interval between checks of the wall clock. Checks are necessary because the clock may be set at
+/// any time.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// Slot for the end of a request's grant. It is filled while the request is handled, and read by the response
-/// body.
+/// Slot for the end of a request's grant. Authentication fills the slot; the request and response bodies read
+/// it.
 #[derive(Clone, Default)]
 pub struct Slot(Arc<OnceLock<Ends>>);
 
@@ -34,19 +36,19 @@ pub struct Ends {
 /// A body that is aborted when its grant ends.
 struct Cuttable {
     body: Body,
-    /// Empty until the grant is known: a request's body is wrapped before authentication.
+    /// Empty until the grant is known, because a request body is wrapped before authentication.
     slot: Slot,
     ended: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl Slot {
-    /// Stores the end of a grant. Later calls have no effect: a request has one credential.
+    /// Stores the end of a grant. Later calls have no effect, because a request has only one credential.
     pub fn fill(&self, grant: &Grant) {
         let _ = self.0.set(Ends::of(grant));
     }
 
-    /// Wraps a response, so that it is aborted when the grant of its request ends. A response without a grant
-    /// is unchanged.
+    /// Wraps a response so that it is aborted when its request's grant ends. A response without a grant
+    /// remains unchanged.
     pub fn guard(&self, response: Response) -> Response {
         if self.0.get().is_none() || api::defence::is_off("H-26") {
             response
@@ -55,7 +57,7 @@ impl Slot {
         }
     }
 
-    /// Wraps a request, so that its body is aborted when its grant ends.
+    /// Wraps a request so that its body is aborted when its grant ends.
     pub fn guard_request(&self, request: Request) -> Request {
         if api::defence::is_off("H-42") { request } else { request.map(|body| self.cut(body)) }
     }
@@ -86,8 +88,8 @@ impl Ends {
             None => revoked.await,
             Some(until_ms) => {
                 let mut revoked = pin!(revoked);
-                // Check both elapsed time and the clock, so that setting the clock in either direction cannot
-                // delay the end.
+                // Check both the elapsed time and the wall clock, so that setting the clock forwards or
+                // backwards cannot delay the end.
                 let mut left = Duration::from_millis(until_ms.saturating_sub(clock::wall_ms()));
                 while !left.is_zero() && clock::wall_ms() < until_ms {
                     let nap = left.min(LOOK_EVERY);

@@ -1,7 +1,7 @@
-//! The table of routes: each handler is registered with the need that its first argument states.
+//! The route table. Each handler is registered with the need that its first argument states.
 //!
 //! A handler whose first argument states no need does not compile here, so every route has a need. The
-//! authority matrix test (`docs/authority.md`) takes its rows from this table.
+//! test of the authority matrix (`docs/authority.md`) takes its rows from this table.
 
 use axum::Router;
 use axum::handler::Handler;
@@ -16,14 +16,14 @@ use control::authority::grant::{Need, States};
 
 use crate::description;
 
-/// One route: a method, a path with its parameters in braces, and a need.
+/// One route: a method, a path and a need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// `GET`, or `ANY`.
+    /// HTTP method such as `GET`, or `ANY` for every method.
     pub method: &'static str,
-    /// The path.
+    /// Path, with its parameters in braces.
     pub path: String,
-    /// The need.
+    /// Credential that callers must present.
     pub need: Need,
 }
 
@@ -34,7 +34,7 @@ pub struct Table<S> {
     rows: Vec<Row>,
 }
 
-/// Methods of a route.
+/// Method of a route.
 #[derive(Clone, Copy)]
 pub enum On {
     /// `GET`.
@@ -49,7 +49,7 @@ pub enum On {
     Any,
 }
 
-/// The arguments of a handler in `axum`'s representation. The first one states a need.
+/// A handler's arguments in `axum`'s representation. The first argument states the need.
 pub trait Arguments {
     /// The need that the first argument states.
     const NEED: Need;
@@ -80,12 +80,14 @@ impl<M, A: States, B, C, D, E, F> Arguments for (M, A, B, C, D, E, F) {
 }
 
 impl<S: Clone + Send + Sync + 'static> Table<S> {
-    /// Creates a table without routes, with this description.
+    /// Creates a table without routes. Its API description begins with `description`, and routes are added to
+    /// it.
     pub fn new(description: OpenApi) -> Self {
         Self { router: OpenApiRouter::with_openapi(description), rows: Vec::new() }
     }
 
-    /// Adds a route of the described API. `P` is the type that `#[utoipa::path]` generates for a handler.
+    /// Adds a route that the API description covers. `P` is the type that `#[utoipa::path]` generates for the
+    /// handler.
     #[must_use]
     pub fn described<P, H, T>(mut self, _path: P, handler: H) -> Self
     where
@@ -107,7 +109,7 @@ impl<S: Clone + Send + Sync + 'static> Table<S> {
         Self { router: self.router.routes((schemas, paths, methods)), rows: self.rows }
     }
 
-    /// Adds a route that our API description does not cover.
+    /// Adds a route that the API description does not cover.
     #[must_use]
     pub fn route<H, T>(mut self, on: On, path: &str, handler: H) -> Self
     where
@@ -122,7 +124,7 @@ impl<S: Clone + Send + Sync + 'static> Table<S> {
         Self { router: self.router.route(path, methods), rows: self.rows }
     }
 
-    /// Wraps the router of these routes in an `axum` layer.
+    /// Wraps the router of this table's routes in an `axum` layer.
     #[must_use]
     pub fn layered(self, layer: impl FnOnce(Router<S>) -> Router<S>) -> Self {
         let (router, description) = self.router.split_for_parts();
@@ -139,7 +141,8 @@ impl<S: Clone + Send + Sync + 'static> Table<S> {
         Self { router: self.router.merge(other.router), rows: self.rows }
     }
 
-    /// The same routes, with the state of their handlers, among routes with another state.
+    /// Provides the state of these routes' handlers. The table can then be merged with routes that have a
+    /// different state.
     #[must_use]
     pub fn with_state<O: Clone + Send + Sync + 'static>(self, state: S) -> Table<O> {
         Table { router: self.router.with_state(state), rows: self.rows }
@@ -150,7 +153,7 @@ impl<S: Clone + Send + Sync + 'static> Table<S> {
         self.router.split_for_parts().0
     }
 
-    /// Returns the description of the described routes.
+    /// Returns the API description of the routes that have one.
     pub fn into_description(self) -> OpenApi {
         self.router.into_openapi()
     }

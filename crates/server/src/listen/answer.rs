@@ -1,10 +1,11 @@
-//! Responses that are being sent. If the client does not read a response, it is dropped, and its memory is
-//! released.
+//! Responses in transmission. If the client does not read a response, the server drops it to release its
+//! memory.
 //!
-//! hyper requests the next chunk of a response after it has passed on the previous one. Responses are
-//! therefore handed over in small chunks. If the next chunk is not requested, the client does not read: the
-//! window of its stream, or the socket, is full. On HTTP/2, the last byte is handed over separately, because
-//! hyper passes on a chunk as soon as one byte of it fits. The data that remains in h2 then fits the window.
+//! hyper requests the next chunk of a response only after it has passed on the previous one, so responses are
+//! handed over in small chunks. If hyper does not request the next chunk, the client is not reading: either
+//! the stream's flow-control window or the socket buffer is full. On HTTP/2, the last byte is handed over
+//! separately, because hyper passes on a chunk as soon as a single byte of it fits into the window. The data
+//! that h2 still buffers then fits into the window.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -19,37 +20,37 @@ use tokio::time::{Instant, timeout};
 
 use super::idle::{AuthenticationHandle, UnderWay};
 
-/// Timeout for a client to read a chunk. Afterwards, the response is dropped.
+/// Maximum time that a client may take to read a chunk. After that, the response is dropped.
 pub(super) const TAKEN_WITHIN: Duration = Duration::from_secs(30);
-/// Additional time for a stream: an unauthenticated connection is closed, with its streams, before this
-/// passes.
+/// Additional time before a single stream is dropped. An unauthenticated connection is closed, with all its
+/// streams, before this time is over.
 const STREAM_GRACE: Duration = Duration::from_secs(2);
-/// Maximum length of a chunk: that of an HTTP/2 frame, unless the client accepts larger ones.
+/// Maximum length of a chunk. This is the length of an HTTP/2 frame, unless the client accepts larger frames.
 const PIECE_BYTES: usize = 16 << 10;
-/// Length of the end of a response that is copied chunk by chunk. Otherwise the chunks that hyper and h2 may
-/// still buffer would keep the whole response in memory.
+/// Length of the final part of a response, whose chunks are copied. Without copies, the few chunks that hyper
+/// and h2 may still buffer would keep the whole response in memory.
 const TAIL_BYTES: usize = 128 << 10;
 
-/// Time at which a chunk was handed over that the client has not read yet.
+/// Time at which the latest chunk was handed over, if the client has not read the chunk yet.
 #[derive(Clone, Default)]
 pub(super) struct Taking(Arc<Mutex<Option<Instant>>>);
 
-/// Response body, which counts as in progress until its last byte.
+/// A response body that counts as in progress until its last byte.
 pub(super) struct Answered {
     body: axum::body::Body,
     rest: Bytes,
     is_http2: bool,
     under_way: UnderWay,
-    /// The slot of the request, and the memory reserved for its response.
+    /// The request's slot, and the memory that is reserved for its response.
     _held: (AuthenticationHandle, Option<OwnedSemaphorePermit>),
 }
 
-/// Executor of HTTP/2 streams. Each runs until its response is read or dropped.
+/// Executor of HTTP/2 streams. Each stream runs until its response is read or dropped.
 #[derive(Clone, Copy)]
 pub(super) struct Streams;
 
 tokio::task_local! {
-    /// State of the response on the stream that this task runs.
+    /// State of the latest chunk on the stream that the current task runs.
     static STREAM: Arc<OnceLock<Taking>>;
 }
 
@@ -62,7 +63,7 @@ impl Taking {
         *self.lock() = None;
     }
 
-    /// Returns the time left for the client to read, or `None` if no chunk is waiting.
+    /// Returns the time that the client has left to read, or `None` if no chunk is waiting.
     pub(super) fn left(&self) -> Option<Duration> {
         self.left_of(TAKEN_WITHIN)
     }
@@ -84,12 +85,12 @@ impl Answered {
         is_http2: bool,
         held: (AuthenticationHandle, Option<OwnedSemaphorePermit>),
     ) -> Self {
-        // The executor of the stream checks this state.
+        // The stream's executor checks this state.
         let _ = STREAM.try_with(|stream| drop(stream.set(under_way.taking.clone())));
         Self { body, rest: Bytes::new(), is_http2, under_way, _held: held }
     }
 
-    /// Returns the next chunk of the buffered data.
+    /// Returns the next chunk of the buffered response data.
     fn piece(&mut self) -> Bytes {
         let length = match self.rest.len() {
             most if most > PIECE_BYTES => PIECE_BYTES,
@@ -151,7 +152,7 @@ where
         tokio::spawn(async move {
             let left = || answer.get().and_then(|answer| answer.left_of(TAKEN_WITHIN + STREAM_GRACE));
             tokio::pin!(running);
-            // Dropping the stream resets it.
+            // When the time is over, the loop ends. Dropping the stream then resets it.
             while left() != Some(Duration::ZERO) {
                 if timeout(left().unwrap_or(TAKEN_WITHIN), &mut running).await.is_ok() {
                     return;

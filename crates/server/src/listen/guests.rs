@@ -1,9 +1,9 @@
-//! Connections, counted by address. Those with a valid key are counted separately.
+//! Connections, counted per address. Connections with a valid key are counted separately.
 //!
 //! A connection is unauthenticated until it presents a key or a token. Unauthenticated connections have
-//! separate slots and cannot take those of clients with keys. If all of their slots are taken, the connection
-//! that has waited longest is closed. A client with a key presents the key within milliseconds, so it gets a
-//! slot even behind a proxy whose address all clients share.
+//! separate slots, so they cannot take the slots of clients with keys. If all of their slots are taken, the
+//! connection that has waited longest is closed. A client with a key presents its key within milliseconds. It
+//! therefore gets a slot even behind a proxy, where all clients share one address.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -17,24 +17,27 @@ use control::account::busy;
 
 use super::idle::Idle;
 
-/// Maximum number of authenticated connections: twice the sandboxes of a full machine, with a stream and a
-/// call each.
+/// Maximum number of authenticated connections. This is enough for twice the sandboxes of a full machine,
+/// with one stream and one call each.
 pub(super) const KNOWN_MAX: usize = 4096;
-/// The same limit for one address, which all clients share behind a proxy or on one machine.
+/// Maximum number of authenticated connections from one address. Behind a proxy or on one machine, all
+/// clients share an address.
 const KNOWN_OF_ADDRESS_MAX: usize = 2048;
 /// Maximum number of unauthenticated connections.
 const STRANGERS_MAX: usize = 2048;
-/// The same limit for one address. With a full head each, these connections hold 96 MiB.
+/// Maximum number of unauthenticated connections from one address. If each buffers a full request head, they
+/// take 96 MiB.
 const STRANGERS_OF_ADDRESS_MAX: usize = 1536;
-/// Maximum memory for request bodies from one address, in KiB: more than the budgets of five projects.
+/// Maximum memory for request bodies from one address, in KiB. This is more than the budgets of five
+/// projects.
 const BODIES_KIB_MAX: usize = 512 << 10;
-/// Maximum number of refused bodies from one address that are received and dropped at a time.
+/// Maximum number of refused bodies from one address that are received and dropped at the same time.
 const DISCARDS_MAX: usize = 32;
-/// Maximum number of requests on unauthenticated connections that wait for a credential. With a full head
-/// each, they hold 32 MiB.
+/// Maximum number of requests on unauthenticated connections that wait for a credential. If each has a full
+/// head, they take 32 MiB.
 const WAITING_MAX: usize = 512;
 
-/// All connections.
+/// All current connections.
 pub(super) struct Guests {
     all: Mutex<All>,
     waiting: Arc<Semaphore>,
@@ -57,7 +60,7 @@ struct All {
 #[derive(Default)]
 struct Address {
     known: usize,
-    /// Unauthenticated connections, in the order of their arrival.
+    /// Unauthenticated connections, in order of arrival.
     strangers: BTreeMap<u64, Stranger>,
     origin: Origin,
 }
@@ -67,7 +70,7 @@ struct Stranger {
     leave: Arc<Notify>,
 }
 
-/// Slot of a connection, which is returned when dropped.
+/// A connection's slot. Dropping it frees the slot.
 pub(super) struct ConnectionSlot {
     guests: Arc<Guests>,
     address: IpAddr,
@@ -96,7 +99,7 @@ impl Origin {
     /// Reserves memory for a body of this many bytes until the returned permit is dropped.
     ///
     /// # Errors
-    /// `rate_limited`: other bodies from this address leave too little.
+    /// `rate_limited`: the bodies of other requests from this address leave too little memory.
     pub fn room(&self, bytes: usize) -> Answer<OwnedSemaphorePermit> {
         let kib = u32::try_from(bytes.div_ceil(1024).max(1)).unwrap_or(u32::MAX);
         let full = |_| {
@@ -108,15 +111,15 @@ impl Origin {
         Ok(Arc::clone(&self.bodies).try_acquire_many_owned(kib).map_err(full)?)
     }
 
-    /// Returns a permit to receive and drop a refused body.
+    /// Returns a permit to receive and drop a refused body, or `None` if too many are being dropped already.
     pub fn discards(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.discards).try_acquire_owned().ok()
     }
 }
 
 impl Guests {
-    /// Returns the slot of a new connection from this address, which is unauthenticated. If all slots are
-    /// taken, closes another connection.
+    /// Returns a slot for a new, unauthenticated connection from this address. If all slots are taken, closes
+    /// a different connection to free one.
     pub(super) fn welcome(guests: &Arc<Self>, address: IpAddr, idle: &Idle) -> ConnectionSlot {
         let mut all = guests.lock();
         all.next += 1;
@@ -152,7 +155,8 @@ impl Guests {
 }
 
 impl All {
-    /// Closes one unauthenticated connection: the oldest without a request in progress, or else the oldest.
+    /// Closes one unauthenticated connection from this address: the oldest one without a request in progress
+    /// or, if there is none, the oldest one.
     fn send_away(&mut self, address: IpAddr) {
         let Some(own) = self.addresses.get_mut(&address) else { return };
         let waits = own.strangers.iter().find(|(_, stranger)| stranger.idle.waits());
@@ -167,7 +171,7 @@ impl All {
 }
 
 impl ConnectionSlot {
-    /// Marks the connection as authenticated, unless all slots of authenticated connections are taken.
+    /// Marks the connection as authenticated, unless all slots for authenticated connections are taken.
     pub(super) fn known(&self) {
         let mut all = self.guests.lock();
         let All { known, strangers, addresses, .. } = &mut *all;
@@ -188,19 +192,19 @@ impl ConnectionSlot {
         self.leave.notify_one();
     }
 
-    /// Waits until the connection has to close, possibly to make room for another.
+    /// Waits until the connection must close, for example to make room for a different connection.
     pub(super) async fn sent_away(&self) {
         self.leave.notified().await;
     }
 
-    /// Returns the limits that requests from its address share.
+    /// Returns the limits that all requests from this connection's address share.
     pub(super) fn origin(&self) -> Origin {
         self.origin.clone()
     }
 }
 
 impl ConnectionSlot {
-    /// Returns a permit to wait for a credential, unless too many requests already wait.
+    /// Returns a permit to wait for a credential, or `None` if too many requests already wait.
     pub(super) fn may_wait(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.guests.waiting).try_acquire_owned().ok()
     }

@@ -1,8 +1,8 @@
-//! Time limits of connections: between two requests, and during a response that the client does not read.
+//! Time limits for idle connections, and for responses that the client does not read.
 //!
-//! Clients keep connections open for minutes, and a request fails if its connection is just being closed. A
-//! connection that has presented a key or a token may therefore be idle for longer than clients keep theirs.
-//! Every other connection must make progress.
+//! Clients keep idle connections open for minutes, and a request fails if the server closes the connection at
+//! the same moment. A connection that has presented a key or a token may therefore be idle for longer than
+//! clients keep idle connections. Every other connection must make progress.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -18,29 +18,30 @@ use control::account::Account;
 use super::answer::Taking;
 use super::guests::ConnectionSlot;
 
-/// Maximum idle time of an authenticated connection. E2B's SDKs keep idle connections for 300 s, others for
-/// 90.
+/// Maximum idle time of an authenticated connection. E2B's SDKs keep idle connections for 300 s, other
+/// clients for 90 s.
 pub(super) const KNOWN_FOR: Duration = Duration::from_secs(330);
-/// Maximum number of concurrent requests on an unauthenticated connection. A client sends one or two before
-/// it presents a key.
+/// Maximum number of concurrent requests on an unauthenticated connection. Clients send only one or two
+/// requests before they present a key.
 const STRANGER_STREAMS_MAX: usize = 16;
-/// The same limit for a visitor of a public port: more than a browser loads concurrently over HTTP/1.
+/// Maximum number of concurrent requests on a connection of a public port's visitor. This is more than a
+/// browser loads concurrently over HTTP/1.
 const VISITOR_STREAMS_MAX: usize = 64;
 
 const STRANGER: u8 = 0;
 const VISITOR: u8 = 1;
 const KNOWN: u8 = 2;
 
-/// Handle through which a request authenticates its connection.
+/// Handle with which a request authenticates its connection.
 #[derive(Clone)]
 pub struct AuthenticationHandle {
     idle: Idle,
     place: Arc<ConnectionSlot>,
-    /// Account of the request, and the request's slot in the project.
+    /// Account for which the request acts, and the slot that the request occupies in the project.
     shown: Arc<OnceLock<(Arc<Account>, OwnedSemaphorePermit)>>,
 }
 
-/// State of one connection that decides when it is closed.
+/// State that decides when a connection is closed.
 #[derive(Clone)]
 pub(super) struct Idle(Arc<ConnectionState>);
 
@@ -53,7 +54,7 @@ struct ConnectionState {
 struct Now {
     next: u64,
     under_way: HashMap<u64, (Taking, Protocol)>,
-    /// Time at which the last request ended, or the connection began.
+    /// Time at which the last request ended, or at which the connection began if there was none.
     since: Instant,
 }
 
@@ -63,11 +64,11 @@ enum Protocol {
     Http2,
 }
 
-/// Request in progress, until the last byte of its response.
+/// A request in progress. It ends with the last byte of its response.
 pub(super) struct UnderWay {
     idle: Idle,
     number: u64,
-    /// True if this request exceeds the limit of the connection.
+    /// True if this request exceeds the connection's limit of concurrent requests.
     pub(super) crowded: bool,
     pub(super) taking: Taking,
 }
@@ -77,8 +78,8 @@ impl AuthenticationHandle {
         Self { idle: idle.clone(), place: Arc::clone(place), shown: Arc::default() }
     }
 
-    /// Records that the request presented a key or a token of this account. The request occupies a slot of
-    /// the project until its response has been sent.
+    /// Records that the request presented a key or a token of this account. Until its response has been sent,
+    /// the request occupies one of the project's slots.
     ///
     /// # Errors
     /// `rate_limited`: the project has too many concurrent requests.
@@ -93,12 +94,12 @@ impl AuthenticationHandle {
         Ok(())
     }
 
-    /// Records that the connection is used to visit a public port.
+    /// Records that the client of the connection visits a public port.
     pub fn visits(&self) {
         let _ = self.idle.0.who.compare_exchange(STRANGER, VISITOR, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Returns the account of the request, if the request presented a credential.
+    /// Returns the account for which the request acts, if the request presented a credential.
     pub(super) fn account(&self) -> Option<&Arc<Account>> {
         self.shown.get().map(|(account, _)| account)
     }
@@ -115,7 +116,7 @@ impl Idle {
         }))
     }
 
-    /// Registers a new request.
+    /// Registers a new request on the connection.
     pub(super) fn begin(&self, is_http2: bool) -> UnderWay {
         let most = match self.who() {
             STRANGER => STRANGER_STREAMS_MAX,
@@ -131,13 +132,14 @@ impl Idle {
         UnderWay { idle: self.clone(), number, crowded, taking }
     }
 
-    /// Returns the time until the connection has to close, or `None` if no limit applies at the moment.
+    /// Returns the time until the connection must close, or `None` if there is currently no limit.
     pub(super) fn left(&self, within: Duration) -> Option<Duration> {
         let (now, known) = (self.lock(), self.who() == KNOWN);
         if now.under_way.is_empty() {
             return (!known).then(|| within.saturating_sub(now.since.elapsed()));
         }
-        // On HTTP/2, a slow response to an authenticated client ends only its own stream.
+        // On HTTP/2, an unread response to an authenticated client ends only its own stream, not the
+        // connection.
         let ends = now.under_way.values().filter(|(_, protocol)| !known || *protocol == Protocol::Http1);
         ends.filter_map(|(taking, _)| taking.left()).min()
     }

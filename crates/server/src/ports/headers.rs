@@ -1,4 +1,4 @@
-//! Headers that are removed from requests and responses, or added to them, when they are forwarded.
+//! Headers that forwarding removes from requests and responses, or adds to them.
 
 use axum::http::header::{
     self, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
@@ -11,12 +11,12 @@ use super::ticket;
 /// Headers that apply to a single connection.
 const HOP: [HeaderName; 8] =
     [CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, EXPECT];
-/// Further such headers, for which the `http` crate has no constants.
+/// Further headers that apply to a single connection. The `http` crate has no constants for them.
 const HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
-/// Headers about the client that only a proxy may set.
+/// Headers that describe the client. Only a proxy may set them.
 const FORWARDED: [&str; 2] = ["forwarded", "x-real-ip"];
 
-/// Headers of a response that affect its whole origin or the caches in front of it. On the API's address,
+/// Response headers that affect a whole origin or the caches in front of it. On the API's address,
 /// applications must not set them.
 const OF_AN_ADDRESS: [&str; 22] = [
     "accept-ch",
@@ -42,23 +42,24 @@ const OF_AN_ADDRESS: [&str; 22] = [
     "use-as-dictionary",
     "www-authenticate",
 ];
-/// Headers of a response that a proxy in front of this server would obey. Applications must not set them at
-/// any address, because only the operator configures the proxy.
+/// Response headers that a proxy in front of this server would obey. Applications must not set them at any
+/// address, because only the operator configures the proxy.
 const TO_A_PROXY: [&str; 2] = ["edge-control", "x-sendfile"];
-/// Headers on which the response of a private port depends. Browsers share their cache between all ports of a
-/// domain. With this value, they send the request again when a page of another port wants a cached response,
-/// and it is rejected.
+/// Value of `vary` for responses of private ports: the request headers on which such a response depends. All
+/// ports of a domain share the browser's cache. If a page of a different port wants a cached response, this
+/// value makes the browser send the request again, and the server then rejects it.
 const PRIVATE_BY: &str = "sec-fetch-site, origin, cookie";
-/// Headers that select the application on the API's address.
+/// Value of `vary` on the API's address: the request headers that select the application or authorize the
+/// request.
 const CHOSEN_BY: &str = "bellglass-sandbox, bellglass-port, bellglass-token, authorization, x-api-key";
 
-/// Returns the protocol in `upgrade`, if `connection` lists that header.
+/// Returns the protocol that `upgrade` names, if `connection` lists the header `upgrade`.
 pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let listed = named(headers).any(|name| name.eq_ignore_ascii_case("upgrade"));
     headers.get(UPGRADE).filter(|_| listed).cloned()
 }
 
-/// Converts the headers of a request for the connection into the sandbox.
+/// Converts a request's headers for the connection into the sandbox.
 pub fn inwards(headers: &mut HeaderMap, outside: &Outside, host: HeaderValue) {
     remove_hop(headers);
     ticket::forget_cookies(headers);
@@ -76,7 +77,7 @@ pub fn inwards(headers: &mut HeaderMap, outside: &Outside, host: HeaderValue) {
     for name in ours {
         headers.remove(name);
     }
-    // The HTTP client derives the length from the body and sends it exactly once.
+    // Remove the length: the HTTP client derives it from the body and sends it exactly once.
     headers.remove(CONTENT_LENGTH);
     let scheme = if outside.encrypted { "https" } else { "http" };
     headers.insert("x-forwarded-proto", HeaderValue::from_static(scheme));
@@ -90,9 +91,9 @@ pub fn inwards(headers: &mut HeaderMap, outside: &Outside, host: HeaderValue) {
     headers.insert(HOST, host);
 }
 
-/// Converts the headers of a response for the connection to the client. On the API's own address, headers
-/// that affect the whole origin are removed, and no cache or browser may store the response. The response of
-/// a private port is only for pages of that port.
+/// Converts a response's headers for the connection to the client. On the API's own address, removes headers
+/// that affect the whole origin, and forbids caches and browsers to store the response. Restricts a private
+/// port's response to pages of that port.
 pub fn outwards(headers: &mut HeaderMap, address: Address) {
     remove_hop(headers);
     let not_its_own = |name: &str| {
@@ -136,7 +137,7 @@ fn remove_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Returns the names that `connection` lists.
+/// Returns the header names that `connection` lists.
 fn named(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|text| text.split(',')).map(str::trim).filter(|name| !name.is_empty())

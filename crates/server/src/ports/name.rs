@@ -1,7 +1,7 @@
-//! Host names of ports: `{port}-{sandbox}.{domain}`.
+//! Ports' host names: `{port}-{sandbox}.{domain}`.
 //!
-//! A request has one authority, in one spelling. A request with two different authorities, or with an invalid
-//! one, is rejected before it is routed.
+//! Each request has at most one authority, in a single spelling. A request with two different authorities or
+//! an invalid one is rejected before routing.
 
 use std::str::FromStr;
 
@@ -12,19 +12,20 @@ use axum::http::uri::Authority;
 
 use crate::rejection::Answer;
 
-/// First label of the API's host name, for clients such as E2B's SDKs that know only the domain. No port has
-/// this name.
+/// First label of the API's host name. It is for clients that know only the domain, such as E2B's SDKs. No
+/// port has this name.
 const API_LABEL: &str = "api";
-/// Default domain. Browsers and curl resolve names below `localhost` to this machine, without DNS.
+/// Default domain. Browsers and curl resolve names below `localhost` to the local machine, without DNS.
 const DEFAULT: &str = "sandbox.localhost";
 
-/// Domain of the host names of ports.
+/// Domain of the ports' host names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Domain {
-    /// True if ports are reached over HTTPS; `None` if this is not configured and depends on the connection.
+    /// Whether ports are reached over HTTPS. `None` means that this is not configured and depends on the
+    /// connection.
     encrypted: Option<bool>,
     host: String,
-    /// Port in the URLs of ports, if it differs from that of the request.
+    /// TCP port in the URLs of sandbox ports, if it is configured.
     port: Option<u16>,
 }
 
@@ -35,12 +36,12 @@ pub enum Named {
     Api,
     /// A port of a sandbox.
     Port {
-        /// Number of the port.
+        /// Port number.
         port: u16,
-        /// Id of the sandbox.
+        /// ID of the sandbox.
         sandbox: SandboxId,
     },
-    /// A name below the domain of ports that is not the name of a port.
+    /// A name below the ports' domain that belongs to no port.
     Nothing,
 }
 
@@ -71,7 +72,7 @@ impl FromStr for Domain {
         let plain = |label: &str| {
             !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         };
-        // No names exist below a numeric address.
+        // There are no names below a numeric address.
         let numeric =
             host.split('.').next_back().is_some_and(|last| last.bytes().all(|byte| byte.is_ascii_digit()));
         if !is_plain(&authority) || numeric || !host.split('.').all(plain) {
@@ -82,12 +83,12 @@ impl FromStr for Domain {
 }
 
 impl Domain {
-    /// Returns true if ports are reached over HTTPS, or `None` if this is not configured.
+    /// Returns whether ports are reached over HTTPS, or `None` if this is not configured.
     pub fn encrypted(&self) -> Option<bool> {
         self.encrypted
     }
 
-    /// Returns the meaning of the host in this authority.
+    /// Returns the meaning of the host name in this authority.
     pub fn named(&self, authority: &str) -> Named {
         let host = authority.parse::<Authority>().map(|parsed| parsed.host().to_ascii_lowercase());
         let host = host.unwrap_or_default();
@@ -105,27 +106,28 @@ impl Domain {
         named.unwrap_or(Named::Nothing)
     }
 
-    /// Returns the part of a port's host name after the first dot, for a client that reached the server by
-    /// this authority: the domain, and the port unless it is the default of the scheme.
+    /// Returns the authority of a sandbox port without its first label: the domain, and the TCP port unless
+    /// it is the scheme's default. `reached` is the authority through which the client reached the server.
     pub fn authority(&self, reached: &str, encrypted: bool) -> String {
         let usual = if self.encrypted.unwrap_or(encrypted) { 443 } else { 80 };
-        // A configured scheme makes the configuration complete: the port of the request is then ignored.
+        // A configured scheme makes the configuration complete, so the request's TCP port is ignored.
         let reached = reached.parse::<Authority>().ok().and_then(|reached| reached.port_u16());
         let outer = self.port.or(if self.encrypted.is_some() { None } else { reached }).unwrap_or(usual);
         if outer == usual { self.host.clone() } else { format!("{}:{outer}", self.host) }
     }
 
-    /// Returns the URL of a port, for a client that reached the server by this authority.
+    /// Returns the URL of a sandbox port, for a client that reached the server through the authority
+    /// `reached`.
     pub fn url(&self, port: u16, sandbox: &SandboxId, reached: &str, encrypted: bool) -> String {
         let scheme = if self.encrypted.unwrap_or(encrypted) { "https" } else { "http" };
         format!("{scheme}://{port}-{sandbox}.{}", self.authority(reached, encrypted))
     }
 }
 
-/// Returns the one authority of a request, if it has any.
+/// Returns a request's authority, if it has one.
 ///
 /// # Errors
-/// The request has two authorities, or an invalid one.
+/// The request has two different authorities, or an invalid one.
 pub fn authority(parts: &Parts) -> Answer<Option<String>> {
     let wrong =
         || Error::invalid("the request has no valid host, or more than one", "Send one `host` header.");
@@ -148,7 +150,7 @@ pub fn authority(parts: &Parts) -> Answer<Option<String>> {
     Ok(Some(text.to_ascii_lowercase()))
 }
 
-/// Returns true if the authority is a host, or a host and a valid port, without anything else.
+/// Returns true if the authority consists only of a host, optionally with a valid port.
 fn is_plain(authority: &Authority) -> bool {
     let port = authority.port().map_or(0, |port| port.as_str().len() + 1);
     authority.as_str().len() == authority.host().len() + port

@@ -1,8 +1,9 @@
 //! Forwarding of requests to servers in sandboxes, of their responses, and of upgraded connections.
 //!
-//! Each request has its own connection into the sandbox, which ends with the request, so two requests can
-//! never be mixed up on one connection. Bodies are streamed both ways, within the flow-control windows of
-//! their connections. If the client disconnects, the connection into the sandbox is closed.
+//! Each request has its own connection into the sandbox. The connection ends with the request, so two
+//! requests can never be mixed up on one connection. Bodies are streamed in both directions, within the
+//! flow-control windows of their connections. If the client disconnects, the connection into the sandbox is
+//! closed.
 
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -33,48 +34,49 @@ use crate::listen::Passed;
 use crate::rejection::{Answer, Rejection};
 use control::platform::Platform;
 
-/// Timeout for the head of a response. Applications that need more time can send the head early.
+/// Timeout for the head of an application's response. Applications that need more time can send the head
+/// early.
 const HEAD_WITHIN: Duration = Duration::from_secs(300);
-/// Maximum length of the head of a response. Applications are untrusted: without this limit, each connection
-/// could hold 400 KB of an endless head.
+/// Maximum length of the head of an application's response. Applications are untrusted: without this limit,
+/// each connection could buffer 400 KB of an endless header block.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Timeout for an upgrade. It is short, because both sides have already agreed to it.
+/// Timeout for completing an upgrade. It is short, because both sides have already agreed to the upgrade.
 const UPGRADE_WITHIN: Duration = Duration::from_secs(10);
 /// Size of the buffer for one direction of an upgraded connection.
 const COPY_BYTES: usize = 32 * 1024;
 /// Prefix of the content type of gRPC requests, which need HTTP/2.
 const GRPC: &str = "application/grpc";
 
-/// Outer side of a request: how it reached this server.
+/// How a request reached this server.
 pub struct Outside {
-    /// Host that the request names, in lower case, with the port if it contains one.
+    /// Host that the request names, in lowercase. Includes the TCP port if the request names one.
     pub host: Option<String>,
-    /// True if the request came over HTTPS.
+    /// True if the request arrived over HTTPS.
     pub encrypted: bool,
-    /// Address of the client.
+    /// The client's address.
     pub peer: Option<IpAddr>,
 }
 
-/// Destination of a request, and how the request arrived.
+/// Destination of a request, and how the request reached the server.
 pub struct Destination {
-    /// Id of the sandbox.
+    /// ID of the sandbox.
     pub sandbox: SandboxId,
     /// Port in the sandbox.
     pub port: u16,
     /// Project that owns the sandbox.
     pub project: String,
-    /// Outer side of the request.
+    /// How the request reached the server.
     pub outside: Outside,
-    /// End of the grant that allows the request, if it is that of a key or of a public port.
+    /// End of the grant that allows the request. `None` if the sandbox's token allows it.
     pub ends: Option<Ends>,
     /// Kind of address that the client used.
     pub address: Address,
 }
 
-/// Kind of address of a request, which decides what its response may affect.
+/// Kind of address to which a request was sent. It limits the effects of the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// The API's own address. The application sees `localhost` as the host.
+    /// The API's own address. The application receives `localhost` as the host name.
     Api,
     /// The port's own address, if the port is private.
     Private,
@@ -82,7 +84,7 @@ pub enum Address {
     Public,
 }
 
-/// Resources that are held while a connection into a sandbox is in use.
+/// Resources that stay held while a connection into a sandbox is in use.
 struct PortConnectionGuard {
     connection: JoinHandle<()>,
     _place: OwnedSemaphorePermit,
@@ -120,10 +122,10 @@ impl hyper::body::Body for ApplicationBody {
     }
 }
 
-/// Forwards a request and returns the response of the application.
+/// Forwards a request and returns the application's response.
 ///
 /// # Errors
-/// Nothing listens on the port, or the response is not HTTP, or it does not arrive in time.
+/// Nothing listens on the port, the response is not HTTP, or the response does not arrive in time.
 pub async fn pass(
     platform: &Arc<Platform>,
     place: OwnedSemaphorePermit,
@@ -176,28 +178,28 @@ pub async fn pass(
     })
 }
 
-/// Connects to a port.
+/// Connects to a port in a sandbox.
 ///
 /// # Errors
 /// Nothing listens on the port, or the sandbox has ended.
 pub async fn dial(call: Call, port: u16) -> Answer<Port> {
     call.dial(port).await.map_err(|error| {
         let fault = Rejection::from(error);
-        // The request is valid; only its destination does not exist.
+        // Not 404: the request is valid, but nothing listens at its destination.
         if fault.error().code == ErrorCode::NotFound { fault.status(StatusCode::BAD_GATEWAY) } else { fault }
     })
 }
 
-/// Copies data both ways until both directions have ended, or one has failed.
+/// Copies data in both directions until both have ended or one has failed.
 pub async fn copy(
     mut one: impl AsyncRead + AsyncWrite + Unpin,
     mut other: impl AsyncRead + AsyncWrite + Unpin,
 ) {
-    // Both sides already know the result: an end was forwarded as an end, a failure as a failure.
+    // Ignore the result: ends and failures have already been forwarded to the other side.
     let _ = copy_bidirectional_with_sizes(&mut one, &mut other, COPY_BYTES, COPY_BYTES).await;
 }
 
-/// Reason why an application did not respond.
+/// Reason why an application's response is not available.
 enum ForwardFailure {
     Broken(String),
     Late,
@@ -245,7 +247,7 @@ async fn by_http2(port: Port, request: Request) -> ForwardResult {
     asking.done(answer)
 }
 
-/// Connection with an outstanding response. Dropping it closes the connection.
+/// A connection whose response is outstanding. Dropping it closes the connection.
 struct PendingConnection(Option<JoinHandle<()>>);
 
 impl PendingConnection {
@@ -275,7 +277,7 @@ fn broken(error: &hyper::Error) -> ForwardFailure {
     ForwardFailure::Broken(node::error::chain(error))
 }
 
-/// Rewrites a request for the application.
+/// Rewrites a request into the form that the application receives.
 fn prepare(request: &mut Request, to: &Destination, wanted: Option<HeaderValue>, grpc: bool) -> Answer<()> {
     let host = match &to.outside.host {
         Some(host) if to.address != Address::Api => host.clone(),
@@ -307,7 +309,7 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(GRPC.as_bytes()))
 }
 
-/// Creates the response that confirms an upgrade.
+/// Returns the response that confirms an upgrade to the client.
 fn switching(answer: Response<Incoming>, address: Address) -> Response {
     let (mut head, _) = answer.into_parts();
     let upgraded = head.headers.get(UPGRADE).cloned();

@@ -1,9 +1,9 @@
-//! Tokens for ports: in a header, or once in a URL and then in a cookie.
+//! Tokens for ports. A client sends a token in a header, or once in a URL and then in a cookie.
 //!
-//! A browser sends the token in the URL, is redirected to the same URL without the token, and has a cookie
-//! from then on. The cookie belongs to this one host. It counts only in requests that a page of this host
-//! sends, or that result from navigation of the user to this host. A page of another sandbox, which is in the
-//! same domain, cannot use it.
+//! A browser sends the token in the URL once. The server redirects it to the same URL without the token and
+//! sets a cookie for this one host. The cookie counts only in requests that a page of this host sends or that
+//! result from the user's navigation to this host. A page of a different sandbox in the same domain cannot
+//! use it.
 
 use api::ports::{TOKEN_HEADER, TOKEN_QUERY};
 use api::{Error, ErrorCode, Layer, Ran, Retry};
@@ -16,26 +16,27 @@ use node::journal::Ports as Gate;
 use super::pass::Outside;
 use crate::rejection::{Answer, Rejection};
 
-/// Header with the token for the ports of a sandbox that E2B's SDKs send.
+/// Header in which E2B's SDKs send the token for a sandbox's ports.
 pub const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
-/// Name of the cookie over HTTPS. Its prefix ensures that no other host, no other path and no plain
-/// connection can set it.
+/// Name of the cookie over HTTPS. Its prefix ensures that no other host, no other path and no plain HTTP
+/// connection can set the cookie.
 const COOKIE_ENCRYPTED: &str = "__Host-bellglass";
 /// Name of the cookie over plain HTTP.
 const COOKIE_PLAIN: &str = "bellglass";
 
-/// Result of admitting a request.
+/// Result of checking whether a request is admitted.
 pub enum Admitted {
     /// The request is forwarded. Its URL no longer contains a token.
     Yes {
-        /// True if the request presents the token, false if only the public port admits it.
+        /// True if the request presents the token. False if it is admitted only because the port is public.
         by_token: bool,
     },
-    /// The client is redirected to the same URL without the token, and gets a cookie.
+    /// The client is redirected to the same URL without the token, and receives a cookie.
     Redirect(Response),
 }
 
-/// Admits a request if its port is public or if it presents the token. Removes the token from the URL.
+/// Admits a request if its port is public or if the request presents the token. Removes the token from the
+/// URL.
 pub fn admit(parts: &mut Parts, outside: &Outside, gate: &Gate, port: u16) -> Answer<Admitted> {
     let in_address = address_token(&parts.uri);
     let by_address = in_address.as_deref().is_some_and(|token| gate.token.is(token));
@@ -53,7 +54,7 @@ pub fn admit(parts: &mut Parts, outside: &Outside, gate: &Gate, port: u16) -> An
     Ok(Admitted::Yes { by_token })
 }
 
-/// Returns true if the token is in its header, or in that of E2B's SDKs, exactly once.
+/// Returns true if the token is sent exactly once, either in Bellglass's header or in that of E2B's SDKs.
 pub fn shown(parts: &Parts, gate: &Gate) -> bool {
     let [mut ours, mut theirs] = [TOKEN_HEADER, TRAFFIC_TOKEN].map(|name| parts.headers.get_all(name).iter());
     match (ours.next(), theirs.next(), ours.next(), theirs.next()) {
@@ -63,8 +64,8 @@ pub fn shown(parts: &Parts, gate: &Gate) -> bool {
     }
 }
 
-/// Returns the error for a wrong token. It is the same for a missing sandbox, so it does not reveal which
-/// sandboxes exist.
+/// Returns the error for a missing or wrong token. It is the same error as for a missing sandbox, so that it
+/// does not reveal which sandboxes exist.
 pub fn refused() -> Rejection {
     Error {
         code: ErrorCode::Unauthorized,
@@ -80,8 +81,8 @@ pub fn refused() -> Rejection {
     .into()
 }
 
-/// Removes our cookies from a request, and a referrer that contains the token. Keeps all other cookies.
-/// Cookies are treated as bytes, because browsers send what pages have set, even if it is not ASCII.
+/// Removes Bellglass's cookies, and a referrer that contains the token. Keeps all other cookies. Cookies are
+/// treated as bytes, because browsers send whatever pages have set, even if it is not ASCII.
 pub fn forget_cookies(headers: &mut HeaderMap) {
     let others: Vec<HeaderValue> = headers
         .get_all(header::COOKIE)
@@ -115,7 +116,8 @@ fn pairs(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
     value.as_bytes().split(|byte| *byte == b';').map(<[u8]>::trim_ascii)
 }
 
-/// Returns the value of a cookie with our name. Ignores case and spaces, as applications may do.
+/// Returns the value of a cookie with one of Bellglass's names. Ignores case and spaces, because applications
+/// may ignore them as well.
 fn ours(pair: &[u8]) -> Option<&[u8]> {
     let at = pair.iter().position(|byte| *byte == b'=')?;
     let (name, value) = (pair.get(..at)?.trim_ascii(), pair.get(at + 1..)?.trim_ascii());
@@ -125,8 +127,8 @@ fn ours(pair: &[u8]) -> Option<&[u8]> {
         .then_some(value)
 }
 
-/// Returns true if the browser reports that a page of this host, or the user's navigation, caused the
-/// request. Other clients report nothing, which also counts.
+/// Returns true if the browser reports that a page of this host or the user's navigation caused the request.
+/// Clients other than browsers report nothing; this counts as well.
 fn is_own(parts: &Parts, outside: &Outside) -> bool {
     let said = |name: &str| parts.headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let same = |origin: &str| {
@@ -165,7 +167,7 @@ fn without_token(uri: &Uri) -> Uri {
 
 fn redirect(clean: &Uri, outside: &Outside, gate: &Gate) -> Response {
     let target = clean.path_and_query().map_or("/", PathAndQuery::as_str);
-    // Two leading slashes would mean another host.
+    // A target with two leading slashes would refer to a different host.
     let target = format!("/{}", target.trim_start_matches(['/', '\\']));
     let (name, secure) = if outside.encrypted { (COOKIE_ENCRYPTED, "; Secure") } else { (COOKIE_PLAIN, "") };
     let cookie = format!("{name}={}; Path=/; HttpOnly; SameSite=Lax{secure}", gate.token.reveal());
@@ -249,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_cookie_counts_only_for_the_host_itself() {
-        // Attack N-17.
+        // Attack N-17: a page of a different sandbox sends requests to the port with the user's cookie.
         let cookie = format!("x=1; bellglass={}", "a".repeat(64));
         let with = |more: &[(&str, &str)]| {
             let mut headers = vec![("cookie", cookie.as_str())];
@@ -268,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_cookie_that_is_not_ascii_neither_carries_the_token_in_nor_locks_a_viewer_out() {
-        // Attack N-33.
+        // Attack N-33: a port token is sent alongside a non-ASCII cookie.
         let token = "a".repeat(64);
         for value in [
             format!("bellglass={token}; theme=\u{e9}"),

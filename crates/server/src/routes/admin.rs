@@ -152,7 +152,7 @@ pub async fn rotate_key(
     if !platform.store.rotate_key(&old.id, (&new.key, &hash), now_ms, ask.overlap_ms).await? {
         return Err(missing().into());
     }
-    // The old key is cached again with its new expiry.
+    // Clear the cache, so that the old key is cached again with its new expiry.
     platform.accounts.forget();
     let (ending_on, ending) = (Arc::clone(&platform), id.clone());
     tokio::spawn(async move {
@@ -183,7 +183,8 @@ pub async fn revoke_key(
     Path(id): Path<String>,
 ) -> Answer<StatusCode> {
     let revoked = platform.store.revoke_key(&id, clock::wall_ms()).await;
-    // Even if the revocation could not be saved: the store then refuses the key from memory.
+    // Revoke the key even if the revocation could not be saved. In this case, the store rejects the key
+    // because it remembers the revocation in memory.
     platform.accounts.revoke(&id);
     if !revoked? {
         return Err(Error::not_found("there is no such key").into());

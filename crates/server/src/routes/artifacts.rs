@@ -1,4 +1,5 @@
-//! Artifacts: retained files of execs. They remain available after the sandbox is gone, until they expire.
+//! Artifacts: files that are retained from execs. They remain available after their sandbox has ended, until
+//! they expire.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +27,7 @@ use control::platform::{Platform, missing};
 
 /// Maximum and default number of execs per page.
 const PAGE: u32 = 100;
-/// Maximum number of chunks buffered for the client.
+/// Maximum number of chunks that are buffered for the client.
 const PIECES_WAITING: usize = 2;
 
 /// Query of the route that waits for artifacts.
@@ -171,7 +172,7 @@ pub async fn read(
     Ok((headers, stream(outgoing, place)).into_response())
 }
 
-/// Returns a body that streams an artifact. Aborts if the client accepts no data for `IDLE_MAX`.
+/// Returns a body that streams an artifact. Aborts the body if the client accepts no data for `IDLE_MAX`.
 pub fn stream(mut outgoing: Outgoing, place: OwnedSemaphorePermit) -> Body {
     let (sender, body) = streamed::body(PIECES_WAITING);
     tokio::spawn(async move {
@@ -191,8 +192,8 @@ pub fn stream(mut outgoing: Outgoing, place: OwnedSemaphorePermit) -> Body {
     Body::new(body)
 }
 
-/// Returns the id of a sandbox from its name or id. Accepts unknown ids, because artifacts outlive their sandbox. That
-/// is safe: the path of an artifact includes the caller's project.
+/// Returns a sandbox's ID, given its name or ID. Accepts unknown IDs, because artifacts outlive their
+/// sandbox. This is safe because the path of an artifact includes the caller's project.
 async fn sandbox_id(caller: &Grant, platform: &Platform, named: &str) -> Answer<SandboxId> {
     let id = named.parse::<SandboxId>().map_err(|_| missing(named))?;
     match platform.sandbox(caller, named).await {

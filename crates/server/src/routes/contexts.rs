@@ -1,4 +1,5 @@
-//! Contexts: persistent interpreters, whose cells are execs. Create, list, get, restart, interrupt, remove, variables.
+//! Contexts: persistent interpreters, whose cells are execs. Create, list, get, restart, interrupt, remove,
+//! and list variables.
 
 use std::sync::Arc;
 

@@ -60,7 +60,7 @@ pub async fn put(
     Ok(Json(dataset))
 }
 
-/// Records the error in the audit log if the cause is the project's quota, and returns it.
+/// Returns an error unchanged. If the cause is the project's quota, also records it in the audit log.
 pub fn refused(platform: &Platform, caller: &Grant, fault: Rejection) -> Rejection {
     if fault.error().code == ErrorCode::QuotaExceeded {
         platform.note(caller, Act::QuotaRefused, |entry| entry.detail("disk_bytes"));

@@ -24,9 +24,11 @@ use control::account::Rate;
 use control::audit::Act;
 use control::platform::Platform;
 
-/// Maximum size of a chunk of standard input, and therefore of the input that waits for a process that does not read.
+/// Maximum size of a chunk of standard input. It is also the maximum amount of input that is held for a
+/// process that does not read.
 const STDIN_BYTES_MAX: usize = 1 << 20;
-/// Maximum time that a chunk waits for a process that does not read. The client then gets a retryable error.
+/// Maximum time that a chunk waits for a process that does not read. After that, the client receives a
+/// retryable error.
 const STDIN_WITHIN: Duration = Duration::from_secs(60);
 
 /// Query of the route that starts an exec.
@@ -39,7 +41,7 @@ pub struct Starting {
     cancel_on_disconnect: bool,
 }
 
-/// Options of a start request, from its query and headers.
+/// Options of a start request, taken from its query and headers.
 pub struct Manner {
     idempotency: Idempotency,
     cancels: bool,
@@ -359,7 +361,7 @@ pub async fn signal(
     Ok(Json(Signaled { processes: call.exec_reader(id).signal(request.signal).await? }))
 }
 
-/// Starts a call to a running sandbox of this project.
+/// Starts a call to a running sandbox of the caller's project.
 ///
 /// # Errors
 /// The sandbox does not exist or has ended.
@@ -378,10 +380,10 @@ pub async fn info(call: &Call, exec: &str) -> Answer<ExecInfo> {
     Ok(execs.into_iter().find(|info| info.id == id).ok_or_else(|| missing(exec))?)
 }
 
-/// Parses the id of an exec.
+/// Parses an exec ID.
 ///
 /// # Errors
-/// The text is not a valid id; reported as an exec that does not exist.
+/// The text is not a valid ID. This is reported as an exec that does not exist.
 pub fn exec_id(text: &str) -> Answer<ExecId> {
     Ok(text.parse().map_err(|_| missing(text))?)
 }

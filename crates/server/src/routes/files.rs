@@ -1,15 +1,16 @@
-//! Files of a sandbox: get, list, make directory, move, copy, remove, edit. Submodules read, write, archive and watch.
+//! Files of a sandbox: get, list, make directory, move, copy, remove, and edit. Submodules handle reading,
+//! writing, archives and watches.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`content`] | download and upload of one file |
 //! | [`archive`] | download and upload of many files as an archive |
-//! | [`watch`] | events of changed files |
-//! | [`flow`] | streaming bodies with limits |
-//! | [`query`] | paths in queries |
+//! | [`watch`] | events about changed files |
+//! | [`flow`] | streamed bodies, with limits |
+//! | [`query`] | query strings that contain paths |
 //!
-//! No code here opens a path: the guest performs all operations. Reading requires role `read`, changing requires role
-//! `write`, and each change adds an entry to the audit log.
+//! No code here opens a path, because the guest performs all operations. Reading requires the role `read`,
+//! and changes require the role `write`. Each change adds an entry to the audit log.
 
 pub mod archive;
 pub mod content;
@@ -337,13 +338,13 @@ pub async fn edit(
     change.carry_out(&caller, &platform, FilesTarget { named: &named, files }).await
 }
 
-/// Sandbox whose files a request is for, and the user with whose permissions the operation runs.
+/// The sandbox whose files a request uses, and the user with whose permissions the operation runs.
 struct FilesTarget<'a> {
     named: &'a str,
     files: FilesOf,
 }
 
-/// A change, and its entry in the audit log.
+/// A change to files, with its entry in the audit log.
 struct Change {
     act: Act,
     detail: String,
@@ -351,7 +352,7 @@ struct Change {
 }
 
 impl Change {
-    /// Performs the change. It completes even if the client disconnects.
+    /// Performs the change. The change completes even if the client disconnects.
     async fn carry_out(
         self,
         caller: &Caller<Write>,
@@ -376,7 +377,7 @@ impl Change {
         Ok(Json(Counted { count }))
     }
 
-    /// Performs the change with the body of the request. An incomplete body aborts it.
+    /// Performs a change whose data is the request body. An incomplete body aborts the change.
     async fn take_in(
         self,
         caller: &Caller<Write>,
@@ -389,7 +390,7 @@ impl Change {
         let place = caller.share.stream()?;
         let call = noted(caller, &platform, target, act, &detail).await?;
         let held = StreamGuard::new(platform, call, place);
-        // After an error, these keep the data that arrived before.
+        // If one of these operations fails, the data that arrived before the error remains in the sandbox.
         let lasts = matches!(ask, FileAsk::Unpack { .. } | FileAsk::Write { offset: Some(_), .. });
         let cut = |error: Error| if lasts { Error { ran: Ran::Unknown, ..error } } else { error };
         let mut writing = held.call().files().write(ask).await?;
@@ -402,7 +403,7 @@ impl Change {
     }
 }
 
-/// Starts a call for a change, and records the change in the audit log.
+/// Starts a call that makes a change, and records the change in the audit log.
 async fn noted(
     caller: &Grant,
     platform: &Platform,
@@ -450,7 +451,8 @@ fn both(from: &FilePath, to: &FilePath) -> String {
     format!("{} to {}", from.encode(), to.encode())
 }
 
-/// Returns the error for a response of an unexpected type, which the node should have rejected already.
+/// Returns the error for a response of an unexpected type. The node should already have rejected such a
+/// response.
 fn unlike(answer: &FileAnswer) -> crate::rejection::Rejection {
     let told = format!("{answer:?}").chars().take_while(|c| c.is_alphabetic()).collect::<String>();
     node::Error::Protocol(format!("unexpected type of response: {told}")).into()

@@ -59,7 +59,7 @@ pub async fn metrics(_: Caller<Admin>, State(platform): State<Arc<Platform>>) ->
     responses((status = 200, body = serde_json::Value))
 )]
 pub async fn description(_: Anyone) -> impl IntoResponse {
-    // Cached, because the route is open to any caller and building the text takes milliseconds.
+    // Cache the text, because this route is open to all callers and building the text takes milliseconds.
     static TEXT: LazyLock<Bytes> =
         LazyLock::new(|| serde_json::to_vec(&super::description()).unwrap_or_default().into());
     let text = if api::defence::is_off("H-36") {

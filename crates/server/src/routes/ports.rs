@@ -1,4 +1,4 @@
-//! Ports of a sandbox: URLs, public access, and tunnels of raw bytes.
+//! Ports of a sandbox: URLs, public access, and raw byte tunnels.
 
 use api::Error;
 use api::ports::{Port, PutPort, TUNNEL_PROTOCOL};
@@ -25,7 +25,7 @@ use crate::ports::pass;
 use crate::rejection::{Answer, Rejection};
 use control::audit::Act;
 
-/// Address by which a request reached the server.
+/// Address through which a request reached the server.
 pub struct Reached {
     authority: String,
     encrypted: bool,
@@ -61,7 +61,7 @@ pub async fn look(
     Path((named, port)): Path<(String, String)>,
     reached: Reached,
 ) -> Answer<Json<Port>> {
-    // Requires role write, because the token gives full access to the application on the port.
+    // This requires the role `write`, because the token gives full access to the application on the port.
     let sandbox = platform.running(&caller, &named).await?;
     let port = api::ports::number(&port)?;
     let (_, gate) = platform.node.ports(&sandbox.id).unwrap_or_default();

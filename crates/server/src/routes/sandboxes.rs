@@ -1,4 +1,5 @@
-//! Sandboxes: create, list, get, stop, lease, policy, packages, usage, trace, events.
+//! Sandboxes: create, list, get, stop, pause, resume, idle timeout, policy, packages, usage, traces, and
+//! events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -120,7 +121,7 @@ pub async fn list(
     }
     let project = &caller.key.project;
     let mut page = platform.store.sandboxes(project, !listing.all, limit, listing.cursor.as_deref()).await?;
-    // The node has more recent states than the store.
+    // The node knows more recent states than the store.
     for sandbox in &mut page.items {
         if let Some(shown) = platform.node.find(&sandbox.id) {
             *sandbox = shown;
@@ -247,7 +248,7 @@ pub async fn lease(
     let sandbox = platform.running(&caller, &named).await?;
     platform.note(&caller, Act::Lease, |entry| entry.sandbox(&sandbox.id));
     let shown = platform.node.renew(&sandbox.id, Duration::from_millis(lease.idle_ms)).await?;
-    // The change is in effect on the node. If this fails, the store gets it with a later change.
+    // The node has already made the change. If saving it fails, a later change saves it as well.
     let _ = platform.store.moved(&shown).await;
     Ok(Json(shown))
 }
@@ -280,7 +281,7 @@ pub async fn policy(
     platform
         .note(&caller, Act::Policy, |entry| entry.sandbox(&sandbox.id).detail(&policy.words().join(", ")));
     let shown = platform.node.set_policy(&sandbox.id, policy).await?;
-    // The change is in effect on the node. If this fails, the store gets it with a later change.
+    // The node has already made the change. If saving it fails, a later change saves it as well.
     let _ = platform.store.moved(&shown).await;
     Ok(Json(shown))
 }
@@ -395,7 +396,7 @@ struct SandboxEventListener {
 }
 
 impl SandboxEventListener {
-    /// Returns the next event of the project, or a heartbeat.
+    /// Returns the project's next event or a heartbeat.
     async fn next(&mut self) -> Option<SandboxEvent> {
         let until = tokio::time::Instant::now() + Duration::from_millis(HEARTBEAT_MS);
         loop {

@@ -1,4 +1,4 @@
-//! Secrets: set, list, remove. No route returns a value.
+//! Secrets: set, list, and remove. No route returns a secret's value.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::rejection::Answer;
 use control::audit::Act;
 use control::platform::Platform;
 
-/// Maximum size of a request body: a value of maximum length with every byte escaped, and some overhead.
+/// Maximum size of a request body: a value of maximum length with every byte escaped, plus some overhead.
 const BODY_BYTES_MAX: usize = *VALUE_BYTES.end() * 6 + 1024;
 
 /// Set a secret
@@ -89,7 +89,7 @@ pub async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Parses the body. Errors contain no detail, because the message of a parser could quote the value.
+/// Parses the body. Errors contain no details, because a parser's error message could quote the value.
 async fn sent(request: Request) -> Answer<PutSecret> {
     let wrong = || Error::invalid("the request body is not a valid secret", r#"Send JSON: {"value": "…"}."#);
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());

@@ -56,7 +56,7 @@ pub struct Calling {
     cancel_on_disconnect: bool,
 }
 
-/// Options of a tool call, from its query and headers.
+/// Options of a tool call, taken from its query and headers.
 pub struct Manner {
     idempotency: Idempotency,
     cancels: bool,
@@ -226,7 +226,7 @@ pub async fn put_dataset(
     let folder = platform.node.folder(&caller.key.project, &id);
     let key = dataset_key(&name);
     let begun = async {
-        // Reserve the declared length before accepting any of the body.
+        // Reserve space for the declared length before accepting any of the body.
         let size = length.unwrap_or(0).min(DATASET_BYTES_MAX);
         let mut incoming = folder.begin_within(&["datasets", &key], size).await?;
         incoming.prepay(size).map(|()| incoming)
@@ -253,7 +253,7 @@ pub async fn put_dataset(
             Ok(Json(dataset))
         }
         Err(fault) => {
-            // The session has ended in the meantime, or is at its limit.
+            // The session has ended in the meantime, or it has reached a limit.
             if !live.has_dataset(&name).await {
                 folder.remove(&["datasets", &key]).await?;
             }

@@ -1,4 +1,4 @@
-//! Terminals: WebSocket and size.
+//! Terminals: WebSocket connections and terminal size.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ use crate::terminal::{MESSAGE_BYTES_MAX, TerminalSession};
 use control::audit::Act;
 use control::platform::Platform;
 
-/// Size of a session's read buffer. Small, because input is keystrokes. Output is sent without a buffer.
+/// Size of a session's read buffer. It is small, because input consists of keystrokes. Output is not
+/// buffered.
 const BUFFER_BYTES: usize = 16 * 1024;
 
 /// Query of the route that opens a terminal.
@@ -37,10 +38,10 @@ pub struct TerminalQuery {
     from: u64,
 }
 
-/// A connection that may be upgraded to a WebSocket. Handlers check the upgrade last, after the credential and the
-/// request.
+/// A connection that may be upgraded to a WebSocket. Handlers check the upgrade last, after the credential
+/// and the request, so that errors in these are reported first.
 pub struct UpgradableConnection {
-    /// The permit of the connection.
+    /// Guard that keeps the connection's slot occupied.
     pub held: Option<ConnectionGuard>,
     /// The upgrade, or the reason why the request cannot be upgraded.
     pub upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,

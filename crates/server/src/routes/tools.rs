@@ -1,4 +1,4 @@
-//! Tool sets: definitions, in the formats of LLM APIs, and instructions.
+//! Tool sets: their definitions, in the formats of LLM APIs, and their instructions.
 
 use api::Error;
 use api::session::ToolSet;

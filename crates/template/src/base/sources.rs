@@ -7,7 +7,8 @@ use std::path::Path;
 /// Suffixes of the suites of a release: the release itself, its updates between point releases, and its
 /// security fixes.
 const PARTS: [&str; 3] = ["", "-updates", "-security"];
-/// Maximum size of a sources file in bytes. People write these files; a larger file is something else.
+/// Maximum size of a sources file in bytes. These files are written by hand, so a larger file is something
+/// else.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Returns the `deb` lines for this release, or none if this machine has no source for the release itself.
@@ -33,8 +34,8 @@ pub(super) fn of_this_machine(suite: &str) -> Vec<String> {
     choose(lines, suite)
 }
 
-/// Returns the lines, or none if no line is for the release itself: the others are of use only together with
-/// it.
+/// Returns the lines, or none if no line provides the release itself. Updates and security fixes are of no
+/// use without the release.
 fn choose(mut lines: Vec<(String, String)>, suite: &str) -> Vec<String> {
     if !lines.iter().any(|(of, _)| of == suite) {
         return Vec::new();
@@ -68,7 +69,8 @@ fn one_line(text: &str, suite: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Parses sources in the form of paragraphs of fields, and returns each as a line with its suite.
+/// Parses sources in the form of paragraphs with fields (deb822), and returns each source as a line with its
+/// suite.
 fn paragraphs(text: &str, suite: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let bare: String =
@@ -91,7 +93,8 @@ fn paragraphs(text: &str, suite: &str) -> Vec<(String, String)> {
         if off || !has("Types", "deb") || !has("Components", "main") {
             continue;
         }
-        // A key embedded in the paragraph cannot be written in a line; apt's default keys are used then.
+        // A key that is embedded in the paragraph cannot be expressed in a line. apt then uses its default
+        // keys.
         let key = field("Signed-By").filter(|key| key.starts_with('/') && !key.contains(' '));
         let options = key.map_or_else(String::new, |key| format!("[signed-by={key}] "));
         for named in words("Suites").into_iter().filter(|named| belongs(named, suite)) {

@@ -1,4 +1,4 @@
-//! Valid and invalid images.
+//! Tests with valid and invalid images.
 
 use std::fs;
 use std::path::Path;
@@ -139,8 +139,8 @@ fn a_part_that_is_not_what_its_digest_says_is_refused() {
 
 #[test]
 fn an_index_inside_itself_is_refused() {
-    // A real cycle is impossible: a file that changes after its digest was computed no longer matches it. So
-    // this test nests indexes too deeply.
+    // A real cycle is impossible: an index would have to contain its own digest. This test therefore nests
+    // indexes too deeply.
     let layout = Layout::new();
     let mut inner = layout.manifest(&configuration(1), &[b"one"]);
     for _ in 0..DEPTH_MAX {

@@ -1,4 +1,4 @@
-//! The texts of the tool set `analysis`, compared byte by byte.
+//! Tests that compare the texts of the tool set `analysis` byte by byte.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn refused(tool: &str, arguments: Value) -> Value {
 
 #[test]
 fn there_are_three_tools_with_their_categories() {
-    // Requirements A6.01, A6.18.
+    // Covers requirements A6.01 and A6.18.
     let tools: Vec<_> = definitions().into_iter().map(|tool| (tool.name, tool.category)).collect();
     assert_eq!(
         tools,
@@ -32,7 +32,7 @@ fn there_are_three_tools_with_their_categories() {
 
 #[test]
 fn a_command_is_an_array_of_words_and_its_time_has_a_maximum() {
-    // Requirements A6.03, A6.05.
+    // Covers requirements A6.03 and A6.05.
     let exec = ask("sandbox_exec", json!({"command": ["python", "/tmp/a.py"], "timeout": 300})).unwrap();
     assert_eq!(
         exec,
@@ -58,7 +58,7 @@ fn a_command_is_an_array_of_words_and_its_time_has_a_maximum() {
 
 #[test]
 fn a_path_elsewhere_is_refused_in_these_words() {
-    // Requirements A6.10, A2.12.
+    // Covers requirements A6.10 and A2.12.
     for path in [
         "/home/bad.py",
         "/tmp/../etc/passwd",
@@ -93,7 +93,7 @@ fn a_path_elsewhere_is_refused_in_these_words() {
 
 #[test]
 fn content_of_five_megabytes_is_refused() {
-    // Requirement A6.11.
+    // Covers requirement A6.11.
     let of = |bytes: usize| json!({"file_path": "/tmp/a", "content": "x".repeat(bytes)});
     assert!(matches!(ask("sandbox_write_file", of(5_242_879)).unwrap(), AnalysisCall::Write { .. }));
     let refused = refused("sandbox_write_file", of(5_242_880));
@@ -103,7 +103,7 @@ fn content_of_five_megabytes_is_refused() {
 
 #[test]
 fn an_edit_that_fails_says_why_and_what_to_do() {
-    // Requirements A6.13, A6.14.
+    // Covers requirements A6.13 and A6.14.
     let value = |refused: FileToolRefusal| serde_json::to_value(refused).unwrap();
     assert_eq!(
         value(FileToolRefusal::occurrences("/tmp/a", 3)),
@@ -129,7 +129,7 @@ fn an_edit_that_fails_says_why_and_what_to_do() {
 
 #[test]
 fn an_answer_has_its_fields_in_order_and_its_hint() {
-    // Requirements A6.04, A6.06, A6.07, A6.08, A6.15.
+    // Covers requirements A6.04, A6.06, A6.07, A6.08 and A6.15.
     let mut ran = EndedExec::not_started("", 60.0, 512 << 20);
     ran.outcome = Outcome::Exited { code: 0 };
     ran.duration = Duration::from_micros(2_300_400);
@@ -157,7 +157,7 @@ fn an_answer_has_its_fields_in_order_and_its_hint() {
 
 #[test]
 fn twenty_files_are_named_and_all_are_counted() {
-    // Requirement A5.04.
+    // Covers requirement A5.04.
     let ran = EndedExec { outcome: Outcome::Exited { code: 0 }, ..EndedExec::not_started("", 60.0, 1) };
     let files: Vec<String> = (0..25).map(|n| format!("{n:02}.csv")).collect();
     let executed = ExecAnswer::new(&ran, &files);
@@ -167,7 +167,7 @@ fn twenty_files_are_named_and_all_are_counted() {
 
 #[test]
 fn texts_and_pictures_are_kept_and_models_are_not() {
-    // Requirement A5.05.
+    // Covers requirement A5.05.
     for kept in ["a.csv", "a.JSON", "b/c.txt", "run.log", "p.PNG", "p.jpg", "p.jpeg", "p.svg"] {
         assert!(is_kept(kept), "{kept}");
     }
@@ -179,7 +179,7 @@ fn texts_and_pictures_are_kept_and_models_are_not() {
 
 #[test]
 fn the_instructions_say_what_they_must() {
-    // Requirement A6.17.
+    // Covers requirement A6.17.
     for text in [
         "ADVANCED ANALYSIS (Sandboxed Code Execution)",
         "pl.read_csv('/tmp/data/prescribers.csv')",

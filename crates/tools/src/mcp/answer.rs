@@ -1,14 +1,15 @@
-//! The form of answers and errors for a model.
+//! The form in which a model receives answers and errors.
 //!
-//! A result is sent both as an object and as its text: some clients show their model the one, some the other.
+//! A result is sent both as an object and as text, because some clients show the object to their model and
+//! others show the text.
 
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::{Value, json};
 
 use super::{ToolAnswer, resource};
 
-/// Returns the result of a call that was answered. Links to resources are optional, because clients of
-/// versions before 2025-06-18 fail on them.
+/// Returns the MCP result of a call that produced an answer. Links to resources are optional, because clients
+/// with protocol versions before 2025-06-18 fail on them.
 pub(super) fn answered(answer: ToolAnswer, links: bool) -> CallToolResult {
     let result = Value::Object(answer.result);
     let mut content = vec![ContentBlock::text(result.to_string())];
@@ -19,7 +20,8 @@ pub(super) fn answered(answer: ToolAnswer, links: bool) -> CallToolResult {
     said(content, result, answer.failed)
 }
 
-/// Returns the result of a call that failed: the error, the fix, and the code for programs.
+/// Returns the MCP result of a call that failed. It contains the error, its fix, and the error code for
+/// programs.
 pub(super) fn refused(error: &api::Error) -> CallToolResult {
     let text = format!("{}. {} (error code: {})", error.message, error.fix, error.code.name());
     said(vec![ContentBlock::text(text)], json!({ "error": error }), true)

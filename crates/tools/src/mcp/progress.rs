@@ -1,7 +1,8 @@
-//! The output of a call while it runs.
+//! Progress of a call: its output while it runs.
 //!
 //! Output is buffered as fast as it arrives and sent at most ten times per second, so that a slow client
-//! never slows down the run. Output that is still buffered when the call ends is part of its answer.
+//! never slows down the run. Output that is still buffered when the call ends is not sent separately, because
+//! the answer contains it.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -15,15 +16,15 @@ use tokio::time::{sleep, timeout};
 
 use super::CallProgress;
 
-/// Maximum number of chunks of output in the queue. They are buffered immediately.
+/// Maximum number of chunks of output in the queue. A task moves them to a buffer immediately.
 pub(super) const QUEUE: usize = 64;
-/// Minimum interval between two notifications: short enough for a person, and a loop that prints causes only
-/// ten messages per second.
+/// Minimum interval between two notifications. It is short enough for a person, and limits a loop that prints
+/// to ten messages per second.
 const APART: Duration = Duration::from_millis(100);
-/// Interval of keepalive notifications while a call produces no output. Many clients time out after 60 s
+/// Interval between keepalive notifications while a call produces no output. Many clients time out after 60 s
 /// without a message.
 const SILENCE: Duration = Duration::from_secs(15);
-/// Maximum size of the text of one notification: several screens.
+/// Maximum size of the text in one notification, in bytes: several screens.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
 /// Sender of progress notifications to the client of a call.
@@ -33,14 +34,15 @@ pub(super) struct Teller {
     told: f64,
 }
 
-/// Output that was not sent yet. If it exceeds one notification, only its end is retained.
+/// Output that has not been sent yet. If it exceeds the size of one notification, only its end is kept.
 #[derive(Default)]
 struct Gathered {
     text: Mutex<String>,
     added: Notify,
 }
 
-/// Runs a call to its end. Meanwhile, sends its output to the client if the client requested that.
+/// Runs a call to its end. If the client requested progress notifications, sends the call's output to the
+/// client meanwhile.
 pub(super) async fn follow<F: Future>(
     call: F,
     output: mpsc::Receiver<CallProgress>,
@@ -80,7 +82,7 @@ impl Teller {
         self.told += 1.0;
         let mut progress = ProgressNotificationParam::new(self.token.clone(), self.told);
         progress.message = text;
-        // A client that has disconnected is detected by the task that reads from it.
+        // A send error is ignored, because the task that reads from the client detects a disconnect.
         let _ = self.peer.notify_progress(progress).await;
     }
 }
@@ -109,7 +111,8 @@ impl Gathered {
     }
 }
 
-/// Returns the end of a text that exceeds one notification, with an ellipsis for the omitted part.
+/// Returns the end of a text that is too long for one notification, with an ellipsis in place of the omitted
+/// part.
 fn end_of(text: &str) -> String {
     const CUT: &str = "…";
     let from = text.ceil_char_boundary(text.len().saturating_sub(MESSAGE_BYTES_MAX - CUT.len()));

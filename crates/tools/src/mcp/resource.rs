@@ -1,4 +1,4 @@
-//! Artifacts as resources: `bellglass://artifacts/` and the percent-encoded name.
+//! Artifacts as MCP resources, with URIs of the form `bellglass://artifacts/` and the percent-encoded name.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,24 +8,24 @@ use rmcp::model::{Resource, ResourceContents};
 use super::{Artifact, Content};
 
 const PREFIX: &str = "bellglass://artifacts/";
-/// Characters to percent-encode. Slashes are encoded as well, because a name is one segment of the URI even
-/// if its file is in a subdirectory.
+/// Characters to percent-encode. Slashes are encoded as well, so that a name is always one segment of the
+/// URI, even if its file is in a subdirectory.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Returns the description of an artifact in a list or a link.
+/// Returns the description of an artifact for a list or a link.
 pub(super) fn described(artifact: &Artifact) -> Resource {
     Resource::new(uri(&artifact.name), artifact.name.clone())
         .with_mime_type(artifact.mime.clone())
         .with_size(artifact.size_bytes)
 }
 
-/// Returns the name of the artifact that a URI refers to.
+/// Returns the name of the artifact that a URI refers to, or `None` if the URI is invalid.
 pub(super) fn name(uri: &str) -> Option<String> {
     let encoded = uri.strip_prefix(PREFIX).filter(|encoded| !encoded.is_empty())?;
     percent_decode_str(encoded).decode_utf8().ok().map(Into::into)
 }
 
-/// Returns the content of an artifact: as text if it is text, otherwise in base64.
+/// Returns the content of an artifact, as text if possible and otherwise in base64.
 pub(super) fn contents(uri: String, content: &Content) -> ResourceContents {
     let text = is_text(&content.mime).then(|| std::str::from_utf8(&content.bytes).ok()).flatten();
     let contents = match text {

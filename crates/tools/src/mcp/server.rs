@@ -1,4 +1,4 @@
-//! The requests of a client: tools, calls of tools, and artifacts as resources.
+//! The requests of a client: tools, tool calls, and artifacts as resources.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -19,26 +19,26 @@ use super::progress::{self, Teller};
 use super::session::McpSession;
 use super::{ARTIFACT_BYTES_MAX, Host, answer, resource};
 
-/// Maximum number of concurrent calls and reads of one client. An agent that works in parallel needs a
-/// handful, and each may hold an answer in memory.
+/// Maximum number of concurrent calls and reads of one client. An agent that works in parallel needs only a
+/// few, and each may hold an answer in memory.
 const CALLS_MAX: usize = 16;
-/// The last protocol version with sessions.
+/// Latest protocol version that has sessions.
 const VERSION: ProtocolVersion = ProtocolVersion::LATEST_WITH_INITIALIZE;
 
-/// Server of one client.
+/// Server for one client.
 pub(super) struct Server {
-    /// Over HTTP, the session arrives with the first request. Before that, no request is answered.
+    /// Over HTTP, the first request delivers the session. No request is answered before that.
     session: OnceLock<Arc<McpSession>>,
     calls: Semaphore,
 }
 
 impl Server {
-    /// Creates the server of a client that already has a session.
+    /// Creates the server for a client that already has a session.
     pub(super) fn of(session: Arc<McpSession>) -> Self {
         Self { session: OnceLock::from(session), calls: Semaphore::new(CALLS_MAX) }
     }
 
-    /// Creates the server of a client whose session arrives in the extensions of its first request.
+    /// Creates the server for a client whose session is delivered in the extensions of its first request.
     pub(super) fn unopened() -> Self {
         Self { session: OnceLock::new(), calls: Semaphore::new(CALLS_MAX) }
     }
@@ -74,7 +74,7 @@ impl Server {
             Err(error) => return Ok(answer::refused(&error).into()),
         };
         if !answer.artifacts.is_empty() {
-            // A client that misses the notification can still list the artifacts.
+            // A send error is ignored. A client that misses the notification can still list the artifacts.
             let _ = context.peer.notify_resource_list_changed().await;
         }
         Ok(answer::answered(answer, knows_links(context)).into())
@@ -130,7 +130,7 @@ impl ServerHandler for Server {
     ) -> Result<InitializeResult, ErrorData> {
         let parts = context.extensions.get::<Parts>();
         if let Some(session) = parts.and_then(|parts| parts.extensions.get::<Arc<McpSession>>()) {
-            // A second `initialize` in the same session changes nothing: the session keeps its host.
+            // A second `initialize` in the same session has no effect, because the session keeps its host.
             let _ = self.session.set(Arc::clone(session));
         }
         self.session()?;
@@ -182,7 +182,7 @@ impl ServerHandler for Server {
 }
 
 impl Drop for Server {
-    /// Ends the session, however the connection ended.
+    /// Ends the session, no matter how the connection ended.
     fn drop(&mut self) {
         if let Some(session) = self.session.get() {
             session.end();
@@ -190,7 +190,7 @@ impl Drop for Server {
     }
 }
 
-/// Waits until the response is no longer needed: the request was cancelled, or its session ended.
+/// Waits until the response is no longer needed, because the request was cancelled or its session ended.
 async fn cut(session: &McpSession, context: &RequestContext<RoleServer>) {
     tokio::select! {
         () = context.ct.cancelled() => {}
@@ -198,8 +198,8 @@ async fn cut(session: &McpSession, context: &RequestContext<RoleServer>) {
     }
 }
 
-/// Returns the error for a cancelled request. `rmcp` sends no response to such a request, but may send one if
-/// the session ended.
+/// Returns the error for a cancelled request. If the request was cancelled, `rmcp` sends no response. If the
+/// session ended, `rmcp` may still send this error.
 fn gone() -> ErrorData {
     ErrorData::internal_error("the request was cancelled", None)
 }
@@ -223,7 +223,7 @@ fn unknown(uri: &str) -> ErrorData {
     )
 }
 
-/// Converts an error for a response that has no result to contain it.
+/// Converts an error for a response that cannot carry the error as a result.
 fn fault(error: &Error) -> ErrorData {
     let text = format!("{}. {}", error.message, error.fix);
     let data = Some(json!({ "error": error }));

@@ -1,15 +1,15 @@
-//! Streamable HTTP: one endpoint, with a separate session for each client.
+//! Streamable HTTP: one endpoint with a separate session for each client.
 //!
-//! A client opens a session by sending `initialize` without the header `Mcp-Session-Id`; the response
-//! contains the session id. Every later request contains this id and is answered only for the owner that
-//! opened the session; for any other owner, the session does not exist. A session ends when its client
-//! requests this (DELETE), when it was idle for too long, when a newer session of its owner replaces it, or
-//! when the server stops. For each session, one task waits for this and ends the session of the host; no
-//! other code does.
+//! A client opens a session by sending `initialize` without the header `Mcp-Session-Id`. The response
+//! contains the session ID. Every later request contains this ID and is answered only for the owner that
+//! opened the session. For any other owner, the session does not exist. A session ends when its client
+//! requests this (DELETE), when it has been idle for too long, when a newer session of the same owner
+//! replaces it, or when the server stops. Each session has one task that waits for its end and then ends the
+//! host's session. No other code ends the host's session.
 //!
-//! A call counts as use of the session, and so does a response that is still being read. A client that
-//! listens therefore keeps its session without sending requests. A call whose client was disconnected keeps
-//! its session as well: the client may come back for the answer before the call ends, but not after.
+//! A session is in use during a call and while a client reads a response. A client that only listens
+//! therefore keeps its session without sending requests. A call also keeps its session after its client was
+//! disconnected: the client may return for the answer before the call ends, but not later.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -35,14 +35,14 @@ use super::table::SessionTable;
 
 const SESSION_HEADER: &str = "mcp-session-id";
 /// Timeout for receiving a request and for the head of its response. The body of the response may take
-/// longer: it is a stream.
+/// longer, because it is a stream.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
-/// Time for which an answer is retained after it was sent.
+/// Time for which an answer is kept after it was sent.
 const ANSWERS_KEPT: Duration = Duration::from_secs(10);
-/// Timeout for `rmcp` to close a session, since a client that does not read can delay this.
+/// Timeout for `rmcp` to close a session. A client that does not read can delay the close.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
-/// A response of the service.
+/// Response of the service.
 pub(super) type Answered = Response<BoxBody<Bytes, Infallible>>;
 
 /// Limits and access rules of the service.
@@ -52,21 +52,21 @@ pub struct Settings {
     pub sessions_max: usize,
     /// Maximum number of sessions of one owner.
     pub sessions_of_owner_max: usize,
-    /// Idle time after which a session is ended.
+    /// Idle time after which a session ends.
     pub idle: Duration,
-    /// Maximum size of a request.
+    /// Maximum size of a request body in bytes.
     pub body_bytes_max: usize,
-    /// Allowed values of the header `Host`, each with or without a port; empty allows all.
+    /// Allowed values of the header `Host`, each with or without a port. If empty, all values are allowed.
     ///
-    /// The list prevents a web page from reaching a server on the same machine through a DNS name of its own.
-    /// A server that requires a key, which no page has, does not need it.
+    /// The list prevents a web page from reaching a server on the same machine through the page's own DNS
+    /// name. A server that requires a key does not need the list, because web pages do not have the key.
     pub hosts: Vec<String>,
-    /// Origins from which a browser may send requests, such as `https://chat.example.org:443`. Others are
-    /// rejected; clients other than browsers send no origin.
+    /// Origins from which a browser may send requests, such as `https://chat.example.org:443`. Requests from
+    /// other origins are rejected. Clients other than browsers send no origin.
     pub origins: Vec<String>,
 }
 
-/// The MCP service over streamable HTTP.
+/// MCP service over streamable HTTP.
 #[derive(Clone)]
 pub struct Service {
     table: Arc<SessionTable>,
@@ -93,13 +93,13 @@ impl Service {
         Self { table, idle: settings.idle, manager, transport, stop, tasks: TaskTracker::new() }
     }
 
-    /// Handles a request of an authenticated owner. Calls `open` to create the host if the request may open a
-    /// session.
+    /// Handles a request of an authenticated owner. If the request has no session ID and may open a session,
+    /// calls `open` to create the host.
     ///
     /// # Errors
-    /// `not_found` if the owner has no such session, upon which a client opens a new one; errors of `open`;
-    /// `quota_exceeded` and `capacity` if there are too many sessions; `deadline` if the request takes too
-    /// long to arrive.
+    /// The owner has no session with the given ID (`not_found`, after which a client opens a new session),
+    /// `open` failed, there are too many sessions (`quota_exceeded` or `capacity`), or the request takes too
+    /// long to arrive (`deadline`).
     pub async fn handle<B>(
         &self,
         owner: &str,
@@ -116,14 +116,14 @@ impl Service {
         }
     }
 
-    /// Ends all sessions, and waits until their hosts have ended theirs.
+    /// Ends all sessions, and waits until all hosts have ended their sessions.
     pub async fn stop(&self) {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// Handles a request within a session.
+    /// Handles a request that belongs to a session.
     async fn within<B>(&self, owner: &str, id: String, request: Request<B>) -> Result<Answered, Error>
     where
         B: Body<Data: Send, Error: std::fmt::Display> + Send + 'static,
@@ -144,7 +144,7 @@ impl Service {
         }))
     }
 
-    /// Handles a request without a session id, which may open a session.
+    /// Handles a request without a session ID, which may open a session.
     async fn first<B>(
         &self,
         owner: &str,
@@ -158,7 +158,7 @@ impl Service {
         let session = McpSession::new(host, &self.stop);
         request.extensions_mut().insert(Arc::clone(&session));
         let service = self.clone();
-        // Uses a separate task, so that a session that was created is also registered if its client
+        // A separate task ensures that a session that was created is also registered if its client
         // disconnects first.
         let opened = self.tasks.spawn(async move {
             let response =
@@ -172,25 +172,25 @@ impl Service {
         opened.await.unwrap_or_else(|_| Err(broken()))
     }
 
-    /// Waits for the end of a session and cleans up after it.
+    /// Waits for the end of a session, then cleans up its resources.
     async fn live(self, id: String, session: Arc<McpSession>) {
         session.over(self.idle).await;
         self.table.end(&id);
         session.end();
-        // This times out only if a client does not read; then the end of its connection frees the remaining
-        // resources.
+        // This times out only if a client does not read. In that case, the remaining resources are freed when
+        // the client's connection ends.
         let _ = timeout(CLOSE_WITHIN, self.manager.close_session(&id.into())).await;
         session.finish().await;
     }
 }
 
-/// Returns a session manager without an idle timeout. The timeout of `rmcp` would end a session even during a
-/// long call, so this module implements its own.
+/// Creates a session manager without an idle timeout. The timeout of `rmcp` would end a session even during a
+/// long call, so this module implements its own timeout.
 fn without_end() -> LocalSessionManager {
     let mut sessions = SessionConfig::default();
     sessions.keep_alive = None;
-    // A client can request an answer again after a disconnect, but only for a short time, because the answer
-    // may be large.
+    // A client can request an answer again after a disconnect, but only for a short time, because the server
+    // keeps the answer in memory and it may be large.
     sessions.completed_cache_ttl = ANSWERS_KEPT;
     let mut manager = LocalSessionManager::default();
     manager.session_config = sessions;

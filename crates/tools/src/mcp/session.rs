@@ -1,4 +1,4 @@
-//! One client with its host, from its first message to its last.
+//! One client and its host, from the first message to the last.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,19 +10,19 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Host;
 
-/// One client with its host.
+/// Session of one client with its host.
 pub(super) struct McpSession {
     host: Arc<dyn Host>,
     ended: CancellationToken,
     uses: Mutex<Uses>,
-    /// Tracks the current requests to the host.
+    /// Tracker of the current requests to the host.
     asked: TaskTracker,
 }
 
-/// A use of a session. While one exists, the session is not idle.
+/// Guard that keeps a session from being idle while it exists.
 pub(super) struct Use(Arc<McpSession>);
 
-/// A use of a session during a request to the host.
+/// Guard that keeps a session from being idle, and tracks a request to the host, while it exists.
 pub(super) struct RequestGuard {
     _use: Use,
     _asked: TaskTrackerToken,
@@ -34,7 +34,7 @@ struct Uses {
 }
 
 impl McpSession {
-    /// Creates a session that ends at the latest when `stop` is cancelled.
+    /// Creates a session that ends when `stop` is cancelled at the latest.
     pub(super) fn new(host: Arc<dyn Host>, stop: &CancellationToken) -> Arc<Self> {
         let uses = Mutex::new(Uses { count: 0, last: Instant::now() });
         Arc::new(Self { host, ended: stop.child_token(), uses, asked: TaskTracker::new() })
@@ -49,8 +49,8 @@ impl McpSession {
         self.ended.cancel();
     }
 
-    /// Ends the session of the host, after all cancelled requests have finished. Only the task that owns the
-    /// session may call this.
+    /// Ends the host's session after all cancelled requests have finished. Only the task that owns the
+    /// session may call this function.
     pub(super) async fn finish(&self) {
         self.end();
         self.asked.close();
@@ -58,12 +58,12 @@ impl McpSession {
         self.host.end().await;
     }
 
-    /// Waits until the session was ended.
+    /// Waits until the session has ended.
     pub(super) async fn ended(&self) {
         self.ended.cancelled().await;
     }
 
-    /// Waits until the session was ended, or was idle for this time.
+    /// Waits until the session has ended or has been idle for this time.
     pub(super) async fn over(&self, idle: Duration) {
         tokio::select! {
             () = self.ended() => {}
@@ -71,7 +71,7 @@ impl McpSession {
         }
     }
 
-    /// Marks the session as in use until the returned value is dropped.
+    /// Marks the session as in use until the returned guard is dropped.
     pub(super) fn used(self: &Arc<Self>) -> Use {
         let mut uses = self.uses();
         uses.count += 1;
@@ -79,12 +79,12 @@ impl McpSession {
         Use(Arc::clone(self))
     }
 
-    /// Marks the session as in use for a request to the host until the returned value is dropped.
+    /// Marks the session as in use for a request to the host until the returned guard is dropped.
     pub(super) fn asking(self: &Arc<Self>) -> RequestGuard {
         RequestGuard { _use: self.used(), _asked: self.asked.token() }
     }
 
-    /// Returns the time since which the session is idle; none while it is in use.
+    /// Returns the time since which the session has been idle, or `None` while it is in use.
     pub(super) fn unused_since(&self) -> Option<Instant> {
         let uses = self.uses();
         (uses.count == 0).then_some(uses.last)

@@ -1,4 +1,4 @@
-//! The sessions over HTTP: their owners and their limits.
+//! The sessions over HTTP, with their owners and limits.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,14 +7,14 @@ use api::{Error, ErrorCode, Layer, Ran, Retry};
 
 use super::session::McpSession;
 
-/// The sessions, by their ids.
+/// Table of sessions by ID.
 pub(super) struct SessionTable {
     sessions_max: usize,
     sessions_of_owner_max: usize,
     rows: Mutex<Rows>,
 }
 
-/// A reserved slot for one more session. Dropping it without using it frees the slot.
+/// Reserved slot for one more session. Dropping the reservation frees the slot if it was not used.
 pub(super) struct SessionReservation {
     table: Arc<SessionTable>,
     owner: String,
@@ -23,7 +23,7 @@ pub(super) struct SessionReservation {
 #[derive(Default)]
 struct Rows {
     sessions: HashMap<String, SessionRow>,
-    /// Owners of sessions that are being opened and have no id yet.
+    /// Owners of sessions that are being opened and do not have an ID yet.
     opening: Vec<String>,
 }
 
@@ -40,8 +40,8 @@ impl SessionTable {
     /// Reserves a slot for one more session of an owner.
     ///
     /// # Errors
-    /// `quota_exceeded` if all sessions that the owner may have are in use; `capacity` if there are too many
-    /// sessions in total, because sessions of other owners are never evicted.
+    /// All sessions that the owner may have are in use (`quota_exceeded`), or there are too many sessions in
+    /// total (`capacity`). Sessions of other owners are never evicted to make room.
     pub(super) fn place(self: &Arc<Self>, owner: &str) -> Result<SessionReservation, Error> {
         let mut rows = self.rows();
         if rows.in_use(owner) >= self.sessions_of_owner_max {
@@ -54,13 +54,13 @@ impl SessionTable {
         Ok(SessionReservation { table: Arc::clone(self), owner: owner.to_owned() })
     }
 
-    /// Returns the session with this id if this owner opened it. A session of another owner appears not to
-    /// exist.
+    /// Returns the session with this ID if this owner opened it. To any other owner, the session appears not
+    /// to exist.
     pub(super) fn find(&self, id: &str, owner: &str) -> Option<Arc<McpSession>> {
         self.rows().sessions.get(id).filter(|row| row.owner == owner).map(|row| Arc::clone(&row.session))
     }
 
-    /// Ends a session and removes it from the table. Does nothing if it does not exist.
+    /// Ends a session and removes it from the table. Does nothing if the session does not exist.
     pub(super) fn end(&self, id: &str) {
         self.rows().end(id);
     }
@@ -71,10 +71,10 @@ impl SessionTable {
 }
 
 impl SessionReservation {
-    /// Registers the session of this slot.
+    /// Registers a session in the reserved slot.
     ///
-    /// Many clients disconnect without closing their session. If the owner has reached its limit, the session
-    /// that was idle for the longest time is therefore evicted.
+    /// Many clients disconnect without closing their session. Therefore, if the owner has reached its limit,
+    /// the session that has been idle for the longest time is evicted.
     pub(super) fn take(self, id: String, session: Arc<McpSession>) {
         let mut rows = self.table.rows();
         if rows.count(&self.owner) >= self.table.sessions_of_owner_max
@@ -100,7 +100,7 @@ impl Rows {
         self.of(owner).count()
     }
 
-    /// Counts the sessions that cannot be evicted: those in use and those being opened.
+    /// Counts the sessions that cannot be evicted: sessions in use and sessions being opened.
     fn in_use(&self, owner: &str) -> usize {
         let used = self.of(owner).filter(|(_, row)| row.session.unused_since().is_none()).count();
         used + self.opening.iter().filter(|opening| *opening == owner).count()

@@ -1,4 +1,4 @@
-//! Messages of a client to a fake host, without a network.
+//! Tests that send a client's messages to a fake host, without a network.
 
 mod http;
 mod pipe;
@@ -12,17 +12,17 @@ use tokio::sync::mpsc;
 
 use super::{Artifact, CallProgress, Content, Host, Tool, ToolAnswer};
 
-/// Log of the calls of fake hosts.
+/// Log of the calls that fake hosts receive.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
-/// A fake host.
+/// Fake host that logs its calls.
 struct Fake {
     name: &'static str,
     log: Log,
 }
 
-/// A guard that logs when it is dropped.
+/// Guard that logs when it is dropped.
 struct Watched(String, Log);
 
 impl Log {
@@ -42,7 +42,7 @@ impl Log {
         self.lines().iter().filter(|said| *said == line).count()
     }
 
-    /// Waits for a line. Time is paused in these tests, so the wait takes no real time.
+    /// Waits until the log contains a line. These tests run with paused time, so the wait takes no real time.
     async fn until(&self, line: &str) {
         for _ in 0..10_000 {
             if self.count(line) > 0 {
@@ -120,7 +120,7 @@ fn asked(id: u64, method: &str, params: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })
 }
 
-/// Returns the first request of every client.
+/// Returns the first request that every client sends.
 fn hello(version: &str) -> Value {
     let client = json!({ "name": "test", "version": "1" });
     asked(0, "initialize", json!({ "protocolVersion": version, "capabilities": {}, "clientInfo": client }))

@@ -1,4 +1,4 @@
-//! Copying to this machine.
+//! Copying files from a sandbox to this machine.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -14,10 +14,10 @@ use super::{Copied, CopyState, begin, pipe, tell, unreadable};
 use crate::connect::explain;
 use crate::show;
 
-/// Copy to this machine.
+/// Copy from a sandbox to this machine.
 pub struct Down<'a> {
     pub target: &'a Path,
-    /// True if the sources are copied into the target under their own names.
+    /// True if the target is a directory into which the sources are copied under their own names.
     pub inside: bool,
     pub work: &'a CopyState,
 }
@@ -26,8 +26,8 @@ impl Down<'_> {
     /// Copies one file or directory.
     pub async fn copy(&self, files: &Files, path: &FilePath) -> Result<Copied, Error> {
         let info = files.stat(path).await.map_err(|error| explain(&error))?;
-        // The root and the workspace itself have no name, so their contents are copied directly into the
-        // target.
+        // The root directory and the workspace itself have no name, so their contents are copied directly
+        // into the target.
         let name = if self.inside { last_name(path) } else { None };
         if info.kind == FileKind::Directory {
             return self.directory(files, path, name).await;
@@ -60,7 +60,7 @@ impl Down<'_> {
             match archive.next().await {
                 Ok(Some(bytes)) => {
                     self.work.bar.inc(bytes.len() as u64);
-                    // The unpacker has ended. Its result contains the error.
+                    // The unpacker has already ended. Its result contains the error.
                     if inlet.push(bytes).await.is_err() {
                         break Ok(());
                     }
@@ -77,7 +77,7 @@ impl Down<'_> {
             }
         };
         let unpacked = unpacking.await.map_err(|error| crate::platform(error.to_string()));
-        // If the connection broke, report that instead of the truncated archive.
+        // If the connection broke, report the connection error instead of a truncated archive.
         read?;
         let unpacked = unpacked??;
         let report = archive.report().unwrap_or_default();
@@ -95,7 +95,7 @@ impl Down<'_> {
     }
 }
 
-/// Returns true if the sources are copied into a target under their own names.
+/// Returns true if the target is a directory into which the sources are copied under their own names.
 pub fn is_directory(target: &Path) -> bool {
     target.is_dir() || target.as_os_str().as_bytes().ends_with(b"/")
 }

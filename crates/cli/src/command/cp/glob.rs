@@ -1,5 +1,5 @@
-//! Wildcards in paths of a sandbox: `*`, `?` and `[a-z]`, in any component of the path. As in a shell, a
-//! leading dot is matched only by a literal dot.
+//! Wildcards in sandbox paths: `*`, `?` and `[a-z]`, in any path component. As in a shell, a leading dot
+//! matches only a literal dot.
 
 use api::files::{FileKind, FilePath};
 use api::{Error, ErrorCode};
@@ -11,10 +11,11 @@ use crate::connect::explain;
 /// Maximum number of paths that one pattern may match.
 const FOUND_MAX: usize = 100_000;
 
-/// Returns all paths that a pattern matches. If the path itself exists, it is not interpreted as a pattern.
+/// Returns all paths that match a pattern. If a path with exactly this text exists, the text is not treated
+/// as a pattern.
 ///
 /// # Errors
-/// No path or too many paths match.
+/// No path matches, or too many paths match.
 pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, Error> {
     if !is_pattern(pattern.as_bytes()) {
         return Ok(vec![pattern.clone()]);
@@ -23,7 +24,7 @@ pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, 
         return Ok(vec![pattern.clone()]);
     }
     let start = FilePath::new(if pattern.as_bytes().starts_with(b"/") { "/" } else { "." })?;
-    // The start exists in every sandbox. If this fails, the sandbox itself is missing.
+    // The start directory exists in every sandbox. If this request fails, the sandbox itself is missing.
     files.stat(&start).await.map_err(|error| explain(&error))?;
     let mut found = vec![start];
     let parts: Vec<&[u8]> =
@@ -34,7 +35,8 @@ pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, 
         for directory in &found {
             if !is_pattern(part) {
                 let path = below(directory, part)?;
-                // Only the last component has to be checked: below a missing directory, nothing matches later.
+                // Only the last component must be checked. Below a missing directory, later components match
+                // nothing.
                 if !is_last || unless_closed(files.stat(&path).await)?.is_some() {
                     next.push(path);
                 }
@@ -59,8 +61,8 @@ pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, 
     Ok(found)
 }
 
-/// Returns the response, or `None` if the path does not exist, is not a directory or is not readable, because
-/// then nothing in it can match. Every other error fails the whole copy.
+/// Returns the response, or `None` if the path does not exist, is not a directory or cannot be read, because
+/// then it contains no matches. Any other error fails the whole copy.
 fn unless_closed<T>(answer: Result<T, client::Error>) -> Result<Option<T>, Error> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
@@ -82,8 +84,8 @@ fn is_pattern(text: &[u8]) -> bool {
     text.iter().any(|byte| matches!(byte, b'*' | b'?' | b'['))
 }
 
-/// Returns true if a name matches. Backtracks only to the last `*`, so the running time is at most the
-/// product of both lengths.
+/// Returns true if a name matches a pattern. Backtracks only to the last `*`, so the running time is at most
+/// proportional to the product of both lengths.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     if name.starts_with(b".") && !pattern.starts_with(b".") {
         return false;
@@ -109,7 +111,7 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// Returns the rest of a pattern if its first element matches this byte.
+/// Returns the rest of a pattern if its first element matches this byte, and `None` otherwise.
 fn one<'a>(pattern: &'a [u8], byte: Option<&u8>) -> Option<&'a [u8]> {
     let byte = *byte?;
     let (first, rest) = pattern.split_first()?;

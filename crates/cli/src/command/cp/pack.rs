@@ -1,4 +1,4 @@
-//! Packs a local directory into an archive while it is sent.
+//! Packs a local directory into an archive and sends it at the same time.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ pub struct Packed {
     pub changed: u64,
 }
 
-/// Reader that returns exactly `left` bytes of a file, even if the file changes in the meantime.
+/// Reader that returns exactly `left` bytes of a file, even if the file changes while it is read.
 struct FixedLengthFile {
     file: File,
     left: u64,
@@ -27,10 +27,10 @@ struct FixedLengthFile {
 /// Writes the contents of a directory as an archive. Symlinks are stored as symlinks.
 ///
 /// # Errors
-/// An entry cannot be read, or the receiver has closed the pipe. The error names the path.
+/// An entry cannot be read, or the receiver has closed the pipe. For an entry, the error names the path.
 pub fn pack(directory: &Path, to: impl Write) -> io::Result<Packed> {
     let (mut builder, mut packed) = (Builder::new(to), Packed::default());
-    // Directories that are not packed yet, relative to the source directory.
+    // Directories that are still to be packed, relative to the source directory.
     let mut waiting = vec![PathBuf::new()];
     while let Some(inner) = waiting.pop() {
         let within = directory.join(&inner);
@@ -92,7 +92,7 @@ fn header(known: &fs::Metadata, kind: EntryType, size: u64) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
     header.set_mode(known.permissions().mode() & 0o777);
-    // Ownership is set by the user who unpacks the archive, but the fields must contain numbers.
+    // The user who unpacks the archive will own the files, but the header fields must contain numbers.
     header.set_uid(0);
     header.set_gid(0);
     header.set_mtime(u64::try_from(known.mtime()).unwrap_or(0));
@@ -106,8 +106,8 @@ impl Read for FixedLengthFile {
         let buffer = buffer.get_mut(..most).unwrap_or_default();
         let mut count = if self.short { 0 } else { self.file.read(buffer)? };
         if count == 0 && most > 0 {
-            // The header already states the length. The rest is filled with zeros, and the file is counted as
-            // changed.
+            // The header already states the length, so the remaining bytes are filled with zeros, and the
+            // file is counted as changed.
             self.short = true;
             buffer.fill(0);
             count = most;

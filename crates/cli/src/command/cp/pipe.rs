@@ -1,4 +1,4 @@
-//! A pipe between blocking threads (which access local files) and async tasks (which use connections).
+//! A pipe between blocking threads, which access local files, and async tasks, which use connections.
 
 use std::io::{self, Read, Write};
 use std::pin::Pin;
@@ -8,9 +8,9 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
 
-/// Size of a chunk.
+/// Size of a chunk in bytes.
 const PIECE_BYTES: usize = 256 << 10;
-/// Maximum number of chunks in the pipe.
+/// Maximum number of chunks that wait in the pipe.
 const PIECES_WAITING: usize = 2;
 
 /// Write end of the pipe.
@@ -23,7 +23,8 @@ pub struct PipeWriter {
 pub struct PipeReader {
     receiver: mpsc::Receiver<io::Result<Bytes>>,
     piece: Bytes,
-    /// True if the writer has marked the end. A pipe that is dropped without this mark was interrupted.
+    /// True if the writer has marked the end. If the writer was dropped without marking the end, the transfer
+    /// was interrupted.
     ended: bool,
 }
 
@@ -34,17 +35,18 @@ pub fn pipe() -> (PipeWriter, PipeReader) {
 }
 
 impl PipeWriter {
-    /// Sends a chunk, from an async task.
+    /// Sends a chunk from an async task.
     pub async fn push(&mut self, piece: Bytes) -> io::Result<()> {
         self.sender.send(Ok(piece)).await.map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Marks the end of the data, from an async task.
+    /// Marks the end of the data from an async task.
     pub async fn end(self) {
         let _ = self.sender.send(Ok(Bytes::new())).await;
     }
 
-    /// Marks the end of the data, or passes on the error that ended it, from a blocking thread.
+    /// Marks the end of the data from a blocking thread. If `done` is an error, sends the error to the reader
+    /// instead.
     pub fn finish(mut self, done: io::Result<()>) {
         let end = done.and_then(|()| self.flush()).map(|()| Bytes::new());
         let _ = self.sender.blocking_send(end);

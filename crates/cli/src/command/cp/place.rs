@@ -55,13 +55,14 @@ impl CopyLocation {
 }
 
 impl CopyLocation {
-    /// Returns the name of the copy in a target directory, or `None` if only the contents are copied.
+    /// Returns the name that the copy has in a target directory, or `None` if only the contents are copied.
     pub fn name(&self) -> Option<&[u8]> {
         match self {
             Self::Here(path) => {
                 let bytes = path.as_os_str().as_bytes();
                 let end = bytes.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
-                // `Path` treats `dir/.` like `dir`, but with the dot, only the contents are meant.
+                // `Path` treats `dir/.` like `dir`, but for a copy, `dir/.` means only the contents of the
+                // directory.
                 let inner = bytes.get(..end).unwrap_or_default().ends_with(b"/.");
                 path.file_name().filter(|_| !inner).map(OsStr::as_bytes)
             }
@@ -81,14 +82,15 @@ impl fmt::Display for CopyLocation {
     }
 }
 
-/// Returns the last component of a path in a sandbox, or `None` for the root and similar paths. The result is
-/// always a single component: the sandbox cannot use it to choose another directory on this machine.
+/// Returns the last component of a path in a sandbox, or `None` for paths without a name, such as the root.
+/// The result is always a single component, so that a sandbox cannot choose a different directory on this
+/// machine.
 pub fn last_name(path: &FilePath) -> Option<&[u8]> {
     let name = path.as_bytes().rsplit(|byte| *byte == b'/').find(|name| !name.is_empty() && *name != b".")?;
     (name != b"..").then_some(name)
 }
 
-/// Returns the path of a name in a directory of a sandbox.
+/// Returns the path of an entry in a directory of a sandbox.
 pub fn below(directory: &FilePath, name: &[u8]) -> Result<FilePath, Error> {
     let directory = directory.as_bytes();
     let directory = directory.strip_suffix(b"/").unwrap_or(directory);

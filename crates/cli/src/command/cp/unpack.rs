@@ -1,10 +1,11 @@
-//! Unpacks an archive from a sandbox. The archive is untrusted, and must not affect the rest of this machine.
+//! Unpacks an archive from a sandbox. The archive is untrusted and must not affect other files on this
+//! machine.
 //!
 //! Everything is created below one directory, through descriptors, one path component at a time. Symlinks are
-//! never followed, no matter who created them. Only entries that our own packer writes are accepted:
-//! directories, regular files, symlinks, and GNU long names. Anything else aborts the copy: absolute paths,
-//! `..`, hard links, devices, and headers that are ambiguous. A symlink that could lead out of the directory
-//! is skipped and counted.
+//! never followed, no matter who created them. The unpacker accepts only entries that Bellglass's own packer
+//! writes: directories, regular files, symlinks, and GNU long names. Anything else aborts the copy: absolute
+//! paths, `..`, hard links, devices, and ambiguous headers. A symlink that could lead out of the directory is
+//! skipped and counted.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -17,14 +18,14 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use tar::Archive;
 
-/// Maximum number of entries in an archive. No sandbox has more files.
+/// Maximum number of entries in an archive. No sandbox has more files than this.
 const ENTRIES_MAX: u64 = Limits::MAX.disk_inodes;
-/// Maximum total size of all files. No sandbox has a larger disk.
+/// Maximum total size of all files in bytes. No sandbox has a larger disk.
 const BYTES_MAX: u64 = Limits::MAX.disk_bytes;
-/// Maximum amount of data after the last entry. Packers pad archives with zeros: usually to
-/// 10 KiB, some to 1 MiB.
+/// Maximum number of bytes after the last entry. Packers pad archives with zeros: usually to 10 KiB, some to
+/// 1 MiB.
 const REST_BYTES_MAX: u64 = 1 << 20;
-/// Size of one read and write.
+/// Size of the buffer for copying file contents.
 const CHUNK_BYTES: usize = 128 << 10;
 /// Flags for opening a directory.
 const DIRECTORY: OFlags =
@@ -48,17 +49,17 @@ pub struct Unpacked {
     pub left_out: u64,
 }
 
-/// Unpacker that creates everything below one directory.
+/// Unpacker that creates all entries below one directory.
 pub struct DirectoryUnpacker {
     root: OwnedFd,
     unpacked: Unpacked,
-    /// Random number for the names of incomplete files.
+    /// Random number in the names of incomplete files.
     random: u64,
 }
 
 impl DirectoryUnpacker {
-    /// Creates an unpacker for a local directory, or for the directory `name` in it. Missing directories are
-    /// created.
+    /// Creates an unpacker for a local directory, or for its subdirectory `name`. Creates missing
+    /// directories.
     ///
     /// # Errors
     /// The directory cannot be created or opened.
@@ -66,7 +67,7 @@ impl DirectoryUnpacker {
         let fault = |errno| local("open", directory.as_os_str().as_encoded_bytes(), errno);
         std::fs::create_dir_all(directory)
             .map_err(|error| fault(error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)))?;
-        // In the path that the user gave, symlinks are followed: they are the user's own.
+        // Symlinks in this path are followed, because the user chose the path.
         let flags = DIRECTORY.difference(OFlags::NOFOLLOW);
         let mut root = rustix::fs::openat(CWD, directory, flags, Mode::empty()).map_err(fault)?;
         if let Some(name) = name {
@@ -81,7 +82,8 @@ impl DirectoryUnpacker {
     /// Unpacks the whole archive.
     ///
     /// # Errors
-    /// The archive is invalid, or contains an entry that is not allowed. Entries unpacked before that remain.
+    /// The archive is invalid, or contains an entry that is not allowed. Entries that were already unpacked
+    /// remain.
     pub fn unpack(mut self, mut from: impl Read) -> Result<Unpacked, Error> {
         let broken = |error: io::Error| {
             Error::invalid(
@@ -108,8 +110,8 @@ impl DirectoryUnpacker {
                 LONG_NAME => long_name = Some(text(&mut entry, size).map_err(broken)?),
                 LONG_TARGET => {
                     long_target = Some(text(&mut entry, size).map_err(broken)?);
-                    // A pending long name belongs to the entry that follows both headers, so it is kept. If
-                    // there is none, `name` is the placeholder in this header.
+                    // A pending long name belongs to the entry that follows both headers, so it is kept.
+                    // Without a pending long name, `name` is the placeholder in this header.
                     long_name = Some(name).filter(|name| name != b"././@LongLink");
                 }
                 FOLDER => drop(self.directory(&steps(&name)?)?),
@@ -125,8 +127,8 @@ impl DirectoryUnpacker {
                 }
             }
         }
-        // The sender expects its whole stream to be read. After the last entry follow blocks of zeros and the
-        // report of the packer.
+        // The sender expects the whole stream to be read. Blocks of zeros and the packer's report follow the
+        // last entry.
         let rest = io::copy(&mut from.by_ref().take(REST_BYTES_MAX + 1), &mut io::sink()).map_err(broken)?;
         if rest > REST_BYTES_MAX {
             return Err(refused(b"", "too much data follows the end of the archive"));
@@ -134,7 +136,7 @@ impl DirectoryUnpacker {
         Ok(self.unpacked)
     }
 
-    /// Opens the directory at this path. Missing directories are created; a symlink in the path is an error.
+    /// Opens a directory. Missing directories are created. A symlink in the path is an error.
     fn directory(&self, steps: &[Vec<u8>]) -> Result<OwnedFd, Error> {
         let mut here = self.root.try_clone().map_err(|error| crate::platform(error.to_string()))?;
         for step in steps {
@@ -158,8 +160,8 @@ impl DirectoryUnpacker {
             return Err(api::limits::exceeded("the total size of the files", self.unpacked.bytes, BYTES_MAX));
         }
         let parent = self.directory(above)?;
-        // Created under a temporary name: no existing file is opened, and a file that is replaced stays
-        // intact until the end.
+        // The file is first created under a temporary name. No existing file is opened, and a file to be
+        // replaced stays intact until the new content is complete.
         let part = format!(".{:016x}.{}.part", self.random, self.unpacked.entries);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode((mode & 0o777) | 0o200);
@@ -192,9 +194,9 @@ impl DirectoryUnpacker {
     }
 }
 
-/// Returns true if a symlink in a directory of this depth leads to a path inside the root directory. To hold
-/// for any combination with other accepted symlinks, the target may go up only at its start, and not beyond
-/// the root.
+/// Returns true if a symlink in a directory at this depth leads to a path inside the root directory. This
+/// must hold for any combination with other accepted symlinks. The target may therefore contain `..` only at
+/// its start, and must not lead above the root.
 fn stays_inside(target: &[u8], depth: usize) -> bool {
     if target.is_empty() || target.starts_with(b"/") || target.contains(&0) {
         return false;
@@ -214,7 +216,7 @@ fn stays_inside(target: &[u8], depth: usize) -> bool {
     true
 }
 
-/// Splits the path of an entry into its components.
+/// Splits the path of an entry into its components, and rejects unsafe paths.
 fn steps(name: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     let why = if name.starts_with(b"/") {
         "the path is absolute"
@@ -239,7 +241,7 @@ fn steps(name: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     Err(refused(name, why))
 }
 
-/// Opens a directory, and creates it if it is missing.
+/// Opens a directory, and creates the directory if it is missing.
 fn enter(here: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Error> {
     match rustix::fs::mkdirat(here, name, Mode::from_raw_mode(0o755)) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -269,7 +271,7 @@ fn pour(from: &mut impl Read, size: u64, to: &OwnedFd, name: &[u8]) -> Result<()
     Ok(())
 }
 
-/// Reads a long name of bounded length.
+/// Reads a long name, up to the maximum path length.
 fn text(entry: &mut impl Read, size: u64) -> io::Result<Vec<u8>> {
     if size > PATH_BYTES_MAX as u64 + 1 {
         return Err(io::ErrorKind::InvalidData.into());
@@ -291,8 +293,8 @@ fn refused(name: &[u8], why: &str) -> Error {
     )
 }
 
-/// Returns the error for an existing file or symlink in the way. It does not blame the sandbox, because the
-/// file was most likely created by the owner of this machine.
+/// Returns the error for an existing file or symlink that blocks a directory. The error does not blame the
+/// sandbox, because the owner of this machine most likely created the file.
 fn in_the_way(name: &[u8]) -> Error {
     Error::invalid(
         format!(
@@ -323,7 +325,8 @@ mod tests {
         header.set_entry_type(EntryType::new(kind));
         header.set_mode(0o4777);
         header.set_size(content.len() as u64);
-        // Set as bytes, because the setters of the library reject names that an attacker would use.
+        // The fields are set as raw bytes, because the library's setters reject names that an attacker would
+        // use.
         header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name);
         header.as_gnu_mut().unwrap().linkname[..target.len()].copy_from_slice(target);
         header.set_cksum();
@@ -340,7 +343,7 @@ mod tests {
         builder.into_inner().unwrap()
     }
 
-    /// Returns a directory to unpack into, next to another directory that must stay unchanged.
+    /// Creates a directory to unpack into, next to another directory that must not change.
     fn ground() -> tempfile::TempDir {
         let ground = tempfile::tempdir().unwrap();
         std::fs::create_dir(ground.path().join("outside")).unwrap();
@@ -384,7 +387,7 @@ mod tests {
         assert!(unpack(ground.path(), &bytes).is_ok(), "a second time over the first");
     }
 
-    /// U-02, U-05: nothing outside the target directory is created, changed or followed.
+    /// Attacks U-02 and U-05: nothing outside the target directory is created, changed or followed.
     #[test]
     fn a_hostile_archive_touches_nothing_outside_its_directory() {
         let plans: &[Lines<'_>] = &[
@@ -406,7 +409,8 @@ mod tests {
             let ground = ground();
             assert!(unpack(ground.path(), &archive(plan)).is_err(), "{plan:?}");
         }
-        // Symlinks that lead out are skipped, so entries below them are created inside or fail the copy.
+        // Symlinks that lead out of the directory are skipped. Entries below them are therefore created
+        // inside it, or fail the copy.
         for target in [&b"../outside"[..], b"/tmp", b"a/../../outside", b"../../x"] {
             let ground = ground();
             let plan: Lines<'_> = &[(b'2', b"x", target, b""), (b'0', b"x/kept", b"", b"changed")];
@@ -418,8 +422,8 @@ mod tests {
 
     #[test]
     fn no_symlink_is_followed_whoever_has_put_it_there() {
-        // Symlinks that the archive itself created, to a path inside, and existing symlinks, to a path
-        // outside.
+        // Neither symlinks that the archive created, to a path inside, nor existing symlinks, to a path
+        // outside, are followed.
         let ground = ground();
         let two: Lines<'_> = &[(b'5', b"a", b"", b""), (b'2', b"b", b"a", b""), (b'0', b"b/x", b"", b"x")];
         assert!(unpack(ground.path(), &archive(two)).is_err());

@@ -1,4 +1,4 @@
-//! Copying into a sandbox.
+//! Copying files into a sandbox.
 
 use std::path::Path;
 
@@ -23,7 +23,8 @@ pub struct Up<'a> {
 impl Up<'_> {
     /// Copies one file or directory.
     pub async fn copy(&self, from: CopyLocation) -> Result<Copied, Error> {
-        // `dir/.` and `..` have no name of their own, so their contents are copied directly into the target.
+        // The sources `dir/.` and `..` have no name of their own, so their contents are copied directly into
+        // the target.
         let target = match from.name() {
             Some(name) if self.goes_inside().await? => below(self.target, name)?,
             Some(_) | None => self.target.clone(),
@@ -78,7 +79,7 @@ impl Up<'_> {
         Ok(self.work.bar.suspend(|| tell(skipped + report.skipped, changed + report.changed)))
     }
 
-    /// Returns true if the sources are copied into the target under their own names.
+    /// Returns true if the target is a directory into which the sources are copied under their own names.
     async fn goes_inside(&self) -> Result<bool, Error> {
         if self.several || self.target.as_bytes().ends_with(b"/") {
             return Ok(true);

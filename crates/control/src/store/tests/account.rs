@@ -78,10 +78,10 @@ async fn accounts_are_there_after_the_store_is_opened_again_and_are_nobody_elses
     assert_eq!(again.projects().await.unwrap().len(), 1);
 }
 
-/// Copies the files without closing the store, as a killed server leaves them.
+/// Copies the files of the open store, which are in the same state as after a server was killed.
 #[tokio::test]
 async fn what_was_answered_is_there_after_a_kill() {
-    // L-01
+    // Attack L-01: the server is killed directly after it has sent its responses.
     let place = Place::new().await;
     place.store.create_key(&key("k1", "p"), &KeyHash([1; 32])).await.unwrap();
     place.ask(&super::sandbox("s1")).await.unwrap();
@@ -105,7 +105,7 @@ async fn a_rotated_key_works_until_the_overlap_ends_and_both_are_written_at_once
     let (found, _) = place.store.key_by_hash(&KeyHash([1; 32])).await.unwrap().unwrap();
     assert_eq!(found.expires_at_ms, Some(50));
     assert!(place.store.key_by_hash(&KeyHash([2; 32])).await.unwrap().is_some());
-    // Of two rotations the earlier expiry applies. Expired and revoked keys cannot be rotated.
+    // After two rotations, the earlier expiry applies. Expired and revoked keys cannot be rotated.
     for (overlap_ms, end) in [(10, 20), (1000, 20)] {
         let hash = KeyHash([100 + overlap_ms as u8; 32]);
         let next = (&key(&format!("k{overlap_ms}"), "p"), &hash);

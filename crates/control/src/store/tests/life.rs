@@ -1,4 +1,4 @@
-//! Changes of state: they only go forwards, and the end is final.
+//! State changes: a sandbox's state only moves forward, and its end is final.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -93,7 +93,7 @@ async fn news_does_not_change_what_was_asked_for_nor_whose_it_is() {
 
 #[tokio::test]
 async fn a_sandbox_that_only_the_node_knows_is_taken_in_once() {
-    // L-04
+    // Attack L-04: the store is lost, so only the node knows its sandboxes.
     let place = Place::new().await;
     place.ask(&named("s1", "one")).await.unwrap();
     let mut found = in_state(&named("s2", "one"), SandboxState::Running);

@@ -1,4 +1,4 @@
-//! Stores that are locked, damaged or from another release.
+//! Stores that are locked, damaged, or from a different release.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,7 @@ use super::{Error, Place, Requested, Store, ask, in_state, sandbox};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_locked_store_refuses_writes_soon_and_still_reads() {
-    // L-04
+    // Attack L-04: another process locks the store.
     const SOON: Duration = Duration::from_millis(1500);
     let place = Place::new().await;
     place.ask(&sandbox("s1")).await.unwrap();
@@ -33,7 +33,8 @@ async fn a_locked_store_refuses_writes_soon_and_still_reads() {
             (ask(&store, &sandbox, &Quota::default(), None).await, began.elapsed())
         });
     }
-    // The lock is held all this time, so these reads succeed only if they do not need it.
+    // The other connection holds the lock all this time, so these reads succeed only if they do not need the
+    // lock.
     assert!(place.store.sandbox("p", "s1").await.unwrap().is_some());
     assert_eq!(place.store.live().await.unwrap().len(), 1);
     assert_eq!(place.store.sandboxes("p", true, 10, None).await.unwrap().items.len(), 1);
@@ -63,8 +64,8 @@ async fn many_writers_at_once_all_have_their_turn() {
     place.ask(&sandbox("first")).await.unwrap();
     let begun = Instant::now();
     let mut asking = JoinSet::new();
-    // More requests than any build can answer before the store counts as unavailable. All of them are refused, so none
-    // changes anything.
+    // Send more requests than any build can answer before the store counts as unavailable. All of them are
+    // refused, so none of them changes anything.
     for number in 0..if cfg!(debug_assertions) { 2500 } else { 25_000 } {
         let store = place.store.clone();
         asking.spawn(async move { ask(&store, &sandbox(&format!("n{number}")), &quota, None).await });
@@ -78,7 +79,7 @@ async fn many_writers_at_once_all_have_their_turn() {
 
 #[tokio::test]
 async fn a_full_store_refuses_what_is_new_and_still_reads() {
-    // L-04
+    // Attack L-04: the store cannot grow, as on a full disk.
     let place = Place::new().await;
     place.ask(&sandbox("s1")).await.unwrap();
     let mut writer = place.store.writer.acquire().await.unwrap();
@@ -116,7 +117,7 @@ async fn whoever_stops_waiting_for_a_write_leaves_the_store_usable() {
 
 #[tokio::test]
 async fn what_is_no_store_is_damaged_and_stays_as_it_is() {
-    // L-04
+    // Attack L-04: the store is replaced by something else.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("bellglass.db");
     for content in [&b""[..], b"x", &[0; 4096], &[255; 100_000], b"SQLite format 3\0 and no more"] {
@@ -130,7 +131,7 @@ async fn what_is_no_store_is_damaged_and_stays_as_it_is() {
 
 #[tokio::test]
 async fn a_damaged_page_is_found_when_the_store_is_opened() {
-    // L-04
+    // Attack L-04: pages of the store are overwritten, or the store is truncated.
     let place = Place::new().await;
     for number in 0..100 {
         place.store.adopt(&in_state(&sandbox(&format!("s{number}")), SandboxState::Running)).await.unwrap();
@@ -149,7 +150,7 @@ async fn a_damaged_page_is_found_when_the_store_is_opened() {
 
 #[tokio::test]
 async fn a_store_whose_file_is_gone_is_not_begun_anew_over_its_log() {
-    // L-04
+    // Attack L-04: the store is moved away, but its log is not.
     let place = Place::new().await;
     fs::remove_file(&place.path).unwrap();
     assert!(matches!(Store::open(&place.path).await, Err(Error::Damaged(_))));
@@ -158,7 +159,7 @@ async fn a_store_whose_file_is_gone_is_not_begun_anew_over_its_log() {
 
 #[tokio::test]
 async fn a_copy_made_with_sqlites_own_tools_is_a_store() {
-    // L-04
+    // Attack L-04: the store is replaced by a copy.
     let place = Place::new().await;
     place.ask(&sandbox("s1")).await.unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -203,7 +204,7 @@ async fn a_directory_that_is_not_there_is_not_damage() {
 
 #[tokio::test]
 async fn a_store_one_step_newer_is_opened_and_one_newer_still_is_refused() {
-    // L-07
+    // Attack L-07: the store was written by a newer release.
     let place = Place::new().await;
     place.ask(&sandbox("s1")).await.unwrap();
     place.meddle("ALTER TABLE sandboxes ADD COLUMN later TEXT DEFAULT 'x'").await;
@@ -222,7 +223,7 @@ async fn a_store_one_step_newer_is_opened_and_one_newer_still_is_refused() {
 
 #[tokio::test]
 async fn a_store_of_the_release_before_is_brought_forward_with_all_that_is_in_it() {
-    // L-07
+    // Attack L-07: the store was written by an older release.
     let place = Place::new().await;
     place.ask(&sandbox("s1")).await.unwrap();
     place.store.put_secret("p", "KEY", b"sealed", 1).await.unwrap();

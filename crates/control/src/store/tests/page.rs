@@ -1,4 +1,4 @@
-//! Lists, and isolation of projects.
+//! Lists of sandboxes, and isolation of projects from each other.
 
 use std::collections::HashSet;
 
@@ -92,7 +92,7 @@ async fn a_cursor_that_no_page_gave_is_refused() {
 
 #[tokio::test]
 async fn another_projects_sandbox_is_not_there() {
-    //
+    // Attack X-01: a project tries to access a sandbox of another project.
     let place = Place::new().await;
     place.store.put_project("q", &ROOMY, 1).await.unwrap();
     place.ask(&named("s1", "one")).await.unwrap();

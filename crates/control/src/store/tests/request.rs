@@ -1,4 +1,4 @@
-//! Requests: idempotency and quotas.
+//! Requests for sandboxes: idempotency and quotas.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use tokio::task::JoinSet;
 
 use super::{Error, Place, Requested, Store, ask, ended, named, sandbox};
 
-/// Retries a request while the store is unavailable, which happens with many requests on a slow machine.
+/// Retries a request while the store is unavailable, which happens if a slow machine must handle many
+/// requests.
 async fn ask_until_answered(
     store: &Store,
     id: &str,
@@ -25,7 +26,7 @@ async fn ask_until_answered(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_thousand_at_once_never_get_more_than_the_quota() {
-    //
+    // Attack X-08: clients try to exceed the quota with concurrent requests.
     const MOST: u32 = 7;
     let place = Place::new().await;
     let quota = Quota { sandboxes: MOST, ..Quota::default() };
@@ -52,7 +53,7 @@ async fn a_thousand_at_once_never_get_more_than_the_quota() {
 
 #[tokio::test]
 async fn memory_and_disk_are_added_up_and_given_back() {
-    //
+    // Attack X-08: clients try to exceed the quota of memory or disk space.
     let place = Place::new().await;
     let one = sandbox("s1");
     let memory = Quota { memory_bytes: 2 * one.limits.memory_bytes - 1, ..Quota::default() };
@@ -82,7 +83,7 @@ async fn another_projects_sandboxes_do_not_count() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_same_key_a_hundred_times_at_once_makes_one_sandbox() {
-    // H-08
+    // Attack H-08: the same request is sent many times.
     let place = Place::new().await;
     let mut asking = JoinSet::new();
     let quota = Arc::new(Quota::default());
@@ -106,7 +107,7 @@ async fn the_same_key_a_hundred_times_at_once_makes_one_sandbox() {
 
 #[tokio::test]
 async fn the_same_key_for_another_request_is_a_conflict() {
-    // H-08
+    // Attack H-08: an idempotency key is used for a different request.
     let place = Place::new().await;
     let quota = Quota::default();
     ask(&place.store, &sandbox("s1"), &quota, Some(("k", [1; 32]))).await.unwrap();
@@ -127,7 +128,7 @@ async fn a_known_request_is_answered_though_the_quota_is_used_up() {
 
 #[tokio::test]
 async fn a_key_is_free_again_only_after_a_start_in_which_nothing_ran() {
-    // H-08
+    // Attack H-08: a request is sent again after its sandbox has ended.
     let place = Place::new().await;
     let quota = Quota::default();
     for (number, (reason, free)) in [

@@ -1,5 +1,5 @@
-//! Throughput of a file into a sandbox and out of it, through the API, hashed at both ends, compared with a
-//! plain copy of the same file over a unix socket.
+//! Throughput of file transfers into and out of a sandbox through the API, with hashing at both ends. The
+//! baseline is a plain copy of the same file over a Unix socket.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,22 +13,22 @@ use api::limits::Limits;
 use api::sandbox::{CreateSandbox, Tier};
 use e2e::service::{Service, small};
 
-/// Typical buffer size of a program that copies.
+/// Buffer size of the plain copy; typical of programs that copy files.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Number of measurements in each direction, alternating.
+/// Number of measurements in each direction. The plain copy and the transfers alternate.
 const TURNS: usize = 3;
 
-/// Best durations for one file, because the others are affected by other load on the machine.
+/// Best durations for one file. Only the best count, because other load on the machine distorts the rest.
 pub(crate) struct Carried {
     /// Size of the file.
     pub bytes: u64,
-    /// Copy from a file through a unix socket into a file.
+    /// Duration of a copy from one file to another through a Unix socket.
     pub plain: Duration,
-    /// Durations of upload and download, by runtime.
+    /// Name of each runtime, with the durations of an upload and a download.
     pub ways: Vec<(String, Duration, Duration)>,
 }
 
-/// Transfers a file of this size.
+/// Measures transfers of a file with this size.
 pub(crate) async fn run(bytes: u64, runtimes: &[&str]) -> Carried {
     let service = Service::start();
     let client = service.client();
@@ -41,7 +41,7 @@ pub(crate) async fn run(bytes: u64, runtimes: &[&str]) -> Carried {
     let mut sandboxes = Vec::new();
     for name in runtimes {
         let tier = if *name == "runsc" { Tier::UserKernel } else { Tier::Container };
-        // Space for two files: the new one is written before it replaces the old one.
+        // Space for two files: an upload writes the new file completely before it replaces the old one.
         let limits = Limits { disk_bytes: 2 * bytes + (256 << 20), ..e2e::service::small_limits() };
         sandboxes
             .push(client.create(&CreateSandbox { tier, limits: limits.into(), ..small() }).await.unwrap().id);
@@ -79,7 +79,7 @@ fn copy(from: &Path, to: &Path) -> Duration {
     began.elapsed()
 }
 
-/// Copies through user space. `std::io::copy` would delegate to the kernel.
+/// Copies in user space, because `std::io::copy` would let the kernel do the copying.
 fn pass(from: &mut impl Read, to: &mut impl Write) {
     let mut buffer = vec![0; BUFFER_BYTES];
     while let count @ 1.. = from.read(&mut buffer).unwrap() {

@@ -1,17 +1,17 @@
-//! Running code, compared with the alternatives: in one sandbox of the template `interpreter` for each
-//! runtime, through the public API on loopback.
+//! Durations of running code, compared with the alternatives. Each runtime has one sandbox of the template
+//! `interpreter`, which is used through the public API on loopback.
 //!
 //! | subject | is |
 //! |---|---|
 //! | bare | `python3 -c` with the imports and the cell, as an ordinary exec |
-//! | fork | `os.fork()` of an interpreter with the same imports, self-timed: until its end, with or without the cell |
-//! | kernel | a Jupyter kernel in a second sandbox, self-timed: until it is ready, its first cell, another cell |
-//! | run | our run without state, until its end is read: of `pass`, and of the cell |
-//! | cell | our cell in a context, likewise; the cell also measures its own duration |
-//! | first | our first run in a new sandbox, and in another sandbox a bare `python3` with the imports of the template |
+//! | fork | `os.fork()` in an interpreter with the same imports, until the child exits; with and without the cell; self-timed |
+//! | kernel | a Jupyter kernel in a second sandbox: until it is ready, its first cell, another cell; self-timed |
+//! | run | our run without a context, of `pass` and of the cell, until the end of the run is read |
+//! | cell | our run in a context, of `pass` and of the cell; the cell also measures its own duration |
+//! | first | our first run in a new sandbox; in another new sandbox, a bare `python3` with the imports of the template |
 //!
-//! The subjects alternate as in [`rounds`](crate::rounds). Subjects that take seconds run in some rounds
-//! only.
+//! The subjects alternate as in [`rounds`](crate::rounds). Subjects that take seconds are measured only in
+//! some of the rounds.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -27,33 +27,34 @@ use e2e::service::Service;
 
 use crate::samples::Samples;
 
-/// Imports that all subjects have in common.
+/// Imports that all subjects use.
 const IMPORTS: &str = "import numpy, pandas, matplotlib.pyplot";
-/// A sum by group over 10,000 rows, which takes about a millisecond.
+/// A cell that sums 10,000 rows by group, which takes about a millisecond.
 const CELL: &str = "import numpy, pandas; total = pandas.DataFrame({'key': numpy.arange(10_000) % 100, 'value': numpy.arange(10_000.0)}).groupby('key')['value'].sum()";
-/// Code that prints the duration of the cell in nanoseconds.
+/// Code to run before and after the cell, which prints the cell's duration in nanoseconds.
 const TIMED: [&str; 2] =
     ["import time; began = time.perf_counter_ns()", "print(time.perf_counter_ns() - began)"];
 /// A cell that does nothing.
 const NOTHING: &str = "pass";
 const FORK: &str = include_str!("code/fork.py");
 const KERNEL: &str = include_str!("code/kernel.py");
-/// Command that installs a package that a kernel needs and the template does not contain.
+/// Command that installs the packages which a Jupyter kernel needs and the template lacks.
 const INSTALL: &str = "TMPDIR=/workspace pip install -q --user --break-system-packages ipykernel";
-/// Disk size. Only retained output is written.
+/// Disk size of most sandboxes. Only retained output is written to the disk.
 const DISK_BYTES: u64 = 256 << 20;
-/// Disk size for the kernel's packages and the files that pip unpacks before.
+/// Disk size of a sandbox with a Jupyter kernel: space for the packages, and for the files that pip unpacks
+/// before it installs them.
 const KERNEL_DISK_BYTES: u64 = 768 << 20;
 /// Timeout for an installation over a slow connection, in a user-space kernel.
 const WITHIN_MS: u64 = 300_000;
 
-/// Numbers of measurements.
+/// Number of rounds to measure.
 #[derive(Clone, Copy)]
 pub(crate) struct Often {
     /// Number of rounds for subjects that take milliseconds.
     pub rounds: usize,
-    /// Number of rounds that include the subjects that take seconds, on runc and on other runtimes; if 0,
-    /// there is no kernel.
+    /// Number of rounds that include the subjects that take seconds: first on runc, then on other runtimes.
+    /// With 0, no Jupyter kernel is installed.
     pub slow: [usize; 2],
 }
 
@@ -62,35 +63,35 @@ pub(crate) struct Often {
 pub(crate) struct Taken {
     /// Name of the runtime.
     pub name: String,
-    /// `python3 -c` with imports and cell.
+    /// `python3 -c` with the imports and the cell.
     pub bare: Samples,
-    /// A Jupyter kernel, until it is ready.
+    /// Startup of a Jupyter kernel, until it is ready.
     pub kernel_ready: Samples,
-    /// A Jupyter kernel, until its first cell, with the imports, is done.
+    /// First cell of a Jupyter kernel, which also runs the imports.
     pub kernel_first: Samples,
-    /// Another cell in the kernel.
+    /// A further cell in the same Jupyter kernel.
     pub kernel_cell: Samples,
-    /// A fork that exits immediately.
+    /// A fork whose child exits immediately.
     pub fork: Samples,
-    /// A fork that runs the cell.
+    /// A fork whose child runs the cell.
     pub fork_cell: Samples,
-    /// Our run of `pass`.
+    /// Our run of `pass`, without a context.
     pub run: Samples,
-    /// Our run of the cell.
+    /// Our run of the cell, without a context.
     pub run_cell: Samples,
-    /// The cell's own duration within this run.
+    /// The duration of the cell in that run, as measured by the cell.
     pub run_own: Samples,
-    /// Our cell of `pass`.
+    /// Our run of `pass` in a context.
     pub cell: Samples,
-    /// Our cell of the same code.
+    /// Our run of the cell in a context.
     pub cell_cell: Samples,
-    /// The cell's own duration within it.
+    /// The duration of the cell in that run, as measured by the cell.
     pub cell_own: Samples,
-    /// Overhead: the difference of the two.
+    /// Overhead of a cell in a context: `cell_cell` minus `cell_own`.
     pub cell_over: Samples,
-    /// Our first run in a new sandbox, of `pass`.
+    /// Our first run in a new sandbox, which runs `pass`.
     pub first: Samples,
-    /// `python3 -c` as the first exec of another sandbox, with the imports of the template.
+    /// `python3 -c` with the imports of the template, as the first exec of another new sandbox.
     pub bare_ahead: Samples,
 }
 
@@ -100,13 +101,13 @@ struct Place {
     id: SandboxId,
     context: ContextId,
     forker: Forker,
-    /// Sandbox with Jupyter, if that is measured.
+    /// Sandbox with a Jupyter kernel, if one is measured.
     kernel: Option<SandboxId>,
     /// Rounds that include the subjects that take seconds.
     slow: BTreeSet<usize>,
 }
 
-/// The interpreter that forks on request.
+/// An interpreter that forks on request.
 struct Forker {
     stdin: Stdin,
     exec: Exec,
@@ -138,7 +139,7 @@ const SUBJECTS: [Subject; 9] = [
     Subject::First,
 ];
 
-/// Measures all subjects on these runtimes.
+/// Measures all subjects on the runtimes with these names.
 pub(crate) async fn run(often: Often, runtimes: &[&str]) -> Vec<Taken> {
     let service = Service::start();
     tokio::task::block_in_place(|| e2e::layer::lend(service.data(), "interpreter"));
@@ -149,7 +150,7 @@ pub(crate) async fn run(often: Often, runtimes: &[&str]) -> Vec<Taken> {
         let taken = Taken { name: (*name).into(), ..Taken::default() };
         places.push((Place::prepare(&client, tier, often).await, taken));
     }
-    // The first round is a warm-up that fills the caches; it does not count.
+    // The first round is discarded: it only warms up the caches.
     for round in 0..=often.rounds {
         for step in 0..SUBJECTS.len() {
             let subject = SUBJECTS[(round + step) % SUBJECTS.len()];
@@ -218,7 +219,8 @@ impl Place {
         }
     }
 
-    /// Runs the cell, with or without a context. Returns the total duration and the cell's own duration.
+    /// Runs the cell with or without a context. Returns the total duration, and the cell's duration as
+    /// measured by the cell.
     async fn cell(&self, client: &Client, context: Option<&ContextId>) -> (Duration, Duration) {
         let [before, after] = TIMED;
         let spec = code(&format!("{before}\n{CELL}\n{after}"), context);
@@ -235,8 +237,8 @@ impl Place {
         taken.kernel_cell.add(said[2]);
     }
 
-    /// Uses a separate sandbox for each measurement: otherwise the second one would find files in the cache
-    /// that the first one read.
+    /// Measures the first exec of new sandboxes. Each measurement uses a separate sandbox; in a shared one,
+    /// the second measurement would find files in the cache that the first had read.
     async fn first(&self, client: &Client, taken: &mut Taken) {
         let bare = python(&[&format!("import {}", ahead())]);
         for (spec, samples) in [(bare, &mut taken.bare_ahead), (code(NOTHING, None), &mut taken.first)] {
@@ -297,7 +299,7 @@ async fn sandbox(client: &Client, tier: Tier, disk_bytes: u64) -> SandboxId {
         .id
 }
 
-/// Returns the modules that the template imports in advance, from its recipe.
+/// Returns the modules that the template imports in advance, as listed in its recipe.
 fn ahead() -> String {
     let recipe = include_str!("../../../../../images/interpreter.toml");
     let recipe = node::template::recipe::Recipe::parse(recipe).unwrap();
@@ -314,7 +316,7 @@ fn python(words: &[&str]) -> ExecSpec {
     ExecSpec { argv, deadline_ms: Some(WITHIN_MS), ..ExecSpec::default() }
 }
 
-/// Runs an exec and returns the time from the request until the end is read.
+/// Runs an exec and returns the time from the request until its end is read.
 async fn timed(client: &Client, id: &SandboxId, spec: &ExecSpec) -> (Duration, Collected) {
     let began = Instant::now();
     let collected = client.exec(id, spec).await.unwrap().collect().await.unwrap();

@@ -1,4 +1,4 @@
-//! Throughput of one exec's output: without a reader, and with a reader that receives each byte.
+//! Throughput of one exec's output, without a reader and with a reader that receives every byte.
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,19 @@ use e2e::Lab;
 use e2e::lab::{exec, start};
 use node::{Event, Sandbox};
 
-/// Interval of the checks of an exec without a reader. The guest measures the duration, so the interval adds
-/// nothing.
+/// Interval of checks for the end of an exec without a reader. The guest measures the duration, so the
+/// interval does not add to it.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Durations of a flood of output.
+/// Durations of an exec that produces a flood of output.
 pub(crate) struct Flood {
     /// The name of the runtime.
     pub name: String,
     /// Size of the output.
     pub bytes: u64,
-    /// Mode `keep`, without a reader: the duration of the command itself.
+    /// Duration of the command itself in mode `keep`, without a reader.
     pub kept: Duration,
-    /// Mode `block`, with one reader: until the reader has the last byte and the end.
+    /// Time in mode `block`, with one reader, until the reader has received the last byte and the end.
     pub read: Duration,
 }
 
@@ -41,7 +41,7 @@ async fn unread(sandbox: &Sandbox, bytes: u64) -> Duration {
     while runs().await {
         tokio::time::sleep(LOOK).await;
     }
-    // Skip the output: only the end is of interest.
+    // Skip the output, because only the exec's end is needed.
     exec.seek(bytes, 0, 0);
     let end = exec.collect().await.unwrap().end;
     assert_eq!((end.outcome, end.stdout_bytes), (Outcome::Exited { code: 0 }, bytes));

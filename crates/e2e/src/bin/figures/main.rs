@@ -1,22 +1,22 @@
-//! The figures of the specification: durations and memory, compared side by side in one run.
+//! The figures of the specification: durations and memory use, all compared within one run.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`rounds`] | the durations: every subject once per round, with a different first subject in each round |
+//! | [`rounds`] | durations: every subject once per round, and each round starts with a different subject |
 //! | [`mod@reference`] | plain `runc run` with our own configuration and mounts |
-//! | [`weight`] | the memory of idle sandboxes, and of this process for each |
+//! | [`weight`] | the memory of idle sandboxes, and the growth of this process per sandbox |
 //! | [`flood`] | throughput of one exec's output |
-//! | [`carry`] | throughput of a file in and out |
-//! | [`service`] | the same through the public API, with concurrency |
+//! | [`carry`] | throughput of file transfers in both directions |
+//! | [`service`] | durations through the public API, at several levels of concurrency |
 //! | [`code`] | running code, compared with a bare interpreter, its fork and a Jupyter kernel |
 //! | [`samples`] | percentiles |
-//! | [`report`] | the tables, and the goals |
+//! | [`report`] | the tables and the goals |
 //!
 //! The program measures but does not judge: it fails only if something could not be run. Other load on the
-//! machine affects all subjects of a round alike, so ratios are comparable between runs, and milliseconds are
-//! not.
+//! machine affects all subjects of a round alike. Ratios are therefore comparable between runs, but
+//! milliseconds are not.
 
-// A command-line program prints to the terminal; it fails by panicking, as tests do.
+// This command-line program prints to the terminal, and fails by panicking, as tests do.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -43,20 +43,20 @@ use std::time::Duration;
 use e2e::Lab;
 use runtime::Tier;
 
-/// Amount of measurement.
+/// Sizes and counts that determine how much is measured.
 #[derive(Clone, Copy)]
 struct Effort {
-    /// Number of rounds of every subject.
+    /// Number of rounds, each of which measures every subject once.
     rounds: usize,
-    /// Size of a flood through a container.
+    /// Number of output bytes in a flood from a container.
     flood_bytes: u64,
-    /// Size of a flood through a user-space kernel.
+    /// Number of output bytes in a flood from a user-space kernel.
     flood_bytes_kernel: u64,
-    /// Size of a file that is transferred in and out.
+    /// Size of the file that is transferred in both directions.
     carried_bytes: u64,
     /// Number of idle sandboxes on a server.
     live: usize,
-    /// Numbers of measurements for running code.
+    /// Number of rounds for running code.
     code: code::Often,
 }
 
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
         ["--quick"] => (Effort::QUICK, false),
         ["code"] => (Effort::FULL, true),
         ["--quick", "code"] => (Effort::QUICK, true),
-        // Called as the OCI runtime of a sandbox that is only prepared.
+        // The runtime calls this program in place of runc, to prepare the environment of a sandbox.
         ["--root", ..] => return reference::stand_in(&words),
         ["keep", bundle, state] => return reference::keep(bundle.as_ref(), state.as_ref()),
         _ => {
@@ -148,7 +148,7 @@ async fn measure(effort: Effort, labs: &[Lab]) {
     report::code_goals(&code);
 }
 
-/// Measures only running code.
+/// Measures running code only.
 async fn measure_code(effort: Effort, labs: &[Lab]) {
     let [runc, ..] = labs else { return };
     report::machine(effort.code.rounds, runc.data());
@@ -159,8 +159,8 @@ async fn measure_code(effort: Effort, labs: &[Lab]) {
     report::code_goals(&code);
 }
 
-/// Stops the sandboxes that a failed measurement left running, because their data directory is removed when
-/// this process exits.
+/// Stops the sandboxes that a failed measurement left running, because this process removes their data
+/// directory when it exits.
 async fn tidy(labs: &[Lab]) {
     for lab in labs {
         for listed in lab.runtime.list().await.unwrap() {
@@ -169,13 +169,13 @@ async fn tidy(labs: &[Lab]) {
     }
 }
 
-/// Returns true if a runtime of this name is to be measured. `BELLGLASS_RUNTIMES` selects runtimes, as it
-/// does for tests. The container runtime is the reference and is always measured.
+/// Returns true if the runtime with this name should be measured. `BELLGLASS_RUNTIMES` selects runtimes, as
+/// it does for tests. The container runtime is the reference and is always measured.
 fn is_wanted(name: &str) -> bool {
     std::env::var("BELLGLASS_RUNTIMES").map_or(true, |list| list.split(',').any(|one| one == name))
 }
 
-/// Returns true if a runtime of this name is usable on this machine.
+/// Returns true if the runtime with this name is usable on this machine.
 fn is_installed(name: &str) -> bool {
     node::Machine::flavors().into_iter().any(|flavor| flavor.name == name && flavor.find().is_ok())
 }

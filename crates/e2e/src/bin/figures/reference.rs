@@ -1,11 +1,11 @@
-//! Plain `runc run` with our own configuration, as the reference for a start.
+//! Plain `runc run` with our own configuration, as the reference for starting a sandbox.
 //!
-//! Our own code prepares the environment: a sandbox is started with this program in place of the OCI runtime.
-//! The program is called when the cgroups, the disk, the bundle and the private mount namespace with the
-//! idmapped root are ready. It leaves a process in that namespace, the keeper, whose pid it reports as
-//! process 1. On request, the keeper runs `runc run` on the bundle, with the command replaced by `/bin/true`,
-//! and reports the duration. The reference therefore includes runc with the same namespaces, mounts, seccomp
-//! filter and cgroup, from fork to removal, and nothing of our own.
+//! Our own code prepares the environment: it starts a sandbox with this program in place of the OCI runtime.
+//! Our code calls the program once the cgroups, the disk, the bundle and the private mount namespace with the
+//! idmapped root are ready. The program leaves a process in that namespace, the keeper, and reports the
+//! keeper's pid as process 1. On request, the keeper runs `runc run` on the bundle, with the command replaced
+//! by `/bin/true`, and reports the duration. The reference therefore covers runc with the same namespaces,
+//! mounts, seccomp filter and cgroup, from fork to removal, and none of our own code.
 //!
 //! ```text
 //! figures ──start──▶ stand-in (mounts are ready) ──spawns──▶ keeper ──dials──▶ figures
@@ -24,9 +24,9 @@ use e2e::Lab;
 use runtime::Runtime;
 use runtime::oci::{Dirs, Flavor, Oci};
 
-/// Name of the socket in the data directory on which this program waits for the keeper.
+/// Name of the socket in the data directory on which this program accepts the keeper's connection.
 const SOCKET: &str = "reference.sock";
-/// Command of the container, which exits immediately.
+/// Command of the container; it exits immediately.
 const COMMAND: &str = "/bin/true";
 
 /// A prepared environment in which `runc run` can be measured.
@@ -50,7 +50,7 @@ impl Reference {
             .await
             .expect("the mounts of the reference");
         let (stream, _) = listener.accept().expect("the keeper's call");
-        // The next reference waits for its own keeper on the same path.
+        // Remove the socket, because the next reference listens for its own keeper on the same path.
         std::fs::remove_file(lab.data().join(SOCKET)).expect("our own socket");
         Self { runtime, id, keeper: BufReader::new(stream) }
     }
@@ -87,10 +87,10 @@ pub(crate) fn stand_in(words: &[&str]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Acts as the keeper: runs the container on each request, until the connection is closed.
+/// Acts as the keeper: runs the container once per request, until the connection is closed.
 pub(crate) fn keep(bundle: &Path, state: &Path) -> ExitCode {
     replace_command(&bundle.join("config.json"));
-    // <data>/sandboxes/<id>/bundle
+    // The bundle is <data>/sandboxes/<id>/bundle.
     let data: PathBuf = bundle.ancestors().nth(3).unwrap().to_owned();
     let mut asked = BufReader::new(UnixStream::connect(data.join(SOCKET)).expect("somebody to listen"));
     let mut line = String::new();

@@ -1,4 +1,4 @@
-//! The tables.
+//! The tables of measurements and goals that this program prints.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,32 +11,32 @@ use crate::samples::Samples;
 use crate::service::{Served, Ways};
 use crate::weight::Weight;
 
-/// Goal for a start, as a multiple of plain `runc run`.
+/// Goal for starting a sandbox, as a multiple of plain `runc run`.
 const START_RATIO: f64 = 1.5;
-/// Goal for a stop, in milliseconds.
+/// Goal for stopping a sandbox, in milliseconds.
 const STOP_MS: f64 = 25.0;
 /// Goal for the median of an exec, in milliseconds above a bare process.
 const EXEC_P50_MS: f64 = 1.0;
 /// Goal for the 95th percentile of an exec, in milliseconds above a bare process.
 const EXEC_P95_MS: f64 = 2.0;
-/// Goal for the memory of an idle sandbox.
+/// Goal for the memory of an idle sandbox, in MiB.
 const IDLE_MIB: f64 = 2.0;
-/// Goal for operations through the API, as a multiple of the duration in this process.
+/// Goal for operations through the API, as a multiple of their duration in this process.
 const SERVED_RATIO: f64 = 1.3;
-/// Goal for the resident memory of a server: a fixed part, and a part for each sandbox.
+/// Goal for the resident memory of a server: a fixed part in MiB, plus the following part in KiB per sandbox.
 const SERVER_MIB: f64 = 60.0;
 const SERVER_KIB_EACH: f64 = 30.0;
-/// Goal for a file transfer, as a multiple of a plain copy over a unix socket.
+/// Goal for a file transfer, as a multiple of a plain copy over a Unix socket.
 const CARRIED_RATIO: f64 = 2.0;
-/// Goal for the median of a run without state, in milliseconds above a bare fork.
+/// Goal for the median of a run without a context, in milliseconds above a bare fork.
 const RUN_MS: f64 = 10.0;
-/// Goal for a cell, in milliseconds above its own duration.
+/// Goal for a run in a context, in milliseconds above the duration as measured by the cell.
 const CELL_MS: f64 = 3.0;
-/// Goal for the first run, as a multiple of a bare `python3` with the same imports.
+/// Goal for the first run in a sandbox, as a multiple of a bare `python3` with the same imports.
 const FIRST_RATIO: f64 = 1.25;
 const MIB: f64 = 1_048_576.0;
 
-/// Prints properties of the machine.
+/// Prints the properties of the machine that affect the measurements.
 pub(crate) fn machine(rounds: usize, data: &Path) {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
@@ -51,8 +51,8 @@ pub(crate) fn machine(rounds: usize, data: &Path) {
     println!("{rounds} rounds, every subject once in each");
 }
 
-/// Returns the type and options of the file system of a directory. They affect the duration of a stop: a file
-/// system mounted with `discard` may discard freed blocks while the stop waits.
+/// Returns the type and mount options of a directory's file system. Both affect the duration of a stop: a
+/// file system that is mounted with `discard` may discard freed blocks while the stop waits.
 fn file_system(mounts: &str, directory: &Path) -> String {
     let words = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let fitting = words.filter_map(|words| match words.as_slice() {
@@ -93,7 +93,7 @@ pub(crate) fn times(times: &Times) {
     }
 }
 
-/// Prints the table of memory.
+/// Prints the table of memory use.
 pub(crate) fn weights(weights: &[Weight]) {
     println!("\nmemory of an idle sandbox, MiB, mean of 20");
     println!(
@@ -116,7 +116,7 @@ pub(crate) fn weights(weights: &[Weight]) {
     );
 }
 
-/// Prints the table of floods.
+/// Prints the table of output throughput.
 pub(crate) fn floods(floods: &[Flood]) {
     println!("\n{:<8} {:>7} {:>30} {:>30}", "", "MiB", "keep, nobody reads, MB/s", "block, one reader, MB/s");
     for flood in floods {

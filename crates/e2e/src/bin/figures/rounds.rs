@@ -1,8 +1,8 @@
-//! The durations, measured in rounds.
+//! Durations of starts, stops and execs, measured in rounds.
 //!
-//! Every subject is measured once per round, so that other load on the machine affects all subjects alike.
-//! Each round begins with the next subject, because the kernel's cleanup after one subject slows down its
-//! successor.
+//! Every round measures every subject once, so that other load on the machine affects all subjects alike.
+//! Each round starts with a different subject, because the kernel's cleanup after one subject slows down the
+//! next.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use node::Sandbox;
 use crate::reference::Reference;
 use crate::samples::Samples;
 
-/// Program that does nothing.
+/// Program that does nothing and exits.
 const NOTHING: &str = "/bin/true";
 /// Number of rounds between two progress messages.
 const PROGRESS_EVERY: usize = 20;
@@ -24,26 +24,26 @@ const PROGRESS_EVERY: usize = 20;
 pub(crate) struct Ours {
     /// Name of the runtime.
     pub name: String,
-    /// A start, until `Sandbox::start` returns the sandbox. By then its posture was checked from outside, and
-    /// by an exec inside.
+    /// Time to start a sandbox, until `Sandbox::start` returns. By then, its posture has been checked both
+    /// from outside and by an exec inside.
     pub start: Samples,
-    /// A start and the first exec of `/bin/true`.
+    /// Time to start a sandbox and complete its first exec, `/bin/true`.
     pub first_exec: Samples,
-    /// A stop, until nothing of the sandbox is left.
+    /// Time to stop a sandbox, until nothing of it is left.
     pub stop: Samples,
-    /// One exec of `/bin/true` in a long-lived sandbox, until its outcome is received.
+    /// Time of one exec of `/bin/true` in a long-lived sandbox, until its outcome is received.
     pub exec: Samples,
 }
 
-/// All durations.
+/// Durations of all subjects.
 pub(crate) struct Times {
-    /// A bare process.
+    /// A process on the host, without a sandbox.
     pub bare: Samples,
-    /// A process in bubblewrap; empty if bubblewrap is not installed.
+    /// A process in bubblewrap. Empty if bubblewrap is not installed.
     pub bwrap: Samples,
     /// `runc run` with our configuration.
     pub runc_run: Samples,
-    /// Sandboxes.
+    /// Durations for sandboxes, by runtime.
     pub ours: Vec<Ours>,
 }
 
@@ -63,7 +63,7 @@ struct Place<'a> {
     sandbox: Sandbox,
 }
 
-/// Measures all subjects in this many rounds.
+/// Measures all subjects in the given number of rounds.
 pub(crate) async fn run(count: usize, reference: &mut Reference, labs: &[Lab]) -> Times {
     let mut places = Vec::new();
     for lab in labs {
@@ -71,7 +71,7 @@ pub(crate) async fn run(count: usize, reference: &mut Reference, labs: &[Lab]) -
     }
     let mut times = Times::of(labs);
     let subjects = subjects(labs.len());
-    // The first round is a warm-up that fills the caches; it does not count.
+    // The first round is discarded: it only warms up the caches.
     for round in 0..=count {
         let mut discarded = Times::of(labs);
         let times = if round == 0 { &mut discarded } else { &mut times };
@@ -111,7 +111,7 @@ async fn measure(subject: Subject, times: &mut Times, reference: &mut Reference,
     }
 }
 
-/// Measures one sandbox from start to stop.
+/// Measures the life of one sandbox, from start to stop.
 async fn live(lab: &Lab, ours: &mut Ours) {
     let began = Instant::now();
     let sandbox = lab.sandbox().await;
@@ -123,7 +123,7 @@ async fn live(lab: &Lab, ours: &mut Ours) {
     ours.stop.add(began.elapsed());
 }
 
-/// Measures one exec, from the request to the outcome.
+/// Measures one exec that does nothing, from the request to the outcome.
 async fn nothing(sandbox: &Sandbox) -> Duration {
     let spec = ExecSpec { deadline_ms: None, ..exec(&[NOTHING]) };
     let began = Instant::now();

@@ -1,8 +1,8 @@
-//! Percentiles of several measurements.
+//! Percentiles of measured durations.
 
 use std::time::Duration;
 
-/// Durations of one subject.
+/// Measured durations of one subject.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Samples {
     taken: Vec<Duration>,
@@ -34,7 +34,8 @@ impl Samples {
         self.percentile(95)
     }
 
-    /// Returns the smallest measurement that this percentage of all measurements does not exceed.
+    /// Returns the nearest-rank percentile: the smallest duration that at least this percentage of durations
+    /// do not exceed.
     fn percentile(&self, percent: usize) -> f64 {
         let mut sorted = self.taken.clone();
         sorted.sort_unstable();

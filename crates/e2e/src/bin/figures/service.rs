@@ -1,11 +1,11 @@
-//! The same measurements through the public API on loopback, compared with this process.
+//! Durations through the public API on loopback, compared with the same operations in this process.
 //!
 //! ```text
-//! life: create ─▶ first exec answered ─▶ stop, until nothing is left        with this concurrency
-//! exec: /bin/true in a live sandbox, until its outcome is received          with this concurrency
+//! life: create ─▶ first exec answered ─▶ stop, until nothing is left        at several levels of concurrency
+//! exec: /bin/true in a live sandbox, until its outcome is received          at several levels of concurrency
 //! ```
 //!
-//! The ways alternate, so that other load on the machine affects all of them alike.
+//! The two ways alternate, so that other load on the machine affects both alike.
 
 use std::time::{Duration, Instant};
 
@@ -23,41 +23,42 @@ use crate::reference::Reference;
 use crate::samples::Samples;
 use crate::weight::resident;
 
-/// Numbers of concurrent lifecycles.
+/// Numbers of sandboxes that are created, used and stopped concurrently.
 pub(crate) const LIVES: [usize; 3] = [1, 10, 50];
 /// Numbers of concurrent execs.
 pub(crate) const EXECS: [usize; 2] = [1, 64];
-/// Number of sandboxes over which the execs are distributed.
+/// Maximum number of sandboxes that share the concurrent execs.
 const SPREAD: usize = 8;
-/// Time after which the background work of starts is complete.
+/// Time to wait until the background work of starting sandboxes is complete.
 const SETTLES: Duration = Duration::from_secs(2);
 
-/// One operation, measured in three ways. Bare `runc run` is a start and a stop in one, and has no exec.
+/// Durations of one operation, measured in three ways. `runc run` covers a start and a stop, so it has no
+/// figure for execs.
 #[derive(Default)]
 pub(crate) struct Ways {
-    /// Concurrency.
+    /// Number of concurrent operations.
     pub at_once: usize,
-    /// Durations of `runc run`.
+    /// Durations of plain `runc run`.
     pub runc_run: Samples,
-    /// Durations in this process.
+    /// Durations when this process performs the operation itself.
     pub here: Samples,
-    /// Durations through the API.
+    /// Durations when a server performs the operation through the API.
     pub served: Samples,
 }
 
 /// Results of the measurements.
 pub(crate) struct Served {
-    /// Lifecycles, from create to stop.
+    /// Lives of sandboxes, from create to stop.
     pub lives: Vec<Ways>,
     /// Execs in live sandboxes.
     pub execs: Vec<Ways>,
-    /// Number of idle sandboxes at the end.
+    /// Number of idle sandboxes on the server for the measurement of its memory.
     pub live: usize,
-    /// Resident memory of the server, without and with these sandboxes.
+    /// Resident memory of the server, without and with these idle sandboxes.
     pub resident: [u64; 2],
 }
 
-/// Runs all measurements, on a server and a lab of the same runtime.
+/// Runs all measurements, on a server and a lab that use the same runtime.
 pub(crate) async fn run(effort: Effort, lab: &Lab) -> Served {
     let service = Service::start();
     let client = service.client();
@@ -88,7 +89,7 @@ async fn live_at_once(effort: Effort, lab: &Lab, client: &Client, at_once: usize
         references.push(Reference::prepare(lab).await);
     }
     let mut ways = Ways { at_once, ..Ways::default() };
-    // The first round is a warm-up that fills the caches; it does not count.
+    // The first round is discarded: it only warms up the caches.
     for round in 0..=effort.rounds.div_ceil(2 * at_once).max(2) {
         let runc_run = tokio::task::block_in_place(|| run_all(&mut references));
         let here = join_all((0..at_once).map(|_| live_here(lab))).await;

@@ -1,8 +1,8 @@
-//! The memory of idle sandboxes, and of this process for each of them.
+//! The memory of idle sandboxes, and the growth of this process per sandbox.
 //!
-//! The memory charged to a sandbox's cgroups is split into its parts: pages of processes; pages of files,
-//! which the kernel can reclaim, and which are charged to the first of many users; and memory of the kernel
-//! for the sandbox (page tables, namespaces, mounts, sockets).
+//! The memory charged to a sandbox's cgroups has three parts: the pages of processes; the pages of files,
+//! which the kernel can reclaim and charges to the first of many users; and the kernel's own memory for the
+//! sandbox (page tables, namespaces, mounts, sockets).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,36 +11,38 @@ use std::time::Duration;
 use e2e::Lab;
 use node::Sandbox;
 
-/// Number of sandboxes that are measured together. A single one would not show the share of this process.
+/// Number of sandboxes that are measured together. With only one, the growth of this process would be too
+/// small to see.
 const SANDBOXES: u64 = 20;
-/// Time after which the background work of starts is complete.
+/// Time to wait until the background work of starting sandboxes is complete.
 const SETTLES: Duration = Duration::from_secs(1);
 
-/// Memory of one idle sandbox in bytes: the mean of several.
+/// Memory of one idle sandbox in bytes, as the mean of several.
 #[derive(Default)]
 pub(crate) struct Weight {
     /// Name of the runtime.
     pub name: String,
-    /// All memory charged to its cgroups.
+    /// All memory charged to the sandbox's cgroups.
     pub charged: u64,
     /// Part of `charged`: pages of processes.
     pub anonymous: u64,
     /// Part of `charged`: pages of files.
     pub file: u64,
-    /// Part of `file`: files of file systems in memory (`/dev`, `/tmp`, `/dev/shm`).
+    /// Part of `file`: pages of in-memory file systems (`/dev`, `/tmp`, `/dev/shm`).
     pub shared: u64,
-    /// Part of `charged`: memory of the kernel.
+    /// Part of `charged`: memory of the kernel for the sandbox.
     pub kernel: u64,
-    /// Resident memory of its processes. It counts the shared pages of programs for each process, although
-    /// they are charged only to the first that read them.
+    /// Resident memory of the sandbox's processes. It counts a program's shared pages once for each process,
+    /// whereas a cgroup is charged only for the pages that it was the first to read.
     pub resident: u64,
-    /// Growth of this process per sandbox.
+    /// Growth of this process's resident memory per sandbox.
     pub node: u64,
 }
 
-/// Measures idle sandboxes of this lab.
+/// Measures idle sandboxes in this lab.
 pub(crate) async fn weigh(lab: &Lab) -> Weight {
-    // The first sandbox of a process creates threads and buffers that all sandboxes share.
+    // Start and stop one sandbox first: it creates the threads and buffers that all sandboxes of a process
+    // share.
     lab.sandbox().await.stop(Duration::ZERO).await.unwrap();
     let before = resident("self");
     let mut sandboxes: Vec<Sandbox> = Vec::new();
@@ -91,13 +93,13 @@ impl Weight {
     }
 }
 
-/// Returns the mount point of the hierarchy with the memory controller.
+/// Returns the mount point of the cgroup hierarchy that contains the memory controller.
 fn memory_cgroup() -> PathBuf {
     let first = PathBuf::from("/sys/fs/cgroup/memory");
     if first.exists() { first } else { "/sys/fs/cgroup".into() }
 }
 
-/// Returns the resident memory of a process.
+/// Returns the resident memory of a process in bytes.
 pub(crate) fn resident(pid: &str) -> u64 {
     let status = read(&Path::new("/proc").join(pid).join("status"));
     let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"));

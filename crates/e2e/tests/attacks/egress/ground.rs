@@ -1,4 +1,4 @@
-//! Setup that all egress attacks share: payloads, their controls, and their output.
+//! Setup shared by all egress attacks: payloads, their controls, and their output.
 
 use std::cell::RefCell;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -15,14 +15,14 @@ use client::{Client, Event, Exec};
 use e2e::service::{Service, small};
 use e2e::world::World;
 
-/// Exit code of a payload if any of its attempts succeeded.
+/// Exit code of a payload if any of its attempts has succeeded.
 const THROUGH: i32 = 42;
 /// Maximum duration of a payload.
 const PAYLOAD_WITHIN_MS: u64 = 240_000;
-/// Maximum time until a line of the audit log is on the disk.
+/// Maximum time until a line of the audit log has been written to the disk.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
 
-/// Program that fetches a page repeatedly until a file tells it to stop, then prints the median and the
+/// Python program that fetches a page repeatedly until a stop file exists. It then prints the median and the
 /// maximum duration.
 const NEIGHBOUR: &str = "
 import os, time, urllib.request
@@ -39,14 +39,14 @@ took.sort()
 print(took[len(took) // 2], took[-1])
 ";
 
-/// A server in a simulated internet, the tier under attack, and the proxy of the controls.
+/// A server in a simulated internet, with the tier under attack.
 pub(crate) struct Siege<'a> {
     pub(crate) world: &'a World,
     pub(crate) tier: Tier,
     service: RefCell<Service>,
 }
 
-/// The proxy of a control. Dropping it kills the proxy.
+/// The proxy of a control, which is killed when this value is dropped.
 struct Control(Child);
 
 /// A program that is still running, and its output so far.
@@ -55,7 +55,7 @@ pub(crate) struct Running {
     said: String,
 }
 
-/// Runs a test for each tier whose runtime is under test.
+/// Runs a test once per tier whose runtime is under test, each time with a new server.
 pub(crate) async fn on_each_tier(world: &World, test: impl AsyncFn(&Siege<'_>)) {
     for tier in e2e::service::tiers() {
         let siege = Siege { world, tier, service: RefCell::new(world.service()) };
@@ -73,12 +73,12 @@ impl Siege<'_> {
         self.service.borrow().pid()
     }
 
-    /// Restarts the server with the defence against an attack disabled, for the attack's control.
+    /// Restarts the server with its defence against an attack disabled, for the attack's control.
     pub(crate) fn undefend(&self, id: &str) {
         self.world.undefend(&mut self.service.borrow_mut(), id);
     }
 
-    /// Returns the messages of `bellglass secret set`, run with these environment variables.
+    /// Runs `bellglass secret set` with these environment variables, and returns its messages.
     pub(crate) fn set_secret(&self, variables: &[(&str, &str)], name: &str, value: &str) -> String {
         let mut command = self.service.borrow().command(&["secret", "set", name]);
         command.envs(variables.iter().copied()).stdin(Stdio::piped());
@@ -89,7 +89,7 @@ impl Siege<'_> {
         String::from_utf8_lossy(&done.stderr).into_owned()
     }
 
-    /// Returns the details of all egress decisions about this sandbox in the audit log.
+    /// Returns the details of all egress decisions that the audit log contains about this sandbox.
     pub(crate) fn decided(&self, sandbox: &SandboxId) -> Vec<String> {
         let log = self.service.borrow().data().join("audit.log");
         let text = std::fs::read_to_string(log).unwrap();
@@ -102,7 +102,7 @@ impl Siege<'_> {
             .collect()
     }
 
-    /// Starts a payload that keeps running.
+    /// Starts a payload without waiting for its end.
     pub(crate) async fn begin_payload(&self, id: &str, sandbox: &SandboxId, arguments: &[&str]) -> Running {
         let spec = ExecSpec {
             argv: words(id, arguments),
@@ -131,7 +131,8 @@ impl Siege<'_> {
         self.client().create(&request).await.unwrap().id
     }
 
-    /// Asserts that the control reaches at least this many targets, and the same payload in the sandbox none.
+    /// Asserts that the control reaches at least the given number of targets, and that the same payload
+    /// reaches none from the sandbox.
     pub(crate) async fn withstand(
         &self,
         id: &str,
@@ -175,12 +176,12 @@ impl Siege<'_> {
         String::from_utf8_lossy(&done.stdout).into_owned()
     }
 
-    /// Starts a Python program that keeps running.
+    /// Starts a Python program without waiting for its end.
     pub(crate) async fn begin(&self, sandbox: &SandboxId, program: &str) -> Running {
         Running { exec: self.client().exec(sandbox, &python(program)).await.unwrap(), said: String::new() }
     }
 
-    /// Asserts that an allowed host is still reachable.
+    /// Asserts that the sandbox can still reach an allowed host.
     pub(crate) async fn recovers(&self, sandbox: &SandboxId) {
         let program =
             "import urllib.request; print(urllib.request.urlopen('http://good.example/').read().decode())";
@@ -188,7 +189,7 @@ impl Siege<'_> {
         assert!(said.contains(r#""reached": "93.184.216.34""#), "{said}");
     }
 
-    /// Waits until a line of the audit log about this sandbox contains these words.
+    /// Waits until a line of the audit log about this sandbox contains these words. Fails after a timeout.
     pub(crate) async fn told(&self, sandbox: &SandboxId, words: &str) {
         let log = self.service.borrow().data().join("audit.log");
         let since = Instant::now();
@@ -202,7 +203,7 @@ impl Siege<'_> {
         }
     }
 
-    /// Asserts that a request for a sandbox is refused as invalid.
+    /// Asserts that a create request with this body is refused as invalid.
     pub(crate) async fn refused(&self, body: &str) {
         let wire = self.service.borrow().wire();
         let answer = wire.ask("POST", "/v1/sandboxes", Some(&serde_json::from_str(body).unwrap())).await;
@@ -216,8 +217,8 @@ impl Siege<'_> {
         service.begin();
     }
 
-    /// Runs an attack while a neighbour fetches a page repeatedly. Returns the neighbour's median and maximum
-    /// waiting time.
+    /// Runs an attack while a neighbouring sandbox fetches a page repeatedly. Returns the attack's result,
+    /// and the neighbour's median and maximum response times.
     pub(crate) async fn watched<T>(
         &self,
         witness: &SandboxId,
@@ -233,7 +234,7 @@ impl Siege<'_> {
         (done, Duration::from_secs_f64(figures[0]), Duration::from_secs_f64(figures[1]))
     }
 
-    /// Runs the same payload without a sandbox, with a proxy without restrictions, and returns its output.
+    /// Runs the same payload without a sandbox, through an unrestricted proxy, and returns its output.
     fn control(&self, id: &str, arguments: &[&str]) -> String {
         let mut proxy = self.world.command(&["python3".into(), "-c".into(), read("open_proxy.py")]);
         let mut proxy = Control(proxy.stdout(Stdio::piped()).spawn().unwrap());
@@ -270,7 +271,7 @@ impl Running {
         }
     }
 
-    /// Waits for the end of the program and returns its whole output.
+    /// Waits until the program has ended, and returns its complete output.
     pub(crate) async fn rest(mut self) -> String {
         while let Some(event) = self.exec.next().await.unwrap() {
             if let Event::Data { bytes, .. } = event {
@@ -294,7 +295,7 @@ pub(crate) fn through(said: &str) -> usize {
     said.lines().filter(|line| line.ends_with(" ok")).count()
 }
 
-/// Returns the resident memory of a process.
+/// Returns the resident memory of a process in bytes.
 pub(crate) fn rss_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
@@ -306,7 +307,7 @@ pub(crate) fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
-/// Returns the command line of a payload, including the functions that all payloads share.
+/// Returns the command line that runs a payload, including the functions that all payloads share.
 pub(crate) fn words(id: &str, arguments: &[&str]) -> Vec<String> {
     let text = [read("probe.py"), read("leave.py"), read(&format!("{id}/attack.py"))].concat();
     let mut words = vec!["python3".to_owned(), "-u".into(), "-c".into(), text];

@@ -1,4 +1,5 @@
-//! N-30, N-34, N-38: hosts and programs that use up the server's memory, descriptors and audit log.
+//! Attacks N-30, N-34 and N-38: hosts and programs that use up the server's memory, descriptors and audit
+//! log.
 
 use std::time::Duration;
 
@@ -7,20 +8,20 @@ use e2e::world::in_a_world;
 
 use super::ground::{Running, Siege, descriptors, on_each_tier, rss_bytes};
 
-/// Number of requests whose response heads never end.
+/// Number of requests to which the host responds with endless headers.
 const HEADS: usize = 200;
-/// Maximum memory growth of the server: 64 KiB for each of these heads would be 12 MiB.
+/// Maximum memory growth of the server. At 64 KiB for each of these responses, the growth would be 12 MiB.
 const HEADS_BYTES_MAX: u64 = 24 << 20;
-/// Minimum memory growth without the limit: 392 kB for each head would be 75 MiB.
+/// Minimum memory growth without the limit. At 392 kB for each response, the growth would be 75 MiB.
 const HEADS_BYTES_CONTROL: u64 = 48 << 20;
-/// Maximum growth in descriptors: the 512 connections of a sandbox, and other descriptors that the server
-/// opens for it.
+/// Maximum increase in descriptors: the 512 connections of a sandbox, and the other descriptors that the
+/// server opens for the sandbox.
 const DESCRIPTORS_MAX: usize = 512 + 40;
-/// Maximum number of audit log lines of one sandbox: a burst of 200, then per second 10 lines and one
-/// summary, for 20 s.
+/// Maximum number of audit log lines about one sandbox. It allows a burst of 200 lines, and then 10 lines and
+/// one summary per second for 20 s.
 const LINES_MAX: usize = 200 + 11 * 20;
 
-/// N-30: the memory for a response head that never ends is limited.
+/// Attack N-30: the memory used for a response with endless headers is limited.
 #[test]
 fn a_head_that_never_ends_costs_the_server_no_more_than_its_bound() {
     in_a_world(async |world| {
@@ -39,7 +40,8 @@ fn a_head_that_never_ends_costs_the_server_no_more_than_its_bound() {
     });
 }
 
-/// Runs a payload that requests such heads. Returns its output and the server's memory growth.
+/// Runs a payload that requests responses with endless headers. Returns its output and the server's memory
+/// growth.
 async fn heads(siege: &Siege<'_>) -> (String, u64) {
     let sandbox = siege.sandbox(Policy::of_words(&["good.example"]).unwrap()).await;
     siege.recovers(&sandbox).await;
@@ -52,7 +54,8 @@ async fn heads(siege: &Siege<'_>) -> (String, u64) {
     (said, grown)
 }
 
-/// N-34: programs that disconnect while the server dials count against the connection limit all the same.
+/// Attack N-34: a program that disconnects while the server is still dialling counts towards the connection
+/// limit.
 #[test]
 fn programs_that_connect_and_leave_have_no_more_connections_than_others() {
     in_a_world(async |world| {
@@ -69,7 +72,7 @@ fn programs_that_connect_and_leave_have_no_more_connections_than_others() {
     });
 }
 
-/// Runs a payload that connects to silent hosts. Returns its output and the maximum growth in descriptors.
+/// Runs a payload that connects to silent hosts. Returns its output and the maximum increase in descriptors.
 async fn dials(siege: &Siege<'_>) -> (String, usize) {
     let sandbox = siege.sandbox(Policy::of_words(&["silent.example:443", "good.example"]).unwrap()).await;
     siege.recovers(&sandbox).await;
@@ -90,7 +93,7 @@ async fn dials(siege: &Siege<'_>) -> (String, usize) {
     (said, most)
 }
 
-/// N-38: the audit log combines the requests of a sandbox that sends many per second.
+/// Attack N-38: if a sandbox sends many requests per second, the audit log combines them.
 #[test]
 fn a_sandbox_that_asks_without_end_does_not_fill_the_audit_log() {
     in_a_world(async |world| {
@@ -100,7 +103,8 @@ fn a_sandbox_that_asks_without_end_does_not_fill_the_audit_log() {
             assert_eq!(counted(&lines), asked, "nothing is lost: {:#?}", &lines[lines.len() - 5..]);
             siege.undefend("N-38");
             let (asked_without, without) = asks(siege).await;
-            // There can be more lines than requests: refusals for sending too fast are logged too.
+            // There can be more lines than requests, because the log also contains refusals for sending too
+            // fast.
             assert!(without.len() >= asked_without, "control: a line for each: {}", without.len());
             assert_eq!(counted(&without), asked_without, "control: a line for each");
             println!(
@@ -114,19 +118,19 @@ fn a_sandbox_that_asks_without_end_does_not_fill_the_audit_log() {
     });
 }
 
-/// Runs a payload that repeats one request and varies the others. Returns the number of requests and the
-/// audit log lines about them.
+/// Runs a payload that repeats one request and also sends varying requests. Returns the number of requests,
+/// and the audit log lines about them.
 async fn asks(siege: &Siege<'_>) -> (usize, Vec<String>) {
     let sandbox = siege.sandbox(Policy::of_words(&["good.example"]).unwrap()).await;
     let running: Running = siege.begin_payload("N-38", &sandbox, &["2000"]).await;
     let said = running.rest().await;
     let word = said.split_whitespace().nth(1).unwrap_or_else(|| panic!("{said}"));
-    // Counts are reported after a second, and written to the log after that.
+    // The broker reports counts after a second, and they are written to the log after that.
     tokio::time::sleep(Duration::from_secs(3)).await;
     (word.parse().unwrap(), siege.decided(&sandbox))
 }
 
-/// Returns the number of requests that these lines account for.
+/// Returns the number of requests for which these lines account.
 fn counted(lines: &[String]) -> usize {
     let number = |line: &str, after: &str| -> Option<usize> {
         let text = line.split(after).next()?;
@@ -137,7 +141,7 @@ fn counted(lines: &[String]) -> usize {
         line if line.starts_with("any ") && line.contains(" times: allowed") => {
             number(line, " times: ").unwrap()
         }
-        // The payload does not count requests that were refused for sending too fast.
+        // The payload does not count requests that are refused for sending too fast.
         line if line.starts_with("any any: ") => 0,
         _ => 1,
     };

@@ -1,4 +1,5 @@
-//! N-31, N-39: fetching packages that the policy does not allow, through the gate, from a careless mirror.
+//! Attacks N-31 and N-39: a sandbox fetches packages that its policy does not allow, through the gate, from a
+//! careless mirror.
 
 use std::path::Path;
 
@@ -15,10 +16,10 @@ use tempfile::TempDir;
 use super::ground::{through, words};
 
 const PORT: &str = "8081";
-/// Content of the Python file on the mirror.
+/// Content of the Python package on the mirror.
 const PYTHON: &str = "what demo has for python";
 
-/// A server that uses a careless mirror for packages.
+/// A server whose package indexes are on a careless mirror.
 struct Place {
     service: Service,
     _mirror: Inside,
@@ -47,7 +48,7 @@ async fn sandbox(client: &Client, tier: Tier, words: &[&str]) -> SandboxId {
     client.create(&CreateSandbox { tier, policy, ..small() }).await.unwrap().id
 }
 
-/// Fetches a path from the gate and returns the response status.
+/// Fetches a path from the gate and returns the HTTP status.
 async fn fetch(client: &Client, sandbox: &SandboxId, path: &str) -> String {
     let script =
         format!("curl -s -o /dev/null -w '%{{http_code}}' -x 127.0.0.1:3128 http://packages.bellglass{path}");
@@ -63,7 +64,7 @@ async fn run(client: &Client, id: &str, sandbox: &SandboxId, arguments: &[&str])
     (through(&said), said)
 }
 
-/// N-31: a cached file is not served to a sandbox whose policy does not allow it.
+/// Attack N-31: a cached file is not served to a sandbox whose policy does not allow the file.
 #[test]
 fn what_is_kept_for_one_policy_is_not_given_to_another() {
     in_a_world(async |world| {
@@ -76,7 +77,7 @@ fn what_is_kept_for_one_policy_is_not_given_to_another() {
                 assert_eq!(fetch(&pa, &owner, "/python/files/demo/demo-1.0.tar.gz").await, "200");
                 let pb = service.client_of("pb", Role::Write, PLENTY).await;
                 let other = sandbox(&pb, tier, &["debian-packages=curl"]).await;
-                // Packages that its policy allows are served.
+                // The sandbox does get packages that its policy allows.
                 assert_eq!(fetch(&pb, &other, "/debian/pool/main/c/curl/curl_1_all.deb").await, "200");
                 assert_eq!(fetch(&pb, &other, "/debian/dists/bookworm/InRelease").await, "200");
                 run(&pb, "N-31", &other, &[&digits]).await
@@ -92,7 +93,7 @@ fn what_is_kept_for_one_policy_is_not_given_to_another() {
     });
 }
 
-/// N-39: a list of npm packages in a policy is complete; no other package is served.
+/// Attack N-39: if a policy lists npm packages, no other package is served.
 #[test]
 fn a_list_of_npm_packages_is_the_list_of_what_comes_in() {
     in_a_world(async |world| {
@@ -120,7 +121,7 @@ fn a_list_of_npm_packages_is_the_list_of_what_comes_in() {
             }
             let (count, said) = run(&pb, "N-39", &listed, &[&digits]).await;
             assert_eq!(count, 0, "went through: {said}");
-            // Control: without a package list the same requests succeed.
+            // Control: with a policy that does not list packages, the same requests succeed.
             let all = sandbox(&pb, tier, &["node-packages", "93.184.216.35:8081"]).await;
             let (control, reached) = run(&pb, "N-39", &all, &[&digits]).await;
             for thing in [

@@ -1,4 +1,5 @@
-//! S-01, S-02, N-32, N-37: searching for secrets inside, and making the proxy reveal them.
+//! Attacks S-01, S-02, N-32 and N-37: searching for secrets inside the sandbox, and making the proxy reveal
+//! them.
 
 use api::policy::Policy;
 use api::secret::PutSecret;
@@ -8,7 +9,8 @@ use super::ground::on_each_tier;
 
 const CANARY: &str = "canary/5f0e9c2b+77d1";
 
-/// S-01, S-02: the value of a secret is not inside the sandbox, and no other host receives it.
+/// Attacks S-01 and S-02: a secret's value is not inside the sandbox, and no host other than the bound host
+/// receives it.
 #[test]
 fn a_secret_is_not_inside_and_is_not_told() {
     in_a_world(async |world| {
@@ -21,15 +23,14 @@ fn a_secret_is_not_inside_and_is_not_told() {
             for (id, least) in [("S-01", 8), ("S-02", 28)] {
                 let strayed = strayed(world);
                 siege.withstand(id, &sandbox, &[&digits], &[&digits, "control"], least).await;
-                // Requests of the control are excluded: they are counted before the sandbox repeats the
-                // payload.
+                // Exclude the control's requests: they are counted before the sandbox repeats the payload.
                 let marks = self::strayed(world).len() - strayed.len();
                 println!("attack {id} {} held (control reached; {marks} requests of the control strayed)", siege.runtime());
                 assert!(marks > 0, "the control is to send it elsewhere");
                 siege.run(id, &sandbox, &[&digits]).await;
                 assert_eq!(self::strayed(world).len() - strayed.len(), marks, "{:#?}", self::strayed(world));
             }
-            // The secret was in use: the bound host received its value.
+            // Control: the secret was in use, because the bound host received its value.
             let used = "import os, urllib.request\nrequest = urllib.request.Request('https://good.example/v1/used', headers={'authorization': os.environ['API_KEY']})\nprint(urllib.request.urlopen(request).status)";
             assert_eq!(siege.python(&sandbox, used).await, "200\n");
             let said = world.seen()["said"].as_array().unwrap().clone();
@@ -41,7 +42,7 @@ fn a_secret_is_not_inside_and_is_not_told() {
     });
 }
 
-/// N-32: a response with a compressed transfer coding does not reveal a secret.
+/// Attack N-32: a response with a compressed transfer coding does not reveal a secret.
 #[test]
 fn an_answer_that_is_compressed_on_its_way_only_does_not_bring_a_secret_in() {
     in_a_world(async |world| {
@@ -56,7 +57,7 @@ fn an_answer_that_is_compressed_on_its_way_only_does_not_bring_a_secret_in() {
             assert_eq!((through, said.lines().count()), (0, 8), "{said}");
             siege.told(&sandbox, "sent an encoded response").await;
             siege.recovers(&sandbox).await;
-            // Control: without the defence, code in the sandbox reads the value.
+            // Control: without the defence, code in the sandbox can read the value.
             siege.undefend("N-32");
             let said = siege.run("N-32", &siege.sandbox(policy).await, &[&digits]).await;
             let through = said.lines().filter(|line| line.ends_with(" ok")).count();
@@ -67,8 +68,8 @@ fn an_answer_that_is_compressed_on_its_way_only_does_not_bring_a_secret_in() {
     });
 }
 
-/// N-37: masking confirms a correct guess, which is accepted and documented; `secret set` warns about values
-/// that are easy to guess.
+/// Attack N-37: masking lets code confirm a correct guess, which is accepted and documented. `secret set`
+/// warns about values that are easy to guess.
 #[test]
 fn whoever_sets_a_secret_that_can_be_guessed_is_warned() {
     in_a_world(async |world| {
@@ -95,8 +96,8 @@ fn whoever_sets_a_secret_that_can_be_guessed_is_warned() {
     });
 }
 
-/// Returns the requests that carried the value outside the path to which the secret is bound, or outside its
-/// header.
+/// Returns the requests that carried the value anywhere except in the bound header of a request for the bound
+/// path.
 fn strayed(world: &World) -> Vec<serde_json::Value> {
     let mut said = world.seen()["said"].as_array().unwrap().clone();
     said.retain(|one| {

@@ -1,4 +1,4 @@
-//! P-15, U-01, U-02, U-03, U-05, U-09: untrusted archives.
+//! Attacks P-15, U-01, U-02, U-03, U-05 and U-09: untrusted archives.
 
 use std::io::Write as _;
 
@@ -10,10 +10,10 @@ use tar::{Builder, EntryType, Header};
 
 use super::ground::{Ground, code, each, path};
 
-/// Maximum memory growth of the server during a decompression bomb.
+/// Maximum memory growth of the server while it processes a decompression bomb.
 const MEMORY_BYTES: u64 = 64 << 20;
 
-/// Returns an archive entry with unchecked header fields.
+/// Returns an archive entry whose header fields are not checked.
 fn entry(name: &[u8], kind: EntryType, target: &[u8], content: &[u8]) -> Vec<u8> {
     let mut header = Header::new_gnu();
     header.as_old_mut().name[..name.len()].copy_from_slice(name);
@@ -43,12 +43,12 @@ async fn unpack(ground: &Ground, to: &str, bytes: &[u8], compression: Compressio
     Ok(report.entries)
 }
 
-/// U-01: a decompression bomb is stopped by its compression ratio.
+/// Attack U-01: a decompression bomb is stopped because of its compression ratio.
 #[test]
 fn a_bomb_is_stopped_by_its_ratio_before_it_fills_the_disk() {
     each(async |ground| {
         let before = ground.memory_bytes();
-        // A header that declares 8 GiB of zeros, and 300 MiB of them.
+        // The header declares 8 GiB of zeros, and 300 MiB of them follow.
         let mut header = Header::new_gnu();
         header.set_path("bomb").unwrap();
         header.set_size(8 << 30);
@@ -56,7 +56,7 @@ fn a_bomb_is_stopped_by_its_ratio_before_it_fills_the_disk() {
         header.set_cksum();
         let zeros = std::iter::repeat_with(|| vec![0; 1 << 20]).take(300);
         let bomb = gzipped(std::iter::once(header.as_bytes().to_vec()).chain(zeros));
-        // Control: the archive expands more than 900-fold.
+        // Control: the archive expands by a factor of more than 900.
         assert!(300 << 20 > bomb.len() * 900, "{}", bomb.len());
         assert!(unpack(ground, "bomb", &bomb, Compression::Gzip).await.is_err());
         let nested = gzipped(std::iter::once(gzipped(std::iter::repeat_with(|| vec![0; 1 << 20]).take(64))));
@@ -64,7 +64,7 @@ fn a_bomb_is_stopped_by_its_ratio_before_it_fills_the_disk() {
             unpack(ground, "nested", &nested, Compression::Gzip).await.is_err(),
             "what is packed twice is no archive"
         );
-        // A Zstandard frame that requires a window of 2 GiB.
+        // This Zstandard frame requires a window of 2 GiB.
         let window = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa8, 0x01, 0, 0];
         assert!(unpack(ground, "window", &window, Compression::Zstd).await.is_err());
         let grown = ground.memory_bytes().saturating_sub(before);
@@ -79,7 +79,8 @@ fn a_bomb_is_stopped_by_its_ratio_before_it_fills_the_disk() {
     });
 }
 
-/// U-02, U-05: unpacking an archive creates and changes nothing outside its directory.
+/// Attacks U-02 and U-05: unpacking an archive neither creates nor changes anything outside its target
+/// directory.
 #[test]
 fn nothing_of_an_archive_lands_outside_its_directory() {
     each(async |ground| {
@@ -142,7 +143,7 @@ fn nothing_of_an_archive_lands_outside_its_directory() {
     });
 }
 
-/// U-03: an archive that readers interpret differently is refused.
+/// Attack U-03: an archive that different programs interpret differently is refused.
 #[test]
 fn an_archive_on_which_readers_disagree_is_refused() {
     each(async |ground| {
@@ -179,7 +180,7 @@ fn an_archive_on_which_readers_disagree_is_refused() {
             let there = if done.is_ok() { ground.run("ls -laiR into outside").await } else { String::new() };
             assert!(done.is_err(), "{what}: {done:?}\n{there}");
         }
-        // Control: GNU tar accepts one of them.
+        // Control: GNU tar accepts the first of these archives.
         let two = &attacks[0].1;
         let listed = std::process::Command::new("tar")
             .arg("-tf")
@@ -194,7 +195,7 @@ fn an_archive_on_which_readers_disagree_is_refused() {
     });
 }
 
-/// P-15: overlay markers and attributes that only the kernel may set have no effect.
+/// Attack P-15: overlay markers and attributes that only the kernel may set have no effect.
 #[test]
 fn marks_of_other_file_systems_are_only_names() {
     each(async |ground| {
@@ -213,12 +214,13 @@ fn marks_of_other_file_systems_are_only_names() {
             .run("python3 -c \"import os; print(sorted(a for a in os.listxattr('into/d') if 'overlay' in a))\" 2>/dev/null || echo '[]'")
             .await;
         assert_eq!(attributes, "[]");
-        // Control: `real::template` shows that the same markers hide files in a layer of an image.
+        // The control is in `real::template`, which shows that the same markers hide files in a layer of an
+        // image.
         ground.held("P-15", "two marks, one attribute");
     });
 }
 
-/// U-09: the server never runs a program that code in a sandbox planted.
+/// Attack U-09: the server never runs a program that code in a sandbox has planted.
 #[test]
 fn no_program_of_the_sandbox_ever_runs_outside() {
     each(async |ground| {
@@ -241,7 +243,7 @@ fn no_program_of_the_sandbox_ever_runs_outside() {
                 .await
                 .unwrap();
         }
-        // Control: a program that looks there first runs the planted file.
+        // Control: a program that searches this directory first runs the planted file.
         let planted = canary.path().join("bin");
         std::fs::create_dir(&planted).unwrap();
         std::fs::write(planted.join("xz"), &script).unwrap();
@@ -262,7 +264,7 @@ fn no_program_of_the_sandbox_ever_runs_outside() {
     });
 }
 
-/// Archives made by standard tools are accepted.
+/// Archives that were made by standard tools are accepted.
 #[test]
 fn archives_of_ordinary_tools_are_unpacked() {
     each(async |ground| {

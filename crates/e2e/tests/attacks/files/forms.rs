@@ -1,4 +1,4 @@
-//! U-07: bodies that are forms.
+//! Attack U-07: request bodies that are forms.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,14 +14,14 @@ const PARTS: usize = 100_000;
 const NAME_BYTES: usize = 1 << 30;
 const FORM: &str = "multipart/form-data; boundary=edge";
 
-/// A request body of this length, in chunks.
+/// A request body with this content type and length, in pieces.
 struct Sent<'a> {
     kind: &'a str,
     length: usize,
     pieces: &'a mut dyn Iterator<Item = Vec<u8>>,
 }
 
-/// Uploads a body to the file `form`; returns the status and the body of the response.
+/// Uploads a body as the file `form`. Returns the status and the body of the response.
 fn put(ground: &Ground, sent: Sent<'_>) -> (u16, String) {
     let url = ground.service.url();
     let mut stream = TcpStream::connect(url.split_once("://").unwrap().1).unwrap();
@@ -34,7 +34,7 @@ fn put(ground: &Ground, sent: Sent<'_>) -> (u16, String) {
     );
     stream.write_all(head.as_bytes()).unwrap();
     for piece in sent.pieces {
-        // After a refusal the server stops reading and closes the connection.
+        // After a refusal, the server stops reading and closes the connection.
         if stream.write_all(&piece).is_err() {
             break;
         }
@@ -50,7 +50,7 @@ fn field(name: &str, value: &str) -> String {
     format!("--edge\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
 }
 
-/// U-07: the API accepts no forms, so a form is neither parsed nor stored as the file itself.
+/// Attack U-07: the API accepts no forms. It neither parses a form nor stores it as the file itself.
 #[test]
 fn a_form_is_refused_before_any_of_it_is_read() {
     each(async |ground| {
@@ -78,7 +78,7 @@ fn a_form_is_refused_before_any_of_it_is_read() {
         let grown = ground.memory_bytes().saturating_sub(before);
         assert!(grown < MEMORY_BYTES, "{grown}");
         assert_eq!(code(ground.files.stat(&path("form")).await), ErrorCode::NotFound, "it left a file");
-        // Control: the same bytes with another content type arrive in the sandbox completely.
+        // Control: with a different content type, the same bytes arrive in the sandbox completely.
         let mut pieces = std::iter::once(many.as_bytes().to_vec());
         let kind = "application/octet-stream";
         let (status, said) = put(ground, Sent { kind, length: many.len(), pieces: &mut pieces });

@@ -1,4 +1,4 @@
-//! Setup that all attacks on files share: a server, and a sandbox in each tier.
+//! Setup shared by all attacks on files: a server, and a sandbox in each tier.
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +15,16 @@ pub(crate) struct Ground {
     pub(crate) sandbox: SandboxId,
     pub(crate) files: Files,
     pub(crate) tier: &'static str,
-    /// Request that created the sandbox.
+    /// The request that created the sandbox.
     pub(crate) request: CreateSandbox,
 }
 
-/// Runs an attack on a sandbox in each tier whose runtime is under test.
+/// Runs an attack once per tier whose runtime is under test, each time in a new sandbox.
 pub(crate) fn each(attack: impl AsyncFn(&Ground)) {
     each_with(&small(), attack);
 }
 
-/// Does the same with sandboxes that this request creates.
+/// Does the same as [`each`], with sandboxes that this request creates.
 pub(crate) fn each_with(request: &CreateSandbox, attack: impl AsyncFn(&Ground)) {
     served(async || {
         for (tier, runtime) in [(Tier::Container, "runc"), (Tier::UserKernel, "runsc")] {
@@ -46,7 +46,7 @@ pub(crate) fn each_with(request: &CreateSandbox, attack: impl AsyncFn(&Ground)) 
 }
 
 impl Ground {
-    /// Runs a shell script inside to completion, and returns its output.
+    /// Runs a shell script in the sandbox to completion and returns its output.
     pub(crate) async fn run(&self, script: &str) -> String {
         let exec = self.client.exec(&self.sandbox, &e2e::lab::script(script)).await.unwrap();
         let done = exec.collect().await.unwrap();
@@ -54,12 +54,12 @@ impl Ground {
         String::from_utf8_lossy(&done.stdout).trim().to_owned()
     }
 
-    /// Starts a shell script inside and does not wait for it.
+    /// Starts a shell script in the sandbox without waiting for its end.
     pub(crate) async fn begin(&self, script: &str) {
         self.client.start(&self.sandbox, &e2e::lab::script(script)).await.unwrap();
     }
 
-    /// Asserts that files and execs still work.
+    /// Asserts that file requests and execs still work.
     async fn recovers(&self) {
         let place = path("/workspace/after");
         self.files.write(&place, "alive".into(), None).await.unwrap();
@@ -67,14 +67,14 @@ impl Ground {
         assert_eq!(self.files.read(&place, 100).await.unwrap(), b"alive");
     }
 
-    /// Returns the resident memory of the server.
+    /// Returns the resident memory of the server in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.service.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
     }
 
-    /// Prints that an attack was withstood.
+    /// Prints that Bellglass withstood an attack.
     pub(crate) fn held(&self, id: &str, figures: &str) {
         println!("attack {id} {} held (control reached): {figures}", self.tier);
     }
@@ -84,7 +84,7 @@ pub(crate) fn path(text: impl AsRef<[u8]>) -> FilePath {
     FilePath::new(text.as_ref()).unwrap()
 }
 
-/// Returns the error code of a refusal.
+/// Returns the error code of a request that must be refused.
 pub(crate) fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> ErrorCode {
     match result {
         Err(Error::Refused(error)) => {
@@ -95,7 +95,7 @@ pub(crate) fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> ErrorCode {
     }
 }
 
-/// Returns the result of an operation and its duration.
+/// Runs an operation and returns its result and its duration.
 pub(crate) async fn timed<T>(act: impl Future<Output = T>) -> (T, Duration) {
     let begun = Instant::now();
     (act.await, begun.elapsed())

@@ -1,4 +1,4 @@
-//! T-01: hostile files in the folder of a session.
+//! Attack T-01: hostile files in a session's folder.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use e2e::service::served;
 use e2e::talk::{Talk, service};
 use serde_json::json;
 
-/// Maximum duration of a run and of storing its files.
+/// Maximum time for a run and for storing its files.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(180);
 
 #[test]
@@ -43,7 +43,8 @@ fn what_code_leaves_where_files_are_kept_harms_nobody() {
         assert_eq!(again["stdout"], "on\n", "{again}");
 
         assert_eq!(other.client.session_artifact(&other.id, "mine.csv").await.unwrap(), b"mine");
-        // Names from a sandbox never become names on the host, where only digits and our own words occur.
+        // Names from a sandbox never become names on the host. Names on the host consist only of our own
+        // words and digits.
         let mut open = vec![service.data().join("sessions")];
         while let Some(directory) = open.pop() {
             for entry in std::fs::read_dir(directory).unwrap().flatten() {

@@ -1,15 +1,15 @@
-//! P-01, P-10, P-14: names that lead elsewhere, or that affect a terminal.
+//! Attacks P-01, P-10 and P-14: names that lead elsewhere, or that affect a terminal.
 
 use api::ErrorCode;
 use api::files::FilePath;
 
 use super::ground::{each, path};
 
-/// P-01: an ambiguous or invalid name is refused before any operation.
+/// Attack P-01: an ambiguous or invalid name is refused before any operation.
 #[test]
 fn a_name_that_means_two_places_or_none_is_refused_before_anything_is_asked() {
     each(async |ground| {
-        // Control: appended to a path as text, such a name leads out of its directory.
+        // Control: appended to a path as plain text, such a name leads out of its directory.
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("inner")).unwrap();
         std::fs::write(directory.path().join("secret"), "x").unwrap();
@@ -39,8 +39,8 @@ fn a_name_that_means_two_places_or_none_is_refused_before_anything_is_asked() {
             let answer = wire.ask("GET", &format!("/v1/sandboxes/{id}/files?path=/"), None).await;
             assert!([400, 404].contains(&answer.status), "{id}: {answer:?}");
         }
-        // A character that only looks like a slash is part of a name, and so are characters that are encoded
-        // twice.
+        // A character that only looks like a slash is an ordinary part of a name, and so are characters that
+        // are encoded twice.
         for name in ["a\u{2215}b", "%2e%2e%2f"] {
             ground.files.write(&path(name), "x".into(), None).await.unwrap();
         }
@@ -49,7 +49,7 @@ fn a_name_that_means_two_places_or_none_is_refused_before_anything_is_asked() {
     });
 }
 
-/// P-10: the API returns every name unchanged; the command line escapes it.
+/// Attack P-10: the API returns every name unchanged, and the command line escapes it.
 #[test]
 fn every_name_comes_back_exactly_and_none_reaches_a_terminal() {
     each(async |ground| {
@@ -81,7 +81,7 @@ fn every_name_comes_back_exactly_and_none_reaches_a_terminal() {
             let number = names.iter().position(|known| *known == name).expect("a name that was written");
             assert_eq!(ground.files.read(&exact, 10).await.unwrap(), number.to_string().as_bytes());
         }
-        // Control: unescaped, the names contain terminal control sequences.
+        // Control: without escaping, the names contain terminal control sequences.
         assert!(names.iter().any(|name| name.contains(&0x1b)));
         for words in [&["ls", "-l"][..], &["ls"]] {
             let [command, options @ ..] = words else { unreachable!() };
@@ -116,7 +116,7 @@ fn every_name_comes_back_exactly_and_none_reaches_a_terminal() {
     });
 }
 
-/// P-14: paths through `/proc` do not lead out of the sandbox.
+/// Attack P-14: paths through `/proc` do not lead out of the sandbox.
 #[test]
 fn a_way_out_through_proc_stays_inside() {
     each(async |ground| {
@@ -131,7 +131,7 @@ fn a_way_out_through_proc_stays_inside() {
             let read = ground.files.read(&path(place), 1 << 20).await;
             assert!(!matches!(&read, Ok(bytes) if !bytes.is_empty()), "{place}: {read:?}");
         }
-        // Control: a server that opened the path itself would read the host's file.
+        // Control: if the server opened the path itself, it would read the host's file.
         let host = std::fs::read_to_string("/proc/self/root/etc/hostname").unwrap();
         assert!(!host.trim().is_empty() && host.trim() != inside, "{host:?} and {inside:?}");
         ground.held("P-14", "five paths");

@@ -1,4 +1,5 @@
-//! P-02, P-03, P-04, P-06, P-07, P-08, P-13: links, devices and unreadable files where a file is expected.
+//! Attacks P-02, P-03, P-04, P-06, P-07, P-08 and P-13: links, devices and unreadable files where a file is
+//! expected.
 
 use std::time::Duration;
 
@@ -7,10 +8,11 @@ use api::files::{FileInfo, FileKind};
 
 use super::ground::{code, each, path, timed};
 
-/// File inside that must not change: users can reach it, but not write to it.
+/// A file inside the sandbox that must not change. Users can read it, but not write to it.
 const SENTINEL: &str = "/etc/passwd";
 
-/// P-02, P-03, P-04: file operations list symlinks that user code planted, and never follow them.
+/// Attacks P-02, P-03 and P-04: file operations list symlinks that user code has planted, but never follow
+/// them.
 #[test]
 fn links_are_listed_and_never_followed_by_what_reads_writes_or_removes() {
     each(async |ground| {
@@ -60,7 +62,7 @@ fn links_are_listed_and_never_followed_by_what_reads_writes_or_removes() {
     });
 }
 
-/// P-06: a hard link names the same file on the sandbox's own disk, and gives no further access.
+/// Attack P-06: a hard link names the same file on the sandbox's own disk and gives no additional access.
 #[test]
 fn a_hard_link_reaches_nothing_that_its_maker_could_not() {
     each(async |ground| {
@@ -74,7 +76,7 @@ fn a_hard_link_reaches_nothing_that_its_maker_could_not() {
         assert_eq!(ground.files.read(&path("b"), 10).await.unwrap(), b"mine\n");
         ground.files.write(&path("b"), "new".into(), None).await.unwrap();
         assert_eq!(ground.run("cat a").await, "mine", "a file that is replaced leaves its other names alone");
-        // Control: a write in place changes the file under both names.
+        // Control: a write in place changes the file under both of its names.
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("a"), "mine").unwrap();
         std::fs::hard_link(directory.path().join("a"), directory.path().join("b")).unwrap();
@@ -84,7 +86,7 @@ fn a_hard_link_reaches_nothing_that_its_maker_could_not() {
     });
 }
 
-/// P-07, P-08: anything but a regular file is refused immediately and never opened.
+/// Attacks P-07 and P-08: everything except a regular file is refused immediately and never opened.
 #[test]
 fn what_is_no_file_is_refused_at_once_and_never_opened() {
     each(async |ground| {
@@ -122,7 +124,7 @@ fn what_is_no_file_is_refused_at_once_and_never_opened() {
     });
 }
 
-/// P-13: an unreadable file or directory is listed, with its error.
+/// Attack P-13: an unreadable file or directory is listed together with its error.
 #[test]
 fn what_may_not_be_read_is_listed_and_says_so() {
     each(async |ground| {

@@ -1,4 +1,4 @@
-//! P-05, P-09, P-17, U-08: files and directories that change during an operation.
+//! Attacks P-05, P-09, P-17 and U-08: files and directories that change during an operation.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,8 @@ use api::layer::Compression;
 
 use super::ground::{code, each, path, timed};
 
-/// Program that exchanges a directory with a symlink to another directory, in a loop, for this many seconds.
+/// Python program that keeps exchanging a directory with a symlink to another directory for the given number
+/// of seconds.
 const TRADES: &str = r#"
 import ctypes, os, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -28,7 +29,7 @@ threads = [threading.Thread(target=trade, args=(n,)) for n in range(4)]
 print(count)
 "#;
 
-/// P-05: a walk never leaves its tree, even if directories in it are exchanged with symlinks.
+/// Attack P-05: a walk never leaves its tree, even if directories in the tree are exchanged with symlinks.
 #[test]
 fn a_walk_never_leaves_its_tree_whatever_trades_places_under_it() {
     each(async |ground| {
@@ -58,7 +59,7 @@ fn a_walk_never_leaves_its_tree_whatever_trades_places_under_it() {
         }
         tokio::time::sleep(Duration::from_secs(2)).await;
         let trades: u64 = ground.run("cat trades").await.parse().unwrap();
-        // Control: opened by path, one of the two names leads to `/etc`.
+        // Control: if the names are opened by path, one of them leads to `/etc`.
         assert_eq!(
             ground
                 .run("ls /workspace/race/0/link/passwd /workspace/race/0/dir/passwd 2>/dev/null | wc -l")
@@ -72,20 +73,20 @@ fn a_walk_never_leaves_its_tree_whatever_trades_places_under_it() {
     });
 }
 
-/// P-09: reading a file while it changes returns one consistent version or an error.
+/// Attack P-09: reading a file while it changes returns one consistent version or an error.
 #[test]
 fn a_file_that_changes_while_it_is_read_is_never_taken_for_whole() {
     each(async |ground| {
-        // The file grows: a read returns at least the initial content, or an error.
+        // While the file grows, a read returns at least the initial content, or an error.
         ground.run("head -c 8000000 /dev/zero > grows").await;
         ground.begin("while [ ! -e stop ]; do echo more >> grows; done").await;
         let bytes = ground.files.read(&path("grows"), 1 << 30).await;
-        // Each attempt may see another version, so the node may fail the read after several attempts.
+        // Each attempt may see a different version, so the node may give an error after several attempts.
         if let Ok(bytes) = &bytes {
             assert!(bytes.len() >= 8_000_000);
         }
         ground.run("touch stop").await;
-        // The file is truncated and rewritten repeatedly: a read never returns a mixture.
+        // While the file is repeatedly truncated and rewritten, a read never returns a mixture of versions.
         ground
             .begin("while [ ! -e end ]; do head -c 3000000 /dev/zero | tr '\\0' a > cut; head -c 3000000 /dev/zero | tr '\\0' b > cut; done")
             .await;
@@ -97,16 +98,16 @@ fn a_file_that_changes_while_it_is_read_is_never_taken_for_whole() {
                 Err(_) => told += 1,
             }
         }
-        // Control: a process that reads the file without this check gets a mixture.
+        // Control: a process that reads the file without this check gets a mixture of versions.
         let mixtures = "for i in $(seq 40); do { head -c 1000; sleep 0.02; cat; } < cut | tr -s ab; echo; done | grep -cE 'ab|ba'";
         assert_ne!(ground.run(mixtures).await, "0");
         ground.run("touch end").await;
-        // Every read returned a single version or reported the change.
+        // Every read returned a single version or reported that the file had changed.
         ground.held("P-09", &format!("of 20 reads {whole} were one version, {told} said that it changed"));
     });
 }
 
-/// U-08: two concurrent writers leave the complete content of one of them.
+/// Attack U-08: two concurrent writers leave the complete content of one of them.
 #[test]
 fn two_who_write_one_file_leave_one_of_the_two() {
     each(async |ground| {
@@ -123,7 +124,7 @@ fn two_who_write_one_file_leave_one_of_the_two() {
             assert!(bytes == one || bytes == other, "a mixture of {} bytes", bytes.len());
         }
         assert_eq!(ground.run("ls -A /workspace").await, "both", "nothing is left beside it");
-        // A false length, and a body that ends early: no file appears.
+        // With a false length, or a body that ends early, no file appears.
         let address = ground.service.url().split_once("://").unwrap().1.to_owned();
         for (length, sent) in [(1000, 10), (5, 0)] {
             use std::io::{Read as _, Write as _};
@@ -138,12 +139,13 @@ fn two_who_write_one_file_leave_one_of_the_two() {
             let _ = stream.read(&mut [0; 1000]);
         }
         assert_eq!(code(ground.files.stat(&path("lied")).await), ErrorCode::NotFound);
-        // A wrong offset is reported, and changes nothing.
+        // A wrong offset is reported and changes nothing.
         let wire = ground.service.wire();
         let target = format!("/v1/sandboxes/{}/files/content?path=both&offset=99999999", ground.sandbox);
         assert_eq!(wire.ask("PUT", &target, None).await.status, 409);
         assert_eq!(ground.files.stat(&path("both")).await.unwrap().size_bytes, 2_000_000);
-        // Control: writers that write in place leave a mixture, or the length of the longer content.
+        // Control: concurrent writers that write in place leave a mixture, or the length of the longer
+        // content.
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().join("both");
         std::fs::write(&place, "1111").unwrap();
@@ -158,7 +160,7 @@ fn two_who_write_one_file_leave_one_of_the_two() {
     });
 }
 
-/// P-17: stopping a sandbox ends every transfer with a result or an error.
+/// Attack P-17: stopping a sandbox ends every transfer with a result or an error.
 #[test]
 fn a_sandbox_that_is_stopped_ends_every_transfer_with_a_word() {
     each(async |ground| {

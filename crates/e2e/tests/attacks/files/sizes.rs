@@ -1,4 +1,5 @@
-//! P-11, P-12, P-16: too many, too deep, too large, too frequent.
+//! Attacks P-11, P-12 and P-16: directories with too many files, trees that are too deep, files that are too
+//! large, and events that are too frequent.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use super::ground::{code, each_with, path, timed};
 /// Maximum memory growth of the server during any of these operations.
 const MEMORY_BYTES: u64 = 64 << 20;
 
-/// Returns a request for a sandbox with capacity for many files.
+/// Returns a request for a sandbox with enough capacity for many files.
 fn roomy() -> CreateSandbox {
     let limits = Limits {
         disk_bytes: 2 << 30,
@@ -25,7 +26,7 @@ fn roomy() -> CreateSandbox {
     CreateSandbox { limits: limits.into(), ..small() }
 }
 
-/// P-11: a large directory is listed in pages, and the depth of a walk is limited.
+/// Attack P-11: a large directory is listed in pages, and the depth of a walk is limited.
 #[test]
 fn a_crowded_directory_is_listed_in_pages_and_a_deep_tree_ends_somewhere() {
     each_with(&roomy(), async |ground| {
@@ -57,7 +58,7 @@ fn a_crowded_directory_is_listed_in_pages_and_a_deep_tree_ends_somewhere() {
     });
 }
 
-/// P-12: a sparse file is streamed with bounded memory, and a disconnected reader frees its resources.
+/// Attack P-12: a sparse file is streamed with limited memory, and a disconnected reader frees its resources.
 #[test]
 fn a_file_of_holes_is_streamed_within_bounds_and_let_go_at_once() {
     each_with(&roomy(), async |ground| {
@@ -69,7 +70,7 @@ fn a_file_of_holes_is_streamed_within_bounds_and_let_go_at_once() {
             "more than any disk has"
         );
         assert_eq!(code(ground.files.hash(&path("holes")).await), ErrorCode::LimitExceeded);
-        // After the reader is dropped, the process that served it ends.
+        // Once the reader has been dropped, the process that served it ends.
         let mut reader = ground.files.reader(&path("some")).await.unwrap();
         assert!(reader.next().await.unwrap().is_some());
         drop(reader);
@@ -91,7 +92,7 @@ fn a_file_of_holes_is_streamed_within_bounds_and_let_go_at_once() {
         assert_eq!(archive.report().unwrap().entries, 20_000);
         let grown = ground.memory_bytes().saturating_sub(before);
         assert!(grown < MEMORY_BYTES, "{grown}");
-        // Control: a program that reads the holes gets all their bytes.
+        // Control: a program that reads the holes gets all of their bytes.
         assert_eq!(ground.run("head -c 100000000 holes | wc -c").await, "100000000");
         ground.run("rm -rf holes some tiny").await;
         ground.held(
@@ -101,7 +102,7 @@ fn a_file_of_holes_is_streamed_within_bounds_and_let_go_at_once() {
     });
 }
 
-/// P-16: 100,000 events in rapid succession.
+/// Attack P-16: 100,000 events in rapid succession use limited memory, and missed events are reported.
 #[test]
 fn a_storm_of_events_is_bounded_and_says_what_was_missed() {
     each_with(&roomy(), async |ground| {
@@ -114,7 +115,7 @@ fn a_storm_of_events_is_bounded_and_says_what_was_missed() {
                  os.close(os.open(p, os.O_CREAT))\n    os.unlink(p)\n\"; touch /workspace/over",
             )
             .await;
-        // The events are not read for a while, so that their buffer overflows.
+        // Do not read the events for a while, so that their buffer overflows.
         tokio::time::sleep(Duration::from_secs(4)).await;
         let (mut events, mut overflows, mut over) = (0u64, 0u64, false);
         let begun = Instant::now();
@@ -125,7 +126,7 @@ fn a_storm_of_events_is_bounded_and_says_what_was_missed() {
             );
             let told = match tokio::time::timeout(Duration::from_secs(15), watching.next()).await {
                 Ok(told) => told.unwrap(),
-                // The last events were missed too; the overflow that was reported covers them.
+                // The last events have been missed too. The reported overflow covers them.
                 Err(_) if overflows > 0 => break,
                 Err(_) => panic!("{events} events and silence"),
             };

@@ -1,5 +1,5 @@
-//! U-20, U-21: a step whose layer is larger than the data that it wrote, and a step that forges lines of the
-//! build.
+//! Attacks U-20 and U-21: a step whose layer is larger than the data that the step wrote, and a step that
+//! forges lines in the build log.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,12 +12,13 @@ use super::{Place, said};
 const PAYLOAD: &str = include_str!("../../../../../attacks/U-21/attack.sh");
 /// Length of the hole in the sparse file.
 const SPARSE_BYTES: u64 = 1 << 30;
-/// Maximum disk use of its layer.
+/// Maximum disk use of the layer that contains the sparse file.
 const LAYER_BYTES_MAX: u64 = 1 << 20;
-/// Number of lines that the build itself writes, with one step and no refusals.
+/// Number of lines that the build itself writes for one step without refusals.
 const OWN_LINES: usize = 2;
 
-/// Builds a step on the template `base`, with these environment variables, and returns the output.
+/// Builds a template with one step on top of `base`, with these environment variables, and returns the
+/// build's output.
 fn build(place: &Place, name: &str, step: &str, variables: &[(&str, &str)]) -> std::process::Output {
     let recipe = place.home.path().join(format!("{name}.toml"));
     fs::write(&recipe, format!("from = \"base\"\nsteps = [{{ run = '''\n{step}''' }}]\n")).unwrap();
@@ -44,7 +45,7 @@ fn place() -> Place {
     place
 }
 
-/// U-21: a program in a step cannot forge lines of the build.
+/// Attack U-21: a program in a step cannot forge lines of the build.
 #[test]
 fn no_program_of_a_step_writes_a_line_of_the_build() {
     if !is_wanted() {
@@ -68,7 +69,7 @@ fn no_program_of_a_step_writes_a_line_of_the_build() {
     println!("attack U-21 runc held (control forged {} lines)", forged.matches("\n#").count());
 }
 
-/// U-20: a sparse file stays sparse in a layer.
+/// Attack U-20: a sparse file remains sparse in a layer.
 #[test]
 fn a_file_with_holes_stays_one_in_a_layer() {
     if !is_wanted() {
@@ -87,7 +88,7 @@ fn a_file_with_holes_stays_one_in_a_layer() {
     let taken = status.blocks() * 512;
     assert!(taken < LAYER_BYTES_MAX, "{taken} bytes of the disk");
     assert_eq!(fs::read(small).unwrap(), b"x");
-    // Control: a copy without holes takes the full length on the disk.
+    // Control: a copy without holes uses the full length on the disk.
     let copy = place.home.path().join("copy");
     let copied = Command::new("cp").arg("--sparse=never").args([&file, &copy]).status().unwrap();
     assert!(copied.success() && fs::metadata(&copy).unwrap().blocks() * 512 >= SPARSE_BYTES);

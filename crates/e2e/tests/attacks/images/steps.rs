@@ -1,4 +1,4 @@
-//! U-12: a build step that reaches beyond its own layer.
+//! Attack U-12: a build step that reaches beyond its own layer.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -14,7 +14,7 @@ use runtime::Spec;
 
 const PAYLOAD: &str = include_str!("../../../../../attacks/U-12/attack.sh");
 
-/// Returns the metadata of all files in some directories of the layer below.
+/// Returns the metadata of all files in several directories of the layer below.
 fn look(tree: &Path) -> Vec<String> {
     let mut seen = Vec::new();
     for directory in [".", "etc", "bin", "usr/bin", "srv", "root"] {
@@ -34,7 +34,7 @@ fn look(tree: &Path) -> Vec<String> {
     seen
 }
 
-/// U-12: a build step changes only its own layer.
+/// Attack U-12: a build step changes only its own layer.
 #[test]
 fn a_step_changes_its_own_layer_and_nothing_else() {
     on(&["runc"], async |lab| {
@@ -62,20 +62,21 @@ fn a_step_changes_its_own_layer_and_nothing_else() {
         println!("attack U-12 runc held {} tries", log.matches("held ").count());
         assert_eq!(look(&e2e::layer::base()), before, "the layer below is as it was");
 
-        // Its own template has the changes that a step may make. A sandbox of it starts under the same rules
-        // as any other: the start checks the posture.
+        // The step's own template has the changes that a step may make. Its sandboxes start under the same
+        // rules as all others, because every start checks the posture.
         let script = "cat /srv/lawful; cat /etc/debian_version > /dev/null || echo hidden; id -un; stat -c %a /srv/root-shell; test -d /workspace && test -w /workspace && echo own; wc -c < /etc/resolv.conf; ls -A /srv | tr '\\n' ' '; ls -A /srv/hidden | wc -l";
         let seen = said(&evil, script).await;
         assert!(seen.starts_with("lawful\nsandbox\n755\nown\n0\n"), "{seen}");
         assert!(!seen.contains(".wh."), "{seen}");
-        // The process that the step left running was killed before the layer was archived, so its file does
-        // not grow.
+        // The process that the step left running was killed before the layer was archived, so the file to
+        // which the process wrote does not grow.
         let later =
             said(&evil, "wc -c < /srv/later 2>/dev/null; sleep 0.2; wc -c < /srv/later 2>/dev/null").await;
         let sizes: Vec<&str> = later.lines().collect();
         assert!(sizes.is_empty() || sizes[0] == sizes[1], "{later}");
 
-        // Another recipe on the same base, and the same step on another base, are not affected.
+        // A different recipe on the same base is not affected, and neither is the same step on a different
+        // base.
         let other = build(
             "other",
             "from = \"base\"\nsteps = [{ run = \"test ! -e /srv/lawful && echo fine > /srv/fine\" }]",
@@ -86,7 +87,7 @@ fn a_step_changes_its_own_layer_and_nothing_else() {
         let moved = build("moved", &step.replace("\"base\"", "\"other\"")).await.unwrap();
         assert!(moved.layers.last() != evil.layers.last() && moved.layers.len() == 3);
 
-        // Resource exhaustion ends with the step.
+        // An attempt to exhaust resources ends with the step.
         for (name, script) in
             [("bomb", "b() { b | b & }; b; sleep 3; exit 1"), ("disk", "cat /dev/zero > /srv/full; exit 1")]
         {

@@ -1,5 +1,5 @@
-//! Images that engines import, and files that engines add to a sandbox. The tests use the command line
-//! without root, as users do.
+//! Attacks I-10, I-13 and I-14: images that engines import, and files that engines add to a sandbox. The
+//! tests use the command line without root, as users do.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -11,14 +11,14 @@ use tempfile::TempDir;
 
 use super::field::{home, withstand};
 
-/// Uid that nothing else on this machine uses.
+/// User ID that nothing else on this machine uses.
 const USER: u32 = 64_997;
 
-/// A user who may use an engine and is not root.
+/// A user other than root who may use an engine.
 struct Person {
     home: TempDir,
     kind: EngineKind,
-    /// Id of the attack whose defence is disabled; empty if none is.
+    /// ID of the attack whose defence is disabled, or an empty string.
     without: &'static str,
 }
 
@@ -47,13 +47,13 @@ impl Person {
         text
     }
 
-    /// Returns the engine's name of a template's image.
+    /// Returns the name that a template's image has in the engine.
     fn image(&self, template: &str) -> String {
         let data = self.home.path().join(".local/share/bellglass");
         Store::new(&data).load(template).unwrap().image()
     }
 
-    /// Returns true if a sandbox of a template has the file that only the attacker's image has.
+    /// Returns true if a sandbox of this template contains the file that exists only in the attacker's image.
     fn owned(&self, template: &str) -> bool {
         let (_, said) =
             self.bellglass(&["run", "--template", template, "--", "sh", "-c", "echo ran; cat /etc/owned"]);
@@ -61,7 +61,7 @@ impl Person {
         said.contains("\nowned\n")
     }
 
-    /// Creates an archive with the payload of I-10.
+    /// Creates an archive that contains the payload of attack I-10.
     fn archive(&self, form: &str, names: &[&str]) -> PathBuf {
         let (source, target) = (base(self.home.path()), self.home.path().join(format!("{form}.tar")));
         let mut command = Command::new("python3");
@@ -81,7 +81,7 @@ fn base(home: &Path) -> PathBuf {
     file
 }
 
-/// Returns the environment variable with the address of an engine.
+/// Returns the name of the environment variable that holds an engine's address.
 fn variable(kind: EngineKind) -> &'static str {
     match kind {
         EngineKind::Docker => "DOCKER_HOST",
@@ -89,7 +89,7 @@ fn variable(kind: EngineKind) -> &'static str {
     }
 }
 
-/// Returns the address of an engine under test, and gives every user on this machine access to it.
+/// Returns the address of an engine under test. Every user on this machine gets access to its socket.
 fn address(kind: EngineKind) -> String {
     let address = std::env::var(variable(kind)).unwrap();
     let socket = address.trim_start_matches("unix://");
@@ -97,7 +97,7 @@ fn address(kind: EngineKind) -> String {
     address
 }
 
-/// Returns the response of an engine.
+/// Sends a request to an engine and returns the response.
 fn ask(kind: EngineKind, path: &str) -> serde_json::Value {
     let address = address(kind);
     let socket = address.trim_start_matches("unix://");
@@ -119,19 +119,21 @@ fn engines() -> Vec<EngineKind> {
     EngineKind::ALL.into_iter().filter(|kind| wanted(kind.name())).collect()
 }
 
-/// I-10 (finding IH1): an archive cannot claim the image name of another template, in either of two ways.
+/// Attack I-10 (finding IH1): an archive cannot claim the name of another template's image, by keys or by an
+/// annotation.
 #[test]
 fn no_archive_takes_over_the_image_of_a_template() {
     for kind in engines() {
         // Docker applies names from keys. Podman applies names from keys and from annotations, but an import
-        // by keys fails after the names were applied.
+        // with keys fails after Podman has applied the names.
         let reaches = if kind == EngineKind::Docker { "keys" } else { "annotation" };
         let control = Person::new(kind, "I-10");
         control.well(&["template", "import", "--name", "good", base(control.home.path()).to_str().unwrap()]);
         assert!(!control.owned("good"));
         let names = [control.image("good"), "localhost/bellglass/good:latest".to_owned()];
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        // Podman applies only one name of a layout. The name by which sandboxes were started is sufficient.
+        // Podman applies only one of an OCI layout's names. The name by which sandboxes are started is
+        // sufficient.
         let archive =
             control.archive(reaches, if kind == EngineKind::Docker { &names[..] } else { &names[..1] });
         control.well(&["template", "import", "--name", "stranger", archive.to_str().unwrap()]);
@@ -151,7 +153,7 @@ fn no_archive_takes_over_the_image_of_a_template() {
         assert_eq!(before, after, "a name of ours means another image");
         assert!(!person.owned("good"));
         assert!(person.owned("by-annotation"), "the archive itself is a template like others");
-        // Moving a tag directly on the engine has no effect either.
+        // Moving a tag directly in the engine has no effect either.
         let moved = format!(
             "/images/{}/tag?repo=localhost/bellglass/template&tag={}",
             id_of(kind, "localhost/bellglass/by-annotation:latest"),
@@ -174,8 +176,8 @@ fn no_archive_takes_over_the_image_of_a_template() {
     }
 }
 
-/// I-13 (findings IL6, IL7 and IL8): an image cannot redirect mounts, and removing a template removes its
-/// images.
+/// Attack I-13 (findings IL6, IL7 and IL8): an image cannot redirect mounts, and removing a template removes
+/// its images.
 #[test]
 fn an_image_moves_no_mount_and_leaves_nothing_behind() {
     for kind in engines() {
@@ -194,7 +196,7 @@ fn an_image_moves_no_mount_and_leaves_nothing_behind() {
             "readlink /workspace; touch /etc/mine && echo wrote",
         ];
         let (_, said) = control.bellglass(&words);
-        // Podman needs its own directories there. When the image is sealed, they replace the symlink.
+        // In Podman, sealing the image replaces the symlink with a directory.
         let reached = if kind == EngineKind::Docker { "/etc\nwrote" } else { "Read-only file system" };
         assert!(said.contains(reached), "control: {said}");
         let (code, said) = person.bellglass(&words);
@@ -222,19 +224,19 @@ fn an_image_moves_no_mount_and_leaves_nothing_behind() {
     }
 }
 
-/// Returns the ids of the images that a user has sealed.
+/// Returns the IDs of the images that this user's sandboxes have sealed.
 fn sealed(kind: EngineKind, person: &Person) -> Vec<String> {
     let notes = person.home.path().join(format!(".local/share/bellglass/engine/{}-sealed", kind.name()));
     let entries = std::fs::read_dir(notes).unwrap().flatten();
     entries.map(|entry| std::fs::read_to_string(entry.path()).unwrap()).collect()
 }
 
-/// I-14 (finding IL1): host names of the machine do not appear in a sandbox on an engine.
+/// Attack I-14 (finding IL1): the machine's host names do not appear in a sandbox in an engine.
 #[test]
 fn no_name_of_the_machine_is_in_a_sandbox_of_an_engine() {
     withstand("I-14", &["docker", "podman"], async |field| {
         if field.lab.runtime.name() == "podman" {
-            // Control: Podman's default hosts file names the machine. Docker's does not.
+            // Control: Podman's default hosts file names the machine. Docker's default hosts file does not.
             let undefended = {
                 let _undefended = api::defence::turn_off("I-14");
                 field.sandbox().await
@@ -243,7 +245,7 @@ fn no_name_of_the_machine_is_in_a_sandbox_of_an_engine() {
             assert!(hosts.contains("containers.internal"), "control: {hosts}");
             undefended.stop(std::time::Duration::ZERO).await.unwrap();
         }
-        // A copy of the machine's hosts file would contain these names.
+        // A copy of the machine's hosts file would contain the following names.
         let machine = std::fs::read_to_string("/etc/hosts").unwrap();
         let sandbox = field.sandbox().await;
         let hosts = text(&sh(&sandbox, "cat /etc/hosts; python3 -c \"import socket; print(socket.gethostbyname('localhost'), socket.gethostbyname('sandbox'))\"").await);

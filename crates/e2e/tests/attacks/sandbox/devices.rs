@@ -1,5 +1,5 @@
-//! K-13, K-14, K-16, R-01, R-10: devices, programs whose files grant privileges, and programs of other
-//! processes.
+//! Attacks K-13, K-14, K-16, R-01 and R-10: devices, programs whose files grant privileges, and programs of
+//! other processes.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -19,7 +19,7 @@ const PRESENT: &str =
 /// Devices that gVisor emulates.
 const OWN: [&str; 2] = [" fuse", " net/tun"];
 
-/// K-13: no device of the host can be opened, and no device node gives access to one.
+/// Attack K-13: no device of the host can be opened, and no device node gives access to one.
 #[test]
 fn no_device_of_the_host_can_be_opened_or_made() {
     withstand("K-13", BOTH, async |field| {
@@ -33,12 +33,12 @@ fn no_device_of_the_host_can_be_opened_or_made() {
         let said = field.attack(&sandbox, &["/tmp", "/workspace", "/dev/shm", "/home/sandbox"]).await;
         for (thing, answer) in &said.things {
             match thing.split(' ').next() {
-                // A user-space kernel emulates these two devices. They lead nowhere, because nothing can be
-                // mounted or configured.
+                // A user-space kernel emulates these two devices. They give access to nothing, because
+                // nothing can be mounted or configured.
                 Some("open" | "use")
                     if !field.is_container() && OWN.iter().any(|own| thing.contains(own)) => {}
                 Some("open") => assert!(["ENOENT", "EACCES"].contains(&answer.as_str()), "{thing} {answer}"),
-                // A user-space kernel creates nodes in its own memory, without a device behind them.
+                // A user-space kernel creates the nodes in its own memory, and no device is behind them.
                 Some("mknod") => assert!(answer == "EPERM" || !field.is_container(), "{thing} {answer}"),
                 Some("use") => assert!(["ENXIO", "EACCES"].contains(&answer.as_str()), "{thing} {answer}"),
                 Some("present") => {
@@ -53,7 +53,7 @@ fn no_device_of_the_host_can_be_opened_or_made() {
     });
 }
 
-/// R-10, after CVE-2026-96812 of gVisor: device nodes that an image contains cannot be opened.
+/// Attack R-10, modelled on CVE-2026-96812 in gVisor: device nodes that an image contains cannot be opened.
 #[test]
 fn device_nodes_in_an_image_open_nothing() {
     withstand("R-10", OCI_BOTH, async |field| {
@@ -73,7 +73,7 @@ fn device_nodes_in_an_image_open_nothing() {
     });
 }
 
-/// K-14: set-user-id bits, set-group-id bits and file capabilities grant no privileges.
+/// Attack K-14: set-user-id bits, set-group-id bits and file capabilities grant no privileges.
 #[test]
 fn no_file_gives_a_program_more_rights() {
     withstand("K-14", OCI_BOTH, async |field| {
@@ -112,7 +112,7 @@ fn no_file_gives_a_program_more_rights() {
     });
 }
 
-/// K-16, after CVE-2019-5736: no program of the host can be overwritten through a process.
+/// Attack K-16, modelled on CVE-2019-5736: no program of the host can be overwritten through a process.
 #[test]
 fn no_program_of_the_host_can_be_overwritten_through_a_process() {
     withstand("K-16", BOTH, async |field| {
@@ -135,13 +135,14 @@ fn no_program_of_the_host_can_be_overwritten_through_a_process() {
     });
 }
 
-/// R-01, after CVE-2019-5736 and CVE-2024-21626: nothing of the host is reachable while execs start.
+/// Attack R-01, modelled on CVE-2019-5736 and CVE-2024-21626: nothing on the host is reachable while execs
+/// start.
 #[test]
 fn nothing_of_the_host_is_in_reach_while_execs_are_born() {
     race_births(RUNC);
 }
 
-/// R-01 under a user-space kernel, which lets every process list the descriptors of process 1.
+/// Attack R-01 under a user-space kernel, where every process can list the descriptors of process 1.
 #[test]
 fn nothing_of_process_1_is_in_reach_under_a_user_space_kernel() {
     race_births(&["runsc"]);
@@ -149,7 +150,7 @@ fn nothing_of_process_1_is_in_reach_under_a_user_space_kernel() {
 
 fn race_births(runtimes: &[&str]) {
     withstand("R-01", runtimes, async |field| {
-        // Control: the attack of K-16 opens a victim's program if the attacker owns that program.
+        // Control: the attack of K-16 opens a victim's program, if the attacker owns that program.
         let control = Room { uid: 1000, powerful: false, ..Room::default() }.attack("K-16", &["/tmp/victim"]);
         assert_eq!(control.code, Some(THROUGH), "{control:?}");
         let guest = std::fs::read(field.lab.machine.guest()).unwrap();
@@ -187,7 +188,7 @@ async fn with_layer(field: &Field<'_>, layer: &Path) -> Sandbox {
 }
 
 /// Runs a program as the host's root in separate mount, process and network namespaces, where it can create
-/// device nodes in a single directory.
+/// device nodes in one directory only.
 fn as_maker(place: &Path, argv: &[String]) -> Said {
     let script = "mount --bind \"$1\" \"$0\" && mount -o remount,bind,ro \"$0\" && mount --bind \"$2\" \"$0/mnt\" \
                   && mount -t proc proc \"$0/proc\" && mount -t tmpfs tmpfs \"$0/tmp\" && shift 2 && exec chroot \"$0\" \"$@\"";
@@ -217,7 +218,7 @@ fn as_maker(place: &Path, argv: &[String]) -> Said {
     Said { raw: format!("{text}{}", String::from_utf8_lossy(&output.stderr)), ..said }
 }
 
-/// Creates programs with set-user-id and set-group-id bits and with file capabilities, owned by this user.
+/// Creates programs that this user owns, with set-user-ID bits, set-group-ID bits and file capabilities.
 fn promising_programs(place: &Path, owner: u32) {
     for (name, mode) in [("set-user-id", 0o4755), ("set-group-id", 0o2755), ("capable", 0o755)] {
         let path = place.join(name);
@@ -226,8 +227,8 @@ fn promising_programs(place: &Path, owner: u32) {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, mode);
     }
-    // CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID, permitted and effective, for user namespaces whose root is
-    // the owner.
+    // The capabilities CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID, permitted and effective, valid in user
+    // namespaces whose root is the owner.
     let mut value = vec![1, 0, 0, 3];
     for word in [1_u32 << 21 | 1 << 7 | 1 << 6, 0, 0, 0, owner] {
         value.extend(word.to_le_bytes());

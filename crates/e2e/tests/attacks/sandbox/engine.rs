@@ -1,13 +1,13 @@
-//! Attacks on parts that only sandboxes on an engine have.
+//! Attacks on parts that exist only in sandboxes of an engine.
 
 use super::field::{THROUGH, withstand};
 
 const ENGINES: &[&str] = &["docker", "podman"];
-/// Number of attempts of the payload.
+/// Number of attempts that the payload makes.
 const ACTS: usize = 8;
 
-/// code impersonates the node and process 1, and attacks the process that the engine starts in the
-/// sandbox.
+/// Attack A-19: code in the sandbox cannot impersonate the node or process 1, or attack the process that the
+/// engine starts in the sandbox.
 #[test]
 fn nobody_inside_speaks_for_the_node_or_for_process_1() {
     withstand("A-19", ENGINES, async |field| {

@@ -1,5 +1,5 @@
-//! C: exhaustion of processes, memory, disk and files. A control repeats the attack with a second limit and
-//! shows that it reaches this limit too; no limit is ever removed.
+//! Attacks of group C: exhaustion of processes, memory, disk and files. A control repeats the attack with a
+//! second limit and shows that the attack reaches this limit too. No limit is ever removed.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::room::Room;
 
 const MIB: u64 = 1 << 20;
 
-/// C-01: a fork bomb stops at the limit, and the sandbox keeps working.
+/// Attack C-01: a fork bomb stops at the limit, and the sandbox keeps working.
 #[test]
 fn a_fork_bomb_ends_at_the_limit_and_the_sandbox_goes_on() {
     withstand("C-01", OCI, async |field| {
@@ -37,8 +37,8 @@ fn a_fork_bomb_ends_at_the_limit_and_the_sandbox_goes_on() {
     });
 }
 
-/// C-01 where guest and user code share a user-space kernel: the bomb may end its own sandbox, but affects
-/// nothing else.
+/// Attack C-01 where the guest and user code share a user-space kernel: the bomb may end its own sandbox, but
+/// affects nothing else.
 #[test]
 fn a_fork_bomb_under_a_user_space_kernel_hurts_nobody_else() {
     withstand("C-01", &["runsc"], async |field| {
@@ -54,7 +54,7 @@ fn a_fork_bomb_under_a_user_space_kernel_hurts_nobody_else() {
     });
 }
 
-/// C-04: memory on the heap, where the kernel's OOM killer acts.
+/// Attack C-04: memory on the heap is exhausted, until the kernel's OOM killer acts.
 #[test]
 fn a_memory_bomb_ends_its_whole_exec_and_is_called_by_its_name() {
     withstand("C-04", BOTH, async |field| {
@@ -76,7 +76,7 @@ fn a_memory_bomb_ends_its_whole_exec_and_is_called_by_its_name() {
                 field.recovers(&sandbox).await;
                 field.is_empty(&sandbox).await;
             } else {
-                // The attack ends the sandbox, or an allocation fails and Python exits with code 1.
+                // The attack either ends the sandbox, or an allocation fails and Python exits with code 1.
                 let lost = Outcome::SandboxLost { cause: LostCause::Oom };
                 assert!(
                     [lost, Outcome::Exited { code: 1 }].contains(&done.end.outcome),
@@ -93,7 +93,8 @@ fn a_memory_bomb_ends_its_whole_exec_and_is_called_by_its_name() {
     });
 }
 
-/// C-04: memory that outlives the process that filled it, up to its limit.
+/// Attack C-04: memory that outlives the process which filled it stays within its limit, and does not starve
+/// the next exec.
 #[test]
 fn memory_that_outlives_its_process_does_not_starve_the_next() {
     withstand("C-04", RUNC, async |field| {
@@ -112,7 +113,8 @@ fn memory_that_outlives_its_process_does_not_starve_the_next() {
     });
 }
 
-/// C-04: memory in System V segments, which outlive the process that created them.
+/// Attack C-04: memory in System V segments, which outlive the process that created them, does not starve the
+/// next exec.
 #[test]
 fn memory_that_belongs_to_nobody_does_not_starve_the_next() {
     withstand("C-04", RUNC, async |field| {
@@ -127,7 +129,7 @@ fn memory_that_belongs_to_nobody_does_not_starve_the_next() {
     });
 }
 
-/// C-08: a full disk affects only its own sandbox.
+/// Attack C-08: a full disk affects only its own sandbox.
 #[test]
 fn a_full_disk_is_full_for_its_sandbox_only() {
     withstand("C-08", OCI_BOTH, async |field| {
@@ -159,7 +161,7 @@ fn a_full_disk_is_full_for_its_sandbox_only() {
     });
 }
 
-/// C-09: a disk without free inodes affects only its own sandbox.
+/// Attack C-09: a disk without free inodes affects only its own sandbox.
 #[test]
 fn a_disk_without_inodes_is_so_for_its_sandbox_only() {
     withstand("C-09", OCI_BOTH, async |field| {
@@ -179,7 +181,7 @@ fn a_disk_without_inodes_is_so_for_its_sandbox_only() {
     });
 }
 
-/// C-12: the number of open files is limited.
+/// Attack C-12: the number of open files is limited.
 #[test]
 fn open_files_end_at_the_limit() {
     withstand("C-12", BOTH, async |field| {
@@ -201,7 +203,7 @@ fn open_files_end_at_the_limit() {
             field.recovers(&sandbox).await;
         } else {
             // A user-space kernel does not count descriptors in flight. It keeps them in its own memory,
-            // which has a limit.
+            // which is limited.
             assert!(flight.raw.contains("SandboxLost { cause: Oom }"), "{}", flight.raw);
             field.recovers(&field.sandbox().await).await;
         }
@@ -209,7 +211,7 @@ fn open_files_end_at_the_limit() {
     });
 }
 
-/// C-20, after CVE-2022-0492: no cgroup tree is reachable.
+/// Attack C-20, modelled on CVE-2022-0492: no cgroup tree is reachable.
 #[test]
 fn no_cgroup_tree_is_in_reach() {
     withstand("C-20", BOTH, async |field| {
@@ -229,7 +231,7 @@ fn no_cgroup_tree_is_in_reach() {
     });
 }
 
-/// C-23: a signal to every process reaches only processes of the same user in the same sandbox.
+/// Attack C-23: a signal to every process reaches only processes of the same user in the same sandbox.
 #[test]
 fn killing_everybody_kills_only_ones_own() {
     withstand("C-23", BOTH, async |field| {
@@ -255,7 +257,8 @@ fn killing_everybody_kills_only_ones_own() {
     });
 }
 
-/// Asserts that a harmless command works, and that all of a large output is kept or counted as dropped.
+/// Asserts that a harmless command works, and that every byte of a large output is either kept or counted as
+/// dropped.
 async fn spools(field: &Field<'_>, sandbox: &node::Sandbox) {
     field.recovers(sandbox).await;
     let done = collect(sandbox, &exec(&["head", "-c", "3000000", "/dev/zero"])).await;
@@ -264,7 +267,7 @@ async fn spools(field: &Field<'_>, sandbox: &node::Sandbox) {
     if field.is_container() {
         assert_eq!((kept, dropped), (3_000_000, 0), "{}", field.id);
     } else {
-        // Under gVisor, user code writes as root of the disk, so no blocks are reserved for output. Lost
+        // Under gVisor, user code writes to the disk as root, so no blocks are reserved for output. Lost
         // output is counted.
         assert!(kept + dropped >= 3_000_000, "{}: {kept} kept, {dropped} dropped", field.id);
     }

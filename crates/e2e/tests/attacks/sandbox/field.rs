@@ -1,5 +1,5 @@
-//! Setup that all attacks on sandboxes share: payloads, a comparison of the host before and after, and a
-//! second sandbox as a witness.
+//! Setup shared by all attacks on sandboxes: payloads, a comparison of the host before and after the attack,
+//! and a second sandbox as a witness.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,19 +13,20 @@ use node::{Collected, Machine, Sandbox};
 use runtime::Runtime;
 use tempfile::TempDir;
 
-/// Runtimes whose sandboxes use the host's kernel; `BOTH` contains all runtimes.
+/// Runtimes whose sandboxes use the host's kernel. `BOTH` contains all runtimes.
 pub(crate) const RUNC: &[&str] = &["runc", "docker", "podman", "daytona"];
 pub(crate) const BOTH: &[&str] = e2e::lab::EVERYWHERE;
-/// The same without engines, for attacks on parts that exist only if Bellglass creates the sandbox itself.
+/// The same lists without engines, for attacks on parts that exist only if Bellglass itself creates the
+/// sandbox.
 pub(crate) const OCI: &[&str] = &["runc"];
 pub(crate) const OCI_BOTH: &[&str] = &["runc", "runsc"];
-/// Exit code of a payload if any of its attempts succeeded.
+/// Exit code of a payload if any of its attempts has succeeded.
 pub(crate) const THROUGH: i32 = 42;
-/// Maximum duration of a harmless command after an attack.
+/// Maximum duration of a harmless command that runs after an attack.
 const RECOVERY: Duration = Duration::from_secs(2);
 const MIB: u64 = 1 << 20;
 
-/// Returns limits that are large enough for attacks and small enough for a shared machine.
+/// Returns limits that are large enough for the attacks and small enough for a shared machine.
 pub(crate) fn small() -> Limits {
     Limits {
         memory_bytes: 128 * MIB,
@@ -37,7 +38,7 @@ pub(crate) fn small() -> Limits {
     }
 }
 
-/// One attack on one runtime.
+/// The setup of one attack on one runtime.
 pub(crate) struct Field<'a> {
     pub(crate) lab: &'a Lab,
     pub(crate) id: &'static str,
@@ -45,7 +46,7 @@ pub(crate) struct Field<'a> {
     before: Host,
 }
 
-/// Results of a payload's attempts, and its exit code.
+/// The results of a payload's attempts, and the payload's exit code.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) things: BTreeMap<String, String>,
@@ -53,7 +54,7 @@ pub(crate) struct Said {
     pub(crate) raw: String,
 }
 
-/// State of the host that no attack may change.
+/// The state of the host that no attack may change.
 #[derive(PartialEq, Eq)]
 struct Host {
     files: BTreeMap<PathBuf, (u32, Vec<u8>)>,
@@ -61,8 +62,8 @@ struct Host {
     settings: Vec<String>,
 }
 
-/// Stops every sandbox of a runtime when dropped, because sandboxes that a failed test leaves would affect
-/// the next test.
+/// Guard that stops every sandbox of a runtime when dropped. Sandboxes that a failed test leaves running
+/// would affect the next test.
 struct Cleared(Arc<dyn Runtime>);
 
 impl Drop for Cleared {
@@ -80,14 +81,14 @@ impl Drop for Cleared {
     }
 }
 
-/// Runs an attack on each of these runtimes and checks the host afterwards.
+/// Runs an attack on each of these runtimes, and checks afterwards that the host has not changed.
 pub(crate) fn withstand(id: &'static str, runtimes: &[&str], test: impl AsyncFn(&Field<'_>)) {
     on(runtimes, async |lab| {
         let sentinel = sentinel();
         let before = Host::look(sentinel.path(), lab.runtime.name());
         let field = Field { lab, id, sentinel, before };
-        // A separate instance, because the executor that drives the connections of the current one is blocked
-        // meanwhile.
+        // Use a separate runtime instance, because the executor that drives the connections of the current
+        // one is blocked while the guard is dropped.
         let cleared = Cleared(lab.again());
         test(&field).await;
         drop(cleared);
@@ -112,17 +113,17 @@ impl Field<'_> {
         self.lab.sandbox_with(small()).await
     }
 
-    /// Returns a directory on the host that nothing inside may change.
+    /// Returns a directory on the host that nothing inside the sandbox may change.
     pub(crate) fn sentinel(&self) -> &Path {
         self.sentinel.path()
     }
 
-    /// Returns true if the host's own kernel serves the sandbox.
+    /// Returns true if the sandbox uses the host's kernel.
     pub(crate) fn is_container(&self) -> bool {
         self.lab.runtime.name() != "runsc"
     }
 
-    /// Runs the payload with these arguments to its end.
+    /// Runs the payload with these arguments to completion.
     pub(crate) async fn attack(&self, sandbox: &Sandbox, arguments: &[&str]) -> Said {
         said(&collect(sandbox, &self.payload(arguments)).await)
     }
@@ -141,13 +142,13 @@ impl Field<'_> {
         assert!(began.elapsed() < RECOVERY, "{}: recovery took {:?}", self.id, began.elapsed());
     }
 
-    /// Waits until no process of user code is left in the sandbox, by the host's count.
+    /// Waits until no process of user code is left in the sandbox, as counted by the host.
     pub(crate) async fn is_empty(&self, sandbox: &Sandbox) {
         if !self.is_container() {
             return;
         }
         let began = Instant::now();
-        // On an engine, process 1 and the process that connects it to the node are counted too.
+        // In an engine, process 1 and the process that connects it to the node are counted too.
         let own = if self.lab.runtime.properties().takes_images { 5 } else { 0 };
         // A zombie counts until it is reaped.
         while sandbox.usage().await.unwrap().pids > own {
@@ -156,7 +157,7 @@ impl Field<'_> {
         }
     }
 
-    /// Runs `attack` while a second sandbox runs commands, each of which must succeed within `RECOVERY`.
+    /// Runs `attack` while a second sandbox executes commands, each of which must succeed within `RECOVERY`.
     pub(crate) async fn with_witness<T>(&self, witness: &Sandbox, attack: impl Future<Output = T>) -> T {
         tokio::pin!(attack);
         let mut pause = tokio::time::interval(Duration::from_millis(200));
@@ -180,7 +181,8 @@ impl Field<'_> {
 }
 
 impl Said {
-    /// Asserts the results of attempts. `wanted` may list several accepted results, separated by `|`.
+    /// Asserts the results of attempts. An expected result may list several accepted values, separated by
+    /// `|`.
     pub(crate) fn assert(&self, place: &str, wanted: &[(&str, &str)]) {
         for (thing, answers) in wanted {
             let seen = self.things.get(*thing).map_or("nothing", String::as_str);
@@ -217,7 +219,7 @@ pub(crate) fn said(done: &Collected) -> Said {
 }
 
 impl Said {
-    /// Parses lines that each contain an attempt and its result.
+    /// Parses lines that each contain an attempt and its result, separated by the last space.
     pub(crate) fn read(text: &str, code: Option<i32>) -> Self {
         let things = text.lines().filter_map(|line| line.rsplit_once(' '));
         let things = things.map(|(thing, result)| (thing.to_owned(), result.to_owned())).collect();
@@ -225,7 +227,7 @@ impl Said {
     }
 }
 
-/// Returns the command line of an attack's payload.
+/// Returns the command line that runs an attack's payload.
 pub(crate) fn payload(id: &str, arguments: &[&str]) -> Vec<String> {
     let home = home().join(id);
     let read = |path: PathBuf| std::fs::read_to_string(path);
@@ -241,7 +243,7 @@ pub(crate) fn payload(id: &str, arguments: &[&str]) -> Vec<String> {
     words
 }
 
-/// Returns the directory of the attacks.
+/// Returns the directory that contains the attacks.
 pub(crate) fn home() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../attacks")
 }

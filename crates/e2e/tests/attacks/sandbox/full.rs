@@ -1,4 +1,4 @@
-//! O-20: output on a disk that user code has filled, when the space reserved for output is used up too.
+//! Attack O-20: user code has filled the disk, and the space reserved for output is used up too.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use node::Sandbox;
 
 use super::field::{Field, OCI, OCI_BOTH, small, withstand};
 
-/// Size of a large output, without its last line.
+/// Size of a large output, excluding its last line.
 const BYTES: u64 = 9_000_000;
 const LAST: &str = "last line\n";
 const ALL: u64 = BYTES + LAST.len() as u64;
-/// Size of the end of an output that is always retained.
+/// Size of the last part of an output, which is always retained.
 const END_BYTES: usize = 32 * 1024;
-/// Maximum number of execs that hold the reserved space.
+/// Maximum number of execs that hold the reserved space at the same time.
 const HOLDERS: usize = 12;
-/// Number of execs that end with retained output: more than there is space for.
+/// Number of execs that end with retained output. The disk has no space for the output of all of them.
 const ENDED: usize = 8;
 
-/// O-20 (finding IM4): ended execs hold the space reserved for output. gVisor reserves no space; the next
-/// test covers it.
+/// Attack O-20 (finding IM4): if the output of ended execs uses up the reserved space, new output still
+/// arrives. gVisor reserves no space; the next test covers it.
 #[test]
 fn output_is_waited_for_and_not_lost_when_the_disk_is_full() {
     withstand("O-20", OCI, async |field| {
@@ -32,8 +32,8 @@ fn output_is_waited_for_and_not_lost_when_the_disk_is_full() {
             first.get_or_insert_with(|| exec.id().clone());
             exec.collect().await.unwrap();
         }
-        // Control: there is not enough space for all of it, so at least a part of the first output was
-        // discarded.
+        // Control: there is not enough space for all output, so at least a part of the first exec's output
+        // has been discarded.
         let kept =
             sandbox.exec_reader(first.unwrap()).collect().await.map_or(0, |later| later.stdout.len() as u64);
         assert!(kept < ALL, "control: {kept} bytes of the first are kept");
@@ -58,7 +58,8 @@ fn output_is_waited_for_and_not_lost_when_the_disk_is_full() {
     });
 }
 
-/// O-20: running execs hold the reserved space, and the output of another exec continues with little memory.
+/// Attack O-20: if running execs hold the reserved space, the output of another exec still arrives, using
+/// little memory.
 #[test]
 fn output_goes_on_while_running_execs_hold_the_reserve() {
     withstand("O-20", OCI_BOTH, async |field| {
@@ -69,7 +70,7 @@ fn output_goes_on_while_running_execs_hold_the_reserve() {
         hold_all(field, &undefended).await;
         let sandbox = filled(field).await;
         let (holders, lost) = hold_all(field, &sandbox).await;
-        // Control: the disk accepts no more data, and a mode that does not wait loses output.
+        // Control: the disk accepts no more data, and a mode that does not wait for space loses output.
         assert!(lost > 0, "control: nothing was lost");
         let done = collect(&undefended, &writes(field, OutputMode::Block, BYTES)).await;
         assert!(done.end.stdout_dropped > 0, "control: `block` loses nothing: {:?}", done.end);
@@ -83,7 +84,7 @@ fn output_goes_on_while_running_execs_hold_the_reserve() {
     });
 }
 
-/// Starts a sandbox whose disk user code has filled.
+/// Starts a sandbox and lets user code fill its disk.
 async fn filled(field: &Field<'_>) -> Sandbox {
     let sandbox = field.lab.sandbox_with(small()).await;
     let full = collect(&sandbox, &field.payload(&["fill"])).await;
@@ -91,7 +92,7 @@ async fn filled(field: &Field<'_>) -> Sandbox {
     sandbox
 }
 
-/// Asserts that all output in mode `block` arrives.
+/// Asserts that in mode `block` all output arrives.
 async fn assert_whole(field: &Field<'_>, sandbox: &Sandbox, bytes: u64) {
     let done = collect(sandbox, &writes(field, OutputMode::Block, bytes)).await;
     let wanted = bytes + LAST.len() as u64;
@@ -100,8 +101,8 @@ async fn assert_whole(field: &Field<'_>, sandbox: &Sandbox, bytes: u64) {
     assert_eq!(done.end.outcome, Outcome::Exited { code: 0 });
 }
 
-/// Asserts that in mode `keep`, a later reader gets all output except the bytes reported as dropped,
-/// including the end.
+/// Asserts that in mode `keep` a later reader gets all output except for the bytes reported as dropped. The
+/// last part of the output is included.
 async fn assert_end_is_kept(field: &Field<'_>, sandbox: &Sandbox) {
     let exec = start(sandbox, &writes(field, OutputMode::Keep, BYTES)).await.unwrap();
     let id = exec.id().clone();
@@ -117,8 +118,8 @@ fn writes(field: &Field<'_>, output: OutputMode, bytes: u64) -> ExecSpec {
     ExecSpec { output, deadline_ms, ..field.payload(&["write", &bytes.to_string()]) }
 }
 
-/// Starts execs that hold output until the disk accepts no more. Returns them, and the number of bytes that
-/// another exec then lost.
+/// Starts execs that hold their output, until the disk accepts no more data. Returns these execs, and the
+/// number of bytes that a further exec then lost.
 async fn hold_all(field: &Field<'_>, sandbox: &Sandbox) -> (Vec<node::Exec>, u64) {
     let mut holders = Vec::new();
     for _ in 0..HOLDERS {

@@ -1,5 +1,5 @@
-//! G: leaving the group that identifies the processes of an exec. A payload appends to a file while it lives,
-//! so the tests can see whether it survived.
+//! Attacks of group G: leaving the group ID that identifies the processes of an exec. A payload keeps
+//! appending to a file, so that the tests can see whether it is still alive.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use node::Sandbox;
 use super::field::{BOTH, Field, OCI_BOTH, withstand};
 use super::room::Room;
 
-/// A group id in the range of exec groups.
+/// A group ID in the range of exec groups.
 const GROUP: u32 = 20_001;
-/// Time between two checks of the file, to which a payload appends fifty times a second.
+/// Time between two checks of a payload's file. The payload appends to it fifty times a second.
 const LISTENING: Duration = Duration::from_millis(400);
-/// Ways to hide without leaving the group.
+/// Ways in which a process can hide without leaving the group.
 const WAYS: [&str; 5] = ["session", "chain", "replace", "renamed", "heir"];
 
-/// G-01: no process can leave the group of its exec.
+/// Attack G-01: no process can leave the group of its exec.
 #[test]
 fn no_process_can_lose_the_group_of_its_exec() {
     withstand("G-01", BOTH, async |field| {
@@ -37,7 +37,7 @@ fn no_process_can_lose_the_group_of_its_exec() {
     });
 }
 
-/// G-01: a process that changes its session, its parent and its name is killed with its exec.
+/// Attack G-01: a process that changes its session, its parent and its name is killed with its exec.
 #[test]
 fn whoever_flees_is_found_and_ended_with_its_exec() {
     withstand("G-01", BOTH, async |field| {
@@ -48,7 +48,7 @@ fn whoever_flees_is_found_and_ended_with_its_exec() {
     });
 }
 
-/// G-01: a process whose first thread has exited looks dead, but is killed with its exec too.
+/// Attack G-01: a process whose first thread has exited looks dead, but is killed with its exec too.
 #[test]
 fn whoever_hides_behind_a_dead_thread_is_found_and_ended_with_its_exec() {
     withstand("G-01", OCI_BOTH, async |field| {
@@ -57,7 +57,7 @@ fn whoever_hides_behind_a_dead_thread_is_found_and_ended_with_its_exec() {
     });
 }
 
-/// G-01: the same for the first process of an exec.
+/// Attack G-01: the first process of an exec cannot hide behind a dead thread either.
 #[test]
 fn an_exec_that_hides_behind_a_dead_thread_meets_its_deadline() {
     withstand("G-01", OCI_BOTH, async |field| {
@@ -76,10 +76,10 @@ fn an_exec_that_hides_behind_a_dead_thread_meets_its_deadline() {
     });
 }
 
-/// Asserts that a process that hides in this way is killed with its exec, and survives only if the exec does
-/// not kill it.
+/// Asserts that a process that hides in this way is killed with its exec, and survives only if background
+/// processes are not killed.
 async fn flees(field: &Field<'_>, witness: &Sandbox, way: &str) {
-    // Control: if background processes are not killed, it survives its exec.
+    // Control: if background processes are not killed, the hiding process survives its exec.
     let sandbox = field.sandbox().await;
     let done = collect(&sandbox, &field.payload(&["flee", way])).await;
     assert_eq!(text(&done), format!("fled {way}\n"), "{}", String::from_utf8_lossy(&done.stderr));

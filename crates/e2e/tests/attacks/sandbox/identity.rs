@@ -1,5 +1,5 @@
-//! I-11, A-22: the image's Python as the parent of interpreters, and root processes of a workstation that
-//! leave their exec.
+//! Attacks I-11 and A-22: the image's Python as the parent of interpreters, and root processes in a
+//! workstation that leave their exec.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -15,9 +15,10 @@ use super::field::{Field, OCI, OCI_BOTH, Said, THROUGH, payload, small, withstan
 use super::group::{beats, until_beating};
 use super::room::Room;
 
-/// Capabilities that the parent of interpreters may keep: SETGID and SETUID.
+/// Capabilities that the parent of interpreters may keep: SETGID and SETUID, as a hexadecimal mask.
 const KEPT: &str = "c0";
-/// Attempts of the payload of I-11 to become root, or to reach files and memory that only root may access.
+/// Attempts that the payload of I-11 makes to become root, or to access files and memory that only root may
+/// access.
 const ACTS: [&str; 10] = [
     "setresuid",
     "setreuid",
@@ -30,10 +31,10 @@ const ACTS: [&str; 10] = [
     "write",
     "memory of process 1",
 ];
-/// Attempts that reach outside of a user namespace.
+/// The attempts that reach beyond a user namespace.
 const OUTSIDE: [&str; 4] = ["list", "list as root's group", "write", "memory of process 1"];
 
-/// Creates a layer with an attack's payload as `python3`.
+/// Creates a layer that replaces `python3` with an attack's payload.
 pub(crate) fn as_python(id: &str) -> tempfile::TempDir {
     let layer = tempfile::tempdir().unwrap();
     std::fs::set_permissions(layer.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -51,15 +52,15 @@ fn script(id: &str) -> String {
     format!("#!/usr/bin/python3 -I\n{}", payload(id, &[])[2])
 }
 
-/// Returns the spec of a sandbox with this additional layer.
+/// Returns the spec of a sandbox that has this additional layer.
 pub(crate) fn spec_with(field: &Field<'_>, layer: &tempfile::TempDir) -> Spec {
     let mut spec = field.lab.spec(small());
     spec.layers.push(layer.path().to_owned());
     spec
 }
 
-/// Starts the parent of interpreters, which never reports that it is ready, and returns its output from the
-/// error.
+/// Starts the parent of interpreters. The payload in its place never reports that it is ready, so its output
+/// is taken from the error.
 pub(crate) async fn words_of_parent(sandbox: &Sandbox) -> Said {
     let code = Code { source: "1".into(), ..Code::default() };
     let spec = ExecSpec { code: Some(code), deadline_ms: Some(30_000), ..ExecSpec::default() };
@@ -76,7 +77,7 @@ fn assert_unprivileged(place: &str, said: &Said) {
     }
 }
 
-/// I-11 (findings IM1 and L2): the image's Python never runs as root.
+/// Attack I-11 (findings IM1 and L2): the image's Python never runs as root.
 #[test]
 fn the_python_of_an_image_is_never_root() {
     withstand("I-11", OCI_BOTH, async |field| {
@@ -103,8 +104,8 @@ fn the_python_of_an_image_is_never_root() {
         if field.is_container() {
             assert_unprivileged("sandbox", &said);
         } else {
-            // It is root of a separate user namespace, in which root is user 65533 of the sandbox. So it can
-            // access nothing that belongs to root or to the guest.
+            // The payload is root of a separate user namespace, in which root is user 65533 of the sandbox.
+            // It can therefore access nothing that belongs to root or to the guest.
             said.assert(
                 "gVisor",
                 &[("user", "0"), ("root is", "65533"), ("CapEff", "1c0"), ("CapBnd", "1c0")],
@@ -127,7 +128,7 @@ fn the_python_of_an_image_is_never_root() {
     });
 }
 
-/// Finding L2: root of a workstation replaces the Python that is started next.
+/// Checks finding L2: root of a workstation replaces the Python that the guest starts next.
 async fn of_a_workstation(field: &Field<'_>) {
     let spec = Spec { profile: Profile::Rooted, ..field.lab.spec(small()) };
     let sandbox = Sandbox::start(Arc::clone(&field.lab.runtime), field.lab.id(), &spec).await.unwrap();
@@ -139,7 +140,7 @@ async fn of_a_workstation(field: &Field<'_>) {
     field.recovers(&sandbox).await;
 }
 
-/// A-22 (finding L3): a root process that leaves its group is killed with its exec.
+/// Attack A-22 (finding L3): a root process that leaves its group is killed with its exec.
 #[test]
 fn root_that_leaves_its_group_ends_with_its_exec() {
     withstand("A-22", OCI, async |field| {
@@ -154,7 +155,7 @@ fn root_that_leaves_its_group_ends_with_its_exec() {
         assert_eq!(done.end.outcome, Outcome::Timeout, "control: {done:?}");
         assert!(beats(&undefended, "stay").await, "control: it survives the deadline of its exec");
         undefended.stop(Duration::ZERO).await.unwrap();
-        // If no exec is terminated, it survives without a group and is counted as left running.
+        // If its exec exits on its own, the process survives without a group, and is counted as left running.
         let done = collect(&sandbox, &as_root("leave")).await;
         assert_eq!((&done.end.outcome, done.end.left_running), (&Outcome::Exited { code: 0 }, 1), "{done:?}");
         until_beating(&sandbox, "leave").await;
@@ -169,7 +170,7 @@ fn root_that_leaves_its_group_ends_with_its_exec() {
         exec.cancel().await.unwrap();
         assert_eq!(exec.collect().await.unwrap().end.outcome, Outcome::Cancelled);
         assert!(!beats(&sandbox, "stay").await, "it survived the cancellation of its exec");
-        // Older processes, and processes of another exec, keep running.
+        // Processes that started earlier, and processes of other execs, keep running.
         assert!(beats(&sandbox, "leave").await, "what an earlier exec left behind was ended");
         assert_eq!(other.signal(15).await.unwrap(), 1, "another exec was ended");
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,5 +1,5 @@
-//! A and R: state that an exec could inherit: working directory, descriptors, variables, privileges, user
-//! ids.
+//! Attacks of groups A and R on the state that an exec could inherit: its working directory, descriptors,
+//! variables, privileges and user IDs.
 
 use api::ErrorCode;
 use api::exec::{ExecSpec, Outcome};
@@ -9,7 +9,7 @@ use e2e::lab::{collect, exec, sh, start, text};
 use super::field::{BOTH, THROUGH, home, payload, said, withstand};
 use super::room::Room;
 
-/// Variables that every exec has.
+/// Environment variables that every exec has.
 const VARIABLES: [&str; 16] = [
     "ALL_PROXY",
     "HOME",
@@ -28,10 +28,10 @@ const VARIABLES: [&str; 16] = [
     "https_proxy",
     "no_proxy",
 ];
-/// Variables that shells and interpreters add.
+/// Environment variables that shells and interpreters add.
 const ADDED: [&str; 4] = ["PWD", "SHLVL", "_", "LC_CTYPE"];
 
-/// after CVE-2024-21626: no working directory leads out of the sandbox.
+/// Attacks, modelled on CVE-2024-21626: no working directory leads out of the sandbox.
 #[test]
 fn no_working_directory_leads_outside() {
     withstand("A-10", BOTH, async |field| {
@@ -70,11 +70,11 @@ fn no_working_directory_leads_outside() {
     });
 }
 
-/// the first process of an exec has exactly three descriptors.
+/// Attacks: the first process of an exec has exactly three descriptors.
 #[test]
 fn the_first_process_has_three_descriptors() {
     withstand("A-11", BOTH, async |field| {
-        // Control: an inherited descriptor is visible.
+        // Control: the payload detects an inherited descriptor.
         let mut argv =
             ["/bin/bash", "-c", "exec 9</etc 8<>/tmp/leak; exec \"$0\" \"$@\""].map(str::to_owned).to_vec();
         argv.extend(payload(field.id, &[]));
@@ -82,7 +82,7 @@ fn the_first_process_has_three_descriptors() {
         assert_eq!(control.code, Some(THROUGH), "{control:?}");
         assert!(control.things.keys().any(|thing| thing.starts_with("descriptor-9-")), "{control:?}");
         let sandbox = field.sandbox().await;
-        // Another exec runs at the same time, whose descriptors are open in the guest.
+        // Another exec runs at the same time, so the guest holds that exec's descriptors open.
         let other = start(&sandbox, &ExecSpec { stdin: true, ..exec(&["cat"]) }).await.unwrap();
         for stdin in [false, true] {
             let spec = ExecSpec { stdin, ..field.payload(&[]) };
@@ -99,11 +99,11 @@ fn the_first_process_has_three_descriptors() {
     });
 }
 
-/// an exec inherits no variables of the host.
+/// Attack A-12: an exec inherits no environment variables of the host.
 #[test]
 fn no_variable_of_the_host_is_inherited() {
     withstand("A-12", BOTH, async |field| {
-        // Control: an ordinary child of this process inherits all of them.
+        // Control: an ordinary child of this process inherits all variables.
         let words = payload(field.id, &[]);
         let control = std::process::Command::new("python3").args(&words[1..]).output().unwrap();
         let control = String::from_utf8_lossy(&control.stdout).into_owned();
@@ -116,8 +116,8 @@ fn no_variable_of_the_host_is_inherited() {
             let (source, name) = line.split_once(' ').unwrap();
             let known = match source {
                 "self" => VARIABLES.contains(&name) || ADDED.contains(&name) || name == "MINE",
-                // Under a user-space kernel, the variables of the parent are readable. The guest has only
-                // these.
+                // Under a user-space kernel, the variables of the parent process can be read. The guest has
+                // only these two.
                 "1" | "parent" => name == "PATH" || name == "HOME",
                 _ => name == "EACCES",
             };
@@ -128,7 +128,8 @@ fn no_variable_of_the_host_is_inherited() {
     });
 }
 
-/// R-05, after CVE-2022-29162 and CVE-2022-27650: an exec has no capabilities, for any user id.
+/// Attack R-05, modelled on CVE-2022-29162 and CVE-2022-27650: an exec has no capabilities, whatever its user
+/// ID.
 #[test]
 fn an_exec_has_no_more_rights_than_a_start() {
     withstand("R-05", BOTH, async |field| {
@@ -151,13 +152,13 @@ fn an_exec_has_no_more_rights_than_a_start() {
     });
 }
 
-/// R-09, after CVE-2026-30892: a user id is used exactly as requested, or refused.
+/// Attack R-09, modelled on CVE-2026-30892: a user ID is used exactly as requested, or refused.
 #[test]
 fn an_identity_is_exact_or_refused() {
     withstand("R-09", BOTH, async |field| {
         let words = std::fs::read_to_string(home().join("R-09/attack.json")).unwrap();
         let asked: Vec<serde_json::Value> = serde_json::from_str(&words).unwrap();
-        // Control: parsed as C parses numbers, several of these values are root.
+        // Control: if these values are parsed as C parses numbers, several of them mean root.
         let careless = |word: &str| {
             word.trim().split(|c: char| !c.is_ascii_digit()).next().and_then(|d| d.parse::<u64>().ok())
         };

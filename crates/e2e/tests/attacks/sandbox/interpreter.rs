@@ -1,4 +1,5 @@
-//! I: the interpreter from which runs of code are forked, and the channel on which runs report their results.
+//! Attacks of group I: the interpreter from which runs of code are forked, and the channel on which runs
+//! report results.
 
 use api::code::{Code, RunResult};
 use api::exec::{ExecSpec, Outcome};
@@ -8,7 +9,7 @@ use node::{Collected, Sandbox};
 use super::field::{BOTH, Field, Said, THROUGH, payload, said, withstand};
 use super::room::Room;
 
-/// Returns the payload as code with these arguments, so that the interpreter itself runs it.
+/// Returns an exec that runs the payload with these arguments as code, in the interpreter itself.
 fn code(id: &str, arguments: &[&str]) -> ExecSpec {
     let words = payload(id, &[]);
     let source = format!("import sys\nsys.argv = ['', *{arguments:?}]\n{}", words[2]);
@@ -20,7 +21,7 @@ async fn attack(field: &Field<'_>, sandbox: &Sandbox, arguments: &[&str]) -> Sai
     said(&collect(sandbox, &code(field.id, arguments)).await)
 }
 
-/// Asserts that a run of code works, in the existing interpreter or in a new one.
+/// Asserts that a run of code works, either in the existing interpreter or in a new one.
 async fn runs(sandbox: &Sandbox) {
     let done = collect(sandbox, &snippet("print(6 * 7)")).await;
     assert_eq!((text(&done).as_str(), &done.end.outcome), ("42\n", &Outcome::Exited { code: 0 }), "{done:?}");
@@ -31,7 +32,7 @@ fn snippet(source: &str) -> ExecSpec {
     ExecSpec { code: Some(code), deadline_ms: Some(30_000), ..ExecSpec::default() }
 }
 
-/// I-01: code in the sandbox cannot act on the interpreter's parent.
+/// Attack I-01: code in the sandbox cannot act on the interpreter's parent.
 #[test]
 fn nobody_inside_can_reach_the_interpreters_parent() {
     withstand("I-01", BOTH, async |field| {
@@ -42,15 +43,15 @@ fn nobody_inside_can_reach_the_interpreters_parent() {
         let held = attack(field, &sandbox, &["parent"]).await;
         assert!(held.number("pid") > 1, "{}", held.raw);
         held.assert_held("sandbox");
-        // Several errors are possible: a socket cannot be opened by path, and a sealed file cannot be written
-        // to.
+        // Several errors are possible, because a socket cannot be opened by path, and a sealed file cannot be
+        // written to.
         for thing in ["signal 15", "signal 9", "signal 19", "trace", "memory", "descriptors"] {
             held.assert("sandbox", &[(thing, "EPERM|EACCES|ENXIO")]);
         }
-        // In gVisor, the parent's user has no id in the user namespace of code.
+        // In gVisor, the parent's user has no ID in the user namespace in which code runs.
         let user = if field.lab.runtime.name() == "runsc" { "EINVAL" } else { "EPERM" };
         held.assert("sandbox", &[("user", user), ("group", "EPERM")]);
-        // An exec cannot run as the parent's user either.
+        // An exec cannot be started as the parent's user either.
         let spec = ExecSpec { uid: Some(api::limits::INTERPRETER_UID), ..snippet("pass") };
         assert!(start(&sandbox, &spec).await.is_err());
         runs(&sandbox).await;
@@ -58,7 +59,7 @@ fn nobody_inside_can_reach_the_interpreters_parent() {
     });
 }
 
-/// I-02: a fork keeps no privileges of its parent.
+/// Attack I-02: a forked process keeps none of its parent's privileges.
 #[test]
 fn a_fork_keeps_nothing_of_its_parent() {
     withstand("I-02", BOTH, async |field| {
@@ -80,13 +81,13 @@ fn a_fork_keeps_nothing_of_its_parent() {
     });
 }
 
-/// I-03: the parent does not run files that code plants.
+/// Attack I-03: the interpreter's parent does not run files that code has planted.
 #[test]
 fn nothing_that_code_plants_is_run_by_the_parent() {
     withstand("I-03", BOTH, async |field| {
         let sandbox = field.sandbox().await;
         assert_eq!(text(&collect(&sandbox, &field.payload(&[])).await), "planted\n");
-        // Control: an ordinary interpreter of the same user runs the planted files.
+        // Control: an ordinary interpreter that runs as the same user executes the planted files.
         sh(&sandbox, "cd /workspace; PATH=$HOME/.local/bin:$PATH python3 -c 'import json'").await;
         let planted = async || text(&sh(&sandbox, "ls /tmp/planted").await);
         let control = planted().await;
@@ -106,7 +107,7 @@ fn nothing_that_code_plants_is_run_by_the_parent() {
     });
 }
 
-/// I-04: false data on the results channel does not change the outcome of an exec.
+/// Attack I-04: false data on the results channel does not change the outcome of an exec.
 #[test]
 fn lies_on_the_channel_of_results_change_nothing() {
     withstand("I-04", BOTH, async |field| {

@@ -1,14 +1,15 @@
-//! K: kernel interfaces that a sandbox must not reach. Each call must fail with the stated error.
+//! Attacks of group K: kernel interfaces that a sandbox must not reach. Each call must fail with the expected
+//! error.
 
 use super::field::{BOTH, THROUGH, withstand};
 use super::room::Room;
 
-/// Errors with which the filter refuses calls that ordinary programs may try: not permitted, or not
-/// implemented.
+/// Errors with which the filter refuses calls that ordinary programs might make: "not permitted" or "not
+/// implemented".
 const REFUSED: &str = "EPERM|ENOSYS";
 
-/// Runs one payload in an open room and in a sandbox. In the room, each attempt must have the stated result;
-/// in the sandbox, all must be refused.
+/// Runs one payload in an open room and in a sandbox. In the room, each attempt must have the given result.
+/// In the sandbox, every attempt must be refused.
 fn refused_everywhere(id: &'static str, things: &[(&str, &str)]) {
     withstand(id, BOTH, async |field| {
         let control = Room::default().attack(id, &[]);
@@ -16,7 +17,7 @@ fn refused_everywhere(id: &'static str, things: &[(&str, &str)]) {
         assert_eq!(control.code, Some(THROUGH), "{control:?}");
         let sandbox = field.sandbox().await;
         let said = field.attack(&sandbox, &[]).await;
-        // A kernel without cgroup namespaces has no file through which one can be entered.
+        // A kernel without cgroup namespaces lacks the file through which a process could enter one.
         let answer = |thing: &str| if thing == "setns cgroup" { "EPERM|ENOSYS|ENOENT" } else { REFUSED };
         let refused: Vec<(&str, &str)> = things.iter().map(|(thing, _)| (*thing, answer(thing))).collect();
         said.assert("sandbox", &refused);
@@ -25,7 +26,7 @@ fn refused_everywhere(id: &'static str, things: &[(&str, &str)]) {
     });
 }
 
-/// K-01: nothing can be mounted.
+/// Attack K-01: nothing can be mounted.
 #[test]
 fn nothing_can_be_mounted() {
     refused_everywhere(
@@ -48,25 +49,25 @@ fn nothing_can_be_mounted() {
     );
 }
 
-/// K-02: namespaces can be neither created nor entered.
+/// Attack K-02: namespaces can be neither created nor entered.
 #[test]
 fn no_namespace_can_be_made_or_entered() {
     let kinds = ["mnt", "cgroup", "uts", "ipc", "user", "pid", "net"];
     let ways = ["unshare", "clone", "clone3", "setns"];
     let names: Vec<String> = ways.iter().flat_map(|way| kinds.map(|kind| format!("{way} {kind}"))).collect();
-    // Every kernel refuses to enter the user namespace that the process is already in.
+    // Every kernel refuses to let a process enter the user namespace that the process is already in.
     let answer = |name: &str| if name == "setns user" { "EINVAL" } else { "ok" };
     let mut things: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), answer(name))).collect();
     things.extend([("unshare time", "ok"), ("clone user high", "ok")]);
     refused_everywhere("K-02", &things);
 }
 
-/// K-04: the kernel accepts no BPF programs, performance events or `userfaultfd` from a sandbox.
+/// Attack K-04: the kernel accepts no BPF programs, performance events or `userfaultfd` from a sandbox.
 #[test]
 fn the_kernel_takes_no_code_and_no_measuring() {
     withstand("K-04", BOTH, async |field| {
         let control = Room::default().attack("K-04", &[]);
-        // In the room, the kernel processes each call. It knows only some commands of bpf, and rejects the
+        // In the room, the kernel processes each call. It supports only some commands of bpf, and rejects the
         // descriptor -1.
         control.assert("control", &[("userfaultfd", "ok"), ("perf_event_open", "ok|EACCES")]);
         assert!(control.things["bpf"].contains("EINVAL"), "{control:?}");
@@ -86,7 +87,7 @@ fn the_kernel_takes_no_code_and_no_measuring() {
     });
 }
 
-/// K-05: system calls through io_uring are not available.
+/// Attack K-05: io_uring, through which system calls could bypass the filter, is not available.
 #[test]
 fn there_is_no_second_door_to_system_calls() {
     refused_everywhere(
@@ -95,7 +96,7 @@ fn there_is_no_second_door_to_system_calls() {
     );
 }
 
-/// K-08: raw packets cannot be sent.
+/// Attack K-08: raw packets cannot be sent.
 #[test]
 fn no_raw_packet_can_be_sent() {
     withstand("K-08", BOTH, async |field| {
@@ -122,7 +123,7 @@ fn no_raw_packet_can_be_sent() {
     });
 }
 
-/// K-09: only four socket families can be opened, and only through the native ABI.
+/// Attack K-09: only four socket families can be opened, and only through the native ABI.
 #[test]
 fn only_four_socket_families_open_and_only_by_the_native_abi() {
     withstand("K-09", BOTH, async |field| {
@@ -150,7 +151,8 @@ fn only_four_socket_families_open_and_only_by_the_native_abi() {
             ],
         );
         if cfg!(target_arch = "x86_64") {
-            // SIGSYS comes from the filter. A user-space kernel does not support these ABIs at all.
+            // In a container, the filter sends SIGSYS. A user-space kernel does not support these ABIs at
+            // all.
             let foreign = if field.is_container() { "SIG31" } else { "SIG31|SIG11|ENOSYS" };
             let calls = ["i386 getpid", "i386 socketcall", "i386 socket", "x32 getpid", "x32 socket"];
             said.assert("sandbox", &calls.map(|call| (call, foreign)));
@@ -160,12 +162,12 @@ fn only_four_socket_families_open_and_only_by_the_native_abi() {
     });
 }
 
-/// K-11: kernel settings cannot be written.
+/// Attack K-11: kernel settings cannot be written.
 #[test]
 fn no_setting_of_the_kernel_can_be_written() {
     withstand("K-11", BOTH, async |field| {
-        // Control: on a copy of the tree, every setting can be written; in an open room, the settings of its
-        // own network.
+        // Control: on a copy of the tree, every setting can be written. In an open room, the settings of the
+        // room's own network can be written.
         let copy = tempfile::tempdir().unwrap();
         let settings = ["kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "fs/suid_dumpable"];
         for path in
@@ -189,7 +191,7 @@ fn no_setting_of_the_kernel_can_be_written() {
         let sandbox = field.sandbox().await;
         let said = field.attack(&sandbox, &[]).await;
         for (thing, answer) in &said.things {
-            // A user-space kernel stores this value and does not pass it to the host's kernel.
+            // A user-space kernel stores this value without passing it on to the host's kernel.
             if thing == "/proc/self/oom_score_adj" && !field.is_container() {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! X: two sandboxes share no inode with each other or with the host. So there is no inode to watch, to lock,
-//! to slow down, or to read a host name from.
+//! Attacks of group X: two sandboxes share no inode with each other or with the host. There is therefore no
+//! inode to watch, to lock, to slow down, or from which to read a host name.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -11,14 +11,14 @@ use node::{Event, Exec, Sandbox};
 use super::field::{BOTH, Field, OCI, OCI_BOTH, Said, THROUGH, payload, withstand};
 use super::room::Room;
 
-/// Number of locks in X-22. On a shared inode, they make each open a hundred times slower, and they can be
-/// taken within seconds.
+/// Number of locks in attack X-22. On a shared inode, this many locks make each open a hundred times slower.
+/// They can be taken within seconds.
 const LOCKS: &str = "5000";
-/// Commands that the victim runs while it is watched.
+/// Commands that the victim runs while the attacker watches it.
 const HARMLESS: &str =
     "cat /etc/debian_version >/dev/null; sha256sum /usr/bin/cat </dev/null; head -c1 /dev/zero | cat";
 
-/// a sandbox cannot see which files a neighbour opens.
+/// Attack X-20: a sandbox cannot see which files a neighbouring sandbox opens.
 #[test]
 fn nobody_sees_what_a_neighbour_opens() {
     withstand("X-20", BOTH, async |field| {
@@ -41,8 +41,8 @@ fn nobody_sees_what_a_neighbour_opens() {
     });
 }
 
-/// X-20, on runtimes where the defence can be disabled for a control: every file system of a sandbox has a
-/// separate device number.
+/// Attack X-20, on runtimes where the control can disable the defence: every file system of a sandbox has its
+/// own device number.
 #[test]
 fn every_file_system_of_a_sandbox_is_its_own() {
     withstand("X-20", OCI, async |field| {
@@ -61,7 +61,7 @@ fn every_file_system_of_a_sandbox_is_its_own() {
     });
 }
 
-/// the locks of a neighbour are not visible.
+/// Attack X-21: a neighbour's locks cannot be detected.
 #[test]
 fn no_lock_of_a_neighbour_is_felt() {
     withstand("X-21", BOTH, async |field| {
@@ -79,7 +79,7 @@ fn no_lock_of_a_neighbour_is_felt() {
     });
 }
 
-/// X-21 with the defence disabled: locks on shared inodes are visible to a neighbour.
+/// Attack X-21 with the defence disabled: a neighbour can detect locks on shared inodes.
 #[test]
 fn locks_on_shared_inodes_would_be_felt() {
     withstand("X-21", OCI, async |field| {
@@ -94,7 +94,7 @@ fn locks_on_shared_inodes_would_be_felt() {
     });
 }
 
-/// locks slow down only the sandbox that holds them.
+/// Attack X-22: locks slow down only the sandbox that holds them.
 #[test]
 fn locks_slow_down_only_who_holds_them() {
     withstand("X-22", BOTH, async |field| {
@@ -112,7 +112,7 @@ fn locks_slow_down_only_who_holds_them() {
     });
 }
 
-/// X-22 with the defence disabled: locks on shared inodes slow down the other sandbox and the host.
+/// Attack X-22 with the defence disabled: locks on shared inodes slow down the other sandbox and the host.
 #[test]
 fn locks_on_shared_inodes_would_slow_down_everybody() {
     withstand("X-22", OCI, async |field| {
@@ -131,11 +131,11 @@ fn locks_on_shared_inodes_would_slow_down_everybody() {
     });
 }
 
-/// no name of the host is visible in a sandbox.
+/// Attack X-23: no name of the host is visible in a sandbox.
 #[test]
 fn no_name_of_the_host_is_shown() {
     withstand("X-23", OCI_BOTH, async |field| {
-        // The key of the layer is the name of the directory above its files.
+        // The layer's key is the name of the directory that contains the layer's files.
         let layer = e2e::layer::base();
         let layer = layer.parent().unwrap().file_name().unwrap().to_string_lossy().into_owned();
         let control = Room::default().attack("X-23", &[]);
@@ -158,8 +158,8 @@ fn no_name_of_the_host_is_shown() {
     });
 }
 
-/// Runs the payload in one sandbox while another runs harmless commands, and returns the results of the
-/// payload.
+/// Runs the payload in one sandbox while another sandbox runs harmless commands. Returns the payload's
+/// results.
 async fn watch(field: &Field<'_>, spy: &Sandbox, victim: &Sandbox) -> Said {
     let spying = ready(spy, &field.payload(&[])).await;
     let done = sh(victim, HARMLESS).await;
@@ -180,13 +180,13 @@ pub(crate) async fn ready(sandbox: &Sandbox, spec: &ExecSpec) -> Exec {
     exec
 }
 
-/// Terminates a payload and returns its output since it was ready.
+/// Terminates a payload and returns its results since it was ready.
 pub(crate) async fn ended(exec: Exec) -> Said {
     exec.signal(15).await.unwrap();
     super::field::said(&exec.collect().await.unwrap())
 }
 
-/// Returns the device numbers of all file systems that a sandbox sees.
+/// Returns the device numbers of all file systems that are visible in a sandbox.
 async fn devices(sandbox: &Sandbox) -> BTreeSet<String> {
     let done = collect(sandbox, &e2e::lab::exec(&["cat", "/proc/self/mountinfo"])).await;
     numbers(&e2e::lab::text(&done))

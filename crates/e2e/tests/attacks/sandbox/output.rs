@@ -1,5 +1,5 @@
-//! O: the output of processes, as the node sees it. The tests of the service cover its effect on clients,
-//! terminals and logs.
+//! Attacks of group O on the output of processes, as the node sees it. The tests of the service cover the
+//! effects on clients, terminals and logs.
 
 use std::time::{Duration, Instant};
 
@@ -12,25 +12,26 @@ use node::{Event, Exec, Sandbox};
 use super::field::{BOTH, Field, OCI_BOTH, withstand};
 use super::room::Room;
 
-/// Maximum memory growth of node and guest, regardless of the amount of output: the limit of P9.
+/// Maximum memory growth of the node and of the guest, regardless of the amount of output. This is the limit
+/// that promise P9 of `docs/specification.md` states.
 const FLAT_BYTES: u64 = 4 << 20;
 /// Maximum time until the processes of a terminated exec are gone.
 const SOON: Duration = Duration::from_secs(3);
 
-/// Statistics of a reader of one exec.
+/// Statistics about reading the output of one exec.
 struct Seen {
-    /// Number of bytes of each stream that were received or reported as missing.
+    /// Number of bytes of each stream that were either received or reported as missing.
     told: [u64; 2],
-    /// Number of bytes of both streams that were reported as missing.
+    /// Number of bytes, in both streams together, that were reported as missing.
     missed: u64,
-    /// Size of the largest chunk.
+    /// Size of the largest chunk of data.
     longest: usize,
-    /// Maximum memory of this process while it was reading.
+    /// Maximum resident memory of this process while it was reading.
     peak: u64,
     end: ExecEnd,
 }
 
-/// Reads to the end without keeping the data, and asserts that each offset follows the previous one.
+/// Reads to the end without keeping the data, and asserts that each offset follows on from the previous one.
 async fn skim(mut exec: Exec, mut look: impl FnMut(Stream, &[u8])) -> Seen {
     let (mut told, mut missed, mut longest, mut peak) = ([0; 2], 0, 0, 0);
     let mut pieces = 0;
@@ -59,7 +60,7 @@ async fn skim(mut exec: Exec, mut look: impl FnMut(Stream, &[u8])) -> Seen {
     }
 }
 
-/// O-01: endless output stays within its limit in every mode.
+/// Attack O-01: endless output stays within its limit in every mode.
 #[test]
 fn output_without_end_stays_within_its_bound_in_every_mode() {
     withstand("O-01", OCI_BOTH, async |field| {
@@ -67,7 +68,7 @@ fn output_without_end_stays_within_its_bound_in_every_mode() {
         let control = Room::default().attack("O-01", &["hoard", &HOARD.to_string()]);
         assert!(control.number("held") > HOARD, "control: {control:?}");
         let (sandbox, witness) = (field.lab.sandbox().await, field.sandbox().await);
-        // The first flood allocates buffers that remain allocated.
+        // The first flood allocates buffers that the node and the guest keep.
         let flood = |milliseconds| ExecSpec {
             deadline_ms: Some(milliseconds),
             grace_ms: Some(0),
@@ -111,7 +112,7 @@ fn output_without_end_stays_within_its_bound_in_every_mode() {
     });
 }
 
-/// Asserts that writers in mode `block` wait, use no processor time meanwhile, and can be cancelled.
+/// Asserts that a writer in mode `block` waits without using processor time, and can be cancelled.
 async fn waits(field: &Field<'_>, sandbox: &Sandbox) {
     let blocked =
         ExecSpec { output: OutputMode::Block, output_bytes: Some(1_000_000), ..field.payload(&["1", "2"]) };
@@ -136,7 +137,7 @@ async fn waits(field: &Field<'_>, sandbox: &Sandbox) {
     assert!(began.elapsed() < SOON && seen.end.outcome == Outcome::Cancelled, "{:?}", seen.end);
 }
 
-/// O-03: an endless line is split into chunks of limited size.
+/// Attack O-03: an endless line is split into chunks of limited size.
 #[test]
 fn a_line_without_an_end_is_cut_by_its_size() {
     withstand("O-03", BOTH, async |field| {
@@ -170,12 +171,12 @@ fn a_line_without_an_end_is_cut_by_its_size() {
     });
 }
 
-/// O-05: bytes that are not text arrive unchanged.
+/// Attack O-05: bytes that are not text arrive unchanged.
 #[test]
 fn bytes_that_are_no_text_arrive_as_they_are() {
     withstand("O-05", BOTH, async |field| {
         let wild = e2e::wild::bytes();
-        // Control: decoding chunk by chunk gives a different text.
+        // Control: decoding the bytes chunk by chunk yields a different text.
         let whole = String::from_utf8_lossy(&wild);
         let pieces: String =
             wild.chunks(1).map(|piece| String::from_utf8_lossy(piece).into_owned()).collect();
@@ -189,7 +190,7 @@ fn bytes_that_are_no_text_arrive_as_they_are() {
     });
 }
 
-/// O-06: streams that are closed or stay open do not affect the end of an exec.
+/// Attack O-06: streams that are closed or stay open do not affect the end of an exec.
 #[test]
 fn streams_that_close_or_stay_open_decide_nothing() {
     withstand("O-06", BOTH, async |field| {
@@ -220,7 +221,8 @@ fn streams_that_close_or_stay_open_decide_nothing() {
     });
 }
 
-/// Asserts that output after the end of an exec is not added to it, and that a late writer is not blocked.
+/// Asserts that output written after the end of an exec is not added to the exec's output, and that the
+/// writer is not blocked.
 async fn late(field: &Field<'_>, sandbox: &Sandbox) {
     let began = Instant::now();
     let exec = start(sandbox, &field.payload(&["after", "/workspace/late"])).await.unwrap();
@@ -230,7 +232,7 @@ async fn late(field: &Field<'_>, sandbox: &Sandbox) {
     assert_eq!((done.end.outcome, done.end.left_running), (Outcome::Exited { code: 7 }, 1));
     assert_eq!(done.stdout.len() as u64, done.end.stdout_bytes);
     tokio::time::sleep(Duration::from_millis(500)).await;
-    // A second reader gets the same output while the child still writes.
+    // A second reader gets the same output, even though the child is still writing.
     let again = sandbox.exec_reader(id).collect().await.unwrap();
     assert!(
         again.stdout == done.stdout && again.end.stdout_bytes == done.end.stdout_bytes,
@@ -240,7 +242,7 @@ async fn late(field: &Field<'_>, sandbox: &Sandbox) {
     assert_eq!(text(&noted), "ok", "the late writer was held up");
 }
 
-/// O-07: two concurrent streams are each complete and in order.
+/// Attack O-07: two concurrent streams are each complete and in order.
 #[test]
 fn two_streams_at_once_are_each_complete_and_in_order() {
     withstand("O-07", BOTH, async |field| {
@@ -265,14 +267,14 @@ fn two_streams_at_once_are_each_complete_and_in_order() {
     });
 }
 
-/// Returns the resident memory of a process, in bytes.
+/// Returns the resident memory of a process in bytes.
 fn resident(pid: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0");
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) << 10
 }
 
-/// Returns the host's pid of the guest; on gVisor, the pid of the user-space kernel that runs it.
+/// Returns the host pid of the guest. For gVisor, it is the pid of the user-space kernel that runs the guest.
 fn guest(field: &Field<'_>, sandbox: &Sandbox) -> String {
     let path = field.lab.data().join("sandboxes").join(sandbox.id().as_str()).join("pid");
     std::fs::read_to_string(path).unwrap().trim().to_owned()

@@ -1,5 +1,5 @@
-//! Environment of the controls: plain runc in separate namespaces, as users that own nothing on the host. The
-//! defence under test (and most others) is off, but processes and memory are still limited.
+//! Environment of the controls: plain runc in separate namespaces, with users that own nothing on the host.
+//! The defence under test and most other defences are off, but processes and memory are still limited.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use super::field::{Said, payload};
 
-/// First host id of a room's users, above the id ranges of sandboxes.
+/// First host user ID of a room's users, above the ID ranges of sandboxes.
 pub(crate) const BASE: u32 = 2_130_000_000;
 /// Maximum number of processes in a room.
 const PIDS: u64 = 100;
 /// Maximum memory of a room.
 const MEMORY_BYTES: u64 = 256 << 20;
-/// All capabilities. They are valid in the room's own user namespace and useless outside it.
+/// All capabilities. They are valid in the room's own user namespace, and useless outside of it.
 const CAPABILITIES: &str = "\
     CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE \
     NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN \
@@ -24,15 +24,15 @@ const CAPABILITIES: &str = "\
 
 /// The environment of one control.
 pub(crate) struct Room {
-    /// User id of the payload.
+    /// User ID of the payload.
     pub(crate) uid: u32,
-    /// Additional group ids of the payload.
+    /// Additional group IDs of the payload.
     pub(crate) groups: Vec<u32>,
     /// True if the payload has all capabilities of the room's user namespace.
     pub(crate) powerful: bool,
-    /// Directories of the host that are mounted in the room, writable.
+    /// Directories of the host that are mounted writable in the room, with their mount points.
     pub(crate) binds: Vec<(PathBuf, &'static str)>,
-    /// True if the room shares the host's network namespace, and with it the host's abstract sockets.
+    /// True if the room shares the host's network namespace, and therefore the host's abstract sockets.
     pub(crate) host_network: bool,
 }
 
@@ -57,8 +57,8 @@ impl Room {
         std::fs::set_permissions(bundle.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
         std::fs::write(bundle.path().join("config.json"), self.config(&name, argv).to_string()).unwrap();
         std::fs::create_dir(bundle.path().join("rootfs")).unwrap();
-        // Users of the host cannot reach the directories of layers. Therefore a separate mount namespace
-        // makes the layer available to the room.
+        // The host's users cannot traverse the directories of layers. A separate mount namespace makes the
+        // layer available to the room.
         let output = Command::new("unshare")
             .args([
                 "--mount",

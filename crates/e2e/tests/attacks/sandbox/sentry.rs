@@ -1,5 +1,5 @@
-//! I-12, A-23, C-38: attacks that are specific to a user-space kernel: impersonating process 1, process names
-//! that forge a status, and descriptor exhaustion.
+//! Attacks I-12, A-23 and C-38, which are specific to a user-space kernel: impersonating process 1, process
+//! names that forge a status, and descriptor exhaustion.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use super::group::{beats, until_beating};
 use super::identity::{as_python, spec_with, words_of_parent};
 
 const GVISOR: &[&str] = &["runsc"];
-/// Time for the node to release a sandbox, as after the death of its process.
+/// Time that the node needs to release a sandbox, as after the death of its process.
 const LET_GO: Duration = Duration::from_millis(100);
-/// Timeout for a response of process 1, which normally takes milliseconds.
+/// Timeout for a response from process 1, which normally takes milliseconds.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// I-12 (finding IM1 in gVisor): the node answers no process but process 1.
+/// Attack I-12 (finding IM1 in gVisor): the node communicates with no process except for process 1.
 #[test]
 fn nobody_but_process_1_is_answered_by_the_node() {
     withstand("I-12", GVISOR, async |field| {
@@ -29,7 +29,7 @@ fn nobody_but_process_1_is_answered_by_the_node() {
         assert!(bytes_in(&as_root, "tried").await > 0, "control: it did not reach the node's socket");
         assert_eq!(bytes_in(&as_root, "heard").await, 0, "the node answered a peer without the token");
         as_root.stop(Duration::ZERO).await.unwrap();
-        // The payload cannot open the socket, because it is root of its own namespace only (I-11).
+        // The payload cannot open the socket, because it is root only in its own user namespace (I-11).
         let sandbox = attacked(field, &[]).await;
         assert_eq!(bytes_in(&sandbox, "tried").await, 0, "it reached the node's socket");
         assert_eq!(bytes_in(&sandbox, "heard").await, 0, "the node answered a peer other than process 1");
@@ -38,8 +38,8 @@ fn nobody_but_process_1_is_answered_by_the_node() {
     });
 }
 
-/// Starts a sandbox whose payload connects to the node's socket while five node processes in turn take the
-/// sandbox over, with these defences disabled.
+/// Starts a sandbox with these defences disabled. Its payload keeps connecting to the node's socket while
+/// five node instances take over the sandbox one after the other.
 async fn attacked(field: &Field<'_>, off: &[&str]) -> Sandbox {
     let undefended: Vec<_> = off.iter().map(|attack| api::defence::turn_off(attack)).collect();
     let layer = as_python(field.id);
@@ -49,7 +49,7 @@ async fn attacked(field: &Field<'_>, off: &[&str]) -> Sandbox {
     for _ in 0..5 {
         sandbox = taken_over(field, sandbox).await;
         if off.contains(&"I-12") {
-            // The node may be connected to the payload, which sends no response.
+            // The node may be connected to the payload, which does not respond.
             let _ = tokio::time::timeout(SILENCE, sandbox.execs()).await;
         } else {
             field.recovers(&sandbox).await;
@@ -59,13 +59,13 @@ async fn attacked(field: &Field<'_>, off: &[&str]) -> Sandbox {
     taken_over(field, sandbox).await
 }
 
-/// Returns the size of a file that the payload writes.
+/// Returns the size of a file in `/tmp` to which the payload writes.
 async fn bytes_in(sandbox: &Sandbox, name: &str) -> u64 {
     let said = text(&sh(sandbox, &format!("stat -c %s /tmp/{name}")).await);
     said.trim().parse().unwrap()
 }
 
-/// Lets a new node instance take the sandbox over.
+/// Makes a new node instance take over the sandbox.
 async fn taken_over(field: &Field<'_>, sandbox: Sandbox) -> Sandbox {
     let id = sandbox.id().clone();
     drop(sandbox);
@@ -73,13 +73,13 @@ async fn taken_over(field: &Field<'_>, sandbox: Sandbox) -> Sandbox {
     Sandbox::attach(field.lab.again(), id, small().memory_bytes)
 }
 
-/// A-23 (finding IM2): a process cannot hide behind its name.
+/// Attack A-23 (finding IM2): a process cannot hide by means of its name.
 #[test]
 fn a_process_does_not_hide_behind_its_name() {
     withstand("A-23", BOTH, async |field| {
         if !field.is_container() {
-            // Control: without the defence, a name that imitates status lines hides its process. Linux itself
-            // escapes names.
+            // Control: without the defence, a process whose name imitates status lines remains hidden. Linux
+            // is not affected, because it escapes names.
             let undefended = {
                 let _undefended = api::defence::turn_off("A-23");
                 field.sandbox().await
@@ -95,7 +95,7 @@ fn a_process_does_not_hide_behind_its_name() {
             undefended.stop(Duration::ZERO).await.unwrap();
         }
         let sandbox = field.sandbox().await;
-        // If no exec is terminated, it survives.
+        // If its exec exits on its own, the process survives.
         let done = collect(&sandbox, &field.payload(&["leave"])).await;
         assert_eq!(done.end.left_running, 1, "it is counted: {done:?}");
         until_beating(&sandbox, "leave").await;
@@ -115,7 +115,7 @@ fn a_process_does_not_hide_behind_its_name() {
     });
 }
 
-/// C-38 (finding IL5): an exec that finds no free descriptor fails with an error that permits a retry.
+/// Attack C-38 (finding IL5): if no descriptor is free, an exec fails with an error that permits a retry.
 #[test]
 fn an_exec_that_finds_no_descriptor_is_told_to_come_again() {
     withstand("C-38", GVISOR, async |field| {
@@ -136,8 +136,7 @@ fn an_exec_that_finds_no_descriptor_is_told_to_come_again() {
     });
 }
 
-/// Returns the error of an exec that is started while another exec holds every descriptor of the sandbox's
-/// kernel.
+/// Starts an exec while another exec holds every descriptor of the sandbox's kernel, and returns the error.
 async fn without_descriptors(field: &Field<'_>, sandbox: &Sandbox) -> api::Error {
     let spec = ExecSpec { deadline_ms: Some(120_000), ..field.payload(&[]) };
     let mut holder = start(sandbox, &spec).await.unwrap();

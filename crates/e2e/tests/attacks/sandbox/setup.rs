@@ -1,4 +1,5 @@
-//! R: malicious root file systems, links at the paths of new sandboxes, and abstract sockets.
+//! Attacks of group R: malicious root file systems, links at the paths of new sandboxes, and abstract
+//! sockets.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,7 +16,7 @@ use super::field::payload;
 use super::field::{BOTH, Field, OCI_BOTH, small, withstand};
 use super::room::Room;
 
-/// Paths at which a runtime mounts or reads files.
+/// Paths at which a runtime mounts something or reads files.
 const PLACES: [&str; 13] = [
     "proc",
     "sys",
@@ -31,14 +32,14 @@ const PLACES: [&str; 13] = [
     ".bellglass/channel",
     ".bellglass/spool",
 ];
-/// Objects that replace the directory at such a path.
+/// Kinds of objects that replace the directory at such a path.
 const LIES: [&str; 10] =
     ["absolute", "relative", "root", "dangling", "loop", "magic", "file", "pipe", "device", "full"];
-/// Maximum duration of a start, refused or not.
+/// Maximum time until a start succeeds or is refused.
 const START: Duration = Duration::from_secs(15);
 
-/// after CVE-2019-16884, CVE-2025-54867, CVE-2026-41579 and CVE-2026-47766: a malicious root
-/// file system is refused, or its mounts stay inside.
+/// Attacks, modelled on CVE-2019-16884, CVE-2025-54867, CVE-2026-41579 and CVE-2026-47766: a
+/// malicious root file system is refused, or its mounts stay inside the sandbox.
 #[test]
 fn a_root_file_system_that_lies_is_refused_or_kept_inside() {
     withstand("R-08", OCI_BOTH, async |field| {
@@ -70,8 +71,8 @@ fn a_root_file_system_that_lies_is_refused_or_kept_inside() {
     });
 }
 
-/// R-02, after CVE-2019-16884 and CVE-2023-27561: files of the image do not hide files of the kernel at the
-/// same paths.
+/// Attack R-02, modelled on CVE-2019-16884 and CVE-2023-27561: files in the image do not hide the kernel's
+/// files at the same paths.
 #[test]
 fn false_files_of_an_image_do_not_hide_the_kernels() {
     withstand("R-02", BOTH, async |field| {
@@ -82,7 +83,7 @@ fn false_files_of_an_image_do_not_hide_the_kernels() {
             std::fs::write(path, "Name:\tlie\n").unwrap();
         }
         std::fs::set_permissions(layer.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        // Control: if no files of the kernel are mounted over them, the false files are read.
+        // Control: where the kernel's files are not mounted over them, the false files can be read.
         let read = std::fs::read_to_string(layer.path().join("proc/self/status")).unwrap();
         assert!(read.contains("lie"));
         let mut spec = field.lab.spec(small());
@@ -97,7 +98,7 @@ fn false_files_of_an_image_do_not_hide_the_kernels() {
     });
 }
 
-/// R-03, after CVE-2020-15257: abstract sockets of the host are not reachable.
+/// Attack R-03, modelled on CVE-2020-15257: the host's abstract sockets are not reachable.
 #[test]
 fn no_socket_without_a_file_is_in_reach() {
     withstand("R-03", BOTH, async |field| {
@@ -123,12 +124,12 @@ fn no_socket_without_a_file_is_in_reach() {
     });
 }
 
-/// R-11, after CVE-2026-1386: a link at the path of a new sandbox is not followed.
+/// Attack R-11, modelled on CVE-2026-1386: a link at the path of a new sandbox is not followed.
 #[test]
 fn a_link_where_a_sandbox_is_to_be_made_is_not_followed() {
     withstand("R-11", OCI_BOTH, async |field| {
         let outside = field.sentinel().join("inner");
-        // Control: a file that is created by path appears at the target of the link.
+        // Control: a file that is created by its path appears at the target of the link.
         let naive = tempfile::tempdir().unwrap();
         symlink(naive.path(), naive.path().join("link")).unwrap();
         std::fs::write(naive.path().join("link/record.json"), "{}").unwrap();
@@ -153,7 +154,8 @@ fn a_link_where_a_sandbox_is_to_be_made_is_not_followed() {
     });
 }
 
-/// Asserts that a mount by path follows a link in the root, in a separate mount namespace and on a copy.
+/// Asserts that a mount by path follows a link in the root file system. It uses a separate mount namespace
+/// and a copy.
 fn naive_mount_reaches(field: &Field<'_>, outside: &Path) {
     let root = lying_root(field, "dev", "absolute", outside);
     let script = "mount -t tmpfs none \"$0/dev\" && grep -c \" $1 \" /proc/self/mountinfo";
@@ -177,13 +179,13 @@ fn lying_root(field: &Field<'_>, place: &str, lie: &str, outside: &Path) -> temp
     root
 }
 
-/// Asserts that no mount of process 1 shows the sentinel directory of the host.
+/// Asserts that no mount of process 1 exposes the host's sentinel directory.
 fn assert_mounts_inside(field: &Field<'_>, sandbox: &Sandbox) {
     let pid = field.lab.data().join("sandboxes").join(sandbox.id().as_str()).join("pid");
     let pid = std::fs::read_to_string(pid).unwrap();
     let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", pid.trim())).unwrap_or_default();
     let sentinel = field.sentinel().to_string_lossy().into_owned();
-    // The fourth field of a line is the part of the file system that is mounted, the fifth is the mount
+    // The fourth field of a line is the mounted part of the file system, and the fifth field is the mount
     // point.
     let mut shown = mounts.lines().filter_map(|line| line.split(' ').nth(3));
     assert!(!shown.any(|root| root.contains(&sentinel)), "{mounts}");

@@ -1,4 +1,4 @@
-//! A: the guest, its channel, and the end of execs.
+//! Attacks of group A on the guest, its channel and the end of execs.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,7 +17,7 @@ use super::room::{BASE, Room};
 /// Maximum time until a loss is detected, and until the processes of a terminated exec are gone.
 const SOON: Duration = Duration::from_secs(2);
 
-/// user code cannot act on process 1.
+/// Attack A-01: user code cannot act on process 1.
 #[test]
 fn process_1_is_out_of_reach_of_user_code() {
     withstand("A-01", BOTH, async |field| {
@@ -34,7 +34,8 @@ fn process_1_is_out_of_reach_of_user_code() {
     });
 }
 
-/// the guest is killed from outside, as the kernel's OOM killer or an administrator would do.
+/// Attack A-01: if the guest is killed from outside, for example by the kernel's OOM killer, no request
+/// hangs.
 #[test]
 fn a_killed_guest_is_known_at_once_and_nothing_hangs() {
     withstand("A-01", OCI_BOTH, async |field| {
@@ -52,7 +53,7 @@ fn a_killed_guest_is_known_at_once_and_nothing_hangs() {
     });
 }
 
-/// user code cannot open or replace the channel.
+/// Attack A-02: user code cannot open or replace the channel.
 #[test]
 fn the_channel_cannot_be_entered_or_taken_over() {
     withstand("A-02", OCI_BOTH, async |field| {
@@ -77,15 +78,16 @@ fn the_channel_cannot_be_entered_or_taken_over() {
     });
 }
 
-/// an impostor has reached the socket, speaks the protocol, and is first in the queue.
+/// Attack A-02: an impostor is rejected, even if it reaches the socket, speaks the protocol and is first in
+/// the queue.
 #[test]
 fn a_dialler_that_is_not_process_1_is_sent_away() {
     withstand("A-02", OCI_BOTH, async |field| {
         let (runtime, id) = (&field.lab.runtime, field.lab.id());
         runtime.start(&id, &field.lab.spec(small())).await.unwrap();
         let first = runtime.connect(&id, Duration::from_secs(20)).await.unwrap();
-        // In a container, the socket is on the sandbox's own file system, which is reachable through its
-        // process 1.
+        // In a container, the socket is on the sandbox's own file system, which can be reached through the
+        // sandbox's process 1.
         let socket = match field.is_container() {
             true => format!("/proc/{}/root/.bellglass/channel/node.sock", field.lab.process_of(&id)).into(),
             false => field.lab.data().join("sandboxes").join(id.as_str()).join("channel/node.sock"),
@@ -107,7 +109,8 @@ fn a_dialler_that_is_not_process_1_is_sent_away() {
     });
 }
 
-/// frames in an output are only bytes. The tests of `node` cover the frames of a hostile process 1.
+/// Attack A-03: frames in an output are treated as plain bytes. The tests of `node` cover frames from a
+/// hostile process 1.
 #[test]
 fn words_of_the_channel_in_an_output_are_only_bytes() {
     withstand("A-03", BOTH, async |field| {
@@ -127,7 +130,7 @@ fn words_of_the_channel_in_an_output_are_only_bytes() {
     });
 }
 
-/// stopping processes while execs start does not block the guest.
+/// Attack A-05: stopping processes while execs start does not block the guest.
 #[test]
 fn who_stops_what_is_being_born_does_not_stop_the_guest() {
     withstand("A-05", BOTH, async |field| {
@@ -152,7 +155,7 @@ fn who_stops_what_is_being_born_does_not_stop_the_guest() {
     });
 }
 
-/// a process that ignores signals is killed after its grace period.
+/// Attack A-06: a process that ignores signals is killed after its grace period.
 #[test]
 fn who_ignores_signals_is_killed_after_its_grace() {
     withstand("A-06", BOTH, async |field| {
@@ -165,7 +168,7 @@ fn who_ignores_signals_is_killed_after_its_grace() {
             let Some(Event::Data { bytes, .. }) = stubborn.next().await.unwrap() else { panic!("{seen}") };
             seen.push_str(&String::from_utf8_lossy(&bytes));
         }
-        // Control: it survives the signals that a process can ignore.
+        // Control: the process survives every signal that a process can ignore.
         for signal in [1, 2, 15] {
             assert_eq!(stubborn.signal(signal).await.unwrap(), 4);
         }
@@ -178,14 +181,14 @@ fn who_ignores_signals_is_killed_after_its_grace() {
     });
 }
 
-/// a daemon ends with its exec, or at the latest with its sandbox.
+/// Attack A-07: a daemon ends with its exec, or at the latest with its sandbox.
 #[test]
 fn a_daemon_ends_with_its_exec_or_at_the_latest_with_its_sandbox() {
     withstand("A-07", BOTH, async |field| {
         let sandbox = field.sandbox().await;
         let lives = "kill -0 $(cat /tmp/daemon) && echo lives; rm /tmp/daemon";
-        // Control: with its own session and process group, it survives an exec that does not kill background
-        // processes.
+        // Control: a daemon with its own session and process group survives an exec that does not kill
+        // background processes.
         let group = ExecSpec { argv: field.payload(&[]).argv, ..field.payload(&[]) };
         let done = collect(&sandbox, &group).await;
         assert_eq!((text(&done).as_str(), done.end.left_running), ("daemon started\n", 1));
@@ -200,7 +203,7 @@ fn a_daemon_ends_with_its_exec_or_at_the_latest_with_its_sandbox() {
     });
 }
 
-/// the end of an exec does not wait for a child that keeps the streams open.
+/// Attack A-17: the end of an exec does not wait for a child that keeps the streams open.
 #[test]
 fn an_end_does_not_wait_for_who_keeps_the_streams() {
     withstand("A-17", BOTH, async |field| {
@@ -221,15 +224,15 @@ fn an_end_does_not_wait_for_who_keeps_the_streams() {
     });
 }
 
-/// Returns the host's pid of process 1.
+/// Returns the host pid of process 1.
 fn first(field: &Field<'_>, sandbox: &Sandbox) -> Pid {
     let path = field.lab.data().join("sandboxes").join(sandbox.id().as_str()).join("pid");
     let text = std::fs::read_to_string(path).unwrap();
     Pid::from_raw(text.trim().parse().unwrap()).unwrap()
 }
 
-/// Returns an end frame with a false outcome, a gap frame, and a header that announces more data than
-/// follows.
+/// Returns an end frame with a false outcome, a gap frame, and a header that announces more data than follows
+/// it.
 fn forged() -> Vec<u8> {
     let end = ExecEnd {
         outcome: Outcome::Exited { code: THROUGH },
@@ -250,7 +253,7 @@ fn forged() -> Vec<u8> {
     [&Header::End { length }.encode()[..], &json, &gap.encode()[..], &data.encode()[..]].concat()
 }
 
-/// Returns a shell command that reads the payload's output to its end, for at most three seconds.
+/// Returns a shell command that reads the payload's output until it ends, for at most three seconds.
 fn reading_to_the_end(id: &str) -> Vec<String> {
     let payload = super::field::payload(id, &[]);
     let script = "timeout 3 bash -c 'x=$(\"$0\" \"$@\"); exit 3' \"$@\"";

@@ -1,5 +1,5 @@
-//! C-30 to C-37: one sandbox exhausts a kernel table and keeps trying to take more. Another sandbox is not
-//! refused anything, and is no slower than next to a neighbour that uses the same processor time.
+//! Attacks C-30 to C-37: one sandbox exhausts a kernel table and keeps trying to take more entries. Another
+//! sandbox is refused no entries, and is no slower than beside a neighbour that uses the same processor time.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +11,20 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::field::{Field, OCI, OCI_BOTH, Said, payload, small, withstand};
 use super::neighbour::ready;
 
-/// Number of measurements of the bystander next to the harmless neighbour and next to the attack,
-/// alternating. The medians are compared, because with two single measurements, a second of other load on the
-/// machine would decide the result.
+/// Number of measurements of the bystander, alternating between a harmless neighbour and an attack. The
+/// medians are compared. With only one measurement of each, a second of other load on the machine would
+/// decide the result.
 const ROUNDS: usize = 5;
-/// Number of execs in one measurement. In gVisor only their success is checked, in one round.
+/// Number of execs in one measurement. In gVisor, only the success of the execs is checked, in one round.
 const EXECS: usize = 60;
 const EXECS_USER_KERNEL: usize = 40;
-/// Maximum ratio between the 95th percentiles next to an attack and next to a harmless neighbour.
+/// Maximum ratio of the 95th percentile beside an attack to the 95th percentile beside a harmless neighbour.
 const SLOWER: f64 = 1.5;
-/// Maximum time until the attacker is identified.
+/// Maximum time until the attacking sandbox is identified.
 const FOUND_WITHIN: Duration = Duration::from_secs(2);
 
-/// A kernel table, the payload that exhausts it, and the expected result when the bystander requests one
-/// entry.
+/// A kernel table, with the attack and the payload's arguments that exhaust it, and the expected result when
+/// the bystander requests one entry.
 struct Row {
     id: &'static str,
     arguments: &'static [&'static str],
@@ -35,7 +35,8 @@ const fn row(id: &'static str, arguments: &'static [&'static str], bystander: &'
     Row { id, arguments, bystander }
 }
 
-/// File locks are not in this list, because a sandbox that takes too many of them is stopped.
+/// Tables under attack. File locks are not included, because a sandbox that takes too many of them is
+/// stopped.
 const TABLES: [Row; 9] = [
     row("C-30", &["exhaust"], "ok"),
     row("C-31", &["exhaust"], "ENOSYS"),
@@ -48,7 +49,8 @@ const TABLES: [Row; 9] = [
     row("C-37", &["exhaust", "2000", "terminals"], "ok"),
 ];
 
-/// C-30 to C-37, one after the other: a table that one sandbox exhausts has entries for another.
+/// Attacks C-30 to C-37, one after the other: if one sandbox exhausts a table, another sandbox can still get
+/// entries.
 #[test]
 fn a_table_that_one_sandbox_uses_up_is_there_for_the_next() {
     withstand("C-30", OCI_BOTH, async |field| {
@@ -67,7 +69,7 @@ fn a_table_that_one_sandbox_uses_up_is_there_for_the_next() {
                 if round == rounds {
                     has_an_entry(field, &bystander, &attacker, row).await;
                 }
-                // The attack may have ended with its sandbox.
+                // The cancellation fails if the attack has ended with its sandbox.
                 let _ = attack.cancel().await;
             }
             let (harmless_p95, attack_p95) = (median(beside_harmless.clone()), median(beside_attack.clone()));
@@ -87,10 +89,11 @@ fn a_table_that_one_sandbox_uses_up_is_there_for_the_next() {
     });
 }
 
-/// Starts the attack of a row, and waits until the table is exhausted.
+/// Starts the attack of a row and waits until the table is exhausted.
 async fn begin(field: &Field<'_>, attacker: &Sandbox, row: &Row) -> Exec {
-    // A user-space kernel keeps these resources in its own memory, and may be killed for it. Then only the
-    // effect on other sandboxes matters. The same is true of socket buffers on cgroup version 2.
+    // A user-space kernel keeps these resources in its own memory, and may be killed because of them. In that
+    // case, only the effect on other sandboxes matters. The same is true of socket buffers on cgroup version
+    // 2.
     let survives = field.is_container() && !(row.id == "C-32" && is_unified());
     match survives {
         true => ready(attacker, &spec(row.id, row.arguments)).await,
@@ -98,7 +101,7 @@ async fn begin(field: &Field<'_>, attacker: &Sandbox, row: &Row) -> Exec {
     }
 }
 
-/// Asserts that the bystander and the host get an entry of the table while the attack runs.
+/// Asserts that the bystander and the host can get an entry of the table during the attack.
 async fn has_an_entry(field: &Field<'_>, bystander: &Sandbox, attacker: &Sandbox, row: &Row) {
     let probed =
         async |sandbox| super::field::said(&e2e::lab::collect(sandbox, &spec(row.id, &probe(row))).await);
@@ -113,7 +116,8 @@ async fn has_an_entry(field: &Field<'_>, bystander: &Sandbox, attacker: &Sandbox
     }
 }
 
-/// C-30 with the defence disabled: root creates the user namespace.
+/// Attack C-30 with the defence disabled: root creates the user namespace, so sandboxes share its inotify
+/// instances.
 #[test]
 fn inotify_instances_of_namespaces_that_root_made_are_shared() {
     withstand("C-30", OCI, async |field| {
@@ -127,7 +131,7 @@ fn inotify_instances_of_namespaces_that_root_made_are_shared() {
     });
 }
 
-/// C-31 with the defence disabled: asynchronous I/O in a sandbox counts against the limit of the machine.
+/// Attack C-31 with the defence disabled: asynchronous I/O in a sandbox counts towards the machine's limit.
 #[test]
 fn asynchronous_io_of_a_sandbox_counts_for_the_machine() {
     withstand("C-31", OCI, async |field| {
@@ -145,7 +149,7 @@ fn asynchronous_io_of_a_sandbox_counts_for_the_machine() {
     });
 }
 
-/// C-32: socket buffers can use only a part of a sandbox's memory, by the machine's own count.
+/// Attack C-32: according to the machine's own count, socket buffers use only a part of a sandbox's memory.
 #[test]
 fn buffers_of_sockets_end_at_a_part_of_memory() {
     withstand("C-32", OCI, async |field| {
@@ -174,8 +178,8 @@ fn buffers_of_sockets_end_at_a_part_of_memory() {
     });
 }
 
-/// C-33: the sandbox with too many file locks is identified, even if the files have no name and the locks no
-/// process.
+/// Attack C-33: the sandbox with too many file locks is identified, even if the files have no name and the
+/// locks belong to no process.
 #[test]
 fn who_takes_too_many_file_locks_is_named() {
     withstand("C-33", OCI, async |field| {
@@ -199,19 +203,21 @@ fn who_takes_too_many_file_locks_is_named() {
     });
 }
 
-/// C-34 with the defence disabled, under a safe limit for all namespaces that this process creates.
+/// Attack C-34 with the defence disabled: one user's queued signals are shared. A lower limit keeps the host
+/// safe.
 #[test]
 fn signals_of_namespaces_that_root_made_are_shared() {
     shared_count("C-34", Resource::Sigpending, 2000, "EAGAIN");
 }
 
-/// C-35 with the defence disabled, under a safe limit too.
+/// Attack C-35 with the defence disabled: one user's message queues are shared. A lower limit keeps the host
+/// safe.
 #[test]
 fn message_queues_of_namespaces_that_root_made_are_shared() {
     shared_count("C-35", Resource::Msgqueue, 100_000, "EMFILE");
 }
 
-/// C-36: the number of open files that the limits of one sandbox permit in total.
+/// Attack C-36: the limits of one sandbox permit only a part of the machine's open files in total.
 #[test]
 fn one_sandbox_cannot_open_all_files_of_the_machine() {
     withstand("C-36", OCI, async |field| {
@@ -234,7 +240,7 @@ fn one_sandbox_cannot_open_all_files_of_the_machine() {
     });
 }
 
-/// C-37 with the defence disabled: sandboxes have the same user ids, and terminals are not limited.
+/// Attack C-37 with the defence disabled: sandboxes have the same user IDs, and terminals are not limited.
 #[test]
 fn pipes_of_one_user_and_terminals_without_a_limit_are_shared() {
     withstand("C-37", OCI, async |field| {
@@ -262,8 +268,8 @@ fn pipes_of_one_user_and_terminals_without_a_limit_are_shared() {
     });
 }
 
-/// Disables the limit and the separate owner of the namespace, and shows that one sandbox takes the entries
-/// that the next one needs.
+/// Disables the defence of an attack and the separate owner of the user namespace. Shows that one sandbox
+/// then takes the entries that the next sandbox needs.
 fn shared_count(id: &'static str, resource: Resource, safe: u64, answer: &str) {
     withstand(id, OCI, async |field| {
         let before = getrlimit(resource);
@@ -286,21 +292,21 @@ fn probe(row: &Row) -> Vec<&'static str> {
     std::iter::once("probe").chain(row.arguments.get(2).copied()).collect()
 }
 
-/// Returns the payload of an attack as an exec.
+/// Returns an exec that runs the payload of an attack.
 fn spec(id: &str, arguments: &[&str]) -> api::exec::ExecSpec {
     let words = payload(id, arguments);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     api::exec::ExecSpec { deadline_ms: Some(120_000), ..exec(&words) }
 }
 
-/// Runs the payload on the host, as root.
+/// Runs the payload on the host as root.
 fn on_host(id: &str, arguments: &[&str]) -> Said {
     let words = payload(id, arguments);
     let output = std::process::Command::new("python3").args(&words[1..]).output().unwrap();
     Said::read(&String::from_utf8_lossy(&output.stdout), output.status.code())
 }
 
-/// Returns the 95th percentile of the duration of an exec.
+/// Returns the 95th percentile of the durations of several execs.
 async fn slowest(field: &Field<'_>, sandbox: &Sandbox) -> Duration {
     let execs = if field.is_container() { EXECS } else { EXECS_USER_KERNEL };
     let mut taken = Vec::new();
@@ -319,7 +325,7 @@ fn median(mut taken: Vec<Duration>) -> Duration {
     taken[taken.len() / 2]
 }
 
-/// Returns the memory of the buffers of all sockets of the machine.
+/// Returns the total memory of the buffers of all sockets on the machine.
 fn socket_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/net/sockstat").unwrap();
     let pages = |line: &str| line.split(" mem ").nth(1)?.split_whitespace().next()?.parse::<u64>().ok();
@@ -330,7 +336,7 @@ fn number(path: &str) -> u64 {
     std::fs::read_to_string(path).unwrap().split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// Returns true if memory is counted by cgroup version 2, which charges socket buffers to it.
+/// Returns true if memory is limited by cgroup version 2, which counts socket buffers as memory.
 fn is_unified() -> bool {
     std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }

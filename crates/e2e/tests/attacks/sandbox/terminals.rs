@@ -1,4 +1,4 @@
-//! A-15: too many terminals, and oversized, disconnected and flooded ones.
+//! Attack A-15: too many terminals, and terminals that are oversized, disconnected or flooded.
 
 use std::time::{Duration, Instant};
 
@@ -14,12 +14,12 @@ use super::field::{BOTH, OCI_BOTH, withstand};
 use super::room::Room;
 
 const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
-/// Number of resizes and of keys in a storm, in a full run and in CI.
+/// Number of resizes and keys in a storm: first in a full run, then in CI.
 const STORM: (usize, usize) = (10_000, 2_000);
-/// Maximum duration of a storm. A sandbox processes about a thousand calls per second.
+/// Maximum duration of a storm. A sandbox processes about a thousand requests per second.
 const STORM_WITHIN: Duration = Duration::from_secs(120);
 
-/// Program that waits until `/workspace/go` exists, and then prints how often it was interrupted.
+/// Python program that waits until `/workspace/go` exists, and then prints how often it was interrupted.
 const COUNTS_INTERRUPTS: &str = "
 import os, signal, time
 count = 0
@@ -42,8 +42,8 @@ fn in_use() -> u64 {
     std::fs::read_to_string("/proc/sys/kernel/pty/nr").unwrap().trim().parse().unwrap()
 }
 
-/// Asserts that no terminals have leaked. Other processes use terminals too, but a leak here would lose
-/// dozens.
+/// Asserts that no terminals have leaked. Other processes use terminals too, but a leak in a sandbox would
+/// lose dozens.
 fn assert_given_back(before: u64) {
     let now = in_use();
     assert!(now < before + TERMINALS_MAX as u64, "{now} terminals in use, {before} before");
@@ -65,11 +65,11 @@ async fn until(exec: &mut Exec, wanted: &str) -> String {
     seen
 }
 
-/// A-15: a thousand terminals.
+/// Attack A-15: a program that opens a thousand terminals is stopped at the limit, and no terminal leaks.
 #[test]
 fn a_thousand_terminals_end_at_the_cap_and_none_is_lost() {
     withstand("A-15", OCI_BOTH, async |field| {
-        // Control: without the limit of the mount, the same program gets a thousand terminals.
+        // Control: without the limit on the mount, the same program gets a thousand terminals.
         let room = Room { uid: 1000, powerful: false, ..Room::default() };
         let control = room.attack("A-15", &["hoard"]);
         control.assert("control", &[("a thousand terminals", "ok")]);
@@ -82,12 +82,13 @@ fn a_thousand_terminals_end_at_the_cap_and_none_is_lost() {
             said.assert("sandbox", &[("a thousand terminals", "ENOSPC")]);
             assert_eq!(said.number("opened"), 2 * TERMINALS_MAX as u64, "{}", said.raw);
         } else {
-            // These terminals exist only in the memory of the sandbox's own kernel.
+            // With gVisor, terminals exist only in the memory of the sandbox's own kernel, so the host's
+            // count does not change.
             assert_given_back(before);
         }
         field.attack(&sandbox, &["tear"]).await.assert("sandbox", &[("torn", "200")]);
-        // Terminals requested from outside: the first are created, the others refused, and refused requests
-        // leave nothing behind.
+        // Request terminals from outside. The first requests succeed and the others are refused. Refused
+        // requests leave nothing behind.
         let sleeper = on_terminal(exec(&["sleep", "600"]));
         let (mut open, mut refused) = (Vec::new(), 0);
         for _ in 0..1000 {
@@ -110,7 +111,7 @@ fn a_thousand_terminals_end_at_the_cap_and_none_is_lost() {
     });
 }
 
-/// A-15: sizes beyond the limit, and far more resizes than a user needs.
+/// Attack A-15: sizes beyond the limit are refused, and far more resizes than a user needs delay no one else.
 #[test]
 fn a_storm_of_sizes_ends_with_the_last_and_keeps_nobody_waiting() {
     withstand("A-15", BOTH, async |field| {
@@ -140,14 +141,14 @@ fn a_storm_of_sizes_ends_with_the_last_and_keeps_nobody_waiting() {
     });
 }
 
-/// A-15: keys in rapid succession, for programs that read them and programs that do not, and readers that
-/// disconnect.
+/// Attack A-15: keys in rapid succession block no one else, whether or not programs read them, and neither do
+/// readers that disconnect.
 #[test]
 fn a_storm_of_keys_and_readers_that_vanish_block_nobody() {
     withstand("A-15", BOTH, async |field| {
         let (witness, sandbox) = (field.sandbox().await, field.sandbox().await);
         let before = in_use();
-        // Python instead of bash, which in such a storm can wait forever for a child that has exited.
+        // Use Python instead of bash, which can wait forever for a child that has exited during such a storm.
         let mut terminal =
             start(&sandbox, &on_terminal(exec(&["python3", "-c", COUNTS_INTERRUPTS]))).await.unwrap();
         until(&mut terminal, "ready").await;
@@ -160,17 +161,17 @@ fn a_storm_of_keys_and_readers_that_vanish_block_nobody() {
         field.with_witness(&witness, storm).await;
         sh(&sandbox, "touch /workspace/go").await;
         let seen = until(&mut terminal, "caught").await;
-        // Control: the keys arrived.
+        // Control: the keys have arrived.
         assert!(!seen.contains("caught 0\r"), "{seen:?}");
-        // A program that never reads: input that does not fit waits at the sender, and the guest still serves
-        // others.
+        // For a program that never reads, input that does not fit waits at the sender, and the guest still
+        // serves other requests.
         let deaf = start(&sandbox, &on_terminal(script("stty raw -echo; exec sleep 600"))).await.unwrap();
         tokio::time::sleep(Duration::from_millis(500)).await;
         let much = Bytes::from(vec![b'x'; 1 << 20]);
         let waited = deaf.write_stdin(0, much, false, Duration::from_secs(2)).await;
         assert!(waited.is_err(), "a megabyte was taken by nobody");
         field.recovers(&sandbox).await;
-        // Readers that disconnect during a flood, and execs that are cancelled during it.
+        // Disconnect readers during a flood, and then cancel the execs.
         let flood = start(&sandbox, &on_terminal(exec(&["yes"]))).await.unwrap();
         for _ in 0..50 {
             let mut reader = sandbox.exec_reader(flood.id().clone());

@@ -1,5 +1,5 @@
-//! H-42: access that was in progress when its key was revoked or rotated: incomplete requests, streams,
-//! tickets, and connections to a port.
+//! Attack H-42: access that was in progress when its key was revoked or rotated, in the form of incomplete
+//! requests, streams, tickets and connections to a port.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::ground::{address, ask, head, held, keyed, read, recovers};
 use super::ports::inside;
 
-/// Maximum time until access ends after its key was revoked or rotated.
+/// Maximum time until access ends after its key has been revoked or rotated.
 const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Creates an administrator's key, and returns its secret and its id.
+/// Creates an administrator key and returns its secret and its ID.
 fn make(service: &Service) -> (String, String) {
     let asked = json!({ "project": "default", "role": "admin" });
     let made = keyed(service, &service.key, "POST", "/v1/keys", &asked).json();
@@ -27,7 +27,7 @@ fn revoke(service: &Service, id: &str) {
     assert_eq!(gone.status, 204, "{gone:?}");
 }
 
-/// Opens a connection and sends this request.
+/// Opens a connection and sends this data on it.
 fn sent(service: &Service, request: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address(service)).unwrap();
     stream.set_read_timeout(Some(ENDS_WITHIN)).unwrap();
@@ -35,7 +35,8 @@ fn sent(service: &Service, request: &str) -> TcpStream {
     stream
 }
 
-/// Returns true if a request creates a key although its own key was revoked before its last byte was sent.
+/// Returns true if a request creates a key although its own key was revoked before the last byte of the
+/// request was sent.
 fn acts_later(service: &Service) -> bool {
     let (secret, id) = make(service);
     let label = format!("after {id}");
@@ -48,7 +49,7 @@ fn acts_later(service: &Service) -> bool {
     ];
     let (most, last) = body.split_at(body.len() - 1);
     let mut parked = sent(service, &format!("{}\r\n{most}", head("POST", "/v1/keys", &headers)));
-    // By then, the server has read the head and checked the key.
+    // After this pause, the server has read the request's headers and checked the key.
     std::thread::sleep(Duration::from_millis(500));
     revoke(service, &id);
     // The write fails if the server has closed the connection.
@@ -73,7 +74,7 @@ fn outlives_rotation(service: &Service) -> bool {
     read(&mut stream).waits
 }
 
-/// Returns true if a ticket is valid after the key that requested it was revoked.
+/// Returns true if a ticket still works after the key that requested it was revoked.
 fn ticket_works(service: &Service) -> bool {
     let (secret, id) = make(service);
     let path = format!("/templates/x/files/{}", "a".repeat(64));
@@ -83,7 +84,7 @@ fn ticket_works(service: &Service) -> bool {
     ask(service, "PUT", &format!("{path}?ticket={ticket}"), &[], b"x").status != 401
 }
 
-/// Returns true if a viewer without a token stays connected after a public port was made private.
+/// Returns true if a viewer without a token stays connected after a public port has been made private.
 async fn visit_stays(service: &Service) -> bool {
     let one = inside(&service.client(), "H-42").await;
     let publish = async |public| {
@@ -97,7 +98,8 @@ async fn visit_stays(service: &Service) -> bool {
     read(&mut visit).waits
 }
 
-/// H-42: a request, a stream, a ticket and a connection end with the access on which they depend.
+/// Attack H-42: a request, a stream, a ticket and a connection end as soon as the access on which they depend
+/// ends.
 #[test]
 fn nothing_that_was_begun_outlives_its_key() {
     served(async || {

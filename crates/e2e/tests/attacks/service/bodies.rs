@@ -1,4 +1,4 @@
-//! H-03, H-04, H-06: bodies that are large, malformed, compressed or deceptive, or that precede
+//! Attacks H-03, H-04 and H-06: bodies that are large, malformed, compressed or deceptive, or that precede
 //! authentication.
 
 use std::io::Write;
@@ -13,7 +13,7 @@ use super::ground::{
     Answer, Bystander, address, ask, head, held, keyed, read, recovers, rss_bytes, send, small,
 };
 
-/// Maximum memory growth of the server: a few bodies of the maximum size at the same time.
+/// Maximum memory growth of the server, which covers a few bodies of the maximum size at the same time.
 const MEMORY_BYTES: u64 = 384 << 20;
 const MIB: usize = 1 << 20;
 
@@ -24,7 +24,7 @@ fn create(service: &Service, body: &[u8]) -> Answer {
     ask(service, "POST", "/v1/sandboxes", &headers, body)
 }
 
-/// H-03: malformed JSON is refused at little cost.
+/// Attack H-03: malformed JSON is refused at little cost.
 #[test]
 fn json_that_is_not_ours_is_refused_at_little_cost() {
     served(async || {
@@ -76,8 +76,8 @@ fn json_that_is_not_ours_is_refused_at_little_cost() {
     });
 }
 
-/// H-03: many bodies of almost the maximum size at the same time. The key may write, because a key with a
-/// lower role is refused before its body is read.
+/// Attack H-03: many bodies of almost the maximum size are sent concurrently. Their key may write, because a
+/// key with a lower role would be refused before its body is read.
 #[test]
 fn bodies_that_are_begun_and_never_end_have_a_bound_together() {
     const AT_ONCE: usize = 60;
@@ -96,7 +96,7 @@ fn bodies_that_are_begun_and_never_end_have_a_bound_together() {
                 head("POST", "/v1/sandboxes", &headers) + &format!("content-length: {EACH}\r\n\r\n");
             stream.write_all(request.as_bytes()).unwrap();
             stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
-            // After a refusal the server stops reading.
+            // The server stops reading after it has refused a request.
             let taken = stream.write_all(&piece).is_ok();
             (stream, taken)
         };
@@ -105,7 +105,7 @@ fn bodies_that_are_begun_and_never_end_have_a_bound_together() {
         let grown = rss_bytes(service.pid()).saturating_sub(before);
         let slowest = bystander.was_served();
         assert!(grown < MEMORY_BYTES, "{AT_ONCE} bodies of {EACH} bytes cost {} MiB", grown >> 20);
-        // Control: as many bodies as the limit allows were accepted and held in memory.
+        // Control: as many bodies as the limit allows were accepted and are held in memory.
         let taken = begun.iter().filter(|(_, taken)| *taken).count();
         assert!((4..=9).contains(&taken), "{taken} bodies were taken");
         assert!(grown > (taken * EACH / 2) as u64, "{taken} bodies were taken, and {grown} bytes held");
@@ -122,8 +122,8 @@ fn bodies_that_are_begun_and_never_end_have_a_bound_together() {
         assert!(refused.header("retry-after").is_some());
         let other = keyed(&service, &service.key, "POST", "/v1/sandboxes", &small());
         assert_eq!(other.status, 201, "another project has no room: {other:?}");
-        // After these clients have disconnected, the server accepts the same head again and waits for its
-        // body.
+        // Once these clients have disconnected, the server accepts the same request headers again and waits
+        // for the body.
         drop(begun);
         let began = Instant::now();
         while !probe(EACH).waits {
@@ -139,7 +139,7 @@ fn bodies_that_are_begun_and_never_end_have_a_bound_together() {
     });
 }
 
-/// H-04: deceptive bodies are refused.
+/// Attack H-04: bodies whose headers do not describe them truthfully are refused.
 #[test]
 fn bodies_that_lie_about_themselves_are_refused() {
     served(async || {
@@ -181,7 +181,7 @@ fn bodies_that_lie_about_themselves_are_refused() {
         for (what, answer) in &lies {
             assert!([400, 0].contains(&answer.status), "{what}: {answer:?}");
         }
-        // Data after the body is neither a second request nor a header.
+        // Data after the body is treated neither as a second request nor as a header.
         let smuggled = raw(
             &format!("{chunked}\r\ncontent-length: 4"),
             "2\r\n{}\r\n0\r\n\r\nGET /v1/keys HTTP/1.1\r\nhost: x\r\n\r\n",
@@ -191,7 +191,7 @@ fn bodies_that_lie_about_themselves_are_refused() {
         let trailed = raw(chunked, &format!("2\r\n{{}}\r\n0\r\n{trailers}\r\n"));
         assert!([400, 0].contains(&trailed.status), "a thousand trailers: {trailed:?}");
         assert!(rss_bytes(service.pid()).saturating_sub(before) < MEMORY_BYTES);
-        // Control: the same requests without deception.
+        // Control: the same requests succeed without deception.
         let body = small().to_string();
         let honest = raw(chunked, &format!("{:x}\r\n{body}\r\n0\r\nx-trailer: y\r\n\r\n", body.len()));
         assert_eq!(honest.status, 201, "{honest:?}");
@@ -200,7 +200,7 @@ fn bodies_that_lie_about_themselves_are_refused() {
     });
 }
 
-/// Returns a hundred megabytes, compressed.
+/// Returns a compressed body that expands to a hundred megabytes.
 fn bomb() -> Vec<u8> {
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     for _ in 0..100 {
@@ -209,7 +209,7 @@ fn bomb() -> Vec<u8> {
     packed.finish().unwrap()
 }
 
-/// H-06: a request is authenticated before any byte of its body is read.
+/// Attack H-06: a request is authenticated before any byte of its body is read.
 #[test]
 fn who_asks_is_decided_before_a_byte_of_the_body() {
     const LENGTH: &str = "content-length: 104857600\r\n";
@@ -230,7 +230,7 @@ fn who_asks_is_decided_before_a_byte_of_the_body() {
             answer.assert(path, 401, "unauthorized");
             assert!(took < Duration::from_secs(2), "{path}: it waited {took:?} for a body");
         }
-        // Control: with a key, the same head is refused because of its length.
+        // Control: with a key, the same headers are refused because of the announced length.
         let (answer, _) = begin("/v1/sandboxes", &[("authorization", &bearer)]);
         answer.assert("too long", 413, "too_large");
         let get = |path: &str, headers: &[(&str, &str)]| ask(&service, "GET", path, headers, b"").status;
@@ -249,14 +249,14 @@ fn who_asks_is_decided_before_a_byte_of_the_body() {
         for query in ["key", "api_key", "access_token", "authorization"] {
             assert_eq!(get(&format!("/v1/node?{query}={key}"), &[]), 401, "{query}");
         }
-        // Controls: the right key in each of the accepted forms.
+        // Control: the right key is accepted in each of the permitted forms.
         for (name, value) in
             [("authorization", bearer.as_str()), ("AUTHORIZATION", &bearer), ("X-Api-Key", key)]
         {
             assert_eq!(get("/v1/node", &[(name, value)]), 200, "{name}");
         }
         assert_eq!(get("/v1/node", &[("authorization", &format!("bEARER {key}"))]), 200);
-        // An incomplete body has no effect.
+        // A request with an incomplete body has no effect.
         let live =
             || keyed(&service, key, "GET", "/v1/sandboxes?all=true", &Value::Null).json()["items"].clone();
         let mut stream = TcpStream::connect(address(&service)).unwrap();

@@ -1,5 +1,5 @@
-//! L-14: the audit log is truncated or changed, or loses a line or a file. The tests also check its entries
-//! about refused creates.
+//! Attack L-14: the audit log is truncated or modified, or loses a line or a file. The tests also check the
+//! log's entries about refused create requests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 
 use super::ground::{held, keyed, recovers, small};
 
-/// Number of actions, which fill several files of 4 KiB.
+/// Number of actions. Their entries fill several log files of 4 KiB.
 const ACTS: usize = 120;
-/// Number of actions after which the test waits until the log contains them.
+/// Number of actions after which the test waits until the log contains their entries.
 const AT_ONCE: usize = 5;
 
-/// Runs `bellglass audit verify`. Returns true if the log is intact, and the output of the command.
+/// Runs `bellglass audit verify`. Returns true if the log is intact, together with the command's output.
 fn verify(service: &Service, undefended: bool) -> (bool, String) {
     let mut command = service.command(&["audit", "verify"]);
     if undefended {
@@ -26,7 +26,7 @@ fn verify(service: &Service, undefended: bool) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&said).into_owned())
 }
 
-/// Returns the files of the log: the oldest first, the current one last.
+/// Returns the files of the log. The oldest file comes first, and the current file comes last.
 fn files(data: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(data).unwrap().flatten().map(|entry| entry.path());
     let is_full = |path: &PathBuf| {
@@ -40,8 +40,8 @@ fn files(data: &Path) -> Vec<PathBuf> {
 }
 
 fn entries(data: &Path) -> Vec<Value> {
-    // A file may be renamed, or a line may be incomplete, at this moment. The callers wait until the entries
-    // are complete.
+    // While this function reads, a file may be renamed or a line may be incomplete. The callers wait until
+    // the entries are complete.
     let text: String = files(data).iter().map(|path| fs::read_to_string(path).unwrap_or_default()).collect();
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_default()).collect()
 }
@@ -69,7 +69,7 @@ const TAMPERINGS: [Tampering; 5] = [
     (
         "a cut end",
         |files| {
-            // The current file has no entry yet if the previous one was filled only now.
+            // The current file has no entries if the previous file has only just been filled.
             let has_entries = |path: &&PathBuf| fs::metadata(path).unwrap().len() > 0;
             fs::write(files.iter().rfind(has_entries).unwrap(), "").unwrap();
         },
@@ -77,8 +77,8 @@ const TAMPERINGS: [Tampering; 5] = [
     ),
 ];
 
-/// Fills several files of the log. It waits regularly, because on a slow disk many waiting entries would fill
-/// one file together.
+/// Fills several files of the log. It pauses regularly, because on a slow disk many waiting entries would all
+/// go into one file.
 async fn fill(service: &Service, data: &Path) {
     for act in 1..=ACTS {
         let put = keyed(service, &service.key, "PUT", "/v1/projects/many", &json!({ "quota": PLENTY }));
@@ -92,7 +92,7 @@ async fn fill(service: &Service, data: &Path) {
     }
 }
 
-/// L-14: every removal from the audit log and every change to it is detected.
+/// Attack L-14: every removal from the audit log and every change to it is detected.
 #[test]
 fn whatever_is_taken_out_of_the_audit_log_shows() {
     served(async || {
@@ -101,13 +101,13 @@ fn whatever_is_taken_out_of_the_audit_log_shows() {
         fs::write(&config, "pool_ready = 0\naudit_bytes_max = 65536\n").unwrap();
         let mut service = Service::with(&[], &["--config", config.to_str().unwrap()]);
         let data = service.data().to_owned();
-        // The log records the result of a create: one sandbox was created, one was refused.
+        // The log records the results of create requests: one sandbox was created and one was refused.
         let poor = service.key_of("poor", Role::Write, Quota { sandboxes: 0, ..PLENTY }).await;
         assert_eq!(keyed(&service, &poor, "POST", "/v1/sandboxes", &small()).status, 429);
         recovers(&service).await;
         fill(&service, &data).await;
         let all = entries(&data);
-        // Within a second, the end of the log is recorded in a separate file.
+        // The server records the end of the log in a separate file within a second.
         until(std::time::Duration::from_secs(10), "the head", async || {
             let head = fs::read_to_string(data.join("audit.log.head")).unwrap_or_default();
             head.split_whitespace().next() == Some(entries(&data).len().to_string().as_str())
@@ -131,14 +131,14 @@ fn whatever_is_taken_out_of_the_audit_log_shows() {
             tamper(&files(&data));
             let (whole, said) = verify(&service, false);
             assert!(!whole && said.contains(expected), "{what}: {said}");
-            // Control: without the defence, the change is not detected.
+            // Control: without the defence, the modification is not detected.
             let (whole, said) = verify(&service, true);
             assert!(whole, "control, {what}: {said}");
             for (path, bytes) in &copies {
                 fs::write(path, bytes).unwrap();
             }
         }
-        // The server reports the damage too, when it starts.
+        // When the server starts, it reports the damage too.
         for (place, expected) in [(0, "the audit log is damaged"), (4, "the audit log was truncated")] {
             let before = service.words().len();
             TAMPERINGS[place].1(&files(&data));

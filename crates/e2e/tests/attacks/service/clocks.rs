@@ -1,4 +1,4 @@
-//! clocks that jump, on the server and inside.
+//! Attack A-18: clocks that jump, both on the server and inside the sandbox.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,15 +12,15 @@ use serde_json::{Value, json};
 
 use super::ground::{held, keyed};
 
-/// Path of Debian's library that shows a different time to a process.
+/// Path of the library from Debian's package `faketime`, which shows a different time to a process.
 pub(crate) const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
-/// Maximum delay of an end on a busy machine.
+/// Maximum delay of a sandbox's end on a busy machine.
 const LATE: Duration = Duration::from_secs(3);
-/// Limits that are long enough to detect an early end, and short enough to wait for the end.
+/// Idle time and time to live, long enough to detect an early end and short enough to wait for it.
 const IDLE_MS: u64 = 3500;
 const TTL_MS: u64 = 5000;
 
-/// a server whose clock jumps enforces every time limit correctly.
+/// Attack A-18: a server whose clock jumps enforces every time limit correctly.
 #[test]
 fn a_server_whose_clock_jumps_keeps_every_time_limit() {
     served(async || {
@@ -31,7 +31,7 @@ fn a_server_whose_clock_jumps_keeps_every_time_limit() {
         jump("+0");
         let preload = format!("LD_PRELOAD={LIBRARY}");
         let file = format!("FAKETIME_TIMESTAMP_FILE={}", offset.display());
-        // As in the kernel, a jump changes the wall clock and not the monotonic clocks.
+        // As with a real jump, the wall clock changes and the monotonic clocks do not.
         let before = ["env", &preload, &file, "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1"];
         let service = Service::with(&before, &[]);
         let client = service.client();
@@ -39,7 +39,7 @@ fn a_server_whose_clock_jumps_keeps_every_time_limit() {
         let jumps: &[&str] = &["+31536000", "-31536000", "+3600", "-3600"];
         for to in jumps.iter().copied().take(sized(4, 2)) {
             jump("+0");
-            // A new key each time, because a key that has expired once stays expired (L-12).
+            // Use a new key each time, because a key that has expired once remains expired (L-12).
             let ask = json!({ "project": "default", "role": "read", "valid_ms": 1_800_000 });
             let key = keyed(&service, &service.key, "POST", "/v1/keys", &ask);
             let key = key.json()["secret"].as_str().unwrap().to_owned();
@@ -55,7 +55,8 @@ fn a_server_whose_clock_jumps_keeps_every_time_limit() {
             let exec = client.exec(&stays, &spec).await.unwrap();
             assert_eq!(look(), 200);
             jump(to);
-            // Control: the server's clock has jumped, and limits that depend on the wall clock follow it.
+            // Control: the server's clock has jumped, and limits that depend on the wall clock have changed
+            // with it.
             assert_eq!(look(), if to.starts_with('+') { 401 } else { 200 }, "the clock did not jump to {to}");
             let done = exec.collect().await.unwrap();
             assert_eq!(done.end.outcome, Outcome::Timeout, "{to}");
@@ -64,8 +65,7 @@ fn a_server_whose_clock_jumps_keeps_every_time_limit() {
                 [(&idle, IDLE_MS, EndReason::Idle), (&expiring, TTL_MS, EndReason::Expired)]
             {
                 let looked = client.sandbox(id).await.unwrap();
-                // If the machine is so busy that the time has already passed, an early end cannot be
-                // detected.
+                // On a machine so busy that the time has already passed, an early end cannot be detected.
                 if began.elapsed() < Duration::from_millis(ms) {
                     assert_eq!(looked.state, SandboxState::Running, "{to}: {reason:?} too early");
                 }
@@ -78,14 +78,15 @@ fn a_server_whose_clock_jumps_keeps_every_time_limit() {
             assert!(began.elapsed() < Duration::from_millis(TTL_MS) + 2 * LATE, "{to}: too late");
             assert_eq!(client.sandbox(&stays).await.unwrap().state, SandboxState::Running, "{to}");
         }
-        // The library that changes the server's time is not loaded in a sandbox.
+        // The library that changes the server's time must not be loaded in a sandbox.
         let seen = client.exec(&stays, &script("env; cat /proc/self/maps")).await.unwrap();
         assert!(!String::from_utf8_lossy(&seen.collect().await.unwrap().stdout).contains("faketime"));
         held("A-18", "jumps of the clock: deadline, idle time and time to live as asked");
     });
 }
 
-/// code that sets clocks, floods itself with timers or stops itself meets its deadline.
+/// Attack A-18: code that sets clocks, floods itself with timer signals or stops itself cannot escape its
+/// deadline.
 #[test]
 fn code_that_plays_with_time_meets_its_deadline() {
     served(async || {
@@ -97,7 +98,7 @@ fn code_that_plays_with_time_meets_its_deadline() {
             let began = Instant::now();
             (client.exec(&sandbox, &spec).await.unwrap().collect().await.unwrap(), began.elapsed())
         };
-        // Control: with a later deadline, the same code runs to its end.
+        // Control: with a later deadline, the same code runs to completion.
         let (done, _) = run("trap '' TERM ALRM; sleep 1.5; echo over", 20_000).await;
         assert_eq!(
             (done.end.outcome, done.stdout.as_slice()),
@@ -106,7 +107,7 @@ fn code_that_plays_with_time_meets_its_deadline() {
         let set = "python3 -c 'import time; time.clock_settime(time.CLOCK_REALTIME, 0)'; date -s 1990-01-01; date +%Y";
         let (done, _) = run(set, 20_000).await;
         let (said, refused) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-        // `date` prints the time that it was to set, and then the actual time.
+        // `date` prints the time that it was asked to set, followed by the actual time.
         assert!(!said.ends_with("1990\n") && !said.ends_with("1970\n"), "{said}");
         assert_eq!(refused.matches("not permitted").count(), 2, "{refused}");
         for text in [

@@ -1,4 +1,5 @@
-//! H-22, H-23, H-24: credentials of one kind used as another. H-26: streams of a key that is revoked.
+//! Attacks H-22, H-23 and H-24: credentials of one kind used as another kind. Attack H-26: streams of a
+//! revoked key.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -16,13 +17,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Sends a text as a key, in each of the two headers.
+/// Sends a text as a key in each of the two headers that can carry a key.
 fn shown(service: &Service, text: &str) -> [Answer; 2] {
     let list = |header: (&str, &str)| ask(service, "GET", "/v1/sandboxes", &[header], b"");
     [list(("authorization", &format!("Bearer {text}"))), list(("x-api-key", text))]
 }
 
-/// H-22: no text that the server hashes is accepted as a key.
+/// Attack H-22: no text that the server hashes is accepted as a key.
 #[test]
 fn no_text_that_the_server_hashes_is_a_key() {
     served(async || {
@@ -31,7 +32,7 @@ fn no_text_that_the_server_hashes_is_a_key() {
         let start = AgentRequest::post("/process.Process/List", "{}");
         let open = |service: &Service| {
             let sandbox = opened(service, &key);
-            // Uses an agent route, after which the account of the project is in memory.
+            // A request to an agent route loads the project's account into the server's memory.
             let token = [("x-access-token", sandbox.token.as_str())];
             assert_eq!(inside(service, &sandbox.id, &token, start).status, 200);
             sandbox
@@ -62,7 +63,8 @@ fn no_text_that_the_server_hashes_is_a_key() {
         let mcp = keyed(&service, "of project pa", "POST", "/mcp", &call);
         assert!([401, 429].contains(&mcp.status), "{mcp:?}");
 
-        // Control: with the defence off, the name of a project is enough to run commands in it.
+        // Control: with the defence disabled, the name of a project is enough to run commands in its
+        // sandboxes.
         service.undefend("H-22");
         let sandbox = open(&service);
         assert!(shown(&service, "of project pa").iter().all(|answer| answer.status == 200));
@@ -74,7 +76,7 @@ fn no_text_that_the_server_hashes_is_a_key() {
     });
 }
 
-/// H-23: a read key does not see tokens with which commands can be run.
+/// Attack H-23: a read key is not shown tokens that allow running commands.
 #[test]
 fn a_read_key_is_not_shown_what_runs_commands() {
     served(async || {
@@ -101,7 +103,7 @@ fn a_read_key_is_not_shown_what_runs_commands() {
             assert_eq!(keyed(&service, &read, method, &path, &json!({})).status, 403, "{path}");
         }
 
-        // Control: with the defence off, the read key gets the token and runs a command with it.
+        // Control: with the defence disabled, the read key gets the token and can run a command with it.
         service.undefend("H-23");
         let token = look(&service, &read).json()["envdAccessToken"].as_str().unwrap().to_owned();
         let list = AgentRequest::post("/process.Process/List", "{}");
@@ -110,7 +112,7 @@ fn a_read_key_is_not_shown_what_runs_commands() {
     });
 }
 
-/// H-24: the token of a port gives access only to ports.
+/// Attack H-24: a port's token gives access only to ports.
 #[test]
 fn the_token_of_a_port_opens_nothing_but_ports() {
     served(async || {
@@ -149,7 +151,7 @@ fn the_token_of_a_port_opens_nothing_but_ports() {
             "it runs no code"
         );
 
-        // Control: with the defence off, the derived token runs commands.
+        // Control: with the defence disabled, the token derived from the port's token can run commands.
         service.undefend("H-24");
         assert_eq!(inside(&service, &sandbox.id, &[("x-access-token", &derived)], list).status, 200);
         held("H-24", &format!("{refused} requests with a port's token refused"));
@@ -168,7 +170,7 @@ fn followed(service: &Service, key: &str) -> TcpStream {
     stream
 }
 
-/// Returns true if the stream of a key ends within 2 s after the key was revoked.
+/// Returns true if a key's stream ends within 2 s of the key's revocation.
 fn is_cut_by_revocation(service: &Service) -> bool {
     let body = json!({ "project": "default", "role": "write" });
     let made = keyed(service, &service.key, "POST", "/v1/keys", &body).json();
@@ -179,7 +181,7 @@ fn is_cut_by_revocation(service: &Service) -> bool {
     !read(&mut stream).waits && began.elapsed() < Duration::from_secs(2)
 }
 
-/// H-26: revoking a key ends its streams, and a rotated key is valid until its overlap ends.
+/// Attack H-26: revoking a key ends its streams, and a rotated key is valid until its overlap ends.
 #[test]
 fn revoking_a_key_cuts_its_streams_and_a_rotated_key_overlaps() {
     served(async || {
@@ -197,10 +199,10 @@ fn revoking_a_key_cuts_its_streams_and_a_rotated_key_overlaps() {
         };
         let mut kept = followed(&service, &make().0);
         assert!(is_cut_by_revocation(&service), "the stream of a revoked key stays open");
-        // Control: the stream of another key continues.
+        // Control: a different key's stream continues.
         assert!(read(&mut kept).waits, "a stream of another key was cut too");
 
-        // Rotation: both keys work during the overlap, after which the old one expires.
+        // Both the old and the new key work during the overlap of a rotation. Then the old key expires.
         let (old, id) = make();
         let lists = |key: &str| keyed(&service, key, "GET", "/v1/sandboxes", &Value::Null).status;
         let rotated = admin("POST", &format!("/v1/keys/{id}/rotate"), &json!({ "overlap_ms": 1500 }));

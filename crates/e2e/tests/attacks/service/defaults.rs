@@ -1,4 +1,4 @@
-//! D: the default configuration: keys, tiers, fields, variables, names.
+//! Attacks of group D on the default configuration: keys, tiers, fields, variables and names.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{Ipv4Addr, TcpListener};
@@ -19,7 +19,7 @@ const LISTED_WITHIN: Duration = Duration::from_secs(10);
 /// Routes that need no key.
 const OPEN: [&str; 2] = ["/healthz", "/openapi.json"];
 
-/// Returns every operation of the API description, with made-up names in its path.
+/// Returns every operation of the API description, with invented names in its path.
 fn operations() -> Vec<(String, String)> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
     let description: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
@@ -39,15 +39,15 @@ fn serve(data: &Path, extra: &[&str]) -> Output {
     command.env_remove("BELLGLASS_SERVER").output().unwrap()
 }
 
-/// D-01: a request without a key has no effect.
+/// Attack D-01: a request without a key has no effect.
 #[test]
 fn nothing_is_done_for_whoever_has_no_key() {
     served(async || {
         let service = Service::start();
         let mut refused = 0;
         for ((method, path), number) in operations().into_iter().zip(0u8..) {
-            // Requests without a key are slowed down by address, and there are more operations than one
-            // address may try.
+            // Requests without a key are slowed down per address, and there are more operations than attempts
+            // per address.
             let wire = service.wire().from(Ipv4Addr::new(127, 0, 1, 1 + number / 20)).with_key(None);
             let none = wire.ask(&method, &path, None).await;
             if OPEN.contains(&path.as_str()) {
@@ -56,8 +56,8 @@ fn nothing_is_done_for_whoever_has_no_key() {
             }
             assert_eq!((none.status, none.code().as_str()), (401, "unauthorized"), "{method} {path}");
             refused += 1;
-            // Control: with a key, the same request passes authentication. The event stream is left out
-            // because it never ends.
+            // Control: with a key, the same request passes authentication. The event stream is skipped,
+            // because its response never ends.
             if path != "/v1/events" {
                 let some = keyed(&service, &service.key, &method, &path, &Value::Null);
                 assert!(![401, 403, 429].contains(&some.status), "{method} {path}: {some:?}");
@@ -68,7 +68,7 @@ fn nothing_is_done_for_whoever_has_no_key() {
     });
 }
 
-/// D-01: requests without a key leave no data behind, regardless of their content.
+/// Attack D-01: requests without a key leave no data behind, regardless of their content.
 #[test]
 fn what_strangers_make_up_is_not_kept() {
     const MADE_UP: usize = 300;
@@ -93,8 +93,8 @@ fn what_strangers_make_up_is_not_kept() {
     });
 }
 
-/// D-01: plain HTTP is served only on the machine itself, and only the owner can read the first key, even if
-/// another file was at its path.
+/// Attack D-01: plain HTTP is served only to the machine itself. Only the owner can read the first key, even
+/// if a different file exists at the key's path.
 #[test]
 fn the_first_key_is_shown_once_and_only_to_its_owner() {
     served(async || {
@@ -104,12 +104,12 @@ fn the_first_key_is_shown_once_and_only_to_its_owner() {
         assert!(!said.status.success() && said.status.code() != Some(124), "plain HTTP for everybody");
         assert!(String::from_utf8_lossy(&said.stderr).contains("tls_certificate"), "{said:?}");
         assert!(!data.path().join("bellglass.db").exists(), "it began before it was refused");
-        // At the path of the key there is a symlink to a file that every user can read.
+        // Plant a symlink at the key's path, whose target every user can read.
         let trap = data.path().join("trap");
         std::fs::write(&trap, "").unwrap();
         std::fs::set_permissions(&trap, PermissionsExt::from_mode(0o666)).unwrap();
         symlink(&trap, data.path().join("first.key")).unwrap();
-        // Control: a write to this path goes to the target of the link.
+        // Control: data written to this path ends up in the symlink's target.
         std::fs::write(data.path().join("first.key"), "bait").unwrap();
         assert_eq!(std::fs::read(&trap).unwrap(), b"bait");
         let mut service = Service::on(data, &[], &[]);
@@ -132,7 +132,7 @@ fn the_first_key_is_shown_once_and_only_to_its_owner() {
     });
 }
 
-/// D-02: fields that request access to the host are unknown in every request.
+/// Attack D-02: fields that request access to the host are unknown to every request.
 #[test]
 fn fields_that_ask_for_the_host_are_unknown_everywhere() {
     served(async || {
@@ -186,7 +186,7 @@ fn fields_that_ask_for_the_host_are_unknown_everywhere() {
     });
 }
 
-/// D-03: the variables of an exec reach user code and no process before it.
+/// Attack D-03: an exec's environment variables reach user code, but no process that runs before it.
 #[test]
 fn variables_reach_user_code_and_nothing_before_it() {
     const LOUD: [&str; 5] = ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_DEBUG", "GLIBC_TUNABLES", "PYTHONSTARTUP"];
@@ -209,13 +209,14 @@ fn variables_reach_user_code_and_nothing_before_it() {
             ("PYTHONSTARTUP", "/workspace/usercustomize.py"),
             ("PYTHONPATH", "/workspace"),
         ];
-        // Control: the variables reach user code and take effect there.
+        // Control: the variables reach user code and have an effect there.
         let done = run("env; /usr/bin/true; python3 -c 'pass'", &evil).await;
         let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
         assert!(LOUD.iter().all(|name| out.contains(&format!("{name}="))), "{out}");
         assert!(err.contains("evil.so"), "the loader was not reached: {err}");
         assert!(out.contains("planted 1000"), "{out}{err}");
-        // Process 1, as the host sees it, an exec without these variables, and the server have none of them.
+        // Neither process 1 (as seen by the host), nor an exec without these variables, nor the server
+        // contains them.
         let guest = guest(sandbox.as_str());
         let of = |name: &str| std::fs::read(format!("/proc/{guest}/{name}")).unwrap();
         assert!(!of("maps").is_empty() && !of("cmdline").is_empty(), "nothing was looked at");
@@ -227,7 +228,7 @@ fn variables_reach_user_code_and_nothing_before_it() {
         }
         let environ = std::fs::read(format!("/proc/{}/environ", service.pid())).unwrap();
         assert!(!String::from_utf8_lossy(&environ).contains("/workspace"));
-        // An invalid name could define a second variable.
+        // An invalid variable name could define a second variable.
         for name in ["A=B", "", "A\u{0}B"] {
             let body = json!({ "argv": ["/bin/true"], "env": { name: "x" } });
             let answer =
@@ -238,7 +239,7 @@ fn variables_reach_user_code_and_nothing_before_it() {
     });
 }
 
-/// Returns the host's pid of process 1 of a sandbox.
+/// Returns the host pid of a sandbox's process 1.
 fn guest(id: &str) -> u32 {
     let mark = format!("/bellglass/{id}/guest");
     let numbers = std::fs::read_dir("/proc").unwrap().flatten();
@@ -249,7 +250,7 @@ fn guest(id: &str) -> u32 {
     numbers.find(inside).expect("a guest")
 }
 
-/// D-04: no key is known before a server starts.
+/// Attack D-04: no key can be known before a server starts.
 #[test]
 fn no_key_is_known_before_a_server_is_started() {
     served(async || {
@@ -262,7 +263,7 @@ fn no_key_is_known_before_a_server_is_started() {
         let listed = Command::new("git").arg("-C").arg(&root).args(["ls-files", "-z"]).output().unwrap();
         let names = String::from_utf8(listed.stdout).unwrap();
         let mut looked = 0;
-        // The lock file is left out, because it contains checksums that look like keys.
+        // Skip the lock file, because it contains checksums that look like keys.
         for name in names.split('\0').filter(|name| !name.is_empty() && *name != "Cargo.lock") {
             let Ok(text) = std::fs::read_to_string(root.join(name)) else { continue };
             for word in secrets(&text) {
@@ -272,7 +273,7 @@ fn no_key_is_known_before_a_server_is_started() {
             assert!(!text.contains(concat!("-----BEGIN ", "PRIVATE KEY")), "{name} holds a private key");
             looked += 1;
         }
-        // Control: the scan finds a key in a text that contains one.
+        // Control: the scan finds a key in text that contains one.
         let digits = one.key.strip_prefix("bgk_").unwrap();
         assert_eq!(secrets(&format!("key = \"{}\"", one.key)).collect::<Vec<_>>(), [digits]);
         assert!(looked > 100, "{looked} files");
@@ -280,14 +281,14 @@ fn no_key_is_known_before_a_server_is_started() {
     });
 }
 
-/// Returns the words that could be a key: 64 lower-case hexadecimal digits that are not all the same.
+/// Returns the words that could be keys: 64 lower-case hexadecimal digits that are not all the same.
 fn secrets(text: &str) -> impl Iterator<Item = &str> {
     let is_digit = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
     text.split(move |c: char| !is_digit(c))
         .filter(|word| word.len() == 64 && word.bytes().any(|byte| byte != word.as_bytes()[0]))
 }
 
-/// D-05: a tier that is weaker than the requested one is never used.
+/// Attack D-05: the server never uses a tier weaker than the requested tier.
 #[test]
 fn a_weaker_tier_is_never_used_in_place_of_the_one_asked_for() {
     served(async || {
@@ -314,15 +315,15 @@ fn a_weaker_tier_is_never_used_in_place_of_the_one_asked_for() {
         assert_eq!(live(&service).json()["items"], json!([]), "something was made");
         let node = keyed(&service, &service.key, "GET", "/v1/node", &Value::Null).json();
         assert!(!node["runtimes"].as_array().unwrap().contains(&json!("runsc")), "{node}");
-        // A runtime that exists but does not work is not replaced by another one either.
+        // A runtime that is installed but does not work is not replaced by a different runtime either.
         std::fs::write(tools.path().join("runsc"), "#!/bin/sh\nexit 1\n").unwrap();
         std::fs::set_permissions(tools.path().join("runsc"), PermissionsExt::from_mode(0o755)).unwrap();
         service.kill();
         service.begin();
         let broken = create(&service, &strong);
         assert!(broken.status >= 400 && !broken.refusal().1.is_empty(), "{broken:?}");
-        // Control: with runsc, the same request creates a sandbox. Without it, a container can still be
-        // created.
+        // Control: with a working runsc, the same request creates a sandbox. Without it, containers can still
+        // be created.
         recovers(&service).await;
         drop(service);
         let service = Service::start();
@@ -331,7 +332,7 @@ fn a_weaker_tier_is_never_used_in_place_of_the_one_asked_for() {
     });
 }
 
-/// D-06: reserved names cannot be claimed.
+/// Attack D-06: reserved names cannot be used by callers.
 #[test]
 fn what_is_ours_by_name_cannot_be_claimed() {
     served(async || {
@@ -344,10 +345,10 @@ fn what_is_ours_by_name_cannot_be_claimed() {
         for name in ["bellglass.project", "bellglass.", ""] {
             create(json!({ name: "x" })).assert(name, 400, "invalid_request");
         }
-        // Control: a similar label is accepted unchanged.
+        // Control: a label with a similar name is accepted and returned unchanged.
         let made = create(json!({ "bellglass-project": "x" }));
         assert_eq!((made.status, &made.json()["labels"]), (201, &json!({ "bellglass-project": "x" })));
-        // The key determines the project of a request, and headers cannot change it.
+        // The key determines the request's project, and headers cannot change it.
         let key = service.key_of("other", Role::Read, Quota::default()).await;
         let bearer = format!("Bearer {key}");
         for header in ["x-bellglass-project", "bellglass-project", "x-forwarded-user", "x-real-ip"] {
@@ -355,7 +356,7 @@ fn what_is_ours_by_name_cannot_be_claimed() {
             let listed = ask(&service, "GET", "/v1/sandboxes?all=true", &headers, b"");
             assert_eq!(listed.json()["items"], json!([]), "{header}");
         }
-        // Headers cannot change the address of a client either: its wrong keys are still counted together.
+        // Headers cannot change a client's address either, so wrong keys are still counted together.
         let wrong = |number: u32| -> Answer {
             let from = format!("10.0.0.{}", number % 250);
             let headers = [
@@ -375,7 +376,7 @@ fn what_is_ours_by_name_cannot_be_claimed() {
     });
 }
 
-/// N-40: a proxy from the environment does not receive the key.
+/// Attack N-40: a proxy that the environment configures does not receive the key.
 #[test]
 fn a_proxy_of_the_environment_gets_no_key() {
     served(async || {
@@ -417,8 +418,9 @@ fn a_proxy_of_the_environment_gets_no_key() {
     });
 }
 
-/// D-07: a TLS key that every user can read is refused. The test also checks that SIGHUP shuts the server
-/// down in order, like SIGTERM: its terminal is gone, but its sandboxes remain.
+/// Attack D-07: a TLS key that every user can read is refused. The test also checks that SIGHUP, which a
+/// server gets when its terminal closes, shuts the server down as gracefully as SIGTERM, and that its
+/// sandboxes remain.
 #[test]
 fn a_tls_key_that_everybody_can_read_is_refused() {
     served(async || {

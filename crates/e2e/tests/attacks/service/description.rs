@@ -1,4 +1,5 @@
-//! H-09: requests generated from the API description, valid and invalid, by callers with different keys.
+//! Attack H-09: valid and invalid requests, generated from the API description, by callers with different
+//! keys.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -11,16 +12,16 @@ use serde_json::{Value, json};
 
 use super::ground::{file, held, keyed, recovers, small};
 
-/// Duration of fuzzing per caller in seconds, in a full run and in CI. The callers run one after the other,
-/// because at the same time they would compete for the processors.
+/// Duration of fuzzing per caller in seconds: first in a full run, then in CI. The callers run one after the
+/// other, because concurrent callers would compete for the processors.
 const SECONDS: (&str, &str) = ("60", "6");
-/// Minimum number of cases per caller: a tenth of the number that a busy machine with two cores achieves.
+/// Minimum number of cases per caller: a tenth of the number that a busy machine with two cores executes.
 const CASES_MIN: u32 = 100;
-/// Checks that must pass for every caller.
+/// Checks of the fuzzer that must pass for every caller.
 const CHECKS: &str =
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
 
-/// H-09: no request that is generated from the API description breaks the server.
+/// Attack H-09: no request that is generated from the API description breaks the server.
 #[test]
 fn no_request_the_description_can_think_of_breaks_the_server() {
     served(async || {
@@ -32,13 +33,14 @@ fn no_request_the_description_can_think_of_breaks_the_server() {
             keyed(&service, &service.key, "POST", &path, &json!(script("echo here"))).json()["id"].clone();
         let reader = service.key_of("default", Role::Read, PLENTY).await;
         let other = service.key_of("other", Role::Write, Quota { sandboxes: 2, ..PLENTY }).await;
-        // Refusals because of a full machine are not the subject of this test, so the quota is reached first.
+        // Set a low quota, so that it is reached before the machine is full. Refusals by a full machine are
+        // not tested here.
         let quota = Quota { sandboxes: 4, memory_bytes: 2 << 30, disk_bytes: 2 << 30, ..PLENTY };
         keyed(&service, &service.key, "PUT", "/v1/projects/default", &json!({ "quota": quota }));
         let places = tempfile::tempdir().unwrap();
         let description = places.path().join("openapi.json");
         std::fs::write(&description, aimed(&target, &exec).to_string()).unwrap();
-        // Callers that may change something come last, so that a change by any other caller is detected.
+        // Callers that may change something come last, so that changes by any other caller are detected.
         let callers =
             [("nobody", ""), ("other", other.as_str()), ("reader", &reader), ("admin", &service.key)];
         let mut asked = Vec::new();
@@ -46,7 +48,7 @@ fn no_request_the_description_can_think_of_breaks_the_server() {
             let sandbox = path.strip_suffix("/execs").unwrap();
             [sandbox, &path].map(|path| keyed(&service, &service.key, "GET", path, &Value::Null).body)
         };
-        // The time since the end of the exec changes without any request.
+        // Ignore the time since the exec's end, which changes without any request.
         let settled = || look().map(|text| text.split("ended_ms_ago").next().unwrap_or_default().to_owned());
         let ended = async || look()[1].contains("ended_ms_ago");
         until(Duration::from_secs(20), "the exec has ended", ended).await;
@@ -61,7 +63,7 @@ fn no_request_the_description_can_think_of_breaks_the_server() {
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{who}:\n{text}\n{said}");
             let tried = cases(&text);
-            // A run that tried no cases would find no faults.
+            // A run that executes no cases would not find any faults.
             assert!(tried >= CASES_MIN, "{who} tried {tried} cases only:\n{text}");
             asked.push(format!("{who} {tried}"));
         }
@@ -110,7 +112,7 @@ fn arguments(description: &Path, url: &str, seconds: &str) -> Vec<String> {
         "off",
         "--suppress-health-check",
         "all",
-        // The first three paths never end a response; the fourth would affect all other callers.
+        // The responses of the first three paths never end. The fourth path would affect all other callers.
         "--exclude-path",
         "/v1/events",
         "--exclude-path",
@@ -137,19 +139,19 @@ fn run(fuzzer: &Path, description: &Path, service: &Service, key: &str, place: &
     command.stdin(Stdio::null()).output().unwrap()
 }
 
-/// Returns the number of cases that the fuzzer reports.
+/// Returns the number of cases that the fuzzer reports in its output.
 fn cases(text: &str) -> u32 {
     let line = text.lines().find(|line| line.contains(" generated, "));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or_default()
 }
 
-/// Returns the API description with names of existing resources, which random names would never match.
+/// Returns the API description with the names of existing resources, which random names would never match.
 fn aimed(sandbox: &Value, exec: &Value) -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
     let mut description: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     for (path, methods) in description["paths"].as_object_mut().unwrap() {
         for (method, operation) in methods.as_object_mut().unwrap() {
-            // The fuzzer cannot generate archives, only bytes.
+            // The fuzzer can generate bytes, but no archives.
             if let Some(content) =
                 operation.pointer_mut("/requestBody/content").and_then(Value::as_object_mut)
                 && let Some(archive) = content.remove("application/x-tar")
@@ -158,7 +160,7 @@ fn aimed(sandbox: &Value, exec: &Value) -> Value {
             }
             let Some(Value::Array(parameters)) = operation.get_mut("parameters") else { continue };
             for parameter in parameters.iter_mut().filter(|one| one["in"] == "path") {
-                // A request that deletes the sandbox would leave nothing to test with the other requests.
+                // If a request could delete the sandbox, the other requests would have nothing left to test.
                 let ends = method == "delete" && path.ends_with("{sandbox}");
                 let known = match parameter["name"].as_str().unwrap() {
                     "sandbox" if !ends => sandbox,
@@ -173,7 +175,8 @@ fn aimed(sandbox: &Value, exec: &Value) -> Value {
     description
 }
 
-/// Returns the fuzzer. It is installed once, in the version that `requirements.txt` pins.
+/// Returns the path of the fuzzer. It is installed on first use, with the version that `requirements.txt`
+/// pins.
 fn fuzzer() -> PathBuf {
     let wanted = file("H-09", "requirements.txt");
     let version = std::fs::read_to_string(&wanted).unwrap().trim().replace("==", "-");

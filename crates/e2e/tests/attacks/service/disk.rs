@@ -1,4 +1,4 @@
-//! A small separate file system for a server, which can be filled to its last block or inode.
+//! A small separate file system for a server, which can be filled up to its last block or inode.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,18 +8,18 @@ use std::process::Command;
 use rustix::fs::FallocateFlags;
 use tempfile::TempDir;
 
-/// Size of the file system. A runtime leaves the last GiB of a disk free, so this is the minimum that works.
+/// Size of the file system. A runtime keeps the last GiB of a disk free, so a smaller size would not work.
 const BYTES: u64 = 2 << 30;
-/// Number of inodes: enough for a server and a few sandboxes, and few enough to be used up quickly.
+/// Number of inodes: enough for a server and a few sandboxes, but few enough to be exhausted quickly.
 const INODES: u64 = 8192;
 
-/// A file system on a loop device, unmounted when dropped.
+/// A file system on a loop device, which is unmounted when this value is dropped.
 pub(crate) struct Disk {
     mounted: PathBuf,
     _place: TempDir,
 }
 
-/// Files that fill a disk. Dropping the value removes them.
+/// Files that fill a disk. They are removed when this value is dropped.
 pub(crate) struct Filling(PathBuf);
 
 impl Disk {
@@ -53,7 +53,7 @@ impl Disk {
         Filling(path)
     }
 
-    /// Creates files until no inode is free.
+    /// Creates files until no free inode is left.
     pub(crate) fn use_up_inodes(&self) -> Filling {
         let path = self.mounted.join("inodes");
         std::fs::create_dir(&path).unwrap();

@@ -1,4 +1,4 @@
-//! O-08: text that acts on the program displaying it: terminals, tables, logs, metrics.
+//! Attack O-08: text that acts on the program displaying it: terminals, tables, logs and metrics.
 
 use std::process::Output;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::ground::{Answer, address, ask, head, held, keyed, recovers, send};
 
-/// Fails if a text contains characters that act on a terminal, except line breaks.
+/// Fails if a text contains characters that act on a terminal, other than line breaks, or a forged line.
 fn is_inert(what: &str, text: &str) {
     let acting: Vec<char> = text.chars().filter(|c| acts(*c) && *c != '\n').collect();
     assert!(acting.is_empty(), "{what} holds {acting:?}: {text:?}");
@@ -22,8 +22,8 @@ fn both(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// A server with such text in every field that accepts text, a sandbox with such labels, and an exec that
-/// writes the text.
+/// A server with hostile text in every field that accepts text, a sandbox with hostile labels, and an exec
+/// that writes hostile text.
 struct Marked {
     service: Service,
     sandbox: String,
@@ -56,7 +56,7 @@ impl Marked {
         self.service.command(words).output().unwrap()
     }
 
-    /// Controls: the API returns the text unchanged, and unescaped it would act on a terminal.
+    /// Controls: the API returns the text unchanged, and without escaping the text would act on a terminal.
     fn is_raw_where_it_belongs(&self) {
         let shown = self.get(&format!("/v1/sandboxes/{}", self.sandbox)).json();
         assert_eq!(shown["labels"][TEXT], TEXT, "control");
@@ -66,7 +66,8 @@ impl Marked {
         assert_eq!(String::from_utf8_lossy(&written.stdout), TEXT, "control: a pipe gets what was written");
     }
 
-    /// Sends the text in every part of a request, header or path that could appear in errors and logs.
+    /// Sends the hostile text in every part of a request, header or path that could appear in errors and
+    /// logs.
     fn provoke(&self) {
         let service = &self.service;
         let execs = format!("/v1/sandboxes/{}/execs", self.sandbox);
@@ -92,7 +93,7 @@ impl Marked {
                 (400..500).contains(&refusal.status) && refusal.body.len() < 8192,
                 "{number}: {refusal:?}"
             );
-            // The response itself is JSON, and contains no line breaks.
+            // The response is JSON and contains no line breaks.
             assert!(
                 refusal.json()["fix"].is_string() && !refusal.body.contains(['\n', '\r', '\u{1b}']),
                 "{refusal:?}"
@@ -128,7 +129,7 @@ impl Marked {
     }
 }
 
-/// O-08: text that acts on a terminal is shown escaped.
+/// Attack O-08: text that acts on a terminal is escaped before it is displayed.
 #[test]
 fn text_that_acts_on_a_terminal_is_shown_and_not_obeyed() {
     served(async || {
@@ -136,7 +137,7 @@ fn text_that_acts_on_a_terminal_is_shown_and_not_obeyed() {
         marked.is_raw_where_it_belongs();
         let sandbox = marked.sandbox.as_str();
         let wrong = "../\u{1b}]52;c;Ym9v\u{7}\nforged";
-        // Commands, and the number of lines that each of them prints.
+        // Commands, each with the number of lines that it prints.
         let shown: [(&[&str], usize); 15] = [
             (&["list"], 2),
             (&["list", "--all"], 2),
@@ -168,7 +169,8 @@ fn text_that_acts_on_a_terminal_is_shown_and_not_obeyed() {
     });
 }
 
-/// O-08: the log in JSON format, which is read in terminals too.
+/// Attack O-08: text that acts on a terminal is escaped in the JSON log, because people read that log in
+/// terminals too.
 #[test]
 fn text_that_acts_on_a_terminal_is_not_in_a_log_of_json() {
     served(async || {
@@ -183,7 +185,7 @@ fn text_that_acts_on_a_terminal_is_not_in_a_log_of_json() {
     });
 }
 
-/// Checks the logs and metrics of a server that has received such text, and returns their number of lines.
+/// Checks the logs and metrics of a server that has received hostile text, and returns their number of lines.
 fn watched(marked: &Marked) -> usize {
     let audit = marked.service.data().join("audit.log");
     control::audit::verify(&audit, false, None).expect("the chain of the audit log");
@@ -199,12 +201,12 @@ fn watched(marked: &Marked) -> usize {
         );
         lines += text.lines().count();
     }
-    // Control: the requests were counted and logged, by their route and without names from the client.
+    // Control: the requests were counted and logged by their route, and without names that the client chose.
     assert!(log.contains("/v1/sandboxes/{sandbox}") && metrics.body.contains("method=\"other\""), "{log}");
     lines
 }
 
-/// Returns the output of `bellglass events` about a sandbox that is stopped.
+/// Returns the output of `bellglass events` while a sandbox with hostile labels is created and stopped.
 fn told_by_events(marked: &Marked) -> String {
     let mut command = marked.service.command(&["events"]);
     let mut watching = command.stdout(std::process::Stdio::piped()).spawn().unwrap();

@@ -1,4 +1,4 @@
-//! H-20: unauthorised access to the E2B API.
+//! Attack H-20: unauthorised access to the E2B API.
 
 use api::account::Role;
 use base64::Engine as _;
@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::ground::{Answer, ask, held, keyed, recovers, small};
 
-/// Every route into a sandbox, with a request body that it accepts.
+/// Requests for every route into a sandbox, each with a body that the route accepts.
 const ROUTES: [AgentRequest<'static>; 19] = [
     AgentRequest::get("/files?path=/etc/hostname"),
     AgentRequest::post("/files?path=/workspace/x", "x"),
@@ -32,7 +32,7 @@ const ROUTES: [AgentRequest<'static>; 19] = [
     AgentRequest::post("/contexts", "{}"),
 ];
 
-/// A request to the agent of a sandbox.
+/// A request to a sandbox's agent, in the form that E2B's SDKs send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AgentRequest<'a> {
     method: &'a str,
@@ -79,7 +79,7 @@ pub(crate) fn inside(
     ask(service, method, path, &headers, body.as_bytes())
 }
 
-/// Returns true if a response is a refusal. A stream reports a refusal in its only message instead of the
+/// Returns true if a response is a refusal. A stream reports a refusal in its only message instead of in the
 /// status. After many wrong tokens from one address, the server responds with 429.
 fn is_refused(answer: &Answer) -> bool {
     let streams = answer.header("content-type") == Some("application/connect+json");
@@ -88,7 +88,7 @@ fn is_refused(answer: &Answer) -> bool {
         || (streams && (told("unauthenticated") || told("resource_exhausted")))
 }
 
-/// H-20: no route into a sandbox is accessible without the token of this sandbox.
+/// Attack H-20: no route into a sandbox is accessible without this sandbox's token.
 #[test]
 fn nothing_inside_is_reached_without_the_token_of_that_sandbox() {
     served(async || {
@@ -118,7 +118,7 @@ fn nothing_inside_is_reached_without_the_token_of_that_sandbox() {
             let answer = inside(&service, &mine.id, &[("x-access-token", &mine.token)], route);
             assert!(!is_refused(&answer), "{route:?}: {answer:?}");
         }
-        // The host name of a sandbox gives no other access, because the same routes are behind it.
+        // The sandbox's host name gives no additional access, because it leads to the same routes.
         let host = format!("49983-{}.sandbox.localhost", mine.id);
         let by_host = |headers: &[(&str, &str)]| {
             let mut text =
@@ -143,7 +143,7 @@ pub(crate) fn signature(path: &str, act: &str, token: &str, until: Option<u64>) 
     format!("v1_{}", sum.replace('+', "%2B").replace('/', "%2F"))
 }
 
-/// H-20: a signed URL is valid for one file only, and a key for one project only.
+/// Attack H-20: a signed URL is valid for only one file, and a key is valid for only one project.
 #[test]
 fn a_signed_address_is_for_one_file_and_a_key_for_one_project() {
     served(async || {
@@ -207,8 +207,8 @@ fn a_signed_address_is_for_one_file_and_a_key_for_one_project() {
     });
 }
 
-/// H-42: a signature without a path, as E2B's JavaScript SDK creates it, permits only new files with plain
-/// names.
+/// Attack H-42: a signature without a path, as created by E2B's JavaScript SDK, allows writing only new files
+/// with plain names.
 #[test]
 fn a_signature_without_a_path_writes_plain_names_only() {
     served(async || {

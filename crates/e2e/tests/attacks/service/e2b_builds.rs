@@ -1,4 +1,4 @@
-//! H-21: templates built through E2B's API.
+//! Attack H-21: templates that are built through E2B's API.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use tar::{Builder, EntryType, Header};
 
 use super::ground::{ask, held, keyed, recovers};
 
-/// Timeout for a build of a few short steps, on a machine under load.
+/// Timeout for building a few short steps on a machine under load.
 const BUILT_WITHIN: Duration = Duration::from_secs(120);
 
-/// Returns an archive with one entry under a name that no ordinary program would write.
+/// Returns an archive with one entry, whose name no ordinary program would write.
 fn archive(name: &str, kind: EntryType, link: &str, content: &[u8]) -> Vec<u8> {
     let mut builder = Builder::new(Vec::new());
     let mut header = Header::new_gnu();
@@ -58,7 +58,7 @@ impl Bench<'_> {
         name
     }
 
-    /// Builds a template and returns its final status.
+    /// Builds a template and returns the final status of the build.
     async fn build(&self, name: &str, steps: &Value) -> Value {
         let asked = self.key("POST", "/v3/templates", &json!({ "name": name }));
         assert_eq!(asked.status, 202, "{asked:?}");
@@ -83,7 +83,7 @@ impl Bench<'_> {
     }
 }
 
-/// H-21: which keys may build, and under which names.
+/// Attack H-21: only administrator keys can build templates, and only under permitted names.
 #[test]
 fn only_an_administrator_builds_and_only_what_is_ones_own() {
     served(async || {
@@ -110,7 +110,7 @@ fn only_an_administrator_builds_and_only_what_is_ones_own() {
             let answer = keyed(&service, &service.key, method, &path, &body);
             assert!([202, 201, 404].contains(&answer.status), "control: {answer:?}");
         }
-        // Tickets.
+        // A ticket is valid for only one archive and only once.
         let told = keyed(&service, &service.key, "GET", &format!("/templates/x/files/{hash}"), &Value::Null);
         let url = told.json()["url"].as_str().unwrap().to_owned();
         let ticket = url.split_once("ticket=").unwrap().1.to_owned();
@@ -122,7 +122,7 @@ fn only_an_administrator_builds_and_only_what_is_ones_own() {
         assert_eq!(put(&other, &ticket), 401, "for another archive");
         assert_eq!(put(&hash, &ticket), 401, "it was used up by that");
         assert_eq!(ask(&service, "PUT", &format!("/templates/x/files/{hash}"), &[], b"x").status, 401);
-        // Names.
+        // Invalid names and reserved names are refused.
         for name in ["../x", "a/b", "A", "", "base", "workstation", "python", "x:v1", "x\u{0}"] {
             let answer = keyed(&service, &service.key, "POST", "/v3/templates", &json!({ "name": name }));
             assert!([400, 501].contains(&answer.status), "{name:?}: {answer:?}");
@@ -140,7 +140,7 @@ fn only_an_administrator_builds_and_only_what_is_ones_own() {
     });
 }
 
-/// H-21: malicious archives and steps.
+/// Attack H-21: malicious archives and steps create no template.
 #[test]
 fn an_archive_that_leads_out_makes_no_template() {
     served(async || {
@@ -174,7 +174,7 @@ fn an_archive_that_leads_out_makes_no_template() {
         assert_eq!(bench.build("hostile", &reach).await["status"], "error");
         let never = keyed(&service, &service.key, "GET", "/templates/aliases/hostile", &Value::Null);
         assert_eq!(never.status, 404, "{never:?}");
-        // Control: a valid archive makes a template.
+        // Control: a valid archive creates a template.
         let ended = bench.build("good", &copy(&good, "a", "/opt/a")).await;
         assert_eq!(ended["status"], "ready", "{ended}");
         let there = keyed(&service, &service.key, "GET", "/templates/aliases/good", &Value::Null);
@@ -184,7 +184,8 @@ fn an_archive_that_leads_out_makes_no_template() {
     });
 }
 
-/// H-21: a server that is killed during a build.
+/// Attack H-21: if a server is killed during a build, the build leaves nothing behind and is reported as
+/// gone.
 #[test]
 fn a_build_whose_server_is_killed_leaves_nothing_and_is_told_to_be_gone() {
     served(async || {

@@ -1,4 +1,4 @@
-//! floods of execs, and unread input.
+//! Attacks: floods of execs, and unread input.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -26,7 +26,7 @@ fn flood(threads: usize, each: usize, act: impl Fn() -> Answer + Sync) -> Vec<An
     })
 }
 
-/// a flood of execs is limited to the rate of its project.
+/// Attack A-14: a flood of execs is limited to its project's rate.
 #[test]
 fn a_flood_of_execs_is_held_to_its_rate() {
     const FLOOD: usize = 1000;
@@ -52,7 +52,7 @@ fn a_flood_of_execs_is_held_to_its_rate() {
             assert!(refused.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
         }
         let slowest = bystander.was_served();
-        // Control: with a higher rate, every exec of the same flood is started.
+        // Control: with a higher rate limit, every exec of the same flood is started.
         let free = flood(8, 25, || keyed(&service, &service.key, "POST", &ours, &quick()));
         assert_eq!(free.iter().filter(|answer| answer.status == 201).count(), 200, "{free:?}");
         recovers(&service).await;
@@ -64,7 +64,7 @@ fn a_flood_of_execs_is_held_to_its_rate() {
     });
 }
 
-/// the output of concurrent execs is not mixed.
+/// Attack A-14: the output of concurrent execs is not mixed.
 #[test]
 fn streams_of_execs_at_once_do_not_mix() {
     const EXECS: usize = 120;
@@ -87,8 +87,8 @@ fn streams_of_execs_at_once_do_not_mix() {
             let expected = format!("{number}\n").repeat(200).into_bytes();
             assert!(done.stdout == expected && done.stderr == expected, "exec {number} got others' output");
         }
-        // The same idempotency key again: the same request returns the same exec, another request is refused,
-        // and in another sandbox another exec is started.
+        // Reuse the idempotency key: the same request returns the same exec, a different request is refused,
+        // and the same request for a different sandbox starts a different exec.
         let bearer = format!("Bearer {}", service.key);
         let start = |home: &api::SandboxId, body: &Value| {
             let headers = [
@@ -113,7 +113,7 @@ fn streams_of_execs_at_once_do_not_mix() {
     });
 }
 
-/// execs that are started while their sandbox is deleted.
+/// Attack A-14: execs that are started while their sandbox is being deleted get a correct error.
 #[test]
 fn execs_while_a_sandbox_is_deleted_are_told_so() {
     const ROUNDS: usize = 5;
@@ -152,7 +152,7 @@ fn execs_while_a_sandbox_is_deleted_are_told_so() {
             late.assert("an exec in what is gone", 410, "sandbox_lost");
             ids.push(id);
         }
-        // Control: some execs were started, and others came too late.
+        // Control: some execs were started in time, and others came too late.
         assert!(counts.contains_key(&(201, String::new())), "{counts:?}");
         let known = [(201, ""), (410, "sandbox_lost"), (409, "conflict"), (404, "not_found")];
         for (status, code) in counts.keys() {
@@ -163,7 +163,7 @@ fn execs_while_a_sandbox_is_deleted_are_told_so() {
     });
 }
 
-/// Sends only the head of a chunk of input, and returns the response.
+/// Sends only the headers of a request that writes input, and returns the response.
 fn unsent(service: &Service, request: &str) -> Answer {
     let mut stream = TcpStream::connect(address(service)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
@@ -171,7 +171,7 @@ fn unsent(service: &Service, request: &str) -> Answer {
     read(&mut stream)
 }
 
-/// input that is not read stays at its sender.
+/// Attack A-16: input that is not read remains with the sender.
 #[test]
 fn input_that_nobody_reads_stays_with_whoever_sends_it() {
     const PIECES: usize = 64;
@@ -208,7 +208,7 @@ fn input_that_nobody_reads_stays_with_whoever_sends_it() {
         let before = rss_bytes(service.pid());
         let deaf = begin("sleep 300");
         let bystander = Bystander::of(&service);
-        // One request after the other; the client abandons each after a short time.
+        // Send one request after the other. The client abandons each request after a short time.
         let mut taken = 0;
         for _ in 0..PIECES {
             let mut stream = send(&deaf, taken);
@@ -224,13 +224,13 @@ fn input_that_nobody_reads_stays_with_whoever_sends_it() {
         tokio::time::sleep(Duration::from_millis(500)).await;
         is_answered(&client, &sandbox).await;
         drop(few);
-        // Many requests at the same time.
+        // Send many requests at the same time.
         let waiting: Vec<TcpStream> = (0..AT_ONCE).map(|_| send(&deaf, taken)).collect();
         tokio::time::sleep(Duration::from_millis(500)).await;
         let grown = rss_bytes(service.pid()).saturating_sub(before);
         assert!(grown < MEMORY_BYTES, "{AT_ONCE} pieces of 1 MiB cost {} MiB", grown >> 20);
         let slowest = bystander.was_served();
-        // The next request is refused before a byte of its body is read.
+        // The server refuses the next request before it reads a byte of the body.
         let target = format!("{path}/{deaf}/stdin?offset={taken}");
         let request = head("PUT", &target, &[("authorization", &bearer)]);
         unsent(&service, &request).assert("one more piece", 429, "rate_limited");

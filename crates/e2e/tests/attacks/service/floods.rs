@@ -1,8 +1,9 @@
-//! H-41: floods on every path, by clients without a key and by clients of one project.
+//! Attack H-41: floods on every path, by clients without a key and by clients of one project.
 //!
-//! Each flood consists of 200 connections and lasts 60 s, in CI 2 s. During a flood, the server's memory may
-//! grow by 64 MiB if the clients have no key, and by 128 MiB if they have keys of one project. Afterwards it
-//! must return to within 16 MiB of its size before the first flood. Every request of a bystander is served
+//! Each flood consists of 200 connections and lasts 60 s, or 2 s in CI. During a flood, the server's memory
+//! may grow by 64 MiB if the clients have no key, and by 128 MiB if they have keys of one project.
+//! Afterwards, it must shrink to within 16 MiB of its size before the first flood. Every request of a
+//! bystander is served within a second.
 //! within a second.
 
 use std::io::{Read, Write};
@@ -26,14 +27,15 @@ use super::ground::{Answer, Bystander, address, head, held, keyed, recovers, rss
 const CONNECTIONS: usize = 200;
 const STRANGERS_MAX: u64 = 64 * MIB;
 const PROJECT_MAX: u64 = 128 * MIB;
-/// Maximum memory growth that may remain after a flood, and the maximum time until memory has shrunk to it.
+/// Maximum memory growth that may remain after a flood, and maximum time until the memory has shrunk to that
+/// size.
 const LEFT_MAX: u64 = 16 * MIB;
 const SETTLES_WITHIN: Duration = Duration::from_secs(60);
 
-/// Behaviour of each connection of a flood.
+/// The behaviour of each connection in a flood.
 #[derive(Clone)]
 enum Way {
-    /// Sends these bytes, and stays open without reading.
+    /// Sends these bytes, then stays open without reading the response.
     Held(Vec<u8>),
     /// Sends these bytes, reads the response, and starts again.
     Again(Vec<u8>),
@@ -45,8 +47,8 @@ fn lasts() -> Duration {
     Duration::from_secs(sized(60, 2))
 }
 
-/// Lowers the priority of this thread and of the threads that it starts. A real attacker has its own
-/// processors, so the flood must not take processor time that the server needs.
+/// Lowers the priority of this thread and of all threads that it starts. A real attacker has its own
+/// processors, so the flood must not use processor time that the server needs.
 fn on_own_processors() {
     rustix::process::setpriority_process(None, 15).unwrap();
 }
@@ -72,7 +74,7 @@ fn drip(address: &str, way: &Way, until: Instant) {
             let mut rest = [0; 4096];
             while !left().is_zero() && matches!(stream.read(&mut rest), Ok(count) if count > 0) {}
         } else if whole {
-            // The connection stays open until the flood ends, and nothing is read.
+            // The connection stays open until the flood ends, but nothing is read from it.
             std::thread::sleep(left());
         } else {
             std::thread::sleep(left().min(Duration::from_millis(50)));
@@ -80,7 +82,7 @@ fn drip(address: &str, way: &Way, until: Instant) {
     }
 }
 
-/// Opens connections with as many requests as HTTP/2 permits, and reads no responses.
+/// Opens connections, sends as many requests on each as HTTP/2 permits, and reads no responses.
 fn deaf(service: &Service, path: &str, headers: &[(&str, &str)]) -> Vec<Deaf> {
     let open = || {
         on_own_processors();
@@ -89,7 +91,7 @@ fn deaf(service: &Service, path: &str, headers: &[(&str, &str)]) -> Vec<Deaf> {
     std::thread::scope(|scope| scope.spawn(open).join().unwrap())
 }
 
-/// Floods a server, and returns the maximum growth of its memory.
+/// Floods a server and returns the maximum growth of its memory.
 fn flood(service: &Service, way: &Way) -> u64 {
     let peak = Peak::of(service);
     let until = Instant::now() + lasts();
@@ -112,7 +114,7 @@ fn flood(service: &Service, way: &Way) -> u64 {
     peak.grown()
 }
 
-/// Floods a server in each of these ways.
+/// Floods a server in each of these ways, one after the other, and checks its memory.
 async fn floods(service: &Service, most: u64, ways: Vec<(&str, Way)>) {
     recovers(service).await;
     let before = rss_bytes(service.pid());
@@ -159,7 +161,7 @@ fn get(path: &str, headers: &[(&str, &str)]) -> Vec<u8> {
     (head("GET", path, headers) + "\r\n").into_bytes()
 }
 
-/// H-41: floods by clients without a key.
+/// Attack H-41: a flood by clients without a key uses little memory, and the memory is released.
 #[test]
 fn a_flood_without_a_key_takes_little_memory_and_gives_it_back() {
     served(async || {
@@ -200,7 +202,8 @@ fn signed(sandbox: &Opened, path: &str, act: &str) -> String {
     format!("/files?path={path}&signature=v1_{}", sum.replace('+', "%2B").replace('/', "%2F"))
 }
 
-/// H-41: floods by clients of one project.
+/// Attack H-41: a flood by clients of one project uses only the project's share of memory, and the memory is
+/// released.
 #[test]
 fn a_flood_of_one_project_takes_its_share_of_memory_and_gives_it_back() {
     served(async || {
@@ -259,13 +262,14 @@ fn a_flood_of_one_project_takes_its_share_of_memory_and_gives_it_back() {
     });
 }
 
-/// Number of ended sandboxes in a list, so that reading it takes a while on a fast machine too.
+/// Number of ended sandboxes in a list. It is large enough that reading the list takes a while even on a fast
+/// machine.
 const LISTED: &str = "1000";
 
-/// Number of floods with lists, each with the defence and without it.
+/// Number of floods of list requests, both with the defence and without it.
 const LIST_FLOODS: usize = 3;
 
-/// Adds copies of an ended sandbox to the history of a project.
+/// Adds copies of an ended sandbox to a project's history.
 fn lengthen_history(service: &mut Service, project: &str) {
     service.kill();
     let text = "import sqlite3, sys\nc = sqlite3.connect(sys.argv[1], timeout=10)\n\
@@ -283,8 +287,8 @@ fn lengthen_history(service: &mut Service, project: &str) {
     service.begin();
 }
 
-/// Floods the server with lists that one project requests and does not read. Returns the refused requests of
-/// another project, and its longest waiting time.
+/// Floods the server with list requests from one project, which does not read the responses. Returns the
+/// refused requests of another project, and the longest response time of that project.
 fn beside_lists(service: &Service, bearer: &str) -> (Vec<Answer>, Duration) {
     let path = format!("/v1/sandboxes?all=true&limit={LISTED}");
     let (mut refused, mut longest) = (Vec::new(), Duration::ZERO);
@@ -305,7 +309,7 @@ fn beside_lists(service: &Service, bearer: &str) -> (Vec<Answer>, Duration) {
     (refused, longest)
 }
 
-/// H-41: reads of the store by one project do not delay the others.
+/// Attack H-41: if one project reads a lot from the store, the requests of other projects are not delayed.
 #[test]
 fn lists_of_one_project_leave_the_store_to_the_others() {
     served(async || {
@@ -328,9 +332,9 @@ fn lists_of_one_project_leave_the_store_to_the_others() {
         assert!(held_back.iter().all(|(refused, _)| refused.is_empty()), "{held_back:?}");
         service.undefend("H-41");
         let free: Vec<_> = (0..LIST_FLOODS).map(|_| beside_lists(&service, &bearer)).collect();
-        // Without the defence, a slow machine refuses requests of others, and a fast machine delays them. The
-        // best flood with the defence is compared with the worst flood without it, because other programs on
-        // the machine can only make a wait longer.
+        // Without the defence, a slow machine refuses requests of other projects, and a fast machine delays
+        // them. Other programs on the machine can only make a wait longer. The best flood with the defence is
+        // therefore compared with the worst flood without it.
         let refused = free.iter().map(|(refused, _)| refused.len()).sum::<usize>();
         let waited = held_back.iter().map(|(_, longest)| *longest).min().unwrap();
         let longer = free.iter().map(|(_, longest)| *longest).max().unwrap();

@@ -1,4 +1,4 @@
-//! Setup that attacks on the server's memory share: held connections, memory measurement, and hand-written
+//! Setup shared by attacks on the server's memory: held connections, memory measurement, and hand-written
 //! HTTP/2.
 
 use std::io::{ErrorKind, Read, Write};
@@ -13,10 +13,10 @@ use e2e::service::Service;
 use super::ground::{address, rss_bytes};
 
 pub(crate) const MIB: u64 = 1 << 20;
-/// Timeout for sending a payload. The rest counts as not accepted.
+/// Timeout for sending a payload. The rest of the payload counts as not accepted.
 const WRITE_WITHIN: Duration = Duration::from_secs(5);
 
-/// Measurement of a server's maximum memory, which ends when the value is dropped.
+/// A measurement of a server's maximum memory, which ends when this value is dropped.
 pub(crate) struct Peak {
     before: u64,
     most: Arc<AtomicU64>,
@@ -38,7 +38,7 @@ impl Peak {
         Self { before, most, stop, thread: Some(thread) }
     }
 
-    /// Returns the maximum growth so far.
+    /// Returns the maximum memory growth so far.
     pub(crate) fn grown(&self) -> u64 {
         self.most.load(Ordering::Acquire) - self.before
     }
@@ -53,8 +53,8 @@ impl Drop for Peak {
     }
 }
 
-/// Opens a connection and sends these bytes. Returns the connection and the number of bytes that were
-/// accepted.
+/// Opens a connection and sends these bytes on it. Returns the connection and the number of bytes that the
+/// server accepted.
 pub(crate) fn begin(service: &Service, pieces: &[&[u8]]) -> (TcpStream, usize) {
     let mut stream = TcpStream::connect(address(service)).unwrap();
     stream.set_write_timeout(Some(WRITE_WITHIN)).unwrap();
@@ -77,10 +77,10 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// An HTTP/2 client that opens no flow-control window: it answers PING and SETTINGS, and accepts no DATA.
+/// An HTTP/2 client that opens no flow-control window. It responds to PING and SETTINGS, but accepts no DATA.
 pub(crate) struct Deaf {
     stream: TcpStream,
-    /// Milliseconds until the server closed the connection, or 0 if it is still open.
+    /// Milliseconds until the server closed the connection, or 0 while it is still open.
     closed: Arc<AtomicU64>,
     resets: Arc<AtomicU64>,
     heads: Arc<AtomicU64>,
@@ -88,7 +88,7 @@ pub(crate) struct Deaf {
 }
 
 impl Deaf {
-    /// Sends this many requests for this path, with these headers.
+    /// Opens a connection and sends the given number of requests for this path with these headers.
     pub(crate) fn open(service: &Service, count: u32, path: &str, headers: &[(&str, &str)]) -> Self {
         let mut stream = TcpStream::connect(address(service)).unwrap();
         stream.set_write_timeout(Some(WRITE_WITHIN)).unwrap();
@@ -102,7 +102,7 @@ impl Deaf {
             block.extend(value.bytes());
         }
         let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-        // SETTINGS_INITIAL_WINDOW_SIZE is 0.
+        // Set SETTINGS_INITIAL_WINDOW_SIZE to 0.
         bytes.extend(frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]));
         (0..count).for_each(|number| bytes.extend(frame(1, 5, 2 * number + 1, &block)));
         let _ = stream.write_all(&bytes);
@@ -116,7 +116,7 @@ impl Deaf {
         Self { stream, closed, resets, heads, began }
     }
 
-    /// Returns the time until the server closed the connection, or `None` if it is still open.
+    /// Returns the time after which the server closed the connection, or `None` if it is still open.
     pub(crate) fn closed(&self) -> Option<Duration> {
         let ms = self.closed.load(Ordering::Acquire);
         (ms > 0).then(|| Duration::from_millis(ms))
@@ -127,7 +127,7 @@ impl Deaf {
         self.resets.load(Ordering::Acquire)
     }
 
-    /// Returns the number of response heads received.
+    /// Returns the number of responses whose headers have been received.
     pub(crate) fn heads(&self) -> u64 {
         self.heads.load(Ordering::Acquire)
     }
@@ -143,7 +143,7 @@ impl Drop for Deaf {
     }
 }
 
-/// Reads a frame, and sends the acknowledgement that it requires.
+/// Reads a frame and sends the acknowledgement that the frame requires.
 fn answer(stream: &mut TcpStream, [_, resets, heads]: &[Arc<AtomicU64>; 3]) -> std::io::Result<()> {
     let mut head = [0; 9];
     stream.read_exact(&mut head)?;

@@ -1,4 +1,5 @@
-//! O-05, O-09: output that is not text, and output that imitates its surroundings, on the way to a client.
+//! Attacks O-05 and O-09: output that is not text, and output that imitates its surroundings, on the way to a
+//! client.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,15 +12,15 @@ use serde_json::{Value, json};
 
 use super::ground::{address, ask, head, held, inside, keyed, recovers, tiers};
 
-/// Content of an output response: the bytes of both streams, all lines, and the outcome.
+/// The content of a response with output: the bytes of both streams, all lines, and the outcome.
 struct Told {
     bytes: [Vec<u8>; 2],
     lines: Vec<OutputLine>,
     end: Option<Outcome>,
 }
 
-/// Parses a body of JSON lines as strictly as possible: every byte belongs to a line, every line is of a
-/// known kind, each offset follows the previous one, and nothing comes after the end.
+/// Parses a body of JSON lines as strictly as possible: every byte belongs to a line, every line has a known
+/// type, each offset follows on from the previous one, and nothing follows the end.
 fn told(body: &str) -> Told {
     assert!(body.ends_with('\n'), "a line is not whole");
     let lines: Vec<OutputLine> = body
@@ -49,7 +50,7 @@ fn told(body: &str) -> Told {
     Told { bytes, lines, end }
 }
 
-/// Decodes a chunked body, and returns it and the bytes after it.
+/// Decodes a chunked body. Returns the body and the bytes that follow it.
 fn dechunked(mut text: &[u8]) -> (Vec<u8>, &[u8]) {
     let mut body = Vec::new();
     loop {
@@ -84,7 +85,7 @@ fn unpacked(base64: &str) -> Vec<u8> {
     bytes
 }
 
-/// Starts an exec and reads its output from the response, to the last chunk.
+/// Starts an exec and reads its output from the response, up to the last chunk.
 fn streamed(service: &Service, execs: &str, spec: &Value) -> Told {
     let bearer = format!("Bearer {}", service.key);
     let headers =
@@ -96,14 +97,14 @@ fn streamed(service: &Service, execs: &str, spec: &Value) -> Told {
     told(std::str::from_utf8(&body).expect("lines of JSON are UTF-8"))
 }
 
-/// O-05: bytes that are not text reach every reader unchanged.
+/// Attack O-05: bytes that are not text reach every reader unchanged.
 #[test]
 fn bytes_that_are_no_text_reach_every_reader_as_they_are() {
     served(async || {
         let service = Service::start();
         let wild = e2e::wild::bytes();
         let hex: String = wild.iter().map(|byte| format!("{byte:02x}")).collect();
-        // Control: the bytes are not UTF-8, so they cannot be a JSON string.
+        // Control: the bytes are not valid UTF-8, so they cannot be a JSON string.
         assert!(std::str::from_utf8(&wild).is_err());
         for tier in tiers() {
             let body = json!({ "tier": tier, "limits": e2e::service::small_limits() });
@@ -118,8 +119,8 @@ fn bytes_that_are_no_text_reach_every_reader_as_they_are() {
                 live.lines.iter().filter(|line| matches!(line, OutputLine::Data { text: Some(_), .. }));
             assert!(texts.count() > 0, "nothing of it is text");
             let OutputLine::Started { exec: ExecInfo { id, .. } } = &live.lines[0] else { panic!() };
-            // Reads from several offsets of the stream that was written byte by byte, including offsets
-            // within a character.
+            // Read from several offsets of the stream that was written byte by byte, including offsets within
+            // a character.
             for offset in (0..wild.len()).step_by(401).chain([1, wild.len()]) {
                 let path = format!("{execs}/{id}/output?stdout={}&stderr={offset}", wild.len());
                 let answer = keyed(&service, &service.key, "GET", &path, &Value::Null);
@@ -151,7 +152,8 @@ fn bytes_that_are_no_text_reach_every_reader_as_they_are() {
     });
 }
 
-/// O-03: in the worst case, each byte of output becomes six bytes of JSON.
+/// Attack O-03: the length of a JSON line is limited, although each byte of output can become six bytes of
+/// JSON.
 #[test]
 fn a_line_of_json_is_bounded_whatever_the_output() {
     const BYTES: usize = 20_000_000;
@@ -176,7 +178,7 @@ fn a_line_of_json_is_bounded_whatever_the_output() {
     });
 }
 
-/// O-09: output that imitates lines of the protocol is only output.
+/// Attack O-09: output that imitates lines of the protocol is treated as plain output.
 #[test]
 fn output_that_imitates_our_lines_is_only_output() {
     served(async || {
@@ -217,8 +219,7 @@ fn output_that_imitates_our_lines_is_only_output() {
     });
 }
 
-/// Control: on such a stream, these bytes would be an end with a false outcome, the end of a body, and a
-/// response.
+/// Control: on such a stream, these bytes are an end with a false outcome, the end of a body, and a response.
 fn is_forged(output: &[u8]) {
     let text = std::str::from_utf8(output).unwrap();
     let ends = text.lines().filter_map(|line| serde_json::from_str(line).ok());
@@ -230,8 +231,8 @@ fn is_forged(output: &[u8]) {
     assert!(rest.starts_with(b"HTTP/1.1 200 OK\r\n"), "control: {text}");
 }
 
-/// Sends two requests on one connection, and asserts that the second response comes from the server,
-/// regardless of the content of the first body.
+/// Sends two requests on one connection. Asserts that the second response comes from the server, whatever the
+/// first body contains.
 fn behind(service: &Service, path: &str, output: &[u8]) {
     let bearer = format!("Bearer {}", service.key);
     let first = head("GET", &format!("{path}?follow=false"), &[("authorization", &bearer)]);

@@ -1,4 +1,4 @@
-//! Setup that all attacks on the service share: raw requests, payloads, the server's memory, and a bystander.
+//! Setup shared by all attacks on the service: raw requests, payloads, the server's memory and a bystander.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -12,18 +12,18 @@ use api::sandbox::Tier;
 use e2e::service::Service;
 use serde_json::{Value, json};
 
-/// Timeout for a response. The slowest one is that of a start behind many others.
+/// Timeout for a response. The slowest response is to a create request that waits behind many others.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Maximum response time for another client, regardless of the attack.
+/// Maximum response time for an uninvolved client, regardless of the attack.
 const OTHERS_WITHIN: Duration = Duration::from_secs(1);
 /// Maximum duration of a payload.
 const PAYLOAD_SECONDS: &str = "120";
 
-/// Response to a request. Status 0 means that the connection ended without a response.
+/// A response to a request. Status 0 means that the connection ended without a response.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// True if no more data came, and the connection was still open.
+    /// True if no more data arrived although the connection was still open.
     pub(crate) waits: bool,
     pub(crate) head: String,
     pub(crate) body: String,
@@ -47,35 +47,35 @@ impl Answer {
         (self.status, body["code"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Asserts the status and the code of a refusal.
+    /// Asserts a refusal with this status and this error code.
     pub(crate) fn assert(&self, what: &str, status: u16, code: &str) {
         assert_eq!(self.refusal(), (status, code.to_owned()), "{what}: {self:?}");
     }
 }
 
-/// Returns the address of a server, without its scheme.
+/// Returns the address of a server without the URL scheme.
 pub(crate) fn address(service: &Service) -> String {
     service.url().split_once("://").unwrap().1.to_owned()
 }
 
-/// Returns the port of a server.
+/// Returns the port of a server as text.
 pub(crate) fn port(service: &Service) -> String {
     address(service).rsplit_once(':').unwrap().1.to_owned()
 }
 
-/// Sends these bytes and reads until the other side closes.
+/// Sends these bytes and reads until the server closes the connection.
 pub(crate) fn send(address: &str, bytes: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(ANSWER_WITHIN)).unwrap();
     stream.set_write_timeout(Some(ANSWER_WITHIN)).unwrap();
-    // After an early refusal, the server reads no more.
+    // If the server refuses the request early, it does not read the rest.
     let _ = stream.write_all(bytes);
     let answer = read(&mut stream);
     assert!(!answer.waits, "no answer within {ANSWER_WITHIN:?}: {answer:?}");
     answer
 }
 
-/// Reads a response until the other side closes or the read times out.
+/// Reads a response until the server closes the connection or the read times out.
 pub(crate) fn read(stream: &mut TcpStream) -> Answer {
     let mut bytes = Vec::new();
     let mut piece = [0; 16384];
@@ -83,7 +83,7 @@ pub(crate) fn read(stream: &mut TcpStream) -> Answer {
         match stream.read(&mut piece) {
             Ok(0) => break false,
             Ok(count) => bytes.extend_from_slice(&piece[..count]),
-            // After a response, the server resets the connection if it does not read the rest of the request.
+            // If the server does not read the rest of a request, it resets the connection after its response.
             Err(error) => break matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
         }
     };
@@ -93,7 +93,7 @@ pub(crate) fn read(stream: &mut TcpStream) -> Answer {
     Answer { status, waits, head: head.to_owned(), body: body.to_owned() }
 }
 
-/// Returns the head of a request.
+/// Returns the request line and the headers of a request, without the final empty line.
 pub(crate) fn head(method: &str, path: &str, headers: &[(&str, &str)]) -> String {
     let mut text = format!("{method} {path} HTTP/1.1\r\nhost: bellglass\r\nconnection: close\r\n");
     for (name, value) in headers {
@@ -119,7 +119,7 @@ pub(crate) fn ask(
     send(&address(service), &bytes)
 }
 
-/// Sends a request with a key and a JSON body, or without a body if it is null.
+/// Sends a request with a key and a JSON body. If the body is null, the request has no body.
 pub(crate) fn keyed(service: &Service, key: &str, method: &str, path: &str, body: &Value) -> Answer {
     let bearer = format!("Bearer {key}");
     let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
@@ -137,7 +137,7 @@ pub(crate) fn quick() -> Value {
     json!({ "argv": ["/bin/true"] })
 }
 
-/// Returns the resident memory of a process.
+/// Returns the resident memory of a process in bytes.
 pub(crate) fn rss_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
@@ -147,8 +147,8 @@ pub(crate) fn rss_bytes(pid: u32) -> u64 {
 /// Returns the processor time that a process has used.
 pub(crate) fn cpu_of(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // Fields after the name in parentheses: the state is field 3, user and system time are fields 14 and 15,
-    // in hundredths of a second.
+    // The fields after the name in parentheses begin with the state, which is field 3. User and system time
+    // are fields 14 and 15, in hundredths of a second.
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
     Duration::from_millis(10 * ticks)
@@ -159,7 +159,7 @@ pub(crate) fn threads_of(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count()
 }
 
-/// Returns the tiers under test that this machine supports.
+/// Returns the tiers that are under test and that this machine supports.
 pub(crate) fn tiers() -> Vec<Tier> {
     let has = |name: &str| {
         e2e::lab::wanted(name)
@@ -169,7 +169,7 @@ pub(crate) fn tiers() -> Vec<Tier> {
     known.into_iter().filter(|(name, _)| has(name)).map(|(_, tier)| tier).collect()
 }
 
-/// Returns an attack's payload as an exec.
+/// Returns an exec that runs an attack's payload inside a sandbox.
 pub(crate) fn inside(id: &str, arguments: &[&str]) -> ExecSpec {
     let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
     let text = format!("{}\n{}", read(file("", "probe.py")), read(file(id, "attack.py")));
@@ -177,8 +177,8 @@ pub(crate) fn inside(id: &str, arguments: &[&str]) -> ExecSpec {
     e2e::lab::exec(&words)
 }
 
-/// A second client, which sends requests throughout an attack and records the slowest response and the number
-/// of responses.
+/// A second client, which sends requests throughout an attack. It records the slowest response time and the
+/// number of responses.
 pub(crate) struct Bystander {
     stop: std::sync::mpsc::Sender<()>,
     thread: std::thread::JoinHandle<(Duration, u32)>,
@@ -217,23 +217,23 @@ impl Bystander {
     }
 }
 
-/// Returns the processor time that other machines on the same host have taken from this machine since it
-/// started. Waiting for such time is not a delay by the server.
+/// Returns the processor time that other virtual machines on the same host have taken from this machine since
+/// it booted. Waiting for such time is not a delay that the server causes.
 fn stolen() -> Duration {
     const TICK_MS: u64 = 10;
     let stat = std::fs::read_to_string("/proc/stat").unwrap();
     let all = stat.lines().next().unwrap();
-    // Fields: `cpu`, then user, nice, system, idle, iowait, irq, softirq, steal.
+    // The line contains `cpu`, followed by user, nice, system, idle, iowait, irq, softirq and steal.
     let steal: u64 = all.split_whitespace().nth(8).map_or(0, |word| word.parse().unwrap());
     Duration::from_millis(steal * TICK_MS)
 }
 
-/// Returns the path of a file of an attack.
+/// Returns the path of a file that belongs to an attack.
 pub(crate) fn file(id: &str, name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../attacks").join(id).join(name)
 }
 
-/// Runs an attack's program and parses its `thing: result` lines.
+/// Runs an attack's program and parses its output, which consists of `thing: result` lines.
 pub(crate) fn payload(id: &str, arguments: &[&str]) -> BTreeMap<String, String> {
     let mut command = Command::new("timeout");
     command.args([PAYLOAD_SECONDS, "python3"]).arg(file(id, "attack.py")).args(arguments);
@@ -245,12 +245,12 @@ pub(crate) fn payload(id: &str, arguments: &[&str]) -> BTreeMap<String, String> 
     pairs.map(|(thing, result)| (thing.to_owned(), result.to_owned())).collect()
 }
 
-/// Returns a number from a payload's output.
+/// Returns one result of a payload as a number.
 pub(crate) fn number(said: &BTreeMap<String, String>, thing: &str) -> f64 {
     said.get(thing).and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{thing}: {said:?}"))
 }
 
-/// A server without the defence, for a control. Dropping it stops it.
+/// A server without the defence, which serves as a control. It is stopped when this value is dropped.
 pub(crate) struct Undefended {
     child: Child,
     pub(crate) port: String,
@@ -269,13 +269,13 @@ impl Undefended {
 
 impl Drop for Undefended {
     fn drop(&mut self) {
-        // `timeout` forwards the signal.
+        // `timeout` forwards the signal to the server.
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let _ = self.child.wait();
     }
 }
 
-/// Asserts that the server still works.
+/// Asserts that the server still works, by running an exec in a new sandbox.
 pub(crate) async fn recovers(service: &Service) {
     let client = service.client();
     let sandbox = client.create(&e2e::service::small()).await.unwrap();
@@ -284,10 +284,10 @@ pub(crate) async fn recovers(service: &Service) {
     client.stop(&sandbox.id).await.unwrap();
 }
 
-/// Prints that an attack was withstood.
+/// Prints that the service withstood an attack.
 pub(crate) fn held(id: &str, figures: &str) {
     println!("attack {id} service held (control reached): {figures}");
 }
 
-/// Address of this machine's own clients, as the server logs it.
+/// Address of clients on this machine, as the server logs it.
 pub(crate) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -1,4 +1,4 @@
-//! H-40: disk use outside the quota: datasets of sessions, and uploads that never end.
+//! Attack H-40: disk use outside the quota, by datasets of sessions and by uploads that never end.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -14,13 +14,13 @@ use super::ground::{Answer, address, ask, head, held, keyed, read, recovers};
 
 /// Disk quota of the project.
 const QUOTA: u64 = 64 << 20;
-/// Number of bytes that each upload sends before it waits or ends.
+/// Number of bytes that each upload sends before it waits for more or ends.
 const PIECE: usize = 40 << 20;
-/// Number of concurrent uploads. Together they send more than seven times the quota.
+/// Number of concurrent uploads. Together, they send more than seven times the quota.
 const UPLOADS: usize = 12;
-/// Timeout for a refusal. It is sent when the client has sent all of its data, or after 5 s.
+/// Timeout for a refusal. The server sends it once the client has sent all of its data, or after 5 s.
 const REFUSED_WITHIN: Duration = Duration::from_secs(8);
-/// Tolerance for refused data, which may be in memory or in a chunk on the disk for a moment.
+/// Tolerance for data that will be refused, but may be on the disk for a moment.
 const SLACK: u64 = 4 << 20;
 
 fn session(service: &Service, key: &str) -> String {
@@ -34,7 +34,7 @@ fn put(service: &Service, key: &str, path: &str, bytes: usize) -> Answer {
     ask(service, "PUT", path, &[("authorization", &bearer)], &vec![7; bytes])
 }
 
-/// Starts an upload without a length, sends a part, and never completes the upload.
+/// Starts an upload without an announced length, sends a part of it, and never completes it.
 fn begin(service: &Service, key: &str, name: &str) -> TcpStream {
     let bearer = format!("Bearer {key}");
     let headers = [("authorization", bearer.as_str()), ("transfer-encoding", "chunked")];
@@ -45,7 +45,7 @@ fn begin(service: &Service, key: &str, name: &str) -> TcpStream {
     stream.write_all(text.as_bytes()).unwrap();
     let chunk = [format!("{:x}\r\n", 1 << 20).into_bytes(), vec![7; 1 << 20], b"\r\n".to_vec()].concat();
     for _ in 0..PIECE >> 20 {
-        // Soon after a refusal, the server reads no more.
+        // The server stops reading soon after it has refused the upload.
         if stream.write_all(&chunk).is_err() {
             break;
         }
@@ -53,13 +53,13 @@ fn begin(service: &Service, key: &str, name: &str) -> TcpStream {
     stream
 }
 
-/// Opens many uploads. Returns their total disk use and the number of refused uploads.
+/// Opens many uploads. Returns their total disk use and the number of uploads that were refused.
 async fn many_at_once(service: &Service, key: &str, datasets: &Path) -> (u64, usize) {
     let mut open: Vec<TcpStream> =
         (0..UPLOADS).map(|number| begin(service, key, &format!("d{number}"))).collect();
     let taken = bytes_below(datasets);
-    // A refused upload gets its response when it has sent no data for a while. The others wait for the rest
-    // of their data.
+    // A refused upload gets its response once it has sent no data for a while. The other uploads wait for the
+    // rest of their data.
     let mut refused = 0;
     for stream in open.iter_mut().rev() {
         stream.set_read_timeout(Some(REFUSED_WITHIN)).unwrap();
@@ -73,7 +73,7 @@ async fn many_at_once(service: &Service, key: &str, datasets: &Path) -> (u64, us
     (taken, refused)
 }
 
-/// H-40: all stored data of a project counts against its quota.
+/// Attack H-40: all data that a project stores counts towards its quota.
 #[test]
 fn everything_that_a_project_keeps_is_inside_its_quota() {
     served(async || {
@@ -89,14 +89,14 @@ fn everything_that_a_project_keeps_is_inside_its_quota() {
         for word in ["disk_bytes", &QUOTA.to_string(), "bellglass project set pb --disk"] {
             assert!(refused.body.contains(word), "{word}: {refused:?}");
         }
-        // A dataset of the project itself counts too.
+        // A dataset that belongs to the project itself counts too.
         put(&service, &key, "/v1/datasets/y", PIECE).assert("a dataset", 429, "quota_exceeded");
         assert!(bytes_below(&sessions) < QUOTA, "{}", bytes_below(&sessions));
         // Ending a session releases the space of its datasets.
         let ended = keyed(&service, &key, "DELETE", &format!("/v1/sessions/{first}"), &Value::Null);
         assert_eq!(ended.status, 200, "{ended:?}");
         assert_eq!(put(&service, &key, &path(&second), PIECE).status, 200);
-        // Stored data is counted after a restart too.
+        // After a restart, stored data still counts.
         service.kill();
         service.begin();
         put(&service, &key, "/v1/datasets/y", PIECE).assert("after a restart", 429, "quota_exceeded");
@@ -107,7 +107,7 @@ fn everything_that_a_project_keeps_is_inside_its_quota() {
         assert_eq!(refused, UPLOADS - 1);
         recovers(&service).await;
 
-        // Control: without the defence, the same uploads store all data that they send.
+        // Control: without the defence, the same uploads store everything that they send.
         service.undefend("H-40");
         let (open, _) = many_at_once(&service, &key, &datasets).await;
         assert!(open > 4 * QUOTA, "control: {open}");

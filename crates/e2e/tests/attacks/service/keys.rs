@@ -1,4 +1,4 @@
-//! H-07, H-08, X-01: guessed keys, repeated requests, other projects' ids.
+//! Attacks H-07, H-08 and X-01: guessed keys, repeated requests, and other projects' IDs.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::ground::{Answer, address, ask, head, held, keyed, quick, read, small};
 
-/// H-07: all invalid keys get the same response, and many of them are slowed down.
+/// Attack H-07: all invalid keys get the same response, and after many of them the client is slowed down.
 #[test]
 fn wrong_keys_of_every_kind_are_told_the_same_and_then_slowed_down() {
     served(async || {
@@ -26,7 +26,7 @@ fn wrong_keys_of_every_kind_are_told_the_same_and_then_slowed_down() {
         let look = |key: &str| keyed(&service, key, "GET", "/v1/sandboxes", &Value::Null);
         let (revoked, id) = fresh(Value::Null);
         let (expired, _) = fresh(json!(1500));
-        // Controls: both keys were valid, and the first is in the server's memory when it is revoked.
+        // Control: both keys were valid. The first is in the server's memory at the time of its revocation.
         assert_eq!((look(&revoked).status, look(&expired).status), (200, 200));
         assert_eq!(admin("DELETE", &format!("/v1/keys/{id}"), &Value::Null).status, 204);
         let mut wrong = vec![look(&revoked)];
@@ -47,7 +47,7 @@ fn wrong_keys_of_every_kind_are_told_the_same_and_then_slowed_down() {
         assert!(slowed >= 70, "{slowed} of 100 guesses were slowed down");
         guesses.last().unwrap().assert("slowed", 429, "rate_limited");
         assert!(guesses.last().unwrap().header("retry-after").is_some());
-        // A valid key still works from the same address, and all slowed-down requests get the same response.
+        // A valid key still works from the same address. All slowed-down requests get the same response.
         assert_eq!(look(&service.key).status, 200);
         assert_eq!(told(&look(&revoked)), told(guesses.last().unwrap()));
         let log = std::fs::read_to_string(service.data().join("audit.log")).unwrap();
@@ -57,7 +57,7 @@ fn wrong_keys_of_every_kind_are_told_the_same_and_then_slowed_down() {
     });
 }
 
-/// H-07: a key that is revoked while it is in use.
+/// Attack H-07: a key that is revoked while it is in use stops working for good.
 #[test]
 fn a_key_that_is_revoked_while_it_is_used_is_gone_for_good() {
     const ROUNDS: usize = 20;
@@ -88,13 +88,13 @@ fn a_key_that_is_revoked_while_it_is_used_is_gone_for_good() {
             let after = keyed(&service, secret, "GET", "/v1/sandboxes", &Value::Null);
             assert!([401, 429].contains(&after.status), "a revoked key works: {after:?}");
         }
-        // Control: some requests succeeded before the revocation.
+        // Control: some requests succeeded before the key was revoked.
         assert!(before > ROUNDS, "{before} uses of {ROUNDS} keys");
         held("H-07", &format!("{ROUNDS} keys revoked in use, after {before} uses"));
     });
 }
 
-/// H-08: a repeated request takes effect only once.
+/// Attack H-08: a repeated request takes effect only once.
 #[test]
 fn a_request_that_is_repeated_is_one_request() {
     const TIMES: usize = 100;
@@ -132,7 +132,7 @@ fn a_request_that_is_repeated_is_one_request() {
         for bad in ["", &"x".repeat(256)] {
             create(bad, &small()).assert("a bad key", 400, "invalid_request");
         }
-        // The same idempotency key in another project is a different key.
+        // The same idempotency key is independent in a different project.
         let theirs = service.key_of("other", Role::Write, PLENTY).await;
         let headers = [
             ("authorization", format!("Bearer {theirs}")),
@@ -144,7 +144,7 @@ fn a_request_that_is_repeated_is_one_request() {
         let made = ask(&service, "POST", "/v1/sandboxes", &headers, small().to_string().as_bytes());
         assert_eq!(made.status, 201);
         assert_ne!(made.json()["id"], first);
-        // Control: without an idempotency key, or with another one, each request creates a sandbox.
+        // Control: without an idempotency key, or with a different one, each request creates a sandbox.
         assert_eq!(create("twice", &small()).status, 201);
         assert_eq!(keyed(&service, &service.key, "POST", "/v1/sandboxes", &small()).status, 201);
         assert_eq!(live(), 3);
@@ -152,7 +152,7 @@ fn a_request_that_is_repeated_is_one_request() {
     });
 }
 
-/// resources of another project are not found.
+/// Attack X-01: resources of another project appear not to exist.
 #[test]
 fn what_belongs_to_another_project_is_not_there() {
     served(async || {
@@ -189,12 +189,13 @@ fn what_belongs_to_another_project_is_not_there() {
                 let answer = keyed(&service, &thief, method, &path, &body);
                 answer.assert(&format!("{method} {path}"), 404, "not_found");
                 assert!(!answer.body.contains("owner") && !answer.body.contains("secret"), "{answer:?}");
-                // The response is the same, word for word, as for a resource that never existed.
+                // The response is identical, word for word, to the response for a resource that never
+                // existed.
                 let unknown = keyed(&service, &thief, method, &path.replace(place, "nothing"), &body);
                 assert_eq!(answer.body.replace(place, "nothing"), unknown.body, "{method} {path}");
             }
         }
-        // Lists: filters, and a cursor that another project received.
+        // Try lists, with filters and with a cursor that another project received.
         let page = keyed(&service, &owner, "GET", "/v1/sandboxes?limit=1", &Value::Null).json();
         let cursor = page["next"].as_str().expect("a second page").to_owned();
         for query in ["", "?all=true", &format!("?cursor={cursor}"), "?cursor=ffffffffffffffff-zzz&all=true"]
@@ -206,7 +207,7 @@ fn what_belongs_to_another_project_is_not_there() {
             );
         }
         timing(&service, &thief, id);
-        // A name that another project uses is free here.
+        // A name that another project uses is available in this project.
         assert_eq!(keyed(&service, &thief, "POST", "/v1/sandboxes", &named).status, 201);
         // Control: the owner can see and do all of this.
         let path = format!("/v1/sandboxes/{id}/execs/{exec}/output?follow=false");
@@ -247,6 +248,6 @@ fn timing(service: &Service, key: &str, id: &str) {
     theirs.sort_unstable();
     nobodys.sort_unstable();
     let (left, right) = (theirs[LOOKS / 2], nobodys[LOOKS / 2]);
-    // Half of the median is tolerated, because measurements of one kind already vary by more.
+    // Tolerate half of the median, because repeated measurements of the same kind already vary by more.
     assert!(left.abs_diff(right) < left.max(right) / 2, "{left:?} and {right:?}");
 }

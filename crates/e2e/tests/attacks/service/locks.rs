@@ -1,5 +1,5 @@
-//! C-33: a server stops a sandbox that takes too many file locks, and reports the reason; its neighbours keep
-//! running.
+//! Attack C-33: a server stops a sandbox that takes too many file locks and reports the reason. Its
+//! neighbours keep running.
 
 use std::time::{Duration, Instant};
 
@@ -10,11 +10,11 @@ use e2e::service::{Service, served, small, until};
 
 use super::ground::{held, inside, recovers};
 
-/// Maximum time from the first lock to the end. The payload takes a second to reach a number of locks that is
-/// noticed, and the promise is two seconds from then on.
+/// Maximum time from the first lock to the end of the sandbox. The payload needs a second to take enough
+/// locks to be noticed. The promised limit is two seconds from then on.
 const ENDED_WITHIN: Duration = Duration::from_secs(10);
 
-/// C-33: a sandbox that takes too many file locks is lost for that reason.
+/// Attack C-33: a sandbox that takes too many file locks is lost for that reason.
 #[test]
 fn a_sandbox_that_takes_too_many_file_locks_is_lost_for_that_reason() {
     served(async || {
@@ -37,7 +37,7 @@ fn a_sandbox_that_takes_too_many_file_locks_is_lost_for_that_reason() {
         assert_eq!(alive.stdout, b"alive\n");
 
         // Control: if the server does not count locks, the sandbox keeps running, and the payload reaches its
-        // safe limit.
+        // own safe limit.
         service.undefend("C-33");
         let client = service.client();
         let again = client.create(&small()).await.unwrap().id;

@@ -1,8 +1,8 @@
-//! L-05, L-06: a server without free descriptors, and two servers on one data directory.
+//! Attacks L-05 and L-06: a server without free descriptors, and two servers on one data directory.
 //!
-//! Full disks are the subject of `real::troubles`. A lack of free loop devices cannot be tested without
-//! taking them from all other programs on the machine: the kernel creates new ones on demand, and preventing
-//! that requires a separate kernel.
+//! Full disks are tested in `real::troubles`. A lack of free loop devices is not tested, because the kernel
+//! creates new devices on demand. Preventing that would need a separate kernel, or it would affect all other
+//! programs on the machine.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::ground::{Answer, held, keyed, recovers, small};
 
-/// L-05: a server without free descriptors refuses requests, and its sandboxes keep running.
+/// Attack L-05: a server without free descriptors refuses requests, and its sandboxes keep running.
 #[test]
 fn a_server_without_descriptors_refuses_and_its_sandboxes_live() {
     const FILES: u32 = 96;
@@ -23,7 +23,7 @@ fn a_server_without_descriptors_refuses_and_its_sandboxes_live() {
         let client = service.client();
         let first = client.create(&e2e::service::small()).await.unwrap().id;
         let create = || keyed(&service, &service.key, "POST", "/v1/sandboxes", &small());
-        // Control: with enough descriptors, it creates sandboxes.
+        // Control: with enough descriptors, the server creates sandboxes.
         assert_eq!(create().status, 201);
         let mut answers: Vec<Answer> = Vec::new();
         let began = Instant::now();
@@ -36,11 +36,12 @@ fn a_server_without_descriptors_refuses_and_its_sandboxes_live() {
         let refused: Vec<&Answer> = answers.iter().filter(|answer| answer.status != 201).collect();
         assert!(!refused.is_empty(), "{FILES} descriptors were enough for {} sandboxes", answers.len());
         for answer in &refused {
-            // A connection that could not be accepted gets no response; every response has an error code.
+            // A connection that the server could not accept gets no response. Every response has an error
+            // code.
             assert!(answer.status == 0 || !answer.refusal().1.is_empty(), "{answer:?}");
         }
         let words: Vec<(u16, String)> = refused.iter().map(|answer| answer.refusal()).collect();
-        // Running sandboxes survive, and can be used as soon as descriptors are free again.
+        // Running sandboxes survive, and can be used once descriptors are free again.
         let page = loop {
             let page = keyed(&service, &service.key, "GET", "/v1/sandboxes", &Value::Null);
             if page.status == 200 {
@@ -66,7 +67,7 @@ fn a_server_without_descriptors_refuses_and_its_sandboxes_live() {
     });
 }
 
-/// L-06: a second server on the same data directory exits with an error and has no effect.
+/// Attack L-06: a second server on the same data directory exits with an error and has no effect.
 #[test]
 fn a_second_server_on_the_same_data_refuses_and_harms_nothing() {
     served(async || {
@@ -94,7 +95,8 @@ fn a_second_server_on_the_same_data_refuses_and_harms_nothing() {
         assert!(!service.data().join("second.key").exists());
         let done = client.exec(&sandbox, &script("echo alive")).await.unwrap().collect().await.unwrap();
         assert_eq!(done.stdout, b"alive\n");
-        // Other commands on the same data directory do not treat a server's sandboxes as leftovers.
+        // Other commands that use the same data directory do not treat a running server's sandboxes as
+        // leftovers.
         let tidy = Command::new(binary())
             .arg("--data")
             .arg(service.data())
@@ -104,15 +106,15 @@ fn a_second_server_on_the_same_data_refuses_and_harms_nothing() {
             .unwrap();
         assert!(tidy.status.success(), "{tidy:?}");
         recovers(&service).await;
-        // Control: a lock that no process holds does not prevent a start, and neither does a lock file with
-        // the pid of another process.
+        // Control: a lock that no process holds does not prevent a start. Neither does a lock file with the
+        // pid of a different process.
         let lock = service.data().join("node/lock");
         service.kill();
         assert!(lock.exists());
         std::fs::write(&lock, "1\n").unwrap();
         let back = service.begin();
         assert_eq!(client.sandbox(&sandbox).await.unwrap().state, SandboxState::Running);
-        // Several servers at the same time: only one of them gets the lock.
+        // Start several servers at the same time. Only one of them gets the lock.
         service.kill();
         let mut racing: Vec<_> = (0..4)
             .map(|_| {
@@ -130,7 +132,7 @@ fn a_second_server_on_the_same_data_refuses_and_harms_nothing() {
             })
             .collect();
         let codes: Vec<Option<i32>> = racing.iter_mut().map(|one| one.wait().unwrap().code()).collect();
-        // The server with the lock runs until `timeout` terminates it.
+        // The server that gets the lock runs until `timeout` terminates it.
         let served = codes.iter().filter(|code| [Some(124), Some(0)].contains(code)).count();
         assert_eq!(served, 1, "{codes:?}");
         service.begin();

@@ -1,7 +1,8 @@
-//! H-25: every route with every credential, compared with the tables of `docs/authority.md`.
+//! Attack H-25: every route with every credential, compared with the tables of `docs/authority.md`.
 //!
-//! The routes come from the router itself. The page states the need of each route, and the response of each
-//! need to each credential. So a new route or a changed need fails here until the page contains it.
+//! The routes come from the router itself. The page states which credential each route needs, and how a route
+//! with that need responds to each credential. A new route or a changed need therefore fails this test until
+//! the page contains it.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,28 +20,29 @@ use tokio::net::TcpSocket;
 use super::e2b::{Opened, opened, signature};
 use super::ground::{Answer, address, held, keyed};
 
-/// Time to read a response. A stream that has started counts as let in, and its end is not awaited.
+/// Time to read a response. A stream that has started counts as let in, and the test does not wait for its
+/// end.
 const STREAM_WITHIN: Duration = Duration::from_millis(400);
 /// Number of requests with a wrong credential that one address may send without being slowed down.
 const TRIES_OF_ADDRESS: u32 = 20;
-/// Minimum number of routes. Fewer would mean that routes are missing from the table.
+/// Minimum number of routes. A lower number would mean that routes are missing from the router's table.
 const ROUTES_MIN: usize = 100;
 
-/// Credentials of a request: headers, and an addition to the query.
+/// The credentials of a request: headers, and text to append to the query.
 #[derive(Clone, Default)]
 struct Shown {
     headers: Vec<(&'static str, String)>,
     query: String,
 }
 
-/// Returns the decision of a route: let in, 401 or 403.
+/// Returns a route's decision about a request: `in`, `401` or `403`.
 fn outcome(answer: &Answer) -> &'static str {
     let refused = |code: &str| answer.body.contains(&format!(r#"{{"error":{{"code":"{code}""#));
     match answer.status {
         401 => "401",
-        // Other 403 responses come from the sandbox's file system, after the request was let in.
+        // Other 403 responses come from the sandbox's file system, after the request has been let in.
         403 if answer.body.contains("\"forbidden\"") => "403",
-        // A stream reports a refusal in its only message instead of the status.
+        // A stream reports a refusal in its only message instead of in the status.
         200 if refused("unauthenticated") => "401",
         200 if refused("permission_denied") => "403",
         _ => "in",
@@ -59,10 +61,10 @@ fn sha256(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Path for which every signature in the matrix is valid.
+/// The path for which every signature in the matrix is valid.
 const SIGNED_PATH: &str = "/workspace/signed";
 
-/// All secrets that requests present.
+/// The secrets that requests present.
 struct Secrets {
     read: String,
     write: String,
@@ -97,7 +99,7 @@ impl Secrets {
         }
     }
 
-    /// Returns texts that the server hashes, or used to hash.
+    /// Returns texts that the server hashes, or that it hashed in the past.
     fn hashed(&self, sandbox: &Opened) -> Vec<String> {
         let (port, key) = (&self.port, self.admin.trim_start_matches("bgk_"));
         vec![
@@ -119,7 +121,7 @@ fn signed(path: &str, by: &str) -> Shown {
     Shown { headers: Vec::new(), query: format!("path={path}&signature={by}") }
 }
 
-/// Returns the columns of the table, in the order of the page.
+/// Returns the columns of the table with their credentials, in the order of the page.
 fn credentials(secrets: &Secrets, sandbox: &Opened, other: &Opened) -> Vec<(&'static str, Vec<Shown>)> {
     let sign = |act: &str, token: &str| signature(SIGNED_PATH, act, token, None);
     let hashed = secrets.hashed(sandbox);
@@ -157,7 +159,7 @@ fn credentials(secrets: &Secrets, sandbox: &Opened, other: &Opened) -> Vec<(&'st
     ]
 }
 
-/// H-25: every route responds to every credential as the page states.
+/// Attack H-25: every route responds to every credential as `docs/authority.md` states.
 #[test]
 fn every_route_answers_every_credential_as_the_page_says() {
     served(async || {
@@ -190,8 +192,8 @@ fn every_route_answers_every_credential_as_the_page_says() {
             }
         }
         assert!(wrong.is_empty(), "{} wrong answers:\n{}", wrong.len(), wrong.join("\n"));
-        // Control: with the right credential, every route lets the request in. So no request is refused for
-        // another reason.
+        // Control: with the right credential, every route lets the request in. No request is therefore
+        // refused for a different reason.
         assert!(let_in >= rows.len(), "{let_in} of {asked} were let in");
         held(
             "H-25",
@@ -202,7 +204,7 @@ fn every_route_answers_every_credential_as_the_page_says() {
 
 async fn ask(service: &Service, from: Ipv4Addr, row: &Row, sandbox: &str, shown: &Shown) -> Answer {
     let method = if row.method == "ANY" { "POST" } else { row.method };
-    // The names do not exist, so a request that is let in does no harm.
+    // The names do not exist, so a request that is let in has no effect.
     let mut path = row.path.clone();
     while let Some((before, rest)) = path.clone().split_once('{') {
         let (name, after) = rest.split_once('}').unwrap();
@@ -228,7 +230,8 @@ async fn ask(service: &Service, from: Ipv4Addr, row: &Row, sandbox: &str, shown:
     stream.write_all(text.as_bytes()).await.unwrap();
     let mut bytes = Vec::new();
     let _ = tokio::time::timeout(STREAM_WITHIN, stream.read_to_end(&mut bytes)).await;
-    // A response that takes longer is that of a start, which was let in, so its head is awaited.
+    // Only a request that starts something takes longer. Such a request was let in, so wait for its response
+    // headers.
     while !bytes.windows(4).any(|part| part == b"\r\n\r\n") {
         let mut piece = [0; 4096];
         let read = tokio::time::timeout(Duration::from_secs(20), stream.read(&mut piece)).await;
@@ -242,12 +245,12 @@ async fn ask(service: &Service, from: Ipv4Addr, row: &Row, sandbox: &str, shown:
     Answer { status, waits: false, head: head.to_owned(), body: body.to_owned() }
 }
 
-/// Content of the two tables of `docs/authority.md`.
+/// The content of the two tables in `docs/authority.md`.
 struct Page {
     columns: Vec<String>,
-    /// Response of each need, by column.
+    /// The response of each need to each credential, in the order of the columns.
     needs: BTreeMap<String, Vec<String>>,
-    /// Need of each route, by method and path.
+    /// The need of each route, by method and path.
     routes: BTreeMap<(String, String), String>,
 }
 
@@ -266,7 +269,7 @@ impl Page {
         Self { columns, needs, routes }
     }
 
-    /// Asserts that the page lists every route with its need, and no other route.
+    /// Asserts that the page lists every route with its need, and lists no other routes.
     fn assert_routes(&self, rows: &[Row]) {
         let known =
             rows.iter().map(|row| ((row.method.to_owned(), row.path.clone()), row.need.name().to_owned()));
@@ -280,7 +283,7 @@ impl Page {
     }
 }
 
-/// Returns the rows of the first table after a heading, without the separator line.
+/// Returns the rows of the first table after a heading, excluding the separator line.
 fn table(text: &str, heading: &str) -> Vec<Vec<String>> {
     let part = text.split_once(heading).unwrap_or_else(|| panic!("{heading} is missing")).1;
     let lines =

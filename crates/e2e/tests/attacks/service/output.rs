@@ -1,4 +1,4 @@
-//! O-01, O-02, O-04: output that is endless, unread, or written one byte at a time.
+//! Attacks O-01, O-02 and O-04: output that is endless, unread, or written one byte at a time.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -21,9 +21,9 @@ use super::ground::{
 };
 use super::wire::open;
 
-/// File that every `tail` process follows.
+/// The file that every `tail` process follows.
 const DROP: &str = "/workspace/drop";
-/// Maximum memory growth of the server by all streams of this module.
+/// Maximum memory growth of the server because of all streams in this module.
 const MEMORY_BYTES: u64 = 64 << 20;
 
 async fn sandbox(service: &Service, tier: Tier) -> SandboxId {
@@ -36,14 +36,14 @@ async fn sandbox(service: &Service, tier: Tier) -> SandboxId {
         .id
 }
 
-/// Returns the result of an operation, and the share of a core that a process used during it.
+/// Runs an operation. Returns its result, and the share of a processor core that a process used meanwhile.
 async fn share_of_a_core<T>(pid: u32, act: impl Future<Output = T>) -> (T, f64) {
     let (before, began) = (cpu_of(pid), Instant::now());
     let done = act.await;
     (done, (cpu_of(pid) - before).as_secs_f64() / began.elapsed().as_secs_f64())
 }
 
-/// O-01, O-02: unread output does not increase memory use, in any mode.
+/// Attacks O-01 and O-02: unread output does not increase memory use in any mode.
 #[test]
 fn output_that_nobody_reads_grows_nowhere() {
     const FOR: Duration = Duration::from_secs(5);
@@ -69,7 +69,8 @@ fn output_that_nobody_reads_grows_nowhere() {
             let written = client.exec_info(&home, &kept).await.unwrap();
             let waits = client.exec_info(&home, &blocked).await.unwrap();
             drop(half);
-            // Control: much more output was written meanwhile, and in mode `block` as much as fits.
+            // Control: much more output was written than memory grew. In mode `block`, as much was written as
+            // fits.
             let megabytes = (written.stdout_bytes + written.stderr_bytes) / 1_000_000;
             assert!(
                 megabytes << 10 > 4 * (grown[0] + grown[1]),
@@ -99,7 +100,7 @@ fn output_that_nobody_reads_grows_nowhere() {
     });
 }
 
-/// O-02: readers that do not read delay no other client, not even in the same sandbox.
+/// Attack O-02: readers that do not read delay no other client, even in the same sandbox.
 #[test]
 fn readers_that_have_stopped_hold_up_nobody_else_in_their_sandbox() {
     const DEAF: usize = 6;
@@ -138,7 +139,7 @@ fn readers_that_have_stopped_hold_up_nobody_else_in_their_sandbox() {
             }
             assert!(slowest < Duration::from_secs(5), "others waited {slowest:?}");
             assert!(grown < 2 * MEMORY_BYTES, "{DEAF} deaf readers cost {} KiB", grown >> 10);
-            // Control: the streams were open, with full buffers, and continue when they are read.
+            // Control: the streams were open with full buffers, and they continue when they are read.
             let mut first = [0; 1024];
             for mut stream in deaf {
                 let reading = tokio::time::timeout(Duration::from_secs(5), stream.read_exact(&mut first));
@@ -158,8 +159,8 @@ fn readers_that_have_stopped_hold_up_nobody_else_in_their_sandbox() {
     });
 }
 
-/// Waits until the data that the kernel buffers between a server and its clients stops growing, and returns
-/// its size.
+/// Waits until the amount of data that the kernel buffers between a server and its clients stops growing.
+/// Returns this amount.
 async fn until_full(service: &Service) -> u64 {
     const SAME: usize = 4;
     let port: u16 = address(service).rsplit_once(':').unwrap().1.parse().unwrap();
@@ -179,7 +180,7 @@ async fn until_full(service: &Service) -> u64 {
     }
 }
 
-/// Opens a stream that is not read, with a small receive buffer in the kernel.
+/// Opens a stream with a small receive buffer in the kernel, and does not read from the stream.
 async fn deaf_reader(service: &Service, key: &str, path: &str) -> tokio::net::TcpStream {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
@@ -190,7 +191,7 @@ async fn deaf_reader(service: &Service, key: &str, path: &str) -> tokio::net::Tc
     stream
 }
 
-/// Asserts that a late reader gets the oldest and the newest half of the retained output, and a gap between
+/// Asserts that a late reader gets the oldest and the newest half of the retained output, with a gap between
 /// them.
 async fn head_and_tail(service: &Service, home: &SandboxId, id: &api::ExecId) {
     let mut reader = service.client().reader(home, id);
@@ -211,7 +212,8 @@ async fn head_and_tail(service: &Service, home: &SandboxId, id: &api::ExecId) {
     assert_eq!(gaps, [end.stdout_dropped]);
 }
 
-/// O-01: resources that the server uses for a reader that reads as fast as it can.
+/// Attack O-01: a reader that reads a flood as fast as it can uses less than one processor core of the
+/// server.
 #[test]
 fn a_flood_that_is_read_takes_less_than_a_core_and_keeps_nobody_waiting() {
     const FOR: Duration = Duration::from_secs(4);
@@ -238,7 +240,7 @@ fn a_flood_that_is_read_takes_less_than_a_core_and_keeps_nobody_waiting() {
             let ((read, missed, end), cores) = share_of_a_core(service.pid(), reading).await;
             let grown = rss_bytes(service.pid()).saturating_sub(before);
             let slowest = bystander.was_served();
-            // Control: it was a flood, and every byte was received or reported as missing.
+            // Control: the output was a flood, and every byte was either received or reported as missing.
             assert!(end.duration_us >= FOR.as_micros() as u64 && end.outcome == Outcome::Timeout, "{end:?}");
             assert_eq!(read + missed, end.stdout_bytes + end.stderr_bytes);
             assert!(read > 10_000_000, "{read} bytes were read");
@@ -259,7 +261,7 @@ fn a_flood_that_is_read_takes_less_than_a_core_and_keeps_nobody_waiting() {
     });
 }
 
-/// O-04: hundreds of slow streams do not use a thread each.
+/// Attack O-04: hundreds of slow streams do not each use a thread.
 #[test]
 fn hundreds_of_dripping_streams_have_no_thread_each() {
     const CONTROL: usize = 100;
@@ -279,14 +281,14 @@ fn hundreds_of_dripping_streams_have_no_thread_each() {
         for tier in tiers() {
             let count = if tier == Tier::Container { 400 } else { 100 };
             let home = sandbox(&service, tier).await;
-            // Permanent threads are started with the first work.
+            // The server starts its permanent threads when it does work for the first time.
             recovers(&service).await;
             let before = (threads_of(service.pid()), rss_bytes(service.pid()));
             let counts: Arc<Vec<AtomicU64>> = Arc::new((0..count).map(|_| AtomicU64::new(0)).collect());
             let readers = drip(&service, &home, &counts).await;
             let dripping = inside("O-04", &[DROP, "60"]);
             let driver = service.client().exec(&home, &dripping).await.unwrap();
-            // Waits until every stream has received its first byte.
+            // Wait until every stream has received its first byte.
             let began = Instant::now();
             while counts.iter().any(|bytes| bytes.load(Ordering::Relaxed) == 0) {
                 assert!(began.elapsed() < Duration::from_secs(15), "not every stream drips");
@@ -307,7 +309,7 @@ fn hundreds_of_dripping_streams_have_no_thread_each() {
                     .unwrap();
                 assert!(matches!(end, Outcome::SandboxLost { .. }), "{end:?}");
             }
-            // Control: the bytes arrived, about one per second.
+            // Control: about one byte per second arrived on each stream.
             assert!(least >= SECONDS / 2, "a stream got {least} bytes in {SECONDS} s");
             let threads = after.0.saturating_sub(before.0);
             let each = after.1.saturating_sub(before.1) / count as u64;
@@ -327,14 +329,14 @@ fn hundreds_of_dripping_streams_have_no_thread_each() {
     });
 }
 
-/// Starts as many silent execs as there are counters, each with a reader that counts.
+/// Starts one silent exec for each counter, with a reader that counts the bytes it receives.
 async fn drip(
     service: &Service,
     home: &SandboxId,
     counts: &Arc<Vec<AtomicU64>>,
 ) -> Vec<tokio::task::JoinHandle<Outcome>> {
     let mut readers = Vec::new();
-    // The cheapest available program that writes a byte from time to time.
+    // `tail` is the cheapest available program that writes a byte from time to time.
     let silent = ExecSpec { deadline_ms: None, ..exec(&["tail", "-n", "0", "-s", "1", "-f", DROP]) };
     let made = service.client().exec(home, &exec(&["touch", DROP])).await.unwrap().collect().await.unwrap();
     assert_eq!(made.end.outcome, Outcome::Exited { code: 0 });
@@ -344,7 +346,7 @@ async fn drip(
         readers.push(tokio::spawn(async move {
             loop {
                 match exec.next().await.unwrap().unwrap() {
-                    // `tail` prints a message about the way in which it follows the file.
+                    // `tail` prints a message on standard error about how it follows the file.
                     Event::Data { stream: Stream::Stderr, .. } => {}
                     Event::Data { bytes, .. } => {
                         counts[number].fetch_add(bytes.len() as u64, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! H-43: requests without a credential for a paused sandbox.
+//! Attack H-43: requests without a credential for a paused sandbox.
 
 use api::account::Role;
 use e2e::service::{PLENTY, Service, served};
@@ -11,7 +11,7 @@ fn state(service: &Service, id: &str) -> Value {
     keyed(service, &service.key, "GET", &format!("/v1/sandboxes/{id}"), &Value::Null).json()["state"].clone()
 }
 
-/// Sends a request to a port by its host name, with additional headers, and returns the status.
+/// Sends a request to a port by the port's host name, with additional headers, and returns the status.
 fn by_host(service: &Service, id: &str, headers: &[(&str, &str)]) -> u16 {
     let host = format!("8000-{id}.sandbox.localhost");
     let mut text = format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n");
@@ -19,7 +19,7 @@ fn by_host(service: &Service, id: &str, headers: &[(&str, &str)]) -> u16 {
     send(&address(service), (text + "\r\n").as_bytes()).status
 }
 
-/// H-43: only a request with a valid credential resumes a paused sandbox.
+/// Attack H-43: only a request with a valid credential resumes a paused sandbox.
 #[test]
 fn a_paused_sandbox_is_resumed_only_by_those_who_may_use_it() {
     served(async || {
@@ -48,7 +48,7 @@ fn a_paused_sandbox_is_resumed_only_by_those_who_may_use_it() {
         let signed = signature("/etc/hostname", "write", &mine.token, None);
         let path = format!("/files?path=/etc/hostname&signature={signed}");
         inside(&service, id, &[], AgentRequest::get(&path));
-        // A health request does not resume a sandbox, even with the sandbox's token.
+        // A health request does not resume a sandbox, even if it carries the sandbox's token.
         ask(&service, "GET", "/health", &[("e2b-sandbox-id", id), ("x-access-token", &mine.token)], b"");
         let stranger = service.key_of("stranger", Role::Write, PLENTY).await;
         for (method, rest) in [("POST", "/resume"), ("POST", "/execs"), ("GET", "/execs"), ("PUT", "/lease")]
@@ -63,7 +63,7 @@ fn a_paused_sandbox_is_resumed_only_by_those_who_may_use_it() {
         let connect = format!("/v2/sandboxes/{id}/connect");
         assert_eq!(keyed(&service, &stranger, "POST", &connect, &json!({ "timeout": 60 })).status, 404);
         assert_eq!(state(&service, id), "paused", "a request without a credential resumed it");
-        // A request with the port's token resumes it, although no server listens at the port.
+        // A request with the port's token resumes the sandbox, although no server listens on the port.
         by_host(&service, id, &[("bellglass-token", &port_token(&service, id))]);
         assert_eq!(state(&service, id), "running");
 

@@ -1,4 +1,5 @@
-//! N-16, N-17: ports without their token, the API through a port, a hostile page on a port's URL.
+//! Attacks N-16 and N-17: ports without their token, the API through a port, and a hostile page on a port's
+//! URL.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -15,12 +16,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::ground::{Answer, address, file, held, read, recovers};
 
-/// Timeout for every wait in this module. A browser on a busy machine needs most of it.
+/// Timeout for every wait in this module. A browser needs most of it on a busy machine.
 const WITHIN: Duration = Duration::from_secs(90);
-/// Attempts of the hostile page to send requests to the other host.
+/// Ways in which the hostile page tries to send requests to the other host.
 const BLOWS: [&str; 7] = ["read", "blind", "image", "script", "frame", "form", "socket"];
 
-/// An application in a sandbox.
+/// An application in a sandbox, with its port and host name.
 pub(crate) struct Inside {
     pub(crate) sandbox: Sandbox,
     pub(crate) port: Port,
@@ -40,7 +41,7 @@ pub(crate) async fn inside(client: &Client, id: &str) -> Inside {
     Inside { sandbox, port, host }
 }
 
-/// Sends these lines as the head of a request, with this body, and returns the response.
+/// Sends these lines as the request line and headers, followed by this body, and returns the response.
 fn raw(service: &Service, lines: &[&str], body: &str) -> Answer {
     let mut stream = TcpStream::connect(address(service)).unwrap();
     stream.set_read_timeout(Some(WITHIN)).unwrap();
@@ -48,7 +49,7 @@ fn raw(service: &Service, lines: &[&str], body: &str) -> Answer {
     read(&mut stream)
 }
 
-/// N-16: a private port is not accessible without its own token.
+/// Attack N-16: a private port is not accessible without its own token.
 #[test]
 fn no_port_is_reached_without_its_own_token() {
     served(async || {
@@ -61,7 +62,7 @@ fn no_port_is_reached_without_its_own_token() {
             raw(&service, &lines.iter().map(String::as_str).collect::<Vec<_>>(), "")
         };
         let right = &one.port.token;
-        // Controls: its own token gives access, in each of the accepted forms.
+        // Control: the port's own token gives access, in each of the accepted forms.
         assert!(
             ask(&one.host, "/", &[format!("bellglass-token: {right}")]).body.starts_with("inside GET / ")
         );
@@ -99,7 +100,7 @@ fn no_port_is_reached_without_its_own_token() {
         ] {
             refused.push(ask(&one.host, "/", &[header]));
         }
-        // A sandbox that never existed gets the same response.
+        // A sandbox that never existed returns the same response.
         let nobody = one.host.replace(one.sandbox.id.as_str(), "s0123456789abcdefghijklmno");
         refused.push(ask(&nobody, "/", &[format!("bellglass-token: {right}")]));
         for answer in &refused {
@@ -120,7 +121,7 @@ fn no_port_is_reached_without_its_own_token() {
     });
 }
 
-/// Returns unusual spellings of a host.
+/// Returns unusual spellings of an application's host name.
 fn hosts(one: &Inside) -> Vec<String> {
     let (host, id) = (&one.host, &one.sandbox.id);
     let bare = host.rsplit_once(':').unwrap().0;
@@ -150,8 +151,8 @@ fn hosts(one: &Inside) -> Vec<String> {
     ]
 }
 
-/// Asserts that no route of the API is available below the port domain, with an administrator's key and any
-/// method. Returns the number of requests.
+/// Asserts that no route of the API is available under the port domain, with an administrator key and several
+/// methods. Returns the number of requests.
 fn routes_are_not_there(service: &Service, one: &Inside) -> usize {
     let text =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json")).unwrap();
@@ -179,7 +180,8 @@ fn routes_are_not_there(service: &Service, one: &Inside) -> usize {
     tried
 }
 
-/// Asserts that requests with two lengths reach the application with one of them, or not at all.
+/// Asserts that a request with two lengths reaches the application with only one of them, or does not reach
+/// it.
 async fn lengths_have_one_meaning(service: &Service, client: &Client, one: &Inside) {
     let token = format!("bellglass-token: {}", one.port.token);
     let host = format!("host: {}", one.host);
@@ -210,7 +212,7 @@ async fn lengths_have_one_meaning(service: &Service, client: &Client, one: &Insi
             assert!([0, 400, 501].contains(&answer.status), "{lines:?}: {answer:?}");
         }
     }
-    // Control: through a tunnel, which forwards bytes unchanged, both lengths arrive.
+    // Control: through a tunnel, which forwards bytes unchanged, both lengths reach the application.
     let mut tunnel = client.tunnel(&one.sandbox.id, 8000).await.unwrap();
     let text =
         format!("POST / HTTP/1.1\r\nhost: x\r\n{long}\r\ntransfer-encoding: chunked\r\n\r\n{smuggled}");
@@ -223,7 +225,7 @@ async fn lengths_have_one_meaning(service: &Service, client: &Client, one: &Insi
     );
 }
 
-/// A headless browser. Dropping it ends it.
+/// A headless browser, which is terminated when this value is dropped.
 struct Browser(Child);
 
 impl Browser {
@@ -252,7 +254,7 @@ impl Drop for Browser {
     }
 }
 
-/// Returns the requests that an application saw, and the reports that it received.
+/// Returns the requests that an application has received, and the reports that its pages have sent to it.
 fn told(service: &Service, of: &Inside) -> (Vec<String>, Vec<Value>) {
     let token = format!("bellglass-token: {}", of.port.token);
     let answer = raw(service, &["GET /told HTTP/1.1", &format!("host: {}", of.host), &token], "");
@@ -261,8 +263,8 @@ fn told(service: &Service, of: &Inside) -> (Vec<String>, Vec<Value>) {
     (seen, told["reports"].as_array().unwrap().clone())
 }
 
-/// Opens the victim's page in a browser, which leads to the hostile page and back. Returns the requests that
-/// the victim saw, and the last report of each page.
+/// Opens the victim's page in a browser. The page leads to the hostile page, which leads back. Returns the
+/// requests that the victim received, and the last report of each page.
 fn visit(service: &Service, victim: &Inside, hostile: &Inside) -> (Vec<String>, Value, Value) {
     let escape =
         |text: &str| text.replace('%', "%25").replace('&', "%26").replace('?', "%3F").replace('=', "%3D");
@@ -292,7 +294,7 @@ fn visit(service: &Service, victim: &Inside, hostile: &Inside) -> (Vec<String>, 
     (seen, last(victim), last(hostile))
 }
 
-/// N-17: a hostile page gets no content of another port or of the API.
+/// Attack N-17: a hostile page cannot read content from another port or from the API.
 #[test]
 fn a_hostile_page_gets_nothing_of_another_port_nor_of_the_api() {
     served(async || {
@@ -300,15 +302,16 @@ fn a_hostile_page_gets_nothing_of_another_port_nor_of_the_api() {
         let client = service.client();
         let (victim, hostile) = (inside(&client, "N-17").await, inside(&client, "N-17").await);
         let (seen, own, report) = visit(&service, &victim, &hostile);
-        // Controls: the host's own page gets all of its content, and a user may navigate to it from any page.
+        // Control: the victim's own page gets all of its content, and a user can navigate to it from any
+        // page.
         assert_eq!((own["secret"].as_str(), own["opened"].as_bool()), (Some("secret"), Some(true)));
         assert_eq!(seen, ["own", "own-ws", "visit"], "what the hostile page sent arrived: {report}");
         for attempt in ["read", "image", "script", "frame", "socket", "api", "health", "headers", "worker"] {
             assert_eq!(report[attempt], "refused", "{attempt}: {report}");
         }
         assert!(!report["cookie"].as_str().unwrap().contains(&victim.port.token), "{report}");
-        // Control: if no token is required, the requests of the same page arrive. The browser still does not
-        // let the page read the responses.
+        // Control: if no token is required, the requests of the same page arrive. Even then, the browser does
+        // not let the page read the responses.
         client.put_port(&victim.sandbox.id, 8000, &PutPort { public: true }).await.unwrap();
         let (seen, _, report) = visit(&service, &victim, &hostile);
         for blow in BLOWS {

@@ -1,5 +1,5 @@
-//! L-01, L-02, X-08: servers killed at chosen moments, concurrent use of one name, quotas under concurrent
-//! requests.
+//! Attacks L-01, L-02 and X-08: servers killed at chosen moments, concurrent use of one name, and quotas
+//! under concurrent requests.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::ground::{Answer, address, head, held, keyed, recovers, send, small};
 
-/// A step of a start, and a function that returns true if a sandbox has reached it.
+/// A step of starting a sandbox, and a function that returns true if a sandbox has reached this step.
 type Step = (&'static str, fn(&Path, &str) -> bool);
 type Counts = BTreeMap<(u16, String), usize>;
 
@@ -24,8 +24,9 @@ fn count(answers: &[Answer]) -> Counts {
     counts
 }
 
-/// L-01: the server is killed as soon as a step of a start, or of a stop, is recorded. Random moments under
-/// load are covered by `a_server_that_is_killed_at_any_moment_loses_no_sandbox_and_no_byte`.
+/// Attack L-01: the server is killed as soon as it records a step of starting or stopping a sandbox. Kills at
+/// random moments under load are covered by
+/// `a_server_that_is_killed_at_any_moment_loses_no_sandbox_and_no_byte`.
 #[test]
 fn a_server_killed_at_each_step_of_a_start_and_a_stop_leaves_nothing_half_done() {
     served(async || {
@@ -50,11 +51,11 @@ fn a_server_killed_at_each_step_of_a_start_and_a_stop_leaves_nothing_half_done()
             let left = settled(&service, step);
             // Control: the server was killed at this step, and not after its response.
             assert_eq!(arrived, step != "answered", "{step}: it was not met there");
-            // The same request again results in one sandbox, regardless of the result of the first request.
+            // Repeating the request results in one sandbox, whatever the result of the first request was.
             let again = create(&service, &key);
             assert!([200, 201].contains(&again.status), "{step}: {again:?}");
             let id = again.json()["id"].as_str().unwrap().to_owned();
-            // The same while this sandbox is being stopped.
+            // Kill the server again while it stops this sandbox.
             let path = format!("/v1/sandboxes/{id}");
             let request = head("DELETE", &path, &[("authorization", &format!("Bearer {}", service.key))]);
             let to = address(&service);
@@ -82,8 +83,8 @@ fn a_server_killed_at_each_step_of_a_start_and_a_stop_leaves_nothing_half_done()
     });
 }
 
-/// Returns all sandboxes once none of them is in transition, because the server starts to respond before it
-/// has removed half-finished ones.
+/// Waits until no sandbox is in transition, and returns all sandboxes. The wait is needed because the server
+/// starts to respond before it has removed half-finished sandboxes.
 fn settled(service: &Service, step: &str) -> Vec<Value> {
     let mut all = Vec::new();
     wait(Duration::from_secs(10), || {
@@ -114,8 +115,8 @@ fn begin_create(service: &Service, key: &str) -> std::thread::JoinHandle<Answer>
     std::thread::spawn(move || send(&address, request.as_bytes()))
 }
 
-/// Waits until a new sandbox has reached this step, or its request was answered. Returns true if it has
-/// reached the step.
+/// Waits until a new sandbox has reached this step, or until its request has been answered. Returns true if
+/// the sandbox has reached the step.
 fn reach(
     data: &Path,
     known: &[String],
@@ -138,7 +139,7 @@ fn wait(within: Duration, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Returns the ids of the sandboxes that have a record in the journal.
+/// Returns the IDs of the sandboxes that have a record in the journal.
 fn records(data: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(data.join("node")).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -155,7 +156,8 @@ fn cgroup(id: &str) -> bool {
         .any(|root| Path::new(&format!("/sys/fs/cgroup/{root}bellglass/{id}")).exists())
 }
 
-/// L-02: a name belongs to at most one live sandbox, even if many clients create and delete it.
+/// Attack L-02: a name belongs to at most one live sandbox, even if many clients create and delete the
+/// sandbox.
 #[test]
 fn one_name_made_and_deleted_by_many_is_one_sandbox_at_a_time() {
     const THREADS: usize = 10;
@@ -175,7 +177,7 @@ fn one_name_made_and_deleted_by_many_is_one_sandbox_at_a_time() {
                                 std::thread::sleep(Duration::from_millis(round * 17 % 100));
                                 keyed(service, &service.key, "POST", "/v1/sandboxes", named)
                             } else {
-                                // In some rounds this is long enough for a sandbox to start running.
+                                // In some rounds, this pause is long enough for a sandbox to start running.
                                 std::thread::sleep(Duration::from_millis(round * 29 % 200));
                                 let path = "/v1/sandboxes/contested";
                                 keyed(service, &service.key, "DELETE", path, &Value::Null)
@@ -191,12 +193,12 @@ fn one_name_made_and_deleted_by_many_is_one_sandbox_at_a_time() {
         let (made, deleted): (Vec<_>, Vec<_>) = answers.into_iter().partition(|(makes, _)| *makes);
         let of = |all: Vec<(bool, Answer)>| all.into_iter().map(|(_, answer)| answer).collect::<Vec<_>>();
         let (made, deleted) = (count(&of(made)), count(&of(deleted)));
-        // 410: another client stopped the sandbox while it was being created.
+        // The status 410 means that another client stopped the sandbox while it was being created.
         let known = [(201, ""), (409, "conflict"), (410, "sandbox_lost")];
         assert!(made.keys().all(|(s, c)| known.contains(&(*s, c.as_str()))), "{made:?}");
         let known = [(200, ""), (404, "not_found")];
         assert!(deleted.keys().all(|(s, c)| known.contains(&(*s, c.as_str()))), "{deleted:?}");
-        // Control: the sandbox was created and deleted more than once; without a race it starts running.
+        // Control: the sandbox was created and deleted more than once. Without a race, creating it succeeds.
         let done = |counts: &Counts, status: u16| {
             counts.iter().filter(|((is, _), _)| *is == status).map(|(_, count)| count).sum::<usize>()
         };
@@ -222,7 +224,7 @@ fn one_name_made_and_deleted_by_many_is_one_sandbox_at_a_time() {
                 one["id"].as_str().unwrap().to_owned()
             })
             .collect();
-        // Deletes it twice, after its end.
+        // Delete a sandbox twice after its end.
         let path = format!("/v1/sandboxes/{}", ids[0]);
         for _ in 0..2 {
             assert_eq!(keyed(&service, &service.key, "DELETE", &path, &Value::Null).status, 200);
@@ -233,7 +235,7 @@ fn one_name_made_and_deleted_by_many_is_one_sandbox_at_a_time() {
     });
 }
 
-/// concurrent creates and deletes never exceed a quota.
+/// Attack X-08: concurrent create and delete requests never exceed a quota.
 #[test]
 fn no_race_of_creates_and_deletes_exceeds_a_quota() {
     const MOST: u32 = 5;
@@ -280,7 +282,7 @@ fn no_race_of_creates_and_deletes_exceeds_a_quota() {
         let known = [(201, ""), (429, "quota_exceeded")];
         assert!(counts.keys().all(|(s, c)| known.contains(&(*s, c.as_str()))), "{counts:?}");
         assert!(counts.len() == 2, "the quota was never reached: {counts:?}");
-        // Ended sandboxes are not counted: the quota can be used completely, but not exceeded.
+        // Sandboxes that have ended do not count: the quota can be used up, but not exceeded.
         let fill = |key: &str| keyed(&service, key, "POST", "/v1/sandboxes", &small());
         for _ in 0..MOST {
             assert_eq!(fill(&key).status, 201, "something is counted that is gone");

@@ -1,4 +1,5 @@
-//! refused creates that cause pre-warming and leave no place in the pool for others.
+//! Attack X-25: refused create requests that cause pre-warming and leave no space in the pool for other
+//! projects.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::ground::{held, keyed, recovers, small};
 
-/// Number of kinds, which is more than the pool has places for.
+/// Number of kinds of sandboxes, which exceeds the number of kinds that the pool can hold.
 const KINDS: u64 = 70;
 const MEMORY: u64 = 96 << 20;
 /// Timeout for pre-warming a sandbox on a busy machine.
@@ -29,7 +30,7 @@ fn pool(service: &Service) -> Vec<Value> {
     node["pool"].as_array().unwrap().clone()
 }
 
-/// Creates two sandboxes of a kind, one after the other, and returns how the second was started.
+/// Creates two sandboxes of the same kind, one after the other, and returns how the second was started.
 async fn second_start(service: &Service, memory: u64, wait: bool) -> String {
     let (status, first) = create(service, &service.key, memory, None);
     assert_eq!(status, 201, "{first}");
@@ -50,7 +51,7 @@ async fn second_start(service: &Service, memory: u64, wait: bool) -> String {
     second["start"].as_str().unwrap_or_default().to_owned()
 }
 
-/// refused creates cause no pre-warming, and leave the pool to the others.
+/// Attack X-25: refused create requests cause no pre-warming, and leave the pool available to other projects.
 #[test]
 fn refused_creates_make_nothing_ready_and_close_the_pool_to_nobody() {
     served(async || {
@@ -68,8 +69,8 @@ fn refused_creates_make_nothing_ready_and_close_the_pool_to_nobody() {
         flood(&service);
         assert_eq!(pool(&service).len(), 0, "{:?}", pool(&service));
         assert_eq!(second_start(&service, MEMORY, true).await, "warm");
-        // A pre-warmed sandbox whose claim is returned, because the request is refused, gets its time to live
-        // of an hour back.
+        // If a request is refused after it has claimed a pre-warmed sandbox, the sandbox returns to the pool,
+        // and its time to live is reset to an hour.
         until(READY_WITHIN, "one to be ready again", async || {
             pool(&service).iter().any(|kind| kind["ready"].as_u64() > Some(0))
         })
@@ -82,8 +83,8 @@ fn refused_creates_make_nothing_ready_and_close_the_pool_to_nobody() {
         assert_eq!(claimed["start"], "warm", "{claimed}");
         recovers(&service).await;
 
-        // Control: without the defence, refused requests fill the pool, and the kinds of other projects are
-        // never pre-warmed.
+        // Control: without the defence, refused requests fill the pool, and other projects' kinds of
+        // sandboxes are never pre-warmed.
         service.undefend("X-25");
         flood(&service);
         let kinds = pool(&service).len();

@@ -1,4 +1,4 @@
-//! L-13, L-15: a damaged journal record, and a data directory without free inodes.
+//! Attacks L-13 and L-15: a damaged journal record, and a data directory without free inodes.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ fn damage(service: &Service, id: &SandboxId, suffix: &str) {
     file.write_all_at(&[0xA5; 1000], 0).unwrap();
 }
 
-/// L-13: a damaged record does not end a running sandbox.
+/// Attack L-13: a damaged record does not end a running sandbox.
 #[test]
 fn a_damaged_record_ends_no_living_sandbox() {
     served(async || {
@@ -35,7 +35,7 @@ fn a_damaged_record_ends_no_living_sandbox() {
             ids.push(id);
         }
         service.kill();
-        // Damages the record of the first sandbox, and the record and its copy of the second.
+        // Damage the record of the first sandbox, and both the record and its copy of the second sandbox.
         damage(&service, &ids[0], "json");
         damage(&service, &ids[1], "json");
         damage(&service, &ids[1], "copy");
@@ -52,13 +52,15 @@ fn a_damaged_record_ends_no_living_sandbox() {
         assert_eq!((lost.state, lost.reason), (SandboxState::Lost, Some(EndReason::RecordDamaged)));
         assert!(record(&service, &ids[1], "damaged").exists(), "the record is kept");
         assert!(alive(&service, ids[1].as_str()), "what nobody can reach is not ended either");
-        // The next server keeps it alive too, although it finds only the record that was set aside.
+        // The next server keeps this sandbox alive too, although it finds only the damaged record, which was
+        // set aside.
         service.kill();
         service.begin();
         assert!(alive(&service, ids[1].as_str()) && alive(&service, ids[0].as_str()));
         recovers(&service).await;
 
-        // Control: without the defence, one damaged record ends its sandbox, and the reason is not reported.
+        // Control: without the defence, a damaged record ends its sandbox, and the real reason is not
+        // reported.
         service.kill();
         damage(&service, &ids[2], "json");
         service.undefend("L-13");
@@ -72,7 +74,7 @@ fn a_damaged_record_ends_no_living_sandbox() {
     });
 }
 
-/// L-15: without free inodes, a create is refused with this reason.
+/// Attack L-15: without free inodes, a create request is refused with an error that names the reason.
 #[test]
 fn without_free_inodes_a_create_is_refused_by_name() {
     served(async || {
@@ -87,7 +89,7 @@ fn without_free_inodes_a_create_is_refused_by_name() {
         drop(filling);
         assert_eq!(create(&service).status, 201);
 
-        // Control: without the defence, the start fails half-way, and the response is an internal error.
+        // Control: without the defence, the start fails halfway, and the response is an internal error.
         service.undefend("L-15");
         let _filling = disk.use_up_inodes();
         create(&service).assert("control", 500, "platform");

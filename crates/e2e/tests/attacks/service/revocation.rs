@@ -1,5 +1,5 @@
-//! L-10, L-11, L-12: a key that was revoked or has expired could work again, because the store's log is
-//! damaged, the disk is full, or the clock is set back.
+//! Attacks L-10, L-11 and L-12: a key that was revoked or has expired could work again, because the store's
+//! write-ahead log is damaged, the disk is full, or the clock is set back.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use super::disk::Disk;
 use super::ground::{Answer, held, keyed, recovers, small};
 use super::store::refused;
 
-/// Timeout for the server's periodic work: it checks the store every 5 s, and its health once a second.
+/// Timeout for the server's periodic work: it checks the store every 5 s and its own health every second.
 const SETTLES_WITHIN: Duration = Duration::from_secs(20);
 
-/// Creates a key of the project `default`, and returns its id and its secret.
+/// Creates a key of the project `default` and returns its ID and its secret.
 fn key(service: &Service, valid_ms: Option<u64>) -> (String, String) {
     let ask = json!({ "project": "default", "role": "read", "valid_ms": valid_ms });
     let made = keyed(service, &service.key, "POST", "/v1/keys", &ask);
@@ -34,7 +34,7 @@ fn look(service: &Service, secret: &str) -> u16 {
     keyed(service, secret, "GET", "/v1/sandboxes", &Value::Null).status
 }
 
-/// Runs a statement on the store from another process, and returns its result.
+/// Runs a statement on the store from a different process and returns the first row of the result.
 fn ask_store(service: &Service, statement: &str) -> String {
     let text = "import sqlite3, sys\nc = sqlite3.connect(sys.argv[1], timeout=10)\n\
                 print(c.execute(sys.argv[2]).fetchone())";
@@ -55,12 +55,12 @@ fn damage(path: &Path, at: u64, length: usize) {
     file.write_all_at(&vec![0xA5; length], at).unwrap();
 }
 
-/// Creates a sandbox, so that the log has content.
+/// Creates a sandbox, so that the store's log has content.
 fn fill_log(service: &Service) {
     assert_eq!(keyed(service, &service.key, "POST", "/v1/sandboxes", &small()).status, 201);
 }
 
-/// L-10: a damaged log of the store does not make a revoked key valid.
+/// Attack L-10: a damaged log of the store does not make a revoked key valid again.
 #[test]
 fn a_damaged_log_of_the_store_revives_no_revoked_key() {
     served(async || {
@@ -69,7 +69,7 @@ fn a_damaged_log_of_the_store_revives_no_revoked_key() {
         ask_store(&service, "PRAGMA wal_checkpoint(TRUNCATE)");
         assert_eq!((look(&service, &secret), revoke(&service, &id).status), (200, 204));
         assert_eq!(look(&service, &secret), 401);
-        // Damage to the header: the server does not start, and its message explains what to do.
+        // If the log's header is damaged, the server does not start, and its message explains what to do.
         fill_log(&service);
         service.kill();
         let log = log(&service);
@@ -79,7 +79,8 @@ fn a_damaged_log_of_the_store_revives_no_revoked_key() {
         std::fs::rename(&log, service.data().join("damaged-wal")).unwrap();
         service.begin();
         assert_eq!((look(&service, &secret), look(&service, &service.key)), (401, 200));
-        // Damage to the middle: the part before it is read, and must not replace newer content of the store.
+        // If the middle of the log is damaged, the part before the damage is read, but it must not replace
+        // newer content of the store.
         let (id, secret) = key(&service, None);
         fill_log(&service);
         assert_eq!((look(&service, &secret), revoke(&service, &id).status), (200, 204));
@@ -90,7 +91,8 @@ fn a_damaged_log_of_the_store_revives_no_revoked_key() {
         assert_eq!((look(&service, &secret), look(&service, &service.key)), (401, 200));
         recovers(&service).await;
 
-        // Control: without the defence, the server starts without a message, and the revoked key works.
+        // Control: without the defence, the server starts without any message, and the revoked key works
+        // again.
         service.undefend("L-10");
         let (id, secret) = key(&service, None);
         ask_store(&service, "PRAGMA wal_checkpoint(TRUNCATE)");
@@ -103,7 +105,7 @@ fn a_damaged_log_of_the_store_revives_no_revoked_key() {
     });
 }
 
-/// L-11: keys can be revoked on a full disk, and stay revoked.
+/// Attack L-11: keys can be revoked on a full disk, and they stay revoked.
 #[test]
 fn on_a_full_disk_keys_are_revoked_and_stay_so() {
     served(async || {
@@ -116,8 +118,8 @@ fn on_a_full_disk_keys_are_revoked_and_stay_so() {
         assert_eq!(health(&service), Value::Bool(true));
         let mut filling = Vec::new();
         let began = Instant::now();
-        // The sandbox that the server starts to test itself releases its disk meanwhile, so that space is
-        // filled too.
+        // Fill the disk repeatedly, because the sandbox that the server starts to test itself releases its
+        // disk meanwhile.
         while health(&service) != Value::Bool(false) {
             assert!(
                 began.elapsed() < SETTLES_WITHIN,
@@ -126,8 +128,8 @@ fn on_a_full_disk_keys_are_revoked_and_stay_so() {
             filling.push(disk.fill(&format!("filling{}", filling.len())));
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
-        // The first revocation is written to the store, because the ballast is freed for it. The second is
-        // written only to the slate.
+        // The first revocation is written to the store, because the server frees the ballast for it. The
+        // second revocation is written only to the slate, which needs no free block.
         for (number, (id, secret)) in keys.iter().take(2).enumerate() {
             let answer = revoke(&service, id);
             assert_eq!((answer.status, look(&service, secret)), (204, 401), "{number}: {answer:?}");
@@ -163,7 +165,7 @@ fn on_a_full_disk_keys_are_revoked_and_stay_so() {
     });
 }
 
-/// L-12: an expired key stays expired when the clock is set back.
+/// Attack L-12: an expired key stays expired when the clock is set back.
 #[test]
 fn an_expired_key_stays_expired_when_the_clock_goes_back() {
     const DAYS: &str = "172800";
@@ -184,7 +186,7 @@ fn an_expired_key_stays_expired_when_the_clock_goes_back() {
         assert_eq!(look(&service, &secret), 401, "the clock did not jump");
         jump(&format!("-{DAYS}"));
         assert_eq!((look(&service, &secret), look(&service, &lasting)), (401, 200));
-        // The same is true after a restart, once the latest time is in the store.
+        // The key stays expired after a restart too, once the latest time has been saved in the store.
         let now_ms = u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
         until(SETTLES_WITHIN, "the time to be in the store", async || {
             let seen = ask_store(&service, "SELECT coalesce(max(latest_ms), 0) FROM clock");
@@ -198,7 +200,7 @@ fn an_expired_key_stays_expired_when_the_clock_goes_back() {
         let (_, fresh) = key(&service, Some(3_600_000));
         assert_eq!(look(&service, &fresh), 200, "one that is made now works for its time");
 
-        // Control: without the defence, the key is valid again after the clock was set back.
+        // Control: without the defence, the key is valid again after the clock has been set back.
         service.kill();
         let off = format!("{}=L-12", api::defence::VARIABLE);
         service.run_under(&[&before[..], &[&off]].concat());

@@ -1,4 +1,4 @@
-//! another project's sandbox in a session's events.
+//! Attack X-24: another project's sandbox appears in a session's events.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use super::ground::{Answer, address, head, held, keyed, recovers, small};
 
-/// Timeout for an event. Events are sent immediately.
+/// Timeout for an event to arrive. Events are sent immediately.
 const WITHIN: Duration = Duration::from_secs(4);
 
-/// Creates a session, and opens a stream of its events.
+/// Creates a session and opens a stream of its events.
 fn followed(service: &Service, key: &str) -> (String, BufReader<TcpStream>) {
     let body = json!({ "set": "python", "template": "base" });
     let made = keyed(service, key, "POST", "/v1/sessions", &body);
@@ -33,7 +33,7 @@ fn followed(service: &Service, key: &str) -> (String, BufReader<TcpStream>) {
     (id, events)
 }
 
-/// Returns the projects of the sandboxes in the events, read until no more events arrive.
+/// Reads events until no more arrive, and returns the projects of the sandboxes in these events.
 fn told(mut events: BufReader<TcpStream>) -> Vec<String> {
     let (mut seen, mut line) = (Vec::new(), String::new());
     while events.read_line(&mut line).is_ok_and(|count| count > 0) {
@@ -53,7 +53,7 @@ fn create(service: &Service, key: &str, label: &str, session: &str) -> Answer {
     keyed(service, key, "POST", "/v1/sandboxes", &body)
 }
 
-/// a label set by another project adds no sandbox to a session's events.
+/// Attack X-24: a label that another project sets adds no sandbox to a session's events.
 #[test]
 fn a_label_of_another_project_puts_nothing_into_a_sessions_events() {
     served(async || {
@@ -61,13 +61,14 @@ fn a_label_of_another_project_puts_nothing_into_a_sessions_events() {
         let pa = service.key_of("pa", Role::Write, PLENTY).await;
         let pb = service.key_of("pb", Role::Write, PLENTY).await;
         let (session, events) = followed(&service, &pa);
-        // A label that clients may set adds no sandbox, neither of another project nor of the same project.
+        // A label that clients may set adds no sandbox to the events, neither from another project nor from
+        // the same project.
         assert_eq!(create(&service, &pb, "session", &session).status, 201);
         assert_eq!(create(&service, &pa, "session", &session).status, 201);
         for key in [&pa, &pb] {
             create(&service, key, "bellglass.session", &session).assert("reserved", 400, "invalid_request");
         }
-        // The session's own sandbox appears in the events.
+        // The session's own sandbox does appear in the events.
         let call = format!("/v1/sessions/{session}/tools/execute_python");
         let ran = keyed(&service, &pa, "POST", &call, &json!({ "script": "print(1)" }));
         let seen = told(events);
@@ -79,7 +80,7 @@ fn a_label_of_another_project_puts_nothing_into_a_sessions_events() {
             .iter()
             .filter(|one| one["labels"]["bellglass.session"] == session.as_str());
         assert_eq!(own.count(), 1, "{lists}");
-        // Control: without the defence, the sandbox of the other project appears in the events.
+        // Control: without the defence, the other project's sandbox appears in the events.
         service.undefend("X-24");
         let (session, events) = followed(&service, &pa);
         assert_eq!(create(&service, &pb, "session", &session).status, 201);

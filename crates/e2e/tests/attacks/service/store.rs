@@ -1,7 +1,7 @@
-//! L-04: a store that is locked, damaged or missing. Running sandboxes keep running in every case.
+//! Attack L-04: a store that is locked, damaged or missing. Running sandboxes keep running in every case.
 //!
-//! The store alone is tested in `control`. Here a server with running sandboxes uses it. `real::troubles`
-//! covers full and read-only disks.
+//! The tests of `control` cover the store alone. Here, a server with running sandboxes uses the store.
+//! `real::troubles` covers disks that are full or read-only.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::process::{Command, Stdio};
@@ -14,10 +14,10 @@ use serde_json::Value;
 
 use super::ground::{held, keyed, recovers, small};
 
-/// Maximum time until a create is refused if the store does not respond.
+/// Maximum time until a create request is refused if the store does not respond.
 const REFUSED_WITHIN: Duration = Duration::from_secs(3);
 
-/// L-04: if the store does not respond, this is reported, and running sandboxes keep running.
+/// Attack L-04: if the store does not respond, the server reports this, and running sandboxes keep running.
 #[test]
 fn a_store_that_does_not_answer_is_told_and_what_runs_goes_on() {
     served(async || {
@@ -26,7 +26,7 @@ fn a_store_that_does_not_answer_is_told_and_what_runs_goes_on() {
         let sandbox = client.create(&e2e::service::small()).await.unwrap().id;
         let path = format!("/v1/sandboxes/{sandbox}");
         let create = || keyed(&service, &service.key, "POST", "/v1/sandboxes", &small());
-        // Control: the store responds.
+        // Control: as long as the store responds, requests succeed.
         assert_eq!(create().status, 201);
         let lock = "import sqlite3, sys, time\n\
                     store = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)\n\
@@ -49,7 +49,7 @@ fn a_store_that_does_not_answer_is_told_and_what_runs_goes_on() {
         refused.assert("a locked store", 503, "store_unavailable");
         let took = began.elapsed();
         assert!(took < REFUSED_WITHIN && refused.header("retry-after").is_some(), "{took:?}: {refused:?}");
-        // Running sandboxes can be used, inspected and stopped meanwhile.
+        // Meanwhile, running sandboxes can be used, inspected and stopped.
         let done = client.exec(&sandbox, &script("echo alive")).await.unwrap().collect().await.unwrap();
         assert_eq!(done.stdout, b"alive\n");
         assert_eq!(keyed(&service, &service.key, "GET", &path, &Value::Null).status, 200);
@@ -59,7 +59,7 @@ fn a_store_that_does_not_answer_is_told_and_what_runs_goes_on() {
         assert_eq!(ended.json()["state"], "ended", "{ended:?}");
         drop(holder.stdin.take());
         holder.wait().unwrap();
-        // The end of the sandbox is recorded once the store responds.
+        // Once the store responds again, the end of the sandbox is recorded.
         recovers(&service).await;
         let kept = keyed(&service, &service.key, "GET", &path, &Value::Null).json();
         assert_eq!((kept["state"].as_str(), kept["reason"].as_str()), (Some("ended"), Some("stopped")));
@@ -67,8 +67,8 @@ fn a_store_that_does_not_answer_is_told_and_what_runs_goes_on() {
     });
 }
 
-/// L-04: a damaged store stops only the server. If the store was moved away, the server starts with a new one
-/// and adopts all running sandboxes.
+/// Attack L-04: a damaged store affects only the server. If the store is moved away, the server starts with a
+/// new store and adopts all running sandboxes.
 #[test]
 fn a_store_that_is_damaged_or_gone_never_ends_a_sandbox() {
     served(async || {
@@ -87,7 +87,7 @@ fn a_store_that_is_damaged_or_gone_never_ends_a_sandbox() {
         let (store, good) = (service.data().join("bellglass.db"), service.data().join("good.db"));
         let data = service.data().to_owned();
         let beside = |suffix: &str| data.join(format!("bellglass.db{suffix}"));
-        // The log is merged into the store's file, so that this file alone has the whole content.
+        // Merge the log into the store's file, so that this file contains everything.
         let fold =
             "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('PRAGMA wal_checkpoint(TRUNCATE)')";
         assert!(Command::new("python3").args(["-c", fold]).arg(&store).status().unwrap().success());
@@ -104,7 +104,7 @@ fn a_store_that_is_damaged_or_gone_never_ends_a_sandbox() {
             assert!(alive(&service, sandbox.as_str()), "{what}: the sandbox was removed");
             refusals.push(what);
         }
-        // Control: with the undamaged store, the server starts and has all sandboxes.
+        // Control: with the undamaged store, the server starts and knows all sandboxes.
         std::fs::copy(&good, &store).unwrap();
         service.begin();
         let counted = async || {
@@ -128,7 +128,7 @@ fn a_store_that_is_damaged_or_gone_never_ends_a_sandbox() {
         let after: u32 = String::from_utf8_lossy(&after).trim().parse().unwrap();
         assert!(after > before, "the exec stood still at {after}");
         client.stop(&sandbox).await.unwrap();
-        // Process 1 of the machine reaps orphaned processes, which can take a moment.
+        // The machine's process 1 reaps orphaned processes, which can take a moment.
         until(Duration::from_secs(10), "a look that sees what is gone", async || {
             !alive(&service, sandbox.as_str())
         })
@@ -162,7 +162,7 @@ fn damages() -> [Damage; 5] {
     ]
 }
 
-/// Starts a server that must fail to start, and returns its error output.
+/// Starts a server that must fail to start, and returns its error messages.
 pub(crate) fn refused(service: &Service) -> String {
     let output = Command::new("timeout")
         .arg("15")
@@ -183,7 +183,7 @@ pub(crate) fn refused(service: &Service) -> String {
     said
 }
 
-/// Returns true if process 1 of a sandbox exists.
+/// Returns true if a sandbox's process 1 exists.
 pub(crate) fn alive(service: &Service, id: &str) -> bool {
     service
         .traces(&[id.to_owned()])

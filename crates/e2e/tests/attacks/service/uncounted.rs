@@ -1,5 +1,5 @@
-//! H-30 to H-35, H-38: data that clients send, and data that is retained for them, is counted before it is
-//! used.
+//! Attacks H-30 to H-35 and H-38: data that clients send, and data that is retained for clients, must be
+//! counted before it uses memory.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,20 +13,20 @@ use super::e2b::{AgentRequest, inside, opened};
 use super::flow::{MIB, Peak, begin};
 use super::ground::{Bystander, ask, head, held, keyed, read, recovers};
 
-/// Maximum memory growth of a server with its defence: for clients without a key, and for clients of one
-/// project.
+/// Maximum memory growth of a server with its defence: first for clients without a key, then for clients of
+/// one project.
 const STRANGERS_MAX: u64 = 64 * MIB;
 const PROJECT_MAX: u64 = 128 * MIB;
-/// Minimum by which a control must exceed that maximum.
+/// Minimum amount by which a control must exceed this maximum.
 const UNDEFENDED: u64 = 32 * MIB;
 
-/// Waits until sent data has arrived.
+/// Waits until the data that was sent has arrived at the server.
 async fn arrived() {
     tokio::time::sleep(Duration::from_millis(700)).await;
 }
 
-/// Runs the same attack on a server with its defence and on one without it, and returns the memory growth of
-/// both.
+/// Runs the same attack on a server with its defence and on a server without it. Returns the memory growth of
+/// both servers.
 async fn both(service: &mut Service, id: &str, most: u64, attack: impl AsyncFn(&Service)) -> (u64, u64) {
     let bystander = Bystander::of(service);
     let peak = Peak::of(service);
@@ -47,7 +47,7 @@ async fn both(service: &mut Service, id: &str, most: u64, attack: impl AsyncFn(&
     (with, without)
 }
 
-/// H-30: a form whose headers never end is refused.
+/// Attack H-30: a form whose headers never end is refused.
 #[test]
 fn a_form_whose_headers_never_end_is_refused() {
     served(async || {
@@ -89,7 +89,7 @@ fn a_form_whose_headers_never_end_is_refused() {
     });
 }
 
-/// H-31: refused request bodies are not buffered.
+/// Attack H-31: the bodies of refused requests are not buffered.
 #[test]
 fn refused_bodies_are_not_kept() {
     served(async || {
@@ -106,7 +106,7 @@ fn refused_bodies_are_not_kept() {
     });
 }
 
-/// H-32: request heads that never end use little memory.
+/// Attack H-32: requests whose headers never end use little memory.
 #[test]
 fn heads_that_never_end_are_small() {
     served(async || {
@@ -122,7 +122,7 @@ fn heads_that_never_end_are_small() {
     });
 }
 
-/// H-33: messages on a session's event socket are limited in size.
+/// Attack H-33: the size of messages on a session's event socket is limited.
 #[test]
 fn listeners_to_a_session_have_little_to_say() {
     served(async || {
@@ -137,7 +137,7 @@ fn listeners_to_a_session_have_little_to_say() {
             "GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {reader}\r\nconnection: upgrade\r\n\
              upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         );
-        // A message without a last frame. Its frames have a length of eight bytes, and a mask of zeros.
+        // A message without a final frame. Its frames have a length field of eight bytes and a mask of zeros.
         let frame = |code: u8| {
             let mut bytes = vec![code, 0xff];
             bytes.extend(MIB.to_be_bytes());
@@ -165,13 +165,13 @@ fn listeners_to_a_session_have_little_to_say() {
     });
 }
 
-/// Sends a request except for its last bytes.
+/// Sends a request without its last bytes.
 fn unfinished(service: &Service, path: &str, headers: &[(&str, &str)], length: usize) -> (TcpStream, usize) {
     let head = head("POST", path, headers) + &format!("content-length: {length}\r\n\r\n");
     begin(service, &[head.as_bytes(), &vec![b' '; length - 10]])
 }
 
-/// H-34: MCP request bodies are counted.
+/// Attack H-34: the bodies of MCP requests are counted.
 #[test]
 fn messages_of_mcp_are_counted() {
     served(async || {
@@ -194,7 +194,7 @@ fn messages_of_mcp_are_counted() {
             drop(all);
         })
         .await;
-        // A complete message is answered.
+        // A complete message gets a response.
         let hello = json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
             "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": { "name": "a", "version": "1" } } });
         let answer = ask(&service, "POST", "/mcp", &headers, hello.to_string().as_bytes());
@@ -202,13 +202,13 @@ fn messages_of_mcp_are_counted() {
     });
 }
 
-/// Returns true if the server has its defence, that is, before `undefend`.
+/// Returns true if the server has its defence, which is the case until `undefend` is called.
 fn api_is_defended(service: &Service) -> bool {
     let environment = std::fs::read(format!("/proc/{}/environ", service.pid())).unwrap();
     !String::from_utf8_lossy(&environment).contains(api::defence::VARIABLE)
 }
 
-/// H-35: input is counted until it is consumed.
+/// Attack H-35: input is counted until it is consumed.
 #[test]
 fn input_is_counted_until_it_is_used() {
     served(async || {
@@ -233,7 +233,7 @@ fn input_is_counted_until_it_is_used() {
     });
 }
 
-/// H-35: input for a process that does not read remains counted.
+/// Attack H-35: input for a process that does not read it remains counted.
 #[test]
 fn input_that_nobody_reads_keeps_its_room() {
     served(async || {
@@ -244,7 +244,7 @@ fn input_that_nobody_reads_keeps_its_room() {
             json!({ "process": { "tag": "deaf" }, "input": { "stdin": "A".repeat(8 * MIB as usize - 512) } });
         let body = piece.to_string();
         both(&mut service, "H-35", PROJECT_MAX, async |service| {
-            // The process keeps running although the client that started it does not read.
+            // The process keeps running, although the client that started it does not read the response.
             let start =
                 json!({ "process": { "cmd": "/bin/sleep", "args": ["60"] }, "tag": "deaf" }).to_string();
             let envelope =
@@ -276,7 +276,7 @@ fn input_that_nobody_reads_keeps_its_room() {
     });
 }
 
-/// H-38: the events that a watcher retains are limited in bytes.
+/// Attack H-38: the number of bytes of events that a watcher retains is limited.
 #[test]
 fn watchers_keep_as_many_bytes_as_they_may() {
     const FILES: &str = "import os\np='/workspace/w'\nos.makedirs(p,exist_ok=True)\nfor i in range(13):\n p+='/'+'d'*250\n os.mkdir(p)\n\

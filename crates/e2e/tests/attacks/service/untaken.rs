@@ -1,4 +1,4 @@
-//! H-36, H-37, H-39: responses that are not read, and requests that cost more than they should.
+//! Attacks H-36, H-37 and H-39: responses that are not read, and requests that cost more than they should.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -11,15 +11,16 @@ use super::e2b::opened;
 use super::flow::{Deaf, MIB, Peak};
 use super::ground::{Bystander, address, ask, held, keyed, recovers};
 
-/// Maximum time until an unread response is aborted: the limit, and a tolerance for a busy machine.
+/// Maximum time until an unread response is aborted. It consists of the limit and a tolerance for a busy
+/// machine.
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(38);
-/// Numbers of concurrent requests without a key. `REQUESTS` is more than a browser or an SDK would send, and
-/// the server closes such a connection; `HELD` is below that limit.
+/// Numbers of concurrent requests without a key on one connection. `REQUESTS` is more than a browser or an
+/// SDK would send, and the server closes such a connection. `HELD` is below that limit.
 const REQUESTS: u32 = 256;
 const HELD: u32 = 64;
 const CONNECTIONS: usize = 12;
 
-/// H-36: a response that is not read is aborted.
+/// Attack H-36: a response that is not read is aborted.
 #[test]
 fn an_answer_that_nobody_takes_is_given_up() {
     served(async || {
@@ -42,7 +43,7 @@ fn an_answer_that_nobody_takes_is_given_up() {
             );
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        // They were held until the limit, and were not closed for another reason.
+        // The connections were held until the limit, and were not closed for a different reason.
         assert!(deaf.iter().all(|one| one.closed().unwrap() > Duration::from_secs(25)));
         assert!(
             greedy.closed().unwrap() < Duration::from_secs(10),
@@ -74,13 +75,13 @@ fn an_answer_that_nobody_takes_is_given_up() {
     });
 }
 
-/// H-36: connections without a key take no slots of clients with keys.
+/// Attack H-36: connections without a key use no slots that are reserved for clients with keys.
 #[test]
 fn strangers_take_no_place_of_clients_with_keys() {
     served(async || {
         let service = Service::start();
         let bystander = Bystander::of(&service);
-        // More connections than one address may have, without a key or in total.
+        // Open more connections than one address may have, either without a key or in total.
         let all: Vec<TcpStream> =
             (0..2600).filter_map(|_| TcpStream::connect(address(&service)).ok()).collect();
         assert!(all.len() > 2500, "{} connections", all.len());
@@ -90,7 +91,7 @@ fn strangers_take_no_place_of_clients_with_keys() {
     });
 }
 
-/// H-37: a wrong signature costs little, and is counted.
+/// Attack H-37: a wrong signature costs little, and wrong signatures are counted.
 #[test]
 fn a_wrong_signature_costs_little_and_counts() {
     served(async || {
@@ -109,7 +110,8 @@ fn a_wrong_signature_costs_little_and_counts() {
         );
         let told: Vec<u16> = (0..60).map(|_| wrong(&service, 1000)).collect();
         assert!(told.contains(&401) && told.contains(&429), "{told:?}");
-        // Control: wrong signatures are not counted, and long paths are hashed for every sandbox.
+        // Control: without the defence, wrong signatures are not counted, and long paths are hashed once for
+        // every sandbox.
         service.undefend("H-37");
         let told: Vec<u16> = (0..60).map(|_| wrong(&service, 60_000)).collect();
         assert!(told.iter().all(|status| *status == 401), "control: {told:?}");
@@ -118,7 +120,7 @@ fn a_wrong_signature_costs_little_and_counts() {
     });
 }
 
-/// H-39: the health of a sandbox is reported only to clients with its token.
+/// Attack H-39: the health of a sandbox is reported only to clients that have its token.
 #[test]
 fn the_health_of_a_sandbox_is_told_to_those_who_may_know_it() {
     served(async || {
@@ -133,7 +135,7 @@ fn the_health_of_a_sandbox_is_told_to_those_who_may_know_it() {
         assert_eq!(asked(&service, &sandbox.id, ""), nobody, "a running one and one that is not there");
         assert_eq!(asked(&service, &sandbox.id, &"0".repeat(64)), nobody);
         assert_eq!(asked(&service, &sandbox.id, &sandbox.token).0, 204, "whoever may know");
-        // Repeated requests without the token do not keep a sandbox alive.
+        // Repeated requests without the token must not keep a sandbox alive.
         let lives = async |service: &Service| {
             let mut wanted = super::ground::small();
             wanted["idle_ms"] = json!(4000);

@@ -1,5 +1,5 @@
-//! N-30, N-33, N-35, N-36: data of viewers that reaches a port, and the effect of its responses on the server
-//! and on the API's URL.
+//! Attacks N-30, N-33, N-35 and N-36: data from viewers that reaches an application, and effects of an
+//! application's responses on the server and on the API's URL.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -11,12 +11,12 @@ use e2e::service::{Service, served};
 use super::ground::{Answer, address, held, read, recovers};
 use super::ports::{Inside, inside};
 
-/// Timeout for an application that responds.
+/// Timeout for a response from an application that responds.
 const WITHIN: Duration = Duration::from_secs(20);
-/// Timeout for an application that does not respond.
+/// Time to wait for an application that does not respond.
 const WAIT: Duration = Duration::from_secs(4);
 
-/// Sends a request whose headers are bytes, and returns the response.
+/// Sends a request whose header lines are raw bytes, and returns the response.
 fn raw(service: &Service, lines: &[&[u8]], within: Duration) -> Answer {
     let mut stream = TcpStream::connect(address(service)).unwrap();
     stream.set_read_timeout(Some(within)).unwrap();
@@ -32,7 +32,7 @@ fn ask(service: &Service, of: &Inside, request: &str, headers: &[Vec<u8>]) -> An
     raw(service, &lines, WITHIN)
 }
 
-/// Sends a request to a port at the API's address.
+/// Sends a request to a port at the API's address, where headers name the sandbox and the port.
 fn by_headers(service: &Service, of: &Inside, path: &str, headers: &[&str], within: Duration) -> Answer {
     let (first, sandbox) = (format!("GET {path} HTTP/1.1"), format!("bellglass-sandbox: {}", of.sandbox.id));
     let mut lines = vec![first.as_str(), "host: bellglass", &sandbox, "bellglass-port: 8000"];
@@ -40,8 +40,8 @@ fn by_headers(service: &Service, of: &Inside, path: &str, headers: &[&str], with
     raw(service, &lines.iter().map(|line| line.as_bytes()).collect::<Vec<_>>(), within)
 }
 
-/// Returns the ways in which a viewer can send the token together with a cookie that is not ASCII: method
-/// with path, and headers.
+/// Returns the ways in which a viewer can send the token together with a non-ASCII cookie. Each consists of a
+/// method with a path, and headers.
 fn shown(token: &str) -> Vec<(String, Vec<Vec<u8>>)> {
     let line = |text: &str, end: &[u8]| [text.as_bytes(), end].concat();
     let own = format!("cookie: bellglass={token}; theme=");
@@ -61,8 +61,8 @@ fn shown(token: &str) -> Vec<(String, Vec<Vec<u8>>)> {
     ]
 }
 
-/// N-33: with a cookie that is not ASCII, the token does not reach the application, and no viewer is locked
-/// out.
+/// Attack N-33: in a request with a non-ASCII cookie, the token does not reach the application, and no viewer
+/// is locked out.
 #[test]
 fn a_cookie_that_is_not_ascii_brings_no_token_in_and_locks_nobody_out() {
     served(async || {
@@ -92,7 +92,7 @@ fn a_cookie_that_is_not_ascii_brings_no_token_in_and_locks_nobody_out() {
     });
 }
 
-/// N-35, at a port's own address: neither a key nor a token in a referer reaches the application.
+/// Attack N-35 at a port's own address: neither a key nor a token in a referrer reaches the application.
 #[test]
 fn neither_a_key_nor_a_token_in_a_referer_goes_in_at_a_ports_own_address() {
     served(async || {
@@ -110,7 +110,7 @@ fn neither_a_key_nor_a_token_in_a_referer_goes_in_at_a_ports_own_address() {
         assert!(answer.status == 200 && !answer.body.contains(&one.port.token), "{answer:?}");
         let own = ask(&service, &one, "GET /", &referer(&one, "page"));
         assert!(own.body.contains("/page"), "the application's own referer: {own:?}");
-        // Control: without the defence, both reach the application.
+        // Control: without the defence, both the key and the token reach the application.
         service.undefend("N-35");
         let one = inside(&service.client(), "N-16").await;
         let told = ask(&service, &one, "GET /", &key(&one));
@@ -121,7 +121,7 @@ fn neither_a_key_nor_a_token_in_a_referer_goes_in_at_a_ports_own_address() {
     });
 }
 
-/// N-35: a key that is sent together with a token does not reach the application.
+/// Attack N-35: a key that is sent together with a token does not reach the application.
 #[test]
 fn a_key_that_is_shown_beside_a_token_does_not_go_in() {
     served(async || {
@@ -144,8 +144,8 @@ fn a_key_that_is_shown_beside_a_token_does_not_go_in() {
             answer.assert(header, 400, "invalid_request");
             assert!(!answer.body.contains(&key), "{answer:?}");
         }
-        // A key without a token opens the port, and the application's own credentials are forwarded together
-        // with a token.
+        // A key without a token gives access to the port. Together with a token, the application's own
+        // credentials are forwarded.
         let alone = by_headers(&service, &one, "/", &[&keys[0]], WITHIN);
         assert!(alone.body.starts_with("inside ") && !alone.body.contains(&key), "{alone:?}");
         let own =
@@ -162,7 +162,8 @@ fn a_key_that_is_shown_beside_a_token_does_not_go_in() {
     });
 }
 
-/// N-36: an application's response is not cached under the API's URL, and its headers do not affect the API.
+/// Attack N-36: an application's response is not cached under the API's URL, and its headers do not affect
+/// the API.
 #[test]
 fn an_answer_of_an_application_is_not_kept_under_the_address_of_the_api() {
     served(async || {
@@ -181,16 +182,16 @@ fn an_answer_of_an_application_is_not_kept_under_the_address_of_the_api() {
         for name in kept {
             assert_eq!(answer.header(name), None, "{answer:?}");
         }
-        // At the port's own address, these headers are forwarded.
+        // At the port's own address, the application's headers are forwarded.
         let token = format!("bellglass-token: {}", one.port.token).into_bytes();
         let own = ask(&service, &one, "GET /", &[token]);
         assert_eq!(own.header("cache-control"), Some("public, s-maxage=3600"), "{own:?}");
         assert!(kept.iter().all(|name| own.header(name).is_some()), "{own:?}");
-        // With these headers, a browser uses its cached responses of a private port only for pages of that
-        // port. Without them, all ports of the domain would share the cache.
+        // With these headers, a browser uses its cached responses from a private port only for pages of the
+        // same port. Without them, all ports in the domain would share the cache.
         assert!(own.head.to_lowercase().contains("vary: sec-fetch-site, origin, cookie"), "{own:?}");
         assert_eq!(own.header("cross-origin-resource-policy"), Some("same-origin"), "{own:?}");
-        // Control: without the defence, all of these headers reach the client.
+        // Control: without the defence, the client receives all of these headers.
         service.undefend("N-36");
         let one = inside(&service.client(), "N-36").await;
         let told = ask_it(&service, &one);
@@ -201,7 +202,7 @@ fn an_answer_of_an_application_is_not_kept_under_the_address_of_the_api() {
     });
 }
 
-/// N-30, for an application: a response head that never ends is refused.
+/// Attack N-30 against an application's response: an endless header block is rejected.
 #[test]
 fn a_head_of_an_application_has_an_end_or_is_refused() {
     served(async || {

@@ -1,4 +1,4 @@
-//! H-01, H-02, H-05: connections that are slow, silent, too many, or never read.
+//! Attacks H-01, H-02 and H-05: connections that are slow, silent, too many, or never read.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,21 +13,22 @@ use super::ground::{
     Bystander, Undefended, address, head, held, keyed, number, payload, port, recovers, rss_bytes, send,
 };
 
-/// Maximum time until a slow connection is closed, in seconds: the limit for a head and for a body, and a
-/// tolerance for a busy machine.
+/// Maximum time until a slow connection is closed, in seconds. It consists of the limit for headers and for a
+/// body, and a tolerance for a busy machine.
 const LET_GO_WITHIN: f64 = 36.0;
-/// Number of connections that send nothing: half of the limit for one address.
+/// Number of connections that send nothing. It is half of the limit per address.
 const IDLE: &str = "1000";
-/// Maximum time until an incomplete handshake is closed: the limit, and a tolerance for a busy machine.
+/// Maximum time until an incomplete handshake is closed. It consists of the limit and a tolerance for a busy
+/// machine.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(8);
-/// Maximum memory growth by a thousand connections, or by a hundred streams.
+/// Maximum memory growth because of a thousand connections or a hundred streams.
 const MEMORY_BYTES: u64 = 192 << 20;
 /// Number of streams that are never read.
 const NEVER_READ: usize = 100;
 /// Maximum number of streams of one project.
 const STREAMS_MAX: usize = 512;
 
-/// H-01: slow and silent connections are closed, and delay no other client.
+/// Attack H-01: slow and silent connections are closed, and they delay no other client.
 #[test]
 fn whoever_is_slow_or_silent_is_let_go_and_keeps_nobody_waiting() {
     served(async || {
@@ -45,8 +46,8 @@ fn whoever_is_slow_or_silent_is_let_go_and_keeps_nobody_waiting() {
             assert_eq!(number(&said, &format!("left {kind}")), 0.0, "{kind} is still there: {said:?}");
             let longest = number(&said, &format!("longest {kind}"));
             assert!(longest < LET_GO_WITHIN, "{kind} stayed {longest} s");
-            // Control: the connections reached this state, and were closed by the limit and for no other
-            // reason.
+            // Control: the connections reached this state, and they were closed because of the limit and for
+            // no other reason.
             assert!(longest > 20.0, "{kind} was never held: {longest} s");
         }
         let grown = rss_bytes(service.pid()).saturating_sub(before);
@@ -57,8 +58,8 @@ fn whoever_is_slow_or_silent_is_let_go_and_keeps_nobody_waiting() {
     });
 }
 
-/// Creates a certificate, its key and a configuration that names both, and returns the path of the
-/// configuration.
+/// Creates a certificate, its key, and a configuration file that names both. Returns the path of the
+/// configuration file.
 pub(crate) fn certified(directory: &std::path::Path) -> std::path::PathBuf {
     let (certificate, key) = (directory.join("certificate.pem"), directory.join("key.pem"));
     let made = Command::new("openssl")
@@ -76,7 +77,7 @@ pub(crate) fn certified(directory: &std::path::Path) -> std::path::PathBuf {
     settings
 }
 
-/// H-01: incomplete TLS handshakes.
+/// Attack H-01: incomplete TLS handshakes are closed after a limit.
 fn half_open_handshakes() {
     let keys = tempfile::tempdir().unwrap();
     let settings = certified(keys.path());
@@ -93,7 +94,7 @@ fn half_open_handshakes() {
         })
         .collect();
     let began = Instant::now();
-    // Control: a client that completes its handshake is served meanwhile.
+    // Control: meanwhile, a client that completes its handshake is served.
     let curl = Command::new("curl")
         .args(["-sS", "--max-time", "5", "--cacert"])
         .arg(&certificate)
@@ -103,7 +104,7 @@ fn half_open_handshakes() {
     assert!(curl.status.success() && began.elapsed() < Duration::from_secs(2), "{curl:?}");
     for stream in &mut half {
         let mut rest = [0; 64];
-        // An alert may come first.
+        // The server may send an alert first.
         while stream.read(&mut rest).expect("a half-open handshake is still there") > 0 {}
     }
     assert!(began.elapsed() < HANDSHAKE_WITHIN, "{:?}", began.elapsed());
@@ -133,14 +134,14 @@ impl Encrypted {
     }
 }
 
-/// H-02: HTTP/2 frames cannot make the server work without end.
+/// Attack H-02: HTTP/2 frames cannot make the server work endlessly.
 #[test]
 fn frames_of_http_2_cannot_make_the_server_work_without_end() {
     served(async || {
         let service = Service::start();
         let before = rss_bytes(service.pid());
         let attack = |way: &str, count: &str| payload("H-02", &[&port(&service), way, count]);
-        // Control: the frames are valid, and a request among them is answered.
+        // Control: the frames are valid, and a request sent among them gets a response.
         let honest = attack("honest", "1");
         assert_eq!((number(&honest, "answers"), number(&honest, "closed")), (1.0, 0.0), "{honest:?}");
         let few = attack("streams", "100");
@@ -171,7 +172,7 @@ fn frames_of_http_2_cannot_make_the_server_work_without_end() {
     });
 }
 
-/// H-05: readers that never read cost little and are counted.
+/// Attack H-05: readers that never read cost little, and they are counted.
 #[test]
 fn readers_that_never_read_cost_little_and_are_counted() {
     served(async || {
@@ -207,7 +208,7 @@ fn readers_that_never_read_cost_little_and_are_counted() {
         assert_eq!(&status, b"HTTP/1.1 200");
         let slowest = bystander.was_served();
         drop(deaf);
-        // Control: a reader gets all of the output, and the slots of closed streams are free again.
+        // Control: a normal reader gets all of the output, and the slots of closed streams become free again.
         let again =
             async || keyed(&service, &service.key, "GET", &format!("{output}?follow=false"), &Value::Null);
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! root of a workstation that tries to leave its sandbox.
+//! Attack A-21: root of a workstation tries to leave its sandbox.
 
 use api::account::{Quota, Role};
 use api::exec::{ExecSpec, Outcome};
@@ -30,8 +30,8 @@ fn path(text: &str) -> FilePath {
     FilePath::new(text.as_bytes()).unwrap()
 }
 
-/// Asserts that file requests as root can access the same files as commands as root, and not process 1, the
-/// host's kernel or mounts. Returns the number of attempts.
+/// Asserts that file requests as root can access the same files as commands as root, but neither process 1,
+/// nor the host's kernel, nor mounts. Returns the number of attempts.
 async fn files_as_root(client: &Client, id: &SandboxId) -> usize {
     let files = client.files(id).as_root();
     // Control: the sandbox's own files are accessible.
@@ -52,11 +52,11 @@ async fn files_as_root(client: &Client, id: &SandboxId) -> usize {
         "/dev/kmsg",
     ];
     for name in forbidden {
-        // The same write by a command as root.
+        // Try the same write with a command that runs as root.
         let shell = ExecSpec { uid: Some(0), ..script(&text(name)) };
         let by_shell = client.exec(id, &shell).await.unwrap().collect().await.unwrap().end.outcome;
         let written = files.write(&path(name), Bytes::from_static(b"through"), None).await;
-        // If the device does not exist, both can create a file in the sandbox's own /dev, or neither can.
+        // If the device does not exist, either both or neither can create a file in the sandbox's own /dev.
         let same = written.is_ok() == (by_shell == Outcome::Exited { code: 0 });
         assert!(same, "{name}: {by_shell:?} by a command, {written:?} as a file");
     }
@@ -66,7 +66,7 @@ async fn files_as_root(client: &Client, id: &SandboxId) -> usize {
     forbidden.len() + 4
 }
 
-/// root of a workstation has no rights outside its sandbox.
+/// Attack A-21: root of a workstation has no privileges outside its sandbox.
 #[test]
 fn root_of_a_workstation_is_root_of_nothing_else() {
     served(async || {
@@ -80,7 +80,7 @@ fn root_of_a_workstation_is_root_of_nothing_else() {
             let ask = CreateSandbox { tier, template: "workstation".into(), ..small() };
             let id = trusted.create(&ask).await.unwrap().id;
             if tier == Tier::UserKernel {
-                // In gVisor, root could reach process 1. Therefore it is not available there.
+                // In gVisor, root could reach process 1, so root is not available there.
                 let refused = trusted.exec(&id, &root("id")).await.err().unwrap();
                 assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest), "{refused}");
                 let refused = trusted.files(&id).as_root().stat(&path("/")).await.unwrap_err();
@@ -91,14 +91,14 @@ fn root_of_a_workstation_is_root_of_nothing_else() {
             let tried = said(&trusted, &id, &root(PAYLOAD)).await;
             assert!(!tried.contains("THROUGH") && tried.matches("held ").count() == 18, "{tried}");
             held_all += 18 + files_as_root(&trusted, &id).await;
-            // Control: permitted actions as root work, and the ordinary user is unchanged.
+            // Control: permitted actions as root succeed, and the ordinary user still has no privileges.
             let lawful = "echo x > /etc/lawful; chown 1000:1000 /etc/lawful; stat -c %u /etc/lawful; id -u";
             assert_eq!(said(&trusted, &id, &root(lawful)).await, "1000\n0\n");
             let user =
                 "id -u; grep CapEff /proc/self/status | cut -f2; rm -f /etc/passwd 2>/dev/null || echo no";
             assert_eq!(said(&trusted, &id, &script(user)).await, "1000\n0000000000000000\nno\n");
             trusted.stop(&id).await.unwrap();
-            // A project without permission for root, and a template without root.
+            // Root is refused to a project without permission for root, and in a template without root.
             let theirs = other.create(&ask).await.unwrap().id;
             let plain = trusted.create(&CreateSandbox { tier, ..small() }).await.unwrap().id;
             for (client, id) in [(&other, &theirs), (&trusted, &plain)] {

@@ -1,9 +1,9 @@
-//! Figures as data: chart contents that a program cannot read from an image.
+//! Charts as data, because a program cannot read a chart's contents from an image.
 
 use e2e::room::in_a_room;
 use serde_json::{Value, json};
 
-/// Python snippets that each draw one figure on `axes`, by title.
+/// The title of each chart, with Python code that draws the chart on `axes`.
 const DRAWINGS: [(&str, &str); 7] = [
     (
         "line",
@@ -63,7 +63,7 @@ fn bars(standing: &Value, lying: &Value) {
         assert_eq!(chart["elements"], elements);
     }
     assert_eq!(standing["y_unit"], "m");
-    // A horizontal bar chart is reported as if it were vertical: its value axis is the y axis.
+    // A horizontal bar chart is reported as if it were vertical, so its value axis is the y axis.
     assert_eq!(lying["y_unit"], "s");
 }
 

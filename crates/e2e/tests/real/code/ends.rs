@@ -1,5 +1,5 @@
-//! Runs that time out, are cancelled or crash: their outcomes, and that they leave nothing behind
-//! (requirement A3.05).
+//! Runs that time out, are cancelled or crash: their outcomes, and the absence of leftovers (requirement
+//! A3.05).
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use e2e::room::{Room, in_a_room_with, python};
 
 const MEMORY_BYTES: u64 = 512 << 20;
 
-/// Python code that starts children in sessions and process groups of their own, which ignore every signal
-/// that can be ignored. `until_gone` finds them by the name `straggler`.
+/// Python code that starts children in their own sessions and process groups. The children ignore every
+/// signal that can be ignored. `until_gone` finds them by their name, `straggler`.
 const STRAYS: &str = "import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)
 for _ in range(3):
@@ -38,7 +38,7 @@ fn a_run_that_is_ended_leaves_no_process_and_the_next_is_not_affected() {
     });
 }
 
-/// Checks that no process of the previous run is left, and that a new run behaves like the first.
+/// Checks that no process of the previous run is left, and that a new run works normally.
 async fn undisturbed(room: &Room) {
     room.until_gone("straggler", promised(10)).await;
     let began = Instant::now();
@@ -47,7 +47,7 @@ async fn undisturbed(room: &Room) {
     assert!(began.elapsed() < promised(10), "{:?}", began.elapsed());
 }
 
-/// Requirement A3.03: a timeout returns the output so far, and the sandbox stays usable.
+/// Requirement A3.03: a timed-out run returns its output so far, and the sandbox remains usable.
 async fn timeouts(room: &Room) {
     for (name, tail) in [
         ("busy", "while True: pass"),
@@ -69,7 +69,7 @@ async fn timeouts(room: &Room) {
         assert_eq!(ran.end.left_running, 0, "{name}");
         undisturbed(room).await;
     }
-    // The deadline counts from the start of the run.
+    // The deadline counts from the start of the run, so this run finishes in time.
     let spec = ExecSpec { deadline_ms: Some(3000), ..python("import time\ntime.sleep(2)\nprint('in time')") };
     assert_eq!(room.exec(&spec).await.well().stdout, "in time\n");
 }
@@ -91,8 +91,8 @@ async fn cancelled(room: &Room) {
     undisturbed(room).await;
 }
 
-/// Checks that a failure affects only its own run: a crash of native code, closed streams, too many
-/// processes.
+/// Checks that a failure affects only its own run. The failures are a crash in native code, closed streams
+/// and too many processes.
 async fn failing(room: &Room) {
     let ran = room.run("import ctypes\nctypes.string_at(0)").await;
     assert_eq!(ran.end.outcome, Outcome::Signaled { signal: 11 }, "{ran:?}");
@@ -110,7 +110,8 @@ async fn failing(room: &Room) {
     undisturbed(room).await;
 }
 
-/// An allocation that fails in Python is reported as `MemoryError`; a process that the kernel kills is `oom`.
+/// A failed allocation in Python is reported as `MemoryError`. If the kernel kills the process, the outcome
+/// is `oom`.
 async fn memory_errors(room: &Room) {
     let code = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\nx = bytearray(16 << 30)";
     let ran = room.run(code).await;
@@ -121,8 +122,8 @@ async fn memory_errors(room: &Room) {
     undisturbed(room).await;
 }
 
-/// The outcome of a run that exceeds the memory limit names the cause; in a container it includes the limit
-/// and the peak usage.
+/// The outcome of a run that exceeds the memory limit names the cause. In a container, it also contains the
+/// limit and the peak usage.
 async fn memory(room: &Room) {
     let ran = room.run("print('eats', flush=True)\nx = []\nwhile True: x.append(bytearray(8 << 20))").await;
     if room.is_container() {
@@ -131,13 +132,14 @@ async fn memory(room: &Room) {
         assert_eq!(memory.limit_bytes, MEMORY_BYTES);
         assert!(memory.peak_bytes > MEMORY_BYTES * 9 / 10 && memory.peak_bytes <= MEMORY_BYTES, "{memory:?}");
         undisturbed(room).await;
-        // A second time: the interpreter that runs are forked from has been restarted meanwhile.
+        // Repeat the test, because the interpreter from which runs are forked has been restarted in the
+        // meantime.
         let ran = room.run("x = bytearray(8 << 30)\nfor n in range(0, len(x), 4096): x[n] = 1").await;
         assert_eq!(ran.end.outcome, Outcome::Oom);
         undisturbed(room).await;
     } else {
-        // gVisor counts the memory of a sandbox as a whole: an overrun ends the sandbox, with the cause
-        // `oom`.
+        // gVisor limits the memory of the sandbox as a whole, so exceeding the limit ends the sandbox, with
+        // the cause `oom`.
         let lost = Outcome::SandboxLost { cause: api::exec::LostCause::Oom };
         assert_eq!(ran.end.outcome, lost, "{ran:?}");
         let after = room.refused(&python("print(1)")).await;

@@ -42,7 +42,7 @@ fn bash_runs_everywhere_and_what_is_missing_is_named() {
     });
 }
 
-/// The template `node` is large, so it is built for this test only.
+/// The template `node` is large, so only this test builds it.
 #[test]
 fn javascript_and_typescript_run_where_the_template_has_them() {
     served(async || {

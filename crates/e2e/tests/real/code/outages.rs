@@ -1,4 +1,4 @@
-//! The server is killed in the middle of a run: no output is lost, and none is repeated.
+//! Kills of the server in the middle of a run: no output is lost or repeated.
 
 use api::ErrorCode;
 use api::code::{ResultLine, RunResult};
@@ -9,7 +9,7 @@ use e2e::room::{Room, in_a_room, python};
 use e2e::service::Service;
 
 const ROUNDS: usize = 60;
-/// Python code that alternates between output and results, slowly enough for a kill to hit the middle.
+/// Python code that alternates between output and results, slowly enough for a kill to interrupt it.
 const TALKING: &str = "import sys, time
 for n in range(60):
     print(f'out {n}')
@@ -49,7 +49,7 @@ async fn a_reader_outlives_three_servers(service: &mut Service, room: &Room) {
     whole(&String::from_utf8(stdout).unwrap(), &String::from_utf8(stderr).unwrap(), &lines);
 }
 
-/// Checks that everything that the run wrote and displayed arrived once and in order.
+/// Checks that everything that the run wrote and displayed has arrived exactly once and in order.
 fn whole(stdout: &str, stderr: &str, lines: &[ResultLine]) {
     let all = |word: &str, count| (0..count).map(|n| format!("{word} {n}\n")).collect::<String>();
     assert_eq!((stdout, stderr), (&*all("out", ROUNDS), &*all("err", ROUNDS)));
@@ -70,7 +70,8 @@ fn whole(stdout: &str, stderr: &str, lines: &[ResultLine]) {
     }
 }
 
-/// Checks that, after the end, any part can be read again from an offset that a reader had reached.
+/// Checks that, after a run has ended, its results can be read again from any offset that an earlier reader
+/// had reached.
 async fn a_reader_goes_on_where_another_was(room: &Room) {
     let done = room.client.execs(&room.id).await.unwrap();
     let id = done.iter().max_by_key(|info| info.results_bytes).unwrap().id.clone();

@@ -1,9 +1,9 @@
-//! Results of runs besides their output: values, displays and figures, in order with the output.
+//! Results that a run has besides its output: values, displays and figures, in order with the output.
 
 use api::code::{Bundle, RunResult};
 use e2e::room::{Ran, Room, in_a_room};
 
-/// Base64 of the first bytes of every PNG file.
+/// Base64 encoding of the bytes with which every PNG file begins.
 const PNG: &str = "iVBORw0KGgo";
 
 #[test]
@@ -42,12 +42,12 @@ async fn values(room: &Room) {
     for code in ["None", "1;", "x = 1", "print(1) or None", "def f(): return 1", "for n in range(2): n"] {
         assert!(room.run(code).await.well().results.is_empty(), "{code}");
     }
-    // A value whose `__repr__` raises is an error of the run, not a crash.
+    // If a value's `__repr__` raises an exception, the run reports an error and does not crash.
     let ran = room.run("class Bad:\n    def __repr__(self): raise ValueError('no')\nBad()").await;
     assert!(ran.stderr.contains("ValueError: no"), "{ran:?}");
 }
 
-/// Checks that each result carries the number of output bytes written before it.
+/// Checks that each result records how many output bytes were written before it.
 async fn order(room: &Room) {
     let code = "import sys\nprint('one')\ndisplay(1)\nsys.stdout.write('two')\ndisplay(2)\nprint('err', file=sys.stderr)\n\
                 import os\nos.write(1, b'raw')\ndisplay(3)\n4";
@@ -67,7 +67,7 @@ async fn order(room: &Room) {
     assert_eq!(ran.results[2].result, RunResult::Clear { wait: true });
 }
 
-/// Tables, images and charts of common libraries are captured.
+/// Checks that tables, images and charts from common libraries are captured.
 async fn libraries(room: &Room) {
     let ran =
         room.run("import pandas as pd\npd.DataFrame({'city': ['Bern', '東京'], 'n': [1, 2]})").await.well();
@@ -100,7 +100,7 @@ async fn libraries(room: &Room) {
     assert_eq!(ran.shown()[2].data["application/json"]["a"], 1);
 }
 
-/// Requirement A5.12: figures are captured without being saved, once each, and named in order.
+/// Requirement A5.12: each figure is captured once, even if it is not saved, and figures are named in order.
 async fn figures(room: &Room) {
     let two = "import matplotlib.pyplot as plt\nfor n in (1, 2):\n    plt.figure()\n    plt.plot([1, n])\n    plt.title(f'plot {n}')";
     let ran = room.run(two).await.well();
@@ -109,16 +109,16 @@ async fn figures(room: &Room) {
     let titles: Vec<_> = ran.shown().iter().map(|one| one.chart.as_ref().unwrap()["title"].clone()).collect();
     assert_eq!(titles, ["plot 1", "plot 2"]);
     assert_eq!(ran.stderr, "");
-    // The next run starts without figures: none of an earlier run is still in memory.
+    // The next run starts without figures, because no figure of an earlier run is kept in memory.
     let ran = room.run("import matplotlib.pyplot as plt\nprint(plt.get_fignums())").await.well();
     assert_eq!((names(&ran).len(), ran.stdout.as_str()), (0, "[]\n"));
-    // A figure that the code saves is still displayed; a figure that the code closes is not.
+    // A figure that the code saves is still displayed. A figure that the code closes is not.
     let saved = format!("{two}\nplt.savefig('saved.png')\nplt.close(1)");
     let ran = room.run(&saved).await.well();
     assert_eq!(names(&ran), ["figure_1.png"]);
     assert_eq!(ran.shown()[0].chart.as_ref().unwrap()["title"], "plot 2");
     assert_eq!(room.sh("head -c 8 saved.png | tail -c 7 | head -c 3").await, "PNG");
-    // A call of `show` displays the figure at that point, and only once.
+    // A call to `show` displays the figure at that point, and only once.
     let code = "import matplotlib.pyplot as plt\nprint('before')\nplt.plot([1, 2])\nplt.show()\nprint('after')\nplt.show()";
     let ran = room.run(code).await.well();
     assert_eq!((names(&ran), ran.results[0].stdout), (vec!["figure_1.png"], 7), "{ran:?}");
@@ -129,8 +129,8 @@ async fn figures(room: &Room) {
         (vec!["figure_1.png"], 1),
         "as a value it is not shown again: {ran:?}"
     );
-    // A failing run still displays the figures that it drew; a figure that cannot be drawn does not fail the
-    // run.
+    // A failing run still displays the figures that it drew. A figure that cannot be rendered does not fail
+    // the run.
     let ran = room.run("import matplotlib.pyplot as plt\nplt.plot([1])\n1/0").await;
     assert_eq!(
         (ran.code(), names(&ran), ran.error().name.as_str()),
@@ -143,16 +143,16 @@ async fn figures(room: &Room) {
     assert_eq!(names(&ran), ["figure_1.png"]);
 }
 
-/// CJK, Arabic and emoji labels render: matplotlib would warn about each missing glyph.
+/// Checks that CJK, Arabic and emoji labels are rendered. Matplotlib would warn about each missing glyph.
 async fn letters(room: &Room) {
     let code = "import matplotlib.pyplot as plt\nplt.plot([1, 2], label='العربية')\nplt.title('漢字 かな 한국어 😀📊')\nplt.xlabel('Ωж ∑√')\nplt.legend();";
     let ran = room.run(code).await.well();
     assert_eq!((ran.stderr.as_str(), ran.shown().len()), ("", 1));
-    // The font cache was built with the image, so no run builds another.
+    // The image already contains the font cache, so no run builds it.
     assert_eq!(room.sh("ls -A ~/.cache ~/.config 2>/dev/null | wc -l").await, "0");
 }
 
-/// Checks that a result that is too large is reported with its size and types, and that the run continues.
+/// Checks that an oversized result is replaced by its size and types, and that the run continues.
 async fn sizes(room: &Room) {
     let ran = room
         .run("from IPython.display import HTML\ndisplay(HTML('x' * 9_000_000))\nprint('on')\n7")

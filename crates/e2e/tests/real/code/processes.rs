@@ -1,4 +1,5 @@
-//! Forked runs behave as independent processes: workers, threads, native libraries, and packages of the user.
+//! Forked runs behave as independent processes. The tests cover workers, threads, native libraries and the
+//! user's own packages.
 
 use api::code::RunResult;
 use api::exec::ExecSpec;
@@ -7,8 +8,8 @@ use api::limits::Limits;
 use bytes::Bytes;
 use e2e::room::{Room, in_a_room_with, python};
 
-/// A fork inherits no threads. Libraries that need threads must create new ones, and nothing may wait for a
-/// thread that no longer exists.
+/// Python code that uses threads and processes. A fork inherits no threads, so libraries must create new
+/// ones, and nothing may wait for a thread that no longer exists.
 const WORKERS: &str = "import multiprocessing, threading, subprocess, os
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 def square(n): return n * n
@@ -23,8 +24,8 @@ if os.fork() == 0:
     display('never from a child'); print('from a child', flush=True); os._exit(0)
 os.wait();";
 
-/// Prints the thread count that each loaded OpenBLAS reports, and checks the number of threads after a matrix
-/// product: each library has its own pool.
+/// Python code that prints the thread count of each loaded OpenBLAS library, and checks the number of threads
+/// after a matrix product. Each library has its own pool of threads.
 const BLAS: &str = "import ctypes, os, re, numpy as np, scipy.linalg
 paths = sorted({re.search(r'/.*', line)[0] for line in open('/proc/self/maps') if 'openblas' in line})
 names = [f'{before}openblas_get_num_threads{after}' for before in ('scipy_', '') for after in ('64_', '')]
@@ -56,7 +57,8 @@ fn forks_have_workers_threads_and_the_packages_of_the_user() {
     });
 }
 
-/// Native libraries use as many threads as the sandbox has CPUs, unless the request sets another count.
+/// Checks that native libraries use as many threads as the sandbox has CPUs, unless the request sets a
+/// different number.
 async fn counts(room: &Room, cpus: usize) {
     let ran = room.run(BLAS).await.well();
     assert_eq!(ran.stdout, format!("{cpus} {{{cpus}}} True\n"));
@@ -66,7 +68,8 @@ async fn counts(room: &Room, cpus: usize) {
     assert_eq!(ran.stdout, "3 {3} True\n");
 }
 
-/// Checks that the user's own package takes precedence over the preloaded one, and that the run reports this.
+/// Checks that the user's own package takes precedence over the preloaded package, and that the run reports
+/// this.
 async fn shadowed(room: &Room) {
     assert_eq!(
         room.run("import seaborn\nprint(seaborn.__version__ != 'mine')").await.well().stdout,
@@ -85,7 +88,7 @@ async fn shadowed(room: &Room) {
     room.sh("rm -r ~/.local").await;
     let ran = room.run("import seaborn\nprint(seaborn.__version__ != 'mine')").await.well();
     assert_eq!((ran.stdout.as_str(), ran.results.len()), ("True\n", 0));
-    // A file in the workspace also takes precedence, as it would for a script in that directory.
+    // A file in the workspace also takes precedence, as it would for a script in the same directory.
     room.sh("echo 'me = 1' > scipy.py").await;
     let ran = room.run("import scipy\nprint(scipy.me)").await.well();
     assert_eq!((ran.stdout.as_str(), ran.results.len()), ("1\n", 1));

@@ -1,4 +1,4 @@
-//! Semantics of a run: an independent script of which only files remain.
+//! Semantics of a run: it is an independent script, and only its files remain.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,8 @@ use e2e::room::{Room, coded, in_a_room, python};
 use e2e::service::{Service, served, small_limits, tiers};
 use e2e::wire;
 
-/// Line numbers refer to the code as it was sent: the empty first line counts too.
+/// Python code that raises an exception. Line numbers refer to the code as it was sent, so the empty first
+/// line counts.
 const FAILING: &str =
     "\nimport json\n\ndef deep(text):\n    return json.loads(text)\n\nprint('before')\ndeep('{')\n";
 
@@ -31,7 +32,7 @@ fn a_run_is_a_script_of_its_own_of_which_only_files_stay() {
     });
 }
 
-/// Requirement A3.01: standard output, standard error and exit codes.
+/// Requirement A3.01: standard output, standard error and exit codes are returned.
 async fn output_and_exit_codes(room: &Room) {
     let ran = room.run("import sys\nprint('out')\nprint('err', file=sys.stderr)").await.well();
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("out\n", "err\n"));
@@ -52,12 +53,12 @@ async fn output_and_exit_codes(room: &Room) {
     }
     let ran = room.run("import sys; sys.exit('what went wrong')").await;
     assert_eq!((ran.code(), ran.stderr.as_str()), (1, "what went wrong\n"));
-    // Output that is not UTF-8 is kept as bytes; a client that wants text replaces invalid sequences.
+    // Output that is not UTF-8 is kept as bytes. A client that wants text replaces the invalid sequences.
     let ran = room.run("import os; os.write(1, b'a\\xff\\xfeb\\n'); os.write(2, b'\\x80')").await.well();
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("a\u{fffd}\u{fffd}b\n", "\u{fffd}"));
     let ran = room.run("print('\\ud800 漢字 😀')").await.well();
     assert_eq!(ran.stdout, "\\ud800 漢字 😀\n");
-    // Output and files that the code does not flush, close or join are written all the same.
+    // Output and files are written even if the code does not flush, close or join.
     let code = "import sys, threading, time, atexit\natexit.register(print, 'last')\n\
                 f = open('unclosed.txt', 'w'); f.write('whole')\n\
                 threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\n\
@@ -69,7 +70,7 @@ async fn output_and_exit_codes(room: &Room) {
     assert_eq!(ran.end.outcome, Outcome::Signaled { signal: 9 });
 }
 
-/// Requirement A5.12: line numbers refer to the code as it was sent, and a traceback contains no frames of
+/// Requirement A5.12: line numbers refer to the code as it was sent, and a traceback contains no frames from
 /// Bellglass.
 async fn exceptions(room: &Room) {
     let ran = room.run(FAILING).await;
@@ -129,7 +130,7 @@ async fn nothing_but_files_stays(room: &Room) {
         .await
         .well();
     assert_eq!(ran.stdout, "['x'] False False\n");
-    // Each run is a new process with its own random state.
+    // Each run is a new process with a new random state.
     let code = "import os, random, numpy, uuid\nprint(os.getpid(), random.random(), numpy.random.rand(), uuid.uuid4())";
     let (one, two) = (room.run(code).await.well().stdout, room.run(code).await.well().stdout);
     assert!(one.split(' ').zip(two.split(' ')).all(|(one, two)| one != two), "{one} {two}");
@@ -149,7 +150,7 @@ async fn variables_and_directory(room: &Room) {
     assert!(error.message.contains("/nowhere"), "{error:?}");
 }
 
-/// Requirement A3.07: invalid code is refused before anything runs, by the client and by the server.
+/// Requirement A3.07: both the client and the server refuse invalid code before anything runs.
 async fn refusals(service: &Service, room: &Room) {
     let long = "#".repeat(limits::CODE_BYTES_MAX + 1);
     for (source, code, names) in [
@@ -221,8 +222,8 @@ async fn the_same_key_runs_once(service: &Service, room: &Room) {
     assert_eq!(answer.code(), "conflict", "{answer:?}");
 }
 
-/// A template whose Python has no packages still runs code; a template without Python returns an error that
-/// names `python3`.
+/// A template whose Python has no packages can still run code. A template without Python returns an error
+/// that names `python3`.
 #[test]
 fn a_template_with_little_or_no_python_runs_what_it_can_and_says_what_it_cannot() {
     served(async || {

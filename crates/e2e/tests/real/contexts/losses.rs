@@ -1,4 +1,4 @@
-//! Interrupted cells, and the report when a context's state is lost.
+//! Interrupts of cells, and the report that a context has lost its state.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use api::code::{Language, Loss};
 use api::exec::{ExecSpec, Outcome};
 use e2e::room::{Room, cell, in_a_room};
 
-/// Maximum time from an interrupt to the end of a cell, regardless of the code in it.
+/// Maximum time from an interrupt to the end of the cell, regardless of its code.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-/// Cells that stop on an interrupt (`HEED`), and cells that cannot or do not (`DO_NOT`).
+/// Cells that an interrupt stops (`HEED`), and cells that cannot or do not react to an interrupt (`DO_NOT`).
 const HEED: [(&str, &str); 5] = [
     ("a loop", "while True: pass"),
     ("a nap", "import time; time.sleep(100)"),
@@ -26,7 +26,8 @@ const DO_NOT: [(&str, &str); 3] = [
     ),
 ];
 
-/// Every cell ends within seconds of an interrupt; if the interpreter had to be killed, the lost state is reported.
+/// Every cell ends within seconds of an interrupt. If the interpreter had to be killed, the loss of its state
+/// is reported.
 #[test]
 fn whatever_a_cell_does_it_is_ended_in_seconds() {
     in_a_room(async |_, room| {
@@ -45,7 +46,7 @@ fn whatever_a_cell_does_it_is_ended_in_seconds() {
             let next = room.cell(&context, "'state' in globals()").await;
             assert_eq!((next.value(), next.restarted()), ("False", Some(Loss::Killed)), "{name}: {next:?}");
         }
-        // A deadline interrupts the cell too, and is reported as a timeout.
+        // A deadline also interrupts the cell, and is reported as a timeout.
         room.cell(&context, "state = 'kept'").await.well();
         let spec = ExecSpec { deadline_ms: Some(1000), ..cell(&context, "print('begun')\nwhile True: pass") };
         let late = room.exec(&spec).await;
@@ -55,7 +56,7 @@ fn whatever_a_cell_does_it_is_ended_in_seconds() {
     });
 }
 
-/// Interrupts a cell shortly after its start; returns its outcome and whether its state was lost.
+/// Interrupts a cell shortly after its start. Returns the outcome, and whether the context lost its state.
 async fn interrupted(room: &Room, context: &api::ContextId, name: &str, source: &str) -> (Outcome, bool) {
     let exec = room.client.exec(&room.id, &cell(context, source)).await.unwrap();
     tokio::time::sleep(Duration::from_millis(700)).await;
@@ -67,7 +68,8 @@ async fn interrupted(room: &Room, context: &api::ContextId, name: &str, source: 
     (done.end.outcome, done.end.state_lost)
 }
 
-/// An exit, a crash, an out-of-memory kill and a restart are reported as lost state, and the next cell works.
+/// An exit, a crash, an out-of-memory kill and a restart are reported as lost state, and the next cell works
+/// normally.
 #[test]
 fn lost_state_is_told_and_the_next_cell_works() {
     in_a_room(async |_, room| {
@@ -92,7 +94,7 @@ fn lost_state_is_told_and_the_next_cell_works() {
         assert_eq!(info.lost, Some(Loss::Restarted));
         let next = room.cell(&context, "'x' in globals()").await;
         assert_eq!((next.value(), next.restarted()), ("False", Some(Loss::Restarted)));
-        // Under gVisor, exceeding the memory limit ends the sandbox.
+        // Under gVisor, exceeding the memory limit would end the sandbox.
         if room.is_container() {
             let other = room.context(Language::Python).await;
             let full = room.cell(&context, "b = bytearray(3 << 30)").await;

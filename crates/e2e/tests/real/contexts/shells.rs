@@ -6,7 +6,8 @@ use api::code::{Language, Loss};
 use api::exec::Outcome;
 use e2e::room::{cell, in_a_room};
 
-/// A shell keeps its state across cells, except variables of one call; `exit` and `exec` lose it and report the loss.
+/// A shell keeps its state between cells, except for the variables of one call. `exit` and `exec` lose the
+/// state, and the loss is reported.
 #[test]
 fn a_shell_keeps_its_directory_variables_and_functions() {
     in_a_room(async |_, room| {

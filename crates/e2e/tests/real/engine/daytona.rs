@@ -1,5 +1,5 @@
-//! Daytona: workspaces of an account, and the fallback when it cannot create one (requirements A9.02, A9.06,
-//! A12.03).
+//! Daytona as a backend: workspaces as sandboxes, and the fallback if Daytona cannot create one (requirements
+//! A9.02, A9.06 and A12.03).
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -21,17 +21,17 @@ use super::{bellglass, daytona, docker, said};
 /// Timeout for the removal of a workspace.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
 
-/// Number of attempts that attack A-20 makes.
+/// Number of attempts that the payload of attack A-20 makes.
 const ACTS: usize = 6;
 
-/// Environment variables: names and values.
+/// Names and values of environment variables.
 type Variables<'a> = &'a [(&'a str, &'a str)];
 
 fn own(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real/engine").join(name)
 }
 
-/// Counts the containers that stand for workspaces of a server.
+/// Returns the number of containers that are workspaces of a server.
 fn workspaces(server: &Server) -> usize {
     let labels = format!("label=daytona.test={}", server.address());
     let (code, text) = said(Command::new("docker").args(["ps", "-aq", "--filter", &labels]));
@@ -39,7 +39,7 @@ fn workspaces(server: &Server) -> usize {
     text.lines().count()
 }
 
-/// Creates a data directory with the template `base`, and tags its image in Docker with the name that the
+/// Creates a data directory with the template `base`, and gives its image in Docker the name that the
 /// template expects.
 fn data() -> tempfile::TempDir {
     let data = tempfile::tempdir().unwrap();
@@ -52,7 +52,7 @@ fn known(data: &Path) {
     let name = node::template::Store::new(data).load("base").unwrap().image();
     let image = layer::base_image("docker");
     layer::also_named(EngineKind::Docker, &image, &name);
-    // An engine backend starts only images whose id the data directory records.
+    // An engine backend starts only images whose ID is recorded in the data directory.
     layer::lend_image(data, EngineKind::Docker, &image, &name);
 }
 
@@ -73,7 +73,7 @@ fn the_published_sdk_drives_the_same_server() {
         return;
     }
     let server = Server::start(&[]);
-    // The Daytona stand-in starts images by name.
+    // The stand-in for Daytona starts images by name.
     let image = "localhost/bellglass/of-daytona:latest";
     layer::also_named(EngineKind::Docker, &layer::base_image("docker"), image);
     let (code, text) = said(Command::new(python()).arg(own("sdk.py")).args([server.address(), KEY, image]));
@@ -94,7 +94,8 @@ fn a_run_in_a_workspace_leaves_nothing_there() {
     assert_eq!(code, 3, "{text}");
     assert!(text.contains("Using backend: daytona, which lacks a machine of your own"), "{text}");
     let lines: Vec<&str> = text.lines().filter(|line| line.parse::<u32>().is_ok()).collect();
-    // Visible processes: the guest, the shell, `ls` and `grep`, and no process of the workspace itself.
+    // The visible processes are the guest, the shell, `ls` and `grep`. No process of the workspace itself is
+    // visible.
     assert!(lines[0] == "1000" && lines[1].parse::<u32>().unwrap() <= 5, "{text}");
     assert_eq!(workspaces(&server), 0, "{text}");
     let (code, text) = said(bellglass(data.path()).args(["sandbox-test", "base"]).envs(server.variables()));
@@ -102,7 +103,8 @@ fn a_run_in_a_workspace_leaves_nothing_there() {
     assert!(text.contains("Using backend: daytona"), "{text}");
 }
 
-/// Requirement A9.06: files and execs in a workspace persist between runs and while the server is down.
+/// Requirement A9.06: files and execs in a workspace survive between runs and while the server is not
+/// running.
 #[test]
 fn a_server_that_comes_back_finds_its_workspaces() {
     if !daytona() {
@@ -126,15 +128,15 @@ fn a_server_that_comes_back_finds_its_workspaces() {
     });
 }
 
-/// Requirement A9.02: if Daytona cannot create a sandbox, an engine of this machine does, and the fallback is
-/// logged.
+/// Requirement A9.02: if Daytona cannot create a sandbox, an engine on this machine creates it, and the
+/// fallback is logged.
 #[test]
 fn what_daytona_cannot_make_an_engine_makes() {
     if !daytona() {
         return;
     }
     served(async || {
-        // Processes in these workspaces do not run as root, so the guest cannot set up its walls there.
+        // Processes in these workspaces do not run as root, so the guest cannot set up its walls.
         let server = Server::start(&[]);
         let service = Service::with_words(&server.before(), &["--backends", "daytona,docker"]);
         known(service.data());
@@ -226,7 +228,7 @@ fn what_is_wrong_with_an_account_is_said_with_what_to_do() {
     assert_eq!(workspaces(&server), 0);
 }
 
-/// code in a workspace cannot reach the agent that runs next to it as root.
+/// Attack A-20: code in a workspace cannot reach the Daytona agent, which runs as root in the same workspace.
 #[test]
 fn the_agent_of_a_workspace_is_out_of_reach() {
     if !daytona() {

@@ -1,4 +1,4 @@
-//! Identical results from every backend, byte for byte (requirements A9.01, A14.07).
+//! Every backend returns the same results, byte for byte (requirements A9.01 and A14.07).
 
 use api::code::Code;
 use api::exec::ExecSpec;
@@ -25,7 +25,7 @@ const LIMITS: Limits = Limits {
     ttl_ms: 3_600_000,
 };
 
-/// Returns the named execs that every sandbox runs, in this order.
+/// Returns the named execs that every sandbox runs in this order.
 fn questions() -> Vec<(&'static str, ExecSpec)> {
     let requiring = |name: &str| {
         coded(Code { source: "print(1)".into(), requirements: vec![name.to_owned()], ..Code::default() })
@@ -90,7 +90,7 @@ fn questions() -> Vec<(&'static str, ExecSpec)> {
     ]
 }
 
-/// Formats a result for comparison: outcome, output streams, and displayed results.
+/// Formats a run for comparison: its outcome, its output streams and its displayed results.
 fn told(ran: &Ran) -> String {
     let results: Vec<String> =
         ran.results.iter().map(|line| serde_json::to_string(&line.result).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Engines pause a sandbox through their own API; Daytona refuses to pause.
+//! Pausing in engines. Docker and Podman pause a sandbox through their own API; Daytona refuses to pause.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn engines_pause_and_daytona_refuses() {
             client.resume(&id).await.unwrap();
             assert!(read_count(&client, &id).await >= count);
             client.renew(&id, api::sandbox::Lease { idle_ms: 1_000 }).await.unwrap();
-            // The counter is a running exec, so the sandbox is not idle until this exec ends.
+            // The counter is a running exec, and the sandbox becomes idle only when that exec ends.
             let exec = client.execs(&id).await.unwrap().remove(0);
             client.cancel(&id, &exec.id).await.unwrap();
             until_paused(&client, &id).await;

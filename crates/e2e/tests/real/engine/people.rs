@@ -1,4 +1,4 @@
-//! Use of an engine by a user who is not root.
+//! Use of an engine by a user other than root.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -10,17 +10,18 @@ use runtime::engine::EngineKind;
 
 use super::{bellglass, docker, engines, said};
 
-/// User id without an account on this machine.
+/// User ID that belongs to no account on this machine.
 const USER: u32 = 64_998;
 
-/// Returns the id of the group that owns Docker's socket, whose members may use Docker.
+/// Returns the ID of the group that owns Docker's socket. Members of this group may use Docker.
 fn docker_group() -> u32 {
     let socket = std::env::var("DOCKER_HOST").unwrap();
     let found = std::fs::metadata(socket.trim_start_matches("unix://")).unwrap();
     std::os::unix::fs::MetadataExt::gid(&found)
 }
 
-/// Returns a `bellglass` command that runs as an unprivileged member of that group, with a home directory.
+/// Returns a `bellglass` command that runs as an unprivileged member of this group, with its own home
+/// directory.
 fn as_user(home: &Path) -> Command {
     let mut command = Command::new("setpriv");
     let groups = format!("--groups={}", docker_group());
@@ -65,7 +66,7 @@ fn a_user_in_the_group_docker_runs_without_root() {
     assert!(home.path().join(".local/share/bellglass").is_dir());
 }
 
-/// Requirement A14.08: the build command yields a working image.
+/// Requirement A14.08: `build-sandbox` builds a recipe into a working image.
 #[test]
 fn a_recipe_is_built_by_the_engine_and_tried_out() {
     if !docker() {
@@ -99,7 +100,7 @@ fn a_recipe_is_built_by_the_engine_and_tried_out() {
     );
 }
 
-/// A killed command leaves a container behind, and the next command removes it.
+/// A killed command leaves a container behind. The next command removes it.
 #[test]
 fn what_a_killed_command_left_is_removed_by_the_next() {
     for kind in engines() {

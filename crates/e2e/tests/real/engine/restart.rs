@@ -1,5 +1,5 @@
-//! The engine is restarted under live sandboxes. They continue or are reported as lost; none is reported as
-//! running when it is dead.
+//! Restarts of the engine while sandboxes are running. A sandbox either continues or is reported as lost; no
+//! dead sandbox is reported as running.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use runtime::engine::EngineKind;
 
 use super::docker;
 
-/// Timeout until the server has polled its containers after the engine is back.
+/// Timeout for the server to poll its containers after the engine is available again.
 const NOTICED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Starts a server that uses this Docker engine.
@@ -22,9 +22,9 @@ fn service_on(engine: &Dockerd) -> Service {
     service_at(engine, &engine.address())
 }
 
-/// Starts a server that uses this Docker engine and reaches it at this address.
+/// Starts a server that uses this Docker engine, which it reaches at the given address.
 fn service_at(engine: &Dockerd, address: &str) -> Service {
-    // The server must use the engine into which `load_at` below loads the image.
+    // The server must use the same engine into which `load_at` below loads the image.
     let before = ["env".to_owned(), format!("DOCKER_HOST={address}")];
     let service = Service::with(&before.each_ref().map(String::as_str), &["--backends", "docker"]);
     let name = node::template::Store::new(service.data()).load("base").unwrap().image();
@@ -38,13 +38,13 @@ async fn create(client: &Client) -> api::SandboxId {
     client.create(&ask).await.unwrap_or_else(|error| panic!("{error:?}")).id
 }
 
-/// Runs an exec in the sandbox, and checks its output.
+/// Checks that an exec in the sandbox works.
 async fn speaks(client: &Client, id: &api::SandboxId) {
     let spec = ExecSpec { deadline_ms: Some(20_000), ..script("echo here") };
     assert_eq!(client.exec(id, &spec).await.unwrap().collect().await.unwrap().stdout, b"here\n");
 }
 
-/// Requirement A9.02: if the first backend in the order cannot start a sandbox, the next one does, and the
+/// Requirement A9.02: if the preferred backend cannot start a sandbox, the next backend starts it, and the
 /// fallback is logged.
 #[test]
 fn what_one_engine_cannot_start_the_next_one_does() {
@@ -81,8 +81,8 @@ fn an_engine_that_ends_its_containers_has_lost_them() {
         engine.end();
         engine.begin();
         let end = tokio::time::timeout(NOTICED_WITHIN, exec.collect()).await.expect("an end").unwrap().end;
-        // An engine that shuts down gracefully sends SIGTERM to process 1, which terminates all other
-        // processes with it.
+        // During a graceful shutdown, an engine sends SIGTERM to process 1, which then terminates all other
+        // processes.
         let honest = matches!(end.outcome, Outcome::SandboxLost { .. } | Outcome::Signaled { signal: 15 });
         assert!(honest, "{end:?}");
         until(NOTICED_WITHIN, "it to be lost", async || {
@@ -127,7 +127,7 @@ fn an_engine_that_keeps_its_containers_goes_on_with_them() {
     });
 }
 
-/// While the engine is down, requests fail with the cause; nothing hangs, and no sandbox is reported as
+/// While the engine is down, requests fail with the cause. No request hangs, and no sandbox is reported as
 /// ended.
 #[test]
 fn an_engine_that_is_away_is_said_to_be() {
@@ -152,7 +152,8 @@ fn an_engine_that_is_away_is_said_to_be() {
     });
 }
 
-/// An engine over TCP counts as remote: nothing of this machine is mounted into its sandboxes.
+/// An engine that is reached over TCP counts as remote, so nothing from this machine is mounted into its
+/// sandboxes.
 #[test]
 fn an_engine_is_reached_over_tcp() {
     if !docker() {

@@ -1,4 +1,4 @@
-//! Error messages and suggested fixes when something is missing, case by case (requirements A12.02, A12.03).
+//! Error messages and the fixes that they suggest when something is missing (requirements A12.02 and A12.03).
 
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt as _;
@@ -8,7 +8,7 @@ use runtime::engine::EngineKind;
 
 use super::{bellglass, docker, engines, said};
 
-/// User id without permission to use any engine.
+/// User ID that has no permission to use any engine.
 const NOBODY: u32 = 64_999;
 
 #[test]
@@ -16,7 +16,7 @@ fn an_engine_that_is_not_there_is_named_with_what_to_install() {
     if engines().is_empty() {
         return;
     }
-    // A socket at the usual path would belong to an engine that this machine runs itself.
+    // A socket at the default path belongs to an engine that this machine itself runs.
     if std::path::Path::new("/var/run/docker.sock").exists() {
         eprintln!("skipped: this machine has a Docker engine of its own");
         return;
@@ -100,8 +100,8 @@ fn who_may_not_use_the_socket_is_told_how_to() {
     assert!(text.contains("usermod -aG docker"), "{text}");
 }
 
-/// Rootless Podman is refused if it cannot enforce limits, even if its Docker-compatible API claims
-/// otherwise: on cgroup version 1 it enforces none.
+/// Rootless Podman is refused if it cannot enforce limits. On cgroup version 1 it enforces none, although its
+/// Docker-compatible API claims that it does.
 #[test]
 fn podman_without_root_is_used_where_it_can_limit_and_nowhere_else() {
     if !engines().contains(&EngineKind::Podman) {
@@ -122,8 +122,8 @@ fn podman_without_root_is_used_where_it_can_limit_and_nowhere_else() {
     };
     let socket = home.path().join("podman.sock");
     let address = format!("unix://{}", socket.display());
-    // Podman starts several processes, and the first one does not serve requests. The process group is killed
-    // later.
+    // Podman starts several processes, and the first does not serve requests. The whole process group is
+    // killed later.
     let mut service = as_user("podman");
     service.args(["system", "service", "--time=20", &address]).process_group(0);
     let mut service = service.spawn().unwrap();
@@ -173,7 +173,7 @@ fn an_image_that_is_missing_is_said_to_be_with_how_to_make_it() {
     }
 }
 
-/// Saves the template `lost`, whose layer and image exist nowhere.
+/// Saves a template named `lost`, whose layer and image do not exist.
 pub fn lost(data: &std::path::Path) {
     let layers = vec!["0123456789abcdef".repeat(4)];
     let template = node::template::Template { layers, ..node::template::Template::of("lost") };

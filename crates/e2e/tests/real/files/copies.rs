@@ -13,7 +13,7 @@ use super::{on_each, said, tiers};
 /// Number of files in the copied tree, unless `BELLGLASS_ARCHIVE_FILES` sets another number.
 const FILES: usize = 5000;
 
-/// Runs `bellglass`, which must exit with 0; returns its standard output.
+/// Runs `bellglass`, which must exit with 0, and returns its standard output.
 fn bellglass(service: &Service, at: &Path, arguments: &[&str]) -> String {
     let done = service.command(arguments).current_dir(at).output().unwrap();
     assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
@@ -60,7 +60,7 @@ fn files_and_directories_are_copied_there_and_back() {
     });
 }
 
-/// Whatever links and special files user code creates, a copy writes nothing outside its target.
+/// A copy writes nothing outside its target, whatever links and special files code in the sandbox creates.
 #[test]
 fn a_copy_of_a_hostile_directory_stays_below_its_target() {
     on_each(async |service, client, id| {
@@ -87,7 +87,8 @@ fn a_copy_of_a_hostile_directory_stays_below_its_target() {
     });
 }
 
-/// A tree of many small files is sent as one archive in each direction, and every file arrives unchanged.
+/// A tree of many small files is transferred as one archive in each direction, and every file arrives
+/// unchanged.
 #[test]
 fn a_tree_of_many_small_files_is_copied_there_and_back() {
     let wanted = std::env::var("BELLGLASS_ARCHIVE_FILES").ok().and_then(|text| text.parse().ok());

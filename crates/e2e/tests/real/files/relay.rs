@@ -1,4 +1,4 @@
-//! A TCP relay to a server that breaks a connection on demand.
+//! A TCP relay in front of a server, which cuts a connection on demand.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 
-/// TCP relay that forwards connections, and cuts one of them once they have carried a set number of bytes.
+/// Relay that forwards TCP connections. It cuts one of them once they have carried a given number of bytes.
 pub struct Relay {
     pub url: String,
     budget: Arc<AtomicI64>,
@@ -38,7 +38,7 @@ impl Relay {
         relay
     }
 
-    /// Cuts the connection that exceeds this number of further bytes.
+    /// Cuts the connection whose data exceeds the given number of further bytes.
     pub fn cut_after(&self, bytes: u64) {
         self.budget.store(i64::try_from(bytes).unwrap(), Ordering::Relaxed);
     }
@@ -53,7 +53,7 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, budget: &AtomicI6
     let mut buffer = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         let before = budget.fetch_sub(count as i64, Ordering::Relaxed);
-        // Only the connection that exceeds the budget first is cut.
+        // Cut only the connection whose data is the first to exceed the budget.
         if before >= 0 && before < count as i64 {
             let _ = to.write_all(&buffer[..before as usize]).await;
             return;

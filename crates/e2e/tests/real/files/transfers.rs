@@ -1,5 +1,5 @@
-//! Transfers of large files that are interrupted again and again: every file arrives complete, with flat
-//! memory use.
+//! Transfers of large files that are interrupted repeatedly: every file arrives complete, and memory use
+//! stays flat.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -17,10 +17,11 @@ use super::{path, roomy, tiers};
 
 /// Size of the transferred file, unless `BELLGLASS_TRANSFER_BYTES` sets another size.
 const BYTES: u64 = 64 << 20;
-/// Numbers of cuts of the connection (`CUTS`) and of kills of the server (`KILLS`), in each direction.
+/// Number of times that the connection is cut (`CUTS`) and that the server is killed (`KILLS`) in each
+/// direction.
 const CUTS: u64 = 10;
 const KILLS: u64 = 2;
-/// Maximum memory growth of client and server, regardless of the size of the file.
+/// Maximum memory growth of the client and of the server, regardless of the file's size.
 const GROWTH_BYTES: u64 = 32 << 20;
 
 fn bytes() -> u64 {
@@ -33,7 +34,7 @@ fn resident(pid: u32) -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
-/// Returns the resident memory of process 1 of a sandbox, measured inside.
+/// Returns the resident memory of a sandbox's process 1, as measured inside the sandbox.
 async fn resident_inside(client: &Client, id: &api::SandboxId) -> u64 {
     let text = super::said(client, id, "awk '/^VmRSS:/ { print $2 }' /proc/1/status").await;
     text.parse::<u64>().unwrap() * 1024
@@ -54,7 +55,7 @@ fn hash(path: &Path) -> String {
     hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Interrupts a transfer at random moments: first by cuts of the connection, then by kills of the server.
+/// Interrupts a transfer at random moments: first by cutting the connection, then by killing the server.
 async fn trouble(service: &mut Service, relay: &Relay, reached: &AtomicU64, random: &mut Random) {
     let size = bytes();
     for number in 0..CUTS {
@@ -81,7 +82,7 @@ async fn trouble(service: &mut Service, relay: &Relay, reached: &AtomicU64, rand
     }
 }
 
-/// A transfer resumes after each interruption, its hash is verified, and memory stays flat.
+/// A transfer resumes after each interruption. Its hash is verified, and memory use stays flat.
 #[test]
 fn a_file_that_is_cut_off_again_and_again_arrives_whole_both_ways() {
     served(async || {
@@ -108,7 +109,7 @@ fn a_file_that_is_cut_off_again_and_again_arrives_whole_both_ways() {
             assert_eq!(sent.unwrap().hash.kind(), Hashing::Blake3);
             relay.cut_after(i64::MAX as u64);
             let sent = began.elapsed();
-            // Verified with SHA-256, not with the hash that the transfer itself uses.
+            // Verify with SHA-256, because the transfer itself uses a different hash.
             assert_eq!(direct.files(&id).hash(&large).await.unwrap().hash, Hash::Sha256(wanted.clone()));
             let began = Instant::now();
             let seen = |at| down.store(at, Ordering::Relaxed);
@@ -138,7 +139,7 @@ fn a_file_that_is_cut_off_again_and_again_arrives_whole_both_ways() {
     });
 }
 
-/// A download restarts if the file changes meanwhile, and fails with `conflict` if the file never stops
+/// A download restarts if the file changes in the meantime, and fails with `conflict` if the file keeps
 /// changing.
 #[test]
 fn a_file_that_never_holds_still_is_not_taken_for_whole() {

@@ -12,12 +12,12 @@ use super::{MOST, on_each, path, put};
 /// SHA-256 digest of the ten digits `0123456789`, in the format of RFC 9530.
 const DIGEST: &str = "sha-256=:hNiYd/DUBB77a/kaFvAkjy/Vc+avBcGflr7bn4gveII=:";
 
-/// Hashes of the same content, in hexadecimal.
+/// Hashes of the same digits, in hexadecimal.
 const SHA256: &str = "84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882";
 const BLAKE3: &str = "53b63a6fc8605d0c0ce559317a00177d72adb24d669235e4c914f443a8831ca1";
 
-/// Sends these bytes, closes the sending side if `leaves` is set, and reads the response until the connection
-/// ends.
+/// Sends these bytes and reads the response until the connection ends. If `leaves` is set, it closes the
+/// sending side first.
 async fn talk(url: &str, head: &str, body: &[u8], leaves: bool) -> String {
     let mut stream = TcpStream::connect(url.trim_start_matches("http://")).await.unwrap();
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -113,7 +113,8 @@ fn a_hash_is_sha256_unless_another_is_asked_for() {
         assert!(header(&read, "content-digest").is_none(), "{read}");
         let range = ask("GET content", "&digest=blake3", "te: trailers\r\nrange: bytes=10-\r\n").await;
         assert!(range.starts_with("HTTP/1.1 416"), "{range}");
-        // Each transfer computes one kind of hash, so a promised digest of another kind cannot be verified.
+        // Each transfer computes only one kind of hash, so an announced digest of a different kind cannot be
+        // verified.
         let both = format!("content-digest: {DIGEST}\r\ncontent-length: 10\r\n");
         let refused = ask("PUT content", "&digest=blake3", &both).await;
         assert!(refused.starts_with("HTTP/1.1 400") && refused.contains("BLAKE3"), "{refused}");
@@ -121,7 +122,7 @@ fn a_hash_is_sha256_unless_another_is_asked_for() {
     });
 }
 
-/// U-08: a body that is shorter than announced, or that has another digest, changes nothing.
+/// Attack U-08: a body that is shorter than announced, or whose digest does not match, changes nothing.
 #[test]
 fn a_body_that_breaks_off_or_is_another_writes_nothing() {
     on_each(async |service, client, id| {
@@ -142,9 +143,9 @@ fn a_body_that_breaks_off_or_is_another_writes_nothing() {
         let answer = send(&kept, "", &other, b"other", false).await;
         assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
         assert_eq!(files.read(&kept, MOST).await.unwrap(), b"kept");
-        // A write at an offset keeps the bytes that arrived, and never creates a hole.
+        // A write at an offset keeps the bytes that arrived, and never leaves a hole in the file.
         send(&path("part"), "&offset=0", "content-length: 100\r\n", b"01234", true).await;
-        // The client has disconnected, so nothing reports that the bytes have arrived.
+        // The client has disconnected, so no response shows when the bytes have been written.
         let part = path("part");
         until(Duration::from_secs(10), "what arrived to be there", async || {
             files.read(&part, MOST).await.is_ok_and(|bytes| bytes == b"01234")

@@ -1,4 +1,5 @@
-//! Setup of the tests of laws: a data directory, a template of one skeleton layer, and a check for leftovers.
+//! Setup for the tests of the laws: a data directory, a template with one skeleton layer, and a check for
+//! leftovers.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +16,7 @@ use runtime::laws::Fixture;
 use runtime::oci::{Dirs, Flavor, Oci};
 use runtime::{Profile, Runtime, Spec};
 
-/// Mount points of a sandbox; every imported template has all of them.
+/// Mount points of a sandbox, all of which exist in every imported template.
 const MOUNT_POINTS: [&str; 11] = [
     "proc",
     "dev",
@@ -30,10 +31,10 @@ const MOUNT_POINTS: [&str; 11] = [
     "etc",
 ];
 
-/// Timeout for any operation on a busy machine.
+/// Timeout for any single operation on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Directory of one test, and the prefix that identifies its sandboxes.
+/// The directory of one test, and the prefix that identifies the test's sandboxes.
 pub struct Ground {
     home: tempfile::TempDir,
     guest: PathBuf,
@@ -41,7 +42,7 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// Prepares a test; if the test is skipped, prints the reason and returns `None`.
+    /// Prepares a test. If the test must be skipped, prints the reason and returns `None`.
     pub fn find(name: &str) -> Option<Self> {
         if std::env::var_os("BELLGLASS_REAL").is_none() {
             println!("skipped: needs root, OCI runtimes and the guest; set BELLGLASS_REAL=1 to run it");
@@ -59,7 +60,7 @@ impl Ground {
         Some(ground)
     }
 
-    /// Returns a path in this test's own directory.
+    /// Returns a path in this test's directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.home.path().join(name)
     }
@@ -98,7 +99,7 @@ impl Ground {
         }
     }
 
-    /// Returns the same fixture on an engine.
+    /// Returns a fixture that runs the same sandboxes in an engine.
     pub fn engine_fixture(&self, kind: EngineKind) -> Fixture {
         let data = self.dirs().data;
         let instance = move || -> Box<dyn Runtime> {
@@ -108,7 +109,8 @@ impl Ground {
         Fixture { instance: Box::new(instance), ..self.fixture(Flavor::runc()) }
     }
 
-    /// Returns the same fixture in workspaces of the Daytona stand-in, with an image that contains a shell.
+    /// Returns a fixture that runs the same sandboxes in workspaces on the stand-in for Daytona, from an
+    /// image with a shell.
     pub fn daytona_fixture(&self) -> Fixture {
         let data = self.dirs().data;
         let instance = move || -> Box<dyn Runtime> {
@@ -118,7 +120,7 @@ impl Ground {
         Fixture { spec, instance: Box::new(instance), ..self.fixture(Flavor::runc()) }
     }
 
-    /// Stops the sandboxes that a mutant left running.
+    /// Stops the sandboxes that a mutant has left running.
     pub async fn stop_all(&self) {
         let oci = self.oci(Flavor::runc());
         for listed in oci.list().await.unwrap() {
@@ -126,7 +128,7 @@ impl Ground {
         }
     }
 
-    /// Asserts that nothing of this test's sandboxes is left anywhere on the machine.
+    /// Asserts that nothing of this test's sandboxes is left on the machine.
     pub fn assert_clean(&self) {
         Traces::of(&[&self.prefix, &self.home.path().to_string_lossy()]).assert_nothing_left();
         for kept in [

@@ -1,4 +1,4 @@
-//! Backends that break one law each. A suite that accepts one of them checks nothing.
+//! Backends that each break one law. A test suite that accepts one of them proves nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::net::UnixStream;
 
 use super::ground::Ground;
 
-/// Defect of a mutant.
+/// The defect of a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
     ListForgets,
@@ -31,7 +31,7 @@ pub enum Mutation {
     LimitsAreCutDown,
 }
 
-/// Group of the law that a mutation breaks.
+/// The group of laws that a mutation breaks.
 #[derive(Clone, Copy, Debug)]
 pub enum Group {
     Lifecycle,
@@ -39,11 +39,11 @@ pub enum Group {
     Walls,
 }
 
-/// Timeout for operations of a broken backend, shorter than that of a busy machine, because each of its laws
-/// may use all of it.
+/// Timeout for operations of a mutant. It is shorter than the timeout for a busy machine, because each law
+/// that the mutant breaks may use all of it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Every mutation, with a law that it breaks.
+/// Every mutation, with the name of a law that it breaks.
 pub const ALL: [(Mutation, &str); 14] = [
     (Mutation::ListForgets, "start_then_listed"),
     (Mutation::ListSaysDead, "start_then_listed"),

@@ -1,4 +1,4 @@
-//! Pauses and resumes through the E2B API.
+//! Pausing and resuming through the E2B API.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn create(service: &Service, options: Value) -> Opened {
 }
 
 impl Opened {
-    /// Reads a file as E2B's SDKs do, and returns the status.
+    /// Reads a file in the same way as E2B's SDKs, and returns the HTTP status.
     async fn read(&self, service: &Service) -> u16 {
         let headers = [("e2b-sandbox-id", self.id.as_str()), ("x-access-token", self.token.as_str())];
         let wire = service.wire().with_key(None);
@@ -49,8 +49,8 @@ impl Opened {
     }
 }
 
-/// `autoPause` pauses at the timeout. Without `autoResume` only `connect` resumes the sandbox; all other
-/// requests get the response for a sandbox that does not exist.
+/// With `autoPause`, the timeout pauses the sandbox. Without `autoResume`, only `connect` resumes it; all
+/// other requests get the same response as for a sandbox that does not exist.
 #[test]
 fn only_connect_resumes_a_sandbox_without_auto_resume() {
     served(async || {
@@ -74,7 +74,7 @@ fn only_connect_resumes_a_sandbox_without_auto_resume() {
         assert_eq!(sandbox.connect(&service, 6).await, 201);
         assert_eq!(sandbox.read(&service).await, 200);
         until_paused(&client, &sandbox.id).await;
-        // A request of the native API always resumes the sandbox.
+        // A resume request of the native API works regardless of `autoResume`.
         client.resume(&sandbox.id).await.unwrap();
         assert_eq!(sandbox.connect(&service, 60).await, 200);
         client.stop(&sandbox.id).await.unwrap();
@@ -82,7 +82,7 @@ fn only_connect_resumes_a_sandbox_without_auto_resume() {
     });
 }
 
-/// With `autoResume` every request resumes the sandbox, which then lives for at least five minutes.
+/// With `autoResume`, every request resumes the sandbox, which then lives for at least five minutes.
 #[test]
 fn every_request_resumes_a_sandbox_with_auto_resume() {
     served(async || {
@@ -114,8 +114,8 @@ fn every_request_resumes_a_sandbox_with_auto_resume() {
     });
 }
 
-/// Without `autoPause` a sandbox is killed at its timeout; an unsupported option is refused, and the error
-/// names it.
+/// Without `autoPause`, a sandbox is killed at its timeout. An unsupported option is refused with an error
+/// that names it.
 #[test]
 fn a_sandbox_without_auto_pause_is_killed_at_its_timeout() {
     served(async || {
@@ -127,7 +127,7 @@ fn a_sandbox_without_auto_pause_is_killed_at_its_timeout() {
         let body = json!({ "templateID": "one", "autoPause": true, "autoPauseMemory": false });
         let refused = ask(&service, "POST", "/v2/sandboxes", body).await;
         assert!(refused.status == 501 && refused.body.contains("autoPauseMemory"), "{refused:?}");
-        // A sandbox that was created by the native API is resumed by every request.
+        // Every request resumes a sandbox that was created through the native API.
         let id = client.create(&CreateSandbox { on_timeout: OnTimeout::Pause, ..small() }).await.unwrap().id;
         let told =
             ask(&service, "POST", &format!("/v2/sandboxes/{id}/connect"), json!({ "timeout": 60 })).await;

@@ -1,5 +1,5 @@
-//! A page in Chromium, through its port's own address: WebSocket, events, a request and a script each colour
-//! a box.
+//! A page in Chromium, loaded from its port's own address. WebSocket, events, a request and a script each
+//! turn one box green.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::ground::{Application, on_each_tier};
 
-/// Timeout for the browser: loading a page takes a second, starting a browser on a busy machine takes many.
+/// Timeout for the browser. Loading a page takes a second, but starting a browser on a busy machine takes
+/// many.
 const BROWSER_WITHIN: Duration = Duration::from_secs(90);
 
 #[test]
@@ -23,13 +24,13 @@ fn a_browser_uses_an_application_through_its_address() {
         let seen = boxes(&screenshot(&address, shots.path(), "token"));
         eprintln!("{tier:?}: WebSocket, events, request, script: {seen:?}");
         assert_eq!(seen, [[0, 255, 0]; 4], "what should be green is not");
-        // Control: without the token, no page is loaded and no box turns green.
+        // Control: without the token, the page is not loaded and no box turns green.
         let seen = boxes(&screenshot(&application.port.url, shots.path(), "none"));
         assert!(seen.iter().all(|colour| *colour != [0, 255, 0]), "{seen:?}");
     });
 }
 
-/// Takes a screenshot of a page, and returns it as PNG.
+/// Takes a screenshot of a page and returns it as a PNG.
 fn screenshot(address: &str, directory: &Path, name: &str) -> Vec<u8> {
     let file = directory.join(format!("{name}.png"));
     let mut command = Command::new("chromium");
@@ -51,14 +52,14 @@ fn screenshot(address: &str, directory: &Path, name: &str) -> Vec<u8> {
     std::fs::read(&file).expect("a screenshot")
 }
 
-/// Returns the colours in the middle of the four boxes.
+/// Returns the colour in the middle of each of the four boxes.
 fn boxes(png: &[u8]) -> [[u8; 3]; 4] {
     let (width, rows) = pixels(png);
     assert!(width >= 400 && rows.len() >= 100, "{width} by {}", rows.len());
     [50, 150, 250, 350].map(|x| rows[50][x])
 }
 
-/// Decodes a PNG in the form that Chromium writes: eight bits per channel, with or without transparency, not
+/// Decodes a PNG as written by Chromium: eight bits per channel, with or without transparency, not
 /// interlaced. Returns the width and the rows of pixels.
 fn pixels(png: &[u8]) -> (usize, Vec<Vec<[u8; 3]>>) {
     let word = |at: usize| u32::from_be_bytes(png[at..at + 4].try_into().unwrap()) as usize;

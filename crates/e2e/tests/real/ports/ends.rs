@@ -51,7 +51,8 @@ fn an_application_that_dies_in_the_middle_of_an_answer_has_not_answered() {
         assert_eq!(status, 502, "{body}");
         application.serve().await;
         assert_eq!(asked(&application.port.url, &["-H", &token]).0, 200);
-        // Once the node has forgotten a stopped sandbox, its token is rejected like a wrong one.
+        // Once the node has forgotten the stopped sandbox, its token is rejected in the same way as a wrong
+        // token.
         application.client.stop(&application.sandbox.id).await.unwrap();
         until(WITHIN, "the node to forget it", async || {
             asked(&application.port.url, &["-H", &token]).0 != 410
@@ -70,13 +71,13 @@ fn a_server_that_is_killed_cuts_what_is_open_and_the_token_stays() {
         let mut socket = application.websocket();
         application.until_held(2).await;
         service.kill();
-        // A response that is interrupted must not look complete.
+        // An interrupted response must not look complete.
         let mut rest = Vec::new();
         let _ = held.read_to_end(&mut rest);
         assert!(!rest.ends_with(b"0\r\n\r\n"), "{rest:?}");
         assert!(socket.read(&mut [0; 16]).map_or(true, |count| count == 0));
         service.begin();
-        // The guest closed its connections to the application as soon as the server was gone.
+        // The guest closed its connections to the application when the server died.
         let took = application.until_held(0).await;
         assert!(took < e2e::lab::promised(5), "{took:?}");
         let after = application.client.port(&application.sandbox.id, 8000).await.unwrap();
@@ -89,7 +90,8 @@ fn a_connection_keeps_its_sandbox_and_there_are_so_many_and_no_more() {
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;
         let mut all = Vec::new();
-        // One connection stays free for `until_held`, which asks the application for its count.
+        // One connection stays free for `until_held`, which asks the application for the number of its
+        // connections.
         for _ in 0..CONNECTIONS_MAX - 1 {
             let mut held = application.open("GET /hold", "");
             head(&mut held);

@@ -1,5 +1,5 @@
-//! Setup that the tests of ports share: a server, an application in a sandbox, and ways to send requests to
-//! it.
+//! Shared setup for the tests of ports: a server, an application in a sandbox, and functions that send
+//! requests to the application.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -13,18 +13,18 @@ use api::sandbox::{CreateSandbox, Sandbox, Tier};
 use client::{Client, Event};
 use e2e::service::{Service, small};
 
-/// Timeout for any response in these tests.
+/// Timeout for each response in these tests.
 pub(crate) const WITHIN: Duration = Duration::from_secs(30);
 const APPLICATION: &str = include_str!("app.py");
 
-/// Application in a sandbox.
+/// An application in a sandbox, with the port on which it listens.
 pub(crate) struct Application {
     pub(crate) client: Client,
     pub(crate) sandbox: Sandbox,
     pub(crate) port: Port,
 }
 
-/// Runs a test on a new server for each tier whose runtime is under test.
+/// Runs a test once per tier whose runtime is under test, each time on a new server.
 pub(crate) fn on_each_tier(test: impl AsyncFn(&mut Service, Tier)) {
     e2e::service::served(async || {
         for tier in e2e::service::tiers() {
@@ -35,15 +35,15 @@ pub(crate) fn on_each_tier(test: impl AsyncFn(&mut Service, Tier)) {
 }
 
 impl Application {
-    /// Creates a sandbox, starts the application in it, and waits until it serves.
+    /// Creates a sandbox, starts the application in it, and waits until the application is ready.
     pub(crate) async fn start(service: &Service, tier: Tier) -> Self {
         Self::with(service, CreateSandbox { tier, ..small() }).await
     }
 
-    /// Does the same in a sandbox that this request creates.
+    /// Does the same as [`Application::start`], in a sandbox that this request creates.
     pub(crate) async fn with(service: &Service, request: CreateSandbox) -> Self {
         let client = service.client();
-        // Each connection is a thread of the application.
+        // The application uses a thread for each connection.
         let limits = Limits { memory_bytes: 512 << 20, pids: 1024, ..request.limits.over(Limits::default()) };
         let sandbox = client.create(&CreateSandbox { limits: limits.into(), ..request }).await.unwrap();
         let application = Self { port: client.port(&sandbox.id, 8000).await.unwrap(), client, sandbox };
@@ -51,8 +51,8 @@ impl Application {
         application
     }
 
-    /// Starts the application as a background process of an ended exec, so that no running exec keeps the
-    /// sandbox from being idle.
+    /// Starts the application as a background process of an exec that has ended, so that no running exec
+    /// keeps the sandbox from being idle.
     pub(crate) async fn left_behind(service: &Service, request: CreateSandbox) -> Self {
         let client = service.client();
         let sandbox = client.create(&request).await.unwrap();
@@ -63,7 +63,7 @@ impl Application {
         Self { port: client.port(&sandbox.id, 8000).await.unwrap(), client, sandbox }
     }
 
-    /// Starts the application, and waits until it serves.
+    /// Starts the application and waits until it is ready.
     pub(crate) async fn serve(&self) {
         let argv = ["python3", "-u", "-c", APPLICATION].map(str::to_owned).to_vec();
         let spec = ExecSpec { argv, deadline_ms: None, ..ExecSpec::default() };
@@ -77,13 +77,13 @@ impl Application {
         }
     }
 
-    /// Returns the host name of a port, with the server's port number.
+    /// Returns the host name of a port, followed by the server's port number.
     pub(crate) fn host(&self, port: u16) -> String {
         let host = self.port.url.split_once("://").unwrap().1;
         host.replacen("8000-", &format!("{port}-"), 1)
     }
 
-    /// Runs `curl` on a path of port 8000, with the token.
+    /// Runs `curl` on a path of port 8000 with the token.
     pub(crate) fn curl(&self, path: &str, arguments: &[&str]) -> Output {
         let token = format!("bellglass-token: {}", self.port.token);
         let mut all = vec!["-H", &token];
@@ -98,12 +98,13 @@ impl Application {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Returns the number of connections that the application holds.
+    /// Returns the number of connections that the application holds open.
     pub(crate) fn held(&self) -> usize {
         self.text("/held", &[]).parse().unwrap()
     }
 
-    /// Waits until the application holds this many connections; returns the time that took.
+    /// Waits until the application holds the given number of connections, and returns the time that this
+    /// took.
     pub(crate) async fn until_held(&self, count: usize) -> Duration {
         let since = Instant::now();
         while self.held() != count {
@@ -113,7 +114,7 @@ impl Application {
         since.elapsed()
     }
 
-    /// Opens a raw connection to port 8000, and sends this request on it, with the token.
+    /// Opens a raw connection to port 8000 and sends this request with the token.
     pub(crate) fn open(&self, request: &str, more: &str) -> BufReader<TcpStream> {
         let host = self.host(8000);
         let stream = TcpStream::connect(format!("127.0.0.1:{}", host.rsplit_once(':').unwrap().1)).unwrap();
@@ -124,27 +125,27 @@ impl Application {
         BufReader::new(stream)
     }
 
-    /// Opens a WebSocket, and completes its handshake.
+    /// Opens a WebSocket and completes its handshake.
     pub(crate) fn websocket(&self) -> BufReader<TcpStream> {
         let more = "connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
                     sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
         let mut socket = self.open("GET /ws", more);
         let head = head(&mut socket);
         assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
-        // The accept value from the example in RFC 6455.
+        // The expected accept value from the example in RFC 6455.
         assert!(head.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{head}");
         socket
     }
 }
 
-/// Runs `curl`, and returns its output regardless of its exit status.
+/// Runs `curl` and returns its output, regardless of its exit status.
 pub(crate) fn curl(url: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new("curl");
     command.args(["-sS", "--max-time", "300"]).args(arguments).arg(url);
     command.stdin(Stdio::null()).output().unwrap()
 }
 
-/// Runs `curl`, which must succeed; returns the HTTP status and the body.
+/// Runs `curl`, which must succeed. Returns the HTTP status and the body.
 pub(crate) fn asked(url: &str, arguments: &[&str]) -> (u16, String) {
     let mut all = vec!["-w", "\n%{http_code}"];
     all.extend(arguments);
@@ -155,7 +156,7 @@ pub(crate) fn asked(url: &str, arguments: &[&str]) -> (u16, String) {
     (status.parse().unwrap(), body.to_owned())
 }
 
-/// Reads the head of a response.
+/// Reads a response's status line and headers.
 pub(crate) fn head(stream: &mut BufReader<TcpStream>) -> String {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -164,7 +165,7 @@ pub(crate) fn head(stream: &mut BufReader<TcpStream>) -> String {
     head
 }
 
-/// Sends a text over a WebSocket, and reads a response of the same length.
+/// Sends text over a WebSocket and reads a response with the same length.
 pub(crate) fn exchange(socket: &mut BufReader<TcpStream>, text: &str) -> String {
     let length = u8::try_from(text.len()).unwrap();
     assert!(length < 126);

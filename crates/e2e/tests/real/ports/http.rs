@@ -1,4 +1,5 @@
-//! Requests to an application and its responses: by name and by headers, with HTTP/1.1 and HTTP/2.
+//! Requests to an application and its responses, addressed by host name and by headers, with HTTP/1.1 and
+//! HTTP/2.
 
 use api::ErrorCode;
 use api::ports::PutPort;
@@ -20,7 +21,8 @@ fn words(list: &[String]) -> Vec<&str> {
 
 #[test]
 fn a_port_is_reached_by_name_with_a_token_and_by_headers_with_a_key() {
-    // With HTTP/1.1 and HTTP/2, the application gets its own headers and none of our credentials.
+    // With both HTTP versions, the application gets the client's own headers and none of Bellglass's
+    // credentials.
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;
         let (id, host) = (application.sandbox.id.as_str(), application.host(8000));
@@ -47,8 +49,8 @@ fn a_port_is_reached_by_name_with_a_token_and_by_headers_with_a_key() {
             assert!(seen.to_lowercase().contains("host: localhost:8000"), "{seen}");
             assert!(!seen.contains(&service.key) && !seen.contains("bellglass"), "a key went in: {seen}");
         }
-        // Every method and every status belong to the application; only the header `bellglass-error` marks an
-        // error of ours.
+        // The application may use any method and any status. Only the header `bellglass-error` marks an error
+        // from Bellglass.
         for method in ["GET", "DELETE", "PATCH", "OPTIONS"] {
             let output = application.curl("/teapot", &["-i", "-X", method]);
             let text = String::from_utf8(output.stdout).unwrap();
@@ -74,11 +76,11 @@ fn where_nothing_listens_the_error_says_what_to_start() {
         assert!(text.contains("Start a server on port 8001 in the sandbox"), "{text}");
         let refused = application.client.tunnel(&application.sandbox.id, 8001).await.err().unwrap();
         assert_eq!(refused.code(), Some(ErrorCode::NotFound));
-        // A port that listens but does not speak HTTP is distinguished from a closed port.
+        // The error distinguishes a port that listens but does not speak HTTP from a closed port.
         let (status, body) = asked(&format!("http://{}/", application.host(9001)), &["-H", &token]);
         assert_eq!(status, 502, "{body}");
         assert!(body.contains("\"protocol\""), "{body}");
-        // gRPC requires HTTP/2, so the request is forwarded as HTTP/2.
+        // gRPC requires HTTP/2, so the request is forwarded over HTTP/2.
         let grpc = [
             "--http2-prior-knowledge",
             "-H",
@@ -109,14 +111,15 @@ fn a_port_is_private_until_it_is_made_public_and_again_afterwards() {
         let open = application.client.put_port(id, 8000, &PutPort { public: true }).await.unwrap();
         assert!(open.public && open.token == application.port.token);
         assert_eq!(asked(&url, &[]).0, 200);
-        // A key that is presented to the API is not forwarded to the application, not even on a public port.
+        // A key that the client sends to the API is not forwarded to the application, even if the port is
+        // public.
         let arguments = by_header(service, id.as_str(), "8000");
         let (status, seen) = asked(&format!("{}/headers", service.url()), &words(&arguments));
         assert!(status == 200 && !seen.contains(&service.key), "{seen}");
         let mut arguments = by_header(service, id.as_str(), "8000");
         arguments[1] = "authorization: Bearer wrong".into();
         assert_eq!(asked(&format!("{}/headers", service.url()), &words(&arguments)).0, 401);
-        // The setting is persisted, so it survives a restart.
+        // The setting is persisted, so that it survives a restart.
         service.kill();
         service.begin();
         assert_eq!(asked(&url, &[]).0, 200);

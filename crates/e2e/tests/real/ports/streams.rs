@@ -12,8 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::ground::{Application, WITHIN, exchange, head, on_each_tier, rss_bytes};
 
-/// Maximum memory growth of the server during a transfer: the flow-control windows of its connections, and
-/// the overhead of a debug build.
+/// Maximum memory growth of the server during a transfer. It covers the flow-control windows of the
+/// connections, and the overhead of a debug build.
 const MEMORY_BYTES: u64 = 16 << 20;
 
 #[test]
@@ -37,7 +37,7 @@ fn websocket_and_events_pass_as_they_come() {
                 times.push(begun.elapsed());
             }
         }
-        // Events are 300 ms apart, and none is held back until the next one.
+        // Events are sent 300 ms apart, and no event is held back until the next.
         assert!(times[1] - times[0] > Duration::from_millis(150), "{times:?}");
         assert!(times[2] - times[1] > Duration::from_millis(150), "{times:?}");
         drop(socket);
@@ -49,12 +49,12 @@ fn websocket_and_events_pass_as_they_come() {
 #[test]
 fn a_gibibyte_goes_both_ways_with_flat_memory() {
     on_each_tier(async |service, tier| {
-        // gVisor copies more, and a smaller transfer shows the same.
+        // Copying takes longer under gVisor, and a smaller transfer proves the same.
         let count: usize = if tier == Tier::Container { sized(1024, 256) } else { 256 };
         let application = Application::start(service, tier).await;
         let block: Vec<u8> = (0..1_usize << 20).map(|i| ((i * 7 + (i >> 8) * 13) & 255) as u8).collect();
         for version in ["--http1.1", "--http2-prior-knowledge"] {
-            // The first transfer of each kind allocates memory that is kept.
+            // The first transfer of each kind allocates memory that the server keeps.
             application.text("/blocks?count=1", &[version, "-o", "/dev/null"]);
             let before = rss_bytes(service.pid());
             let (pid, most, done) = (service.pid(), AtomicU64::new(0), AtomicBool::new(false));
@@ -127,7 +127,7 @@ fn a_tunnel_carries_bytes_and_the_end_of_each_direction() {
         let application = Application::start(service, tier).await;
         let sent: Vec<u8> = (0..3_000_000_u32).map(|number| (number % 251) as u8).collect();
         let back: Vec<u8> = sent.iter().rev().copied().collect();
-        // The echo server responds only once our direction has ended.
+        // The echo server responds only after the client has closed its sending side.
         let mut tunnel = application.client.tunnel(&application.sandbox.id, 9000).await.unwrap();
         tunnel.write_all(&sent).await.unwrap();
         tunnel.shutdown().await.unwrap();
@@ -155,14 +155,14 @@ fn a_tunnel_carries_bytes_and_the_end_of_each_direction() {
         assert!(through(&sent) == back);
         let seen = super::ground::asked(&format!("http://{web}/headers"), &[]).1;
         assert!(seen.contains(&format!("Host: {web}")), "{seen}");
-        // A restart breaks open connections; new connections wait until the server is back.
+        // A restart breaks open connections. New connections wait until the server is back.
         let mut open = TcpStream::connect(&echo).unwrap();
         open.write_all(b"half").unwrap();
         std::thread::sleep(Duration::from_millis(300));
         service.kill();
         open.set_read_timeout(Some(WITHIN)).unwrap();
-        // The kernel closes the connections of a killed server in an orderly way, so the break may look like
-        // an end.
+        // The kernel closes a killed server's connections in an orderly way, so the interruption may look
+        // like a normal end.
         assert!(open.read(&mut [0; 16]).map_or(true, |count| count == 0), "a killed server talks");
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| through(b"abc"));
@@ -173,7 +173,7 @@ fn a_tunnel_carries_bytes_and_the_end_of_each_direction() {
     });
 }
 
-/// Process of `bellglass forward`, killed when dropped.
+/// A process of `bellglass forward`, which is killed when this value is dropped.
 struct Forward(std::process::Child);
 
 impl Drop for Forward {
@@ -189,13 +189,14 @@ fn an_application_that_does_not_read_holds_up_nobody_else() {
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;
         let body = vec![0; 4 << 20];
-        // Uploads that the application does not read, and downloads that this test does not read.
+        // Half are uploads that the application does not read. The others are downloads that this test does
+        // not read.
         let mut stalled = Vec::new();
         for number in 0..STALLED {
             let stream = if number % 2 == 0 {
                 let stream = application.open("POST /never", "content-length: 1000000000\r\n");
                 stream.get_ref().set_nonblocking(true).unwrap();
-                // Write until every buffer on the way is full.
+                // Write until every buffer along the way is full.
                 while stream.get_ref().write(&body).is_ok() {
                     std::thread::sleep(Duration::from_millis(5));
                 }

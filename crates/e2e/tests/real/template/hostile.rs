@@ -1,5 +1,5 @@
-//! Images with paths that lead outside: nothing outside the layer changes, and every image that is imported
-//! runs.
+//! Images with paths that lead outside their layer: nothing outside the layer changes, and every image that
+//! can be imported also runs.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -8,14 +8,14 @@ use std::path::PathBuf;
 use super::image::Access;
 use super::*;
 
-/// Paths at which runtimes set something up, in groups that fit into one image.
+/// Paths at which runtimes create something, in groups that fit into one image.
 const PATHS: [&[&str]; 3] = [
     &["dev", "proc", "sys", "run", "tmp", "home", "workspace", ".bellglass"],
     &["etc"],
     &["dev/pts", "etc/resolv.conf", "etc/hosts"],
 ];
 
-/// Kind of file that an image has at a hostile path.
+/// The kind of file that an image has at a hostile path.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     Absolute,
@@ -29,7 +29,7 @@ enum Form {
 const FORMS: [Form; 6] =
     [Form::Absolute, Form::Relative, Form::Dangling, Form::File, Form::Fifo, Form::Device];
 
-/// Returns the metadata and the content of everything below a directory.
+/// Returns the metadata and the content of every entry below a directory.
 fn look(directory: &Path) -> BTreeMap<PathBuf, (u32, u32, u64, i64, Vec<u8>)> {
     let mut seen = BTreeMap::new();
     let mut open = vec![directory.to_owned()];
@@ -96,8 +96,8 @@ fn no_path_of_an_image_leads_to_the_host() {
             }
         }
         assert_eq!(half_made(lab), Vec::<String>::new());
-        // Only an `etc` that is a file is refused: it leaves no place for the files that every sandbox needs
-        // there.
+        // The only image that is refused has a regular file at `etc`, which leaves no place for the files
+        // that every sandbox needs there.
         assert_eq!((ran, refused), (PATHS.len() * FORMS.len() - 1, 1));
     });
 }

@@ -1,4 +1,4 @@
-//! Images that tests build by hand.
+//! Images that the tests assemble by hand.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -9,20 +9,20 @@ use std::sync::{Mutex, OnceLock};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// Programs that the scripts of the tests use.
+/// Programs that the tests' scripts use.
 const PROGRAMS: [&str; 6] = ["/bin/sh", "/bin/cat", "/bin/ls", "/usr/bin/id", "/usr/bin/stat", "/bin/true"];
 
-/// Image to be written as a layout or as an archive.
+/// An image that can be written as an OCI layout or as an archive.
 pub struct Image {
     pub layers: Vec<Layer>,
     pub wishes: Value,
-    /// True if the content of a layer's archive does not match its digest.
+    /// True if the content of one layer's archive must not match its digest.
     pub wrong_blob: bool,
-    /// True if the diff ids of the configuration do not match the layers.
+    /// True if the diff IDs in the configuration must not match the layers.
     pub wrong_diff_id: bool,
 }
 
-/// Permissions and owner of a file in a layer.
+/// The permissions and the owner of a file in a layer.
 #[derive(Clone, Copy)]
 pub struct Access {
     pub mode: u32,
@@ -37,7 +37,7 @@ impl Access {
     }
 }
 
-/// Archive of a layer.
+/// The archive of a layer.
 #[derive(Clone, Default)]
 pub struct Layer {
     pub bytes: Vec<u8>,
@@ -48,7 +48,7 @@ impl Layer {
         Self::default()
     }
 
-    /// Returns a layer with a shell and a few programs of this machine, and the libraries that they need.
+    /// Returns a layer with a shell and a few programs from this machine, and the libraries that they need.
     pub fn programs() -> Self {
         static MADE: OnceLock<Layer> = OnceLock::new();
         MADE.get_or_init(Self::copied).clone()
@@ -94,7 +94,7 @@ impl Layer {
 
     pub fn entry(mut self, kind: u8, name: &str, target: &str, access: Access, content: &[u8]) -> Self {
         let mut header = tar::Header::new_gnu();
-        // Names are set as raw bytes, because the library refuses the names of a hostile image.
+        // Set names as raw bytes, because the library refuses the names that a hostile image contains.
         header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
         header.as_old_mut().linkname[..target.len()].copy_from_slice(target.as_bytes());
         header.set_entry_type(tar::EntryType::new(kind));
@@ -126,7 +126,7 @@ impl Image {
         self
     }
 
-    /// Writes an OCI layout, in which every second layer is compressed.
+    /// Writes the image as an OCI layout in which every second layer is compressed.
     pub fn layout(&self, directory: &Path) {
         let blobs = directory.join("blobs/sha256");
         fs::create_dir_all(&blobs).unwrap();
@@ -159,7 +159,7 @@ impl Image {
         fs::write(directory.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
     }
 
-    /// Writes an archive in the legacy format of `docker save`.
+    /// Writes the image as an archive in the legacy format of `docker save`.
     pub fn saved(&self, file: &Path) {
         let mut builder = tar::Builder::new(File::create(file).unwrap());
         let mut put = |name: &str, content: &[u8]| {
@@ -207,12 +207,12 @@ fn hexadecimal(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Compresses bytes, and caches the last result: many images have the same first layer.
+/// Compresses bytes. The last result is cached, because many images have the same first layer.
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     static LAST: Mutex<(Vec<u8>, Vec<u8>)> = Mutex::new((Vec::new(), Vec::new()));
     let mut last = LAST.lock().unwrap();
     if last.0 != bytes {
-        // Only the best level compresses zeros a thousandfold, and it is too slow for everything else.
+        // Only the best level compresses zeros by a factor of a thousand. It is too slow for everything else.
         let zeros = bytes.ends_with(&[0; 4096]);
         let level = if zeros { flate2::Compression::best() } else { flate2::Compression::fast() };
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), level);

@@ -1,4 +1,4 @@
-//! The tool set `analysis`: requirements A14.01 to A14.04.
+//! Tests of the tool set `analysis` (requirements A14.01 to A14.04).
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use e2e::talk::{Talk, in_a_session, in_one_session};
 use serde_json::{Value, json};
 
-/// Keys of a response of `sandbox_exec` (requirements A6.04, A6.15).
+/// Keys in a response of `sandbox_exec` (requirements A6.04 and A6.15).
 const KEYS: [&str; 9] = [
     "execution_time",
     "exit_code",
@@ -36,7 +36,7 @@ async fn write(talk: &Talk, path: &str, content: &str) {
     );
 }
 
-/// Requirements A14.01, A1.02, A5.01: datasets are copied in on the first call, and the documented example
+/// Requirements A14.01, A1.02 and A5.01: datasets are copied in on the first call, and the documented example
 /// runs unchanged.
 #[test]
 fn datasets_are_analysed_as_the_instructions_say() {
@@ -78,7 +78,7 @@ fn datasets_are_analysed_as_the_instructions_say() {
         let counted = exec(talk, &["python", "/tmp/analysis.py"]).await;
         assert_eq!((&counted["stdout"], &counted["stderr"]), (&json!("60 3870\n"), &json!("")));
 
-        // The example of the instructions, unchanged.
+        // Run the example from the instructions without changes.
         let prompt = talk.client.tools_prompt(ToolSet::Analysis).await.unwrap();
         let example = prompt.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
         write(talk, "/tmp/example.py", example).await;
@@ -109,8 +109,8 @@ fn datasets_are_analysed_as_the_instructions_say() {
     });
 }
 
-/// Requirements A14.02, A6.12, A6.13, A6.14: errors, failed edits and missing outputs are followed by a hint
-/// that leads to a fix.
+/// Requirements A14.02, A6.12, A6.13 and A6.14: after an error, a failed edit or a missing output, a hint
+/// tells the agent how to fix the problem.
 #[test]
 fn an_agent_recovers_from_what_went_wrong() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
@@ -174,8 +174,8 @@ fn an_agent_recovers_from_what_went_wrong() {
     });
 }
 
-/// Checks requirement A6.14: a missing file, an empty `old_string` and a file that is not UTF-8 have messages
-/// of their own.
+/// Checks requirement A6.14: a missing file, an empty `old_string` and a file that is not UTF-8 each have
+/// their own error message.
 async fn other_words(talk: &Talk) {
     let edit = |path: &str, old: &str| json!({"file_path": path, "old_string": old, "new_string": "b"});
     assert_eq!(talk.call("sandbox_edit_file", edit("/tmp/none.py", "a")).await["error"], "File not found");
@@ -190,8 +190,8 @@ async fn other_words(talk: &Talk) {
     );
 }
 
-/// Requirements A14.03, A5.03, A5.04, A5.05, A3.02: outputs are listed and kept within their limits, and
-/// truncated output can be read in full.
+/// Requirements A14.03, A5.03, A5.04, A5.05 and A3.02: output files are listed and kept within their limits,
+/// and truncated output can be read in full.
 #[test]
 fn outputs_are_named_kept_and_cut() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
@@ -213,7 +213,7 @@ fn outputs_are_named_kept_and_cut() {
             "Code executed successfully. 35 output files created. Consider using 'complete' to present results."
         );
 
-        // Requirement A2.07: `/tmp` is on a disk of one gibibyte, not in the 512 MB of memory.
+        // Requirement A2.07: `/tmp` is on a disk of 1 GiB, and not in the 512 MB of memory.
         assert_eq!(
             talk.sh("head -c 600M /dev/zero > /tmp/large && stat -c %s /tmp/large").await,
             "629145600"
@@ -246,8 +246,8 @@ fn outputs_are_named_kept_and_cut() {
     });
 }
 
-/// Requirements A14.04, A6.05, A6.10, A2.12: paths, network, timeouts and arguments are restricted, and the
-/// end of the session ends its sandbox.
+/// Requirements A14.04, A6.05, A6.10 and A2.12: paths, network access, timeouts and arguments are restricted,
+/// and ending the session ends its sandbox.
 #[test]
 fn constraints_are_kept() {
     in_a_session(ToolSet::Analysis, async |service, talk| {

@@ -1,4 +1,4 @@
-//! The tool set `interpreter`: requirement A14.09.
+//! Tests of the tool set `interpreter` (requirement A14.09).
 
 use api::session::{CreateSession, ToolSet};
 use e2e::talk::{Talk, in_a_session, in_one_session};
@@ -12,8 +12,8 @@ fn names(answer: &Value) -> Vec<&str> {
     answer["files"].as_array().unwrap().iter().map(|file| file["name"].as_str().unwrap()).collect()
 }
 
-/// Requirements A14.09, A8.03 to A8.06, A5.07, A5.12: a run returns its files and figures, and only files of
-/// the folder remain.
+/// Requirements A14.09, A8.03 to A8.06, A5.07 and A5.12: a run returns its files and figures. Only files in
+/// the session's folder remain afterwards.
 #[test]
 fn code_makes_files_and_figures_and_nothing_else_stays() {
     in_a_session(ToolSet::Interpreter, async |service, talk| {
@@ -74,7 +74,7 @@ fn code_makes_files_and_figures_and_nothing_else_stays() {
             }
         }
         folder_has(talk, code).await;
-        // Requirement A8.06: files of the folder are available to the next run, and unchanged files are not
+        // Requirement A8.06: files in the folder are available to the next run, and unchanged files are not
         // listed again.
         let seen = execute(talk, "print(open('table.csv').read(), end='')").await;
         assert_eq!((&seen["stdout"], &seen["files"]), (&json!("a,b\n"), &json!([])));
@@ -85,7 +85,8 @@ fn code_makes_files_and_figures_and_nothing_else_stays() {
         let kept = talk.client.session_artifacts(&talk.id).await.unwrap();
         let kept: Vec<_> = kept.iter().map(|one| one.name.as_str()).collect();
         assert_eq!(kept, ["figure_1.png", "script.py", "stdout.txt", "table.csv"]);
-        // Requirement A10.04: nothing is left of the sandboxes of runs. Requirement A5.13: the files remain.
+        // Requirement A10.04: nothing is left of the sandboxes in which the code ran. Requirement A5.13: the
+        // files remain.
         service.assert_nothing_left().await;
         assert_eq!(talk.client.session_artifact(&talk.id, "table.csv").await.unwrap(), b"a,b\n1,2\n");
         talk.client.clear_session(&talk.id).await.unwrap();
@@ -93,13 +94,14 @@ fn code_makes_files_and_figures_and_nothing_else_stays() {
     });
 }
 
-/// Checks requirement A5.07: the folder contains the code exactly as it was sent, and its output.
+/// Checks requirement A5.07: the folder contains the code exactly as it was sent, together with its output.
 async fn folder_has(talk: &Talk, code: &str) {
     assert_eq!(talk.client.session_artifact(&talk.id, "script.py").await.unwrap(), code.as_bytes());
     assert_eq!(talk.client.session_artifact(&talk.id, "stdout.txt").await.unwrap(), b"Agg\n");
 }
 
-/// Requirements A14.09, A5.08 to A5.12: kinds, sizes, counts, and figures that cannot be saved.
+/// Requirements A14.09 and A5.08 to A5.12: files are collected by kind, size and number, even if a figure
+/// cannot be saved.
 #[test]
 fn files_are_collected_by_their_kind_size_and_number() {
     in_one_session(ToolSet::Interpreter, async |service, talk| {
@@ -152,8 +154,8 @@ fn files_are_collected_by_their_kind_size_and_number() {
             "it stays in the folder"
         );
 
-        // Requirement A5.12: a figure that cannot be saved does not fail the run, and figures that the code
-        // saves itself are kept.
+        // Requirement A5.12: a figure that cannot be saved does not make the run fail. Figures that the code
+        // itself saves are kept.
         let broken = "import os\nimport matplotlib.pyplot as plt\nfor name in os.listdir('.'):\n    if os.path.isfile(name): os.remove(name)\n\
                       os.makedirs('figure_1.png')\nplt.plot([1])\nplt.figure()\nplt.plot([2])\nplt.savefig('own.png')";
         let answer = execute(talk, broken).await;
@@ -171,8 +173,8 @@ fn files_are_collected_by_their_kind_size_and_number() {
     });
 }
 
-/// Requirements A14.09, A8.07, A2.05, A3.03, A3.07: the time limit, the memory limit and every failure keep
-/// the shape of the result.
+/// Requirements A14.09, A8.07, A2.05, A3.03 and A3.07: when a time limit or memory limit is exceeded, or
+/// anything else fails, the result has the same shape.
 #[test]
 fn limits_and_failures_keep_the_shape() {
     in_one_session(ToolSet::Interpreter, async |service, _| {

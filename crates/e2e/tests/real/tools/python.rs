@@ -1,4 +1,4 @@
-//! The tool set `python`: requirements A14.05 and A14.06.
+//! Tests of the tool set `python` (requirements A14.05 and A14.06).
 
 use api::session::{CreateSession, ToolSet};
 use e2e::service::{Service, served};
@@ -13,7 +13,8 @@ async fn requiring(talk: &Talk, script: &str, requirements: &[&str]) -> Value {
     talk.call("execute_python", json!({"script": script, "requirements": requirements})).await
 }
 
-/// Requirements A14.05, A3.06, A7.03, A7.07: files persist between runs, variables and imports do not.
+/// Requirements A14.05, A3.06, A7.03 and A7.07: files persist between runs, whereas variables and imports do
+/// not.
 #[test]
 fn files_stay_and_variables_do_not() {
     in_a_session(ToolSet::Python, async |_, talk| {
@@ -38,8 +39,8 @@ fn files_stay_and_variables_do_not() {
             "/workspace/task.py __main__\n"
         );
 
-        // A workflow of three steps, each of which imports its own modules and reads the files of the step
-        // before.
+        // A workflow of three steps. Each step imports its own modules and reads the files that the previous
+        // step wrote.
         execute(talk, "import json\njson.dump([{'name': 'Ada', 'age': 36}, {'name': 'Alan', 'age': 41}], open('/workspace/users.json', 'w'))").await;
         execute(talk, "import json\nusers = json.load(open('/workspace/users.json'))\njson.dump({'count': len(users), 'mean': sum(u['age'] for u in users) / len(users)}, open('/workspace/stats.json', 'w'))").await;
         let report = execute(talk, "import json\nstats = json.load(open('/workspace/stats.json'))\nprint(f\"Users: {stats['count']}, mean age {stats['mean']}\")").await;
@@ -57,7 +58,7 @@ fn files_stay_and_variables_do_not() {
     });
 }
 
-/// Requirements A14.06, A4.01 to A4.05, A7.06, A7.08, A1.06: packages persist until clean-up, and failures
+/// Requirements A14.06, A4.01 to A4.05, A7.06, A7.08 and A1.06: packages persist until clean-up, and failures
 /// have the documented shape.
 #[test]
 fn packages_are_installed_once_and_what_fails_keeps_its_shape() {
@@ -87,7 +88,7 @@ fn packages_are_installed_once_and_what_fails_keeps_its_shape() {
             "False\n"
         );
 
-        // Requirement A4.04: the index can be reached during the installation, but not by the script.
+        // Requirement A4.04: the installer can reach the package index, but the script cannot.
         let reach = "import urllib.request as u\nu.urlopen('https://pypi.org/simple/cowsay/', timeout=9)";
         assert_eq!(requiring(talk, reach, &["cowsay==6.1"]).await["exit_code"], 1);
 
@@ -115,7 +116,7 @@ fn packages_are_installed_once_and_what_fails_keeps_its_shape() {
     });
 }
 
-/// Requirements A14.06, A3.04, A3.05: calls are served in order of arrival, and a call that fails does not
+/// Requirements A14.06, A3.04 and A3.05: calls are served in order of arrival, and a failed call does not
 /// affect the others.
 #[test]
 fn many_callers_are_served_one_after_the_other_in_order() {
@@ -131,7 +132,7 @@ fn many_callers_are_served_one_after_the_other_in_order() {
                 };
                 execute(&talk, &script).await
             }));
-            // The next call is sent once this one is in the queue.
+            // Send the next call only after this one is in the queue.
             tokio::time::sleep(std::time::Duration::from_millis(60)).await;
         }
         for (n, call) in calls.into_iter().enumerate() {
@@ -147,8 +148,8 @@ fn many_callers_are_served_one_after_the_other_in_order() {
     });
 }
 
-/// Requirements A14.06, A7.05: without a backend, the response has the same shape, and a later call tries
-/// again.
+/// Requirements A14.06 and A7.05: if there is no backend, the response has the same shape, and a later call
+/// tries again.
 #[test]
 fn without_a_backend_the_answer_says_so() {
     served(async || {

@@ -1,4 +1,4 @@
-//! Sessions: their sandboxes, stored files and events, and their recovery after a kill of the server.
+//! Sessions: their sandboxes, stored files and events, and their recovery after kills of the server.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use e2e::service::PLENTY;
 use e2e::talk::{Talk, in_one_session};
 use serde_json::json;
 
-/// Requirements A1.03, A1.07, A5.02, A6.02: the first call creates the sandbox, and the next call replaces it
-/// if it has ended.
+/// Requirements A1.03, A1.07, A5.02 and A6.02: the first call creates the sandbox, and the next call replaces
+/// it if it has ended.
 #[test]
 fn a_sandbox_is_made_for_the_first_call_and_again_when_it_is_gone() {
     in_one_session(ToolSet::Analysis, async |service, talk| {
@@ -52,7 +52,7 @@ fn a_sandbox_is_made_for_the_first_call_and_again_when_it_is_gone() {
     });
 }
 
-/// Requirements A3.08, A5.06: events are published while the run is in progress.
+/// Requirements A3.08 and A5.06: a run's events are published while the run is in progress.
 #[test]
 fn whoever_follows_a_session_sees_output_pictures_and_its_end() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
@@ -107,7 +107,7 @@ fn whoever_follows_a_session_sees_output_pictures_and_its_end() {
     });
 }
 
-/// When the server is killed during a call, nothing is lost and nothing is executed twice.
+/// If the server is killed during a call, nothing is lost and nothing is executed twice.
 #[test]
 fn a_call_survives_a_server_that_is_killed_under_it() {
     in_one_session(ToolSet::Python, async |service, talk| {
@@ -129,8 +129,8 @@ fn a_call_survives_a_server_that_is_killed_under_it() {
     });
 }
 
-/// With `ends_with_caller`, a run is cancelled when its caller disconnects, so that other calls do not wait
-/// for it.
+/// With `ends_with_caller`, a run is cancelled when its caller disconnects, so that other calls do not have
+/// to wait for it.
 #[test]
 fn a_call_ends_with_its_caller_if_it_asks_for_that() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
@@ -151,7 +151,7 @@ fn a_call_ends_with_its_caller_if_it_asks_for_that() {
     });
 }
 
-/// Requirements A1.01, A1.08, A11.05: sessions and projects have no access to each other's data.
+/// Requirements A1.01, A1.08 and A11.05: sessions cannot access each other's data, and neither can projects.
 #[test]
 fn sessions_are_apart() {
     in_one_session(ToolSet::Interpreter, async |service, talk| {
@@ -179,7 +179,7 @@ fn sessions_are_apart() {
             .call_tool(&talk.id, "execute_python_code", &json!({"code": "1"}), Calling::default())
             .await;
         assert_eq!(call.unwrap_err().to_api().code, ErrorCode::Forbidden);
-        // Persistence can be chosen (requirement A1.03).
+        // A session can choose its persistence (requirement A1.03).
         let stays = CreateSession {
             persistence: Some(Persistence::Session),
             ..CreateSession::of(ToolSet::Interpreter)
@@ -193,8 +193,8 @@ fn sessions_are_apart() {
     });
 }
 
-/// Requirements A8.06, A10.04: when a server is killed during a run, the next run does not get its sandbox,
-/// and the folder keeps its files.
+/// Requirements A8.06 and A10.04: if the server is killed during a run, the next run gets a different
+/// sandbox, and the folder keeps its files.
 #[test]
 fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
     in_one_session(ToolSet::Interpreter, async |service, talk| {
@@ -229,7 +229,8 @@ fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
         stays.client.stop(&sandbox).await.unwrap();
         let seen = stays.call("execute_python_code", json!({"code": "print(open('kept.csv').read())"})).await;
         assert_eq!(seen["stdout"], "2\n", "what is kept is there in the next sandbox: {seen}");
-        // Files that a sandbox never received, because a dataset did not fit, do not count as removed.
+        // Files that a sandbox never received, because a dataset did not fit, are not taken for removed
+        // files.
         let sandbox = stays.client.session(&stays.id).await.unwrap().sandbox.unwrap();
         stays.client.stop(&sandbox).await.unwrap();
         stays.client.add_dataset(&stays.id, "large", Bytes::from(vec![b'x'; 100 << 20])).await.unwrap();
@@ -239,7 +240,7 @@ fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
         let seen = stays.call("execute_python_code", json!({"code": "print(open('kept.csv').read())"})).await;
         assert_eq!(seen["stdout"], "2\n", "{seen}");
         assert_eq!(stays.client.session_artifact(&stays.id, "kept.csv").await.unwrap(), b"2");
-        // Files that cannot be read do not count as removed.
+        // Files that cannot be read are not taken for removed files either.
         let made = "import os\nos.mkdir('d')\nopen('d/in.csv', 'w').write('3')";
         stays.call("execute_python_code", json!({"code": made})).await;
         stays.call("execute_python_code", json!({"code": "import os\nos.chmod('d', 0)"})).await;
@@ -247,7 +248,8 @@ fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
     });
 }
 
-/// An idempotency key identifies one call; a repeated call gets the recorded response, with its pictures.
+/// An idempotency key identifies one call. Repeating the call returns the recorded response, including its
+/// pictures.
 #[test]
 fn a_repeated_call_is_answered_from_what_is_remembered() {
     in_one_session(ToolSet::Interpreter, async |service, talk| {
@@ -266,14 +268,14 @@ fn a_repeated_call_is_answered_from_what_is_remembered() {
     });
 }
 
-/// Ending a session ends its run. Followers receive both events; later followers receive only the end of the
-/// session.
+/// Ending a session ends its run. Clients that follow the session receive both events. Clients that connect
+/// later receive only the end of the session.
 #[test]
 fn the_end_of_a_session_is_told_after_the_end_of_its_run() {
     in_one_session(ToolSet::Analysis, async |service, talk| {
         talk.sh("true").await;
         let mut events = talk.client.session_events(&talk.id);
-        // The first read opens the stream, which contains only later events.
+        // The first read opens the stream, which contains only events that happen afterwards.
         let _ = tokio::time::timeout(Duration::from_secs(2), events.next()).await;
         let calling = talk.clone();
         let long = tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! Archives with contradictory headers, truncated archives, and archives that expand without limit.
+//! Tests with archives that have contradictory headers, are truncated, or expand without limit.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use super::archive::Head;
 use super::*;
 
-/// Larger than the size above which the compression ratio counts.
+/// Size of a decompression bomb: larger than the size above which the compression ratio is checked.
 const BOMB_BYTES: usize = 24 << 20;
 
 /// Returns GNU tar's listing, if GNU tar is installed and accepts the archive.
@@ -100,7 +100,7 @@ fn no_archive_shows_another_content_than_gnu_tar_does() {
         }
         let Some(listed) = gnu_listing(&archive) else { panic!("{label}: only we accept it") };
         let mut listed: Vec<String> = listed;
-        // Directories that no entry describes are created by our unpacker only.
+        // GNU tar does not list directories that no entry describes, but our unpacker creates them.
         let ours: Vec<String> = our_listing(bench.top());
         listed.extend(
             ours.iter()
@@ -144,7 +144,7 @@ fn an_archive_that_breaks_off_is_refused() {
 
 #[test]
 fn zeros_of_a_file_stay_a_hole_and_its_content_is_the_same() {
-    // U-20
+    // Attack U-20: sparse files must stay sparse.
     let zeros = "\0".repeat(8 << 20);
     for content in
         [zeros.clone(), format!("{zeros}end"), format!("begin{zeros}"), format!("a{zeros}b{zeros}c")]
@@ -243,7 +243,7 @@ fn what_grows_without_end_is_stopped_early() {
 
 #[test]
 fn a_zstandard_window_of_two_gibibytes_is_refused() {
-    // Magic, a header without a content size, and a window of 2^31 bytes.
+    // Magic number, a header without a content size, and a window of 2^31 bytes.
     let frame = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa8, 0x01, 0x00, 0x00];
     let error = Bench::new().packed(&frame, Compression::Zstd, false).unwrap_err();
     assert_eq!(error.code, ErrorCode::LimitExceeded, "{error}");

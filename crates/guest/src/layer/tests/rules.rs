@@ -1,10 +1,10 @@
-//! The treatment of each entry.
+//! Tests of the rules for each kind of entry.
 
 use super::archive::Head;
 use super::*;
 
-/// Attribute that overlays read. If the machine's file system does not support it, the tests of it report
-/// that.
+/// Attribute by which overlays recognize an opaque directory. Tests of this attribute fail if the machine's
+/// file system does not support it.
 const OPAQUE: &str = "user.overlay.opaque";
 
 fn is_opaque(path: &Path) -> bool {
@@ -234,7 +234,7 @@ fn entries_go_where_a_lower_layers_symlink_leads() {
     bench.layer_with(&Archive::new().file("bin/tool", "x").end()).unwrap();
     assert!(bench.top().join("usr/bin/tool").is_file());
     assert!(fs::symlink_metadata(bench.top().join("bin")).is_err());
-    // A directory that this layer does not describe has the lower one's metadata.
+    // A directory that this layer does not describe gets the metadata that it has in the lower layer.
     assert_eq!(fs::metadata(bench.top().join("usr/bin")).unwrap().mode() & 0o7777, 0o711);
 }
 

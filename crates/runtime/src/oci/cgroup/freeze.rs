@@ -9,19 +9,20 @@ use super::{Cgroups, PAUSE, tree};
 use crate::Error;
 use crate::files;
 
-/// Timeout for freezing. A process freezes when it leaves the kernel, which takes a while if it waits for a
-/// disk.
+/// Timeout for freezing. A process freezes only when it leaves the kernel, which takes a while if it is
+/// waiting for a disk.
 const STILL_WITHIN: Duration = Duration::from_secs(10);
 
 /// The freezer cgroup of one sandbox.
 struct Freezer {
     group: PathBuf,
-    /// True if it is in the hierarchy of version 2.
+    /// True if this cgroup is in the version 2 hierarchy.
     unified: bool,
 }
 
 impl Cgroups {
-    /// Freezes all processes of a sandbox and waits until they are frozen. On failure, thaws them again.
+    /// Freezes all processes of a sandbox and waits until they are frozen. On failure, thaws the processes
+    /// again.
     pub(crate) fn freeze(&self, id: &SandboxId) -> Result<(), Error> {
         let freezer = self.freezer(id).ok_or_else(|| Error::Unsupported {
             what: "pausing a sandbox",
@@ -43,13 +44,13 @@ impl Cgroups {
         freezer.set(true)?;
         let deadline = Instant::now() + STILL_WITHIN;
         loop {
-            // The OCI runtime puts process 1 into the freezer cgroup, and its children inherit that. Any
-            // other process of the sandbox is moved there.
+            // The OCI runtime puts process 1 into the freezer cgroup, and its children inherit the cgroup.
+            // All other processes of the sandbox are moved there now.
             let (mut inside, mut brought) = (Vec::new(), false);
             tree::processes(&freezer.group, tree::DEPTH_MAX, &mut inside)?;
             for pid in self.processes(id)?.into_iter().filter(|pid| !inside.contains(pid)) {
                 brought = true;
-                // An error is ignored: the process has ended in the meantime and need not be moved.
+                // An error is ignored, because it means that the process has ended and need not be moved.
                 let _ = files::write(&freezer.group.join("cgroup.procs"), &pid.to_string());
             }
             if !brought && freezer.is_still()? {

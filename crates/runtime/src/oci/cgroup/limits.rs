@@ -1,4 +1,4 @@
-//! Translates a sandbox's limits to the files of its cgroups.
+//! Translation of a sandbox's limits to the files of its cgroups.
 
 use std::path::Path;
 
@@ -8,14 +8,15 @@ use super::Hierarchy;
 use crate::files;
 use crate::{Error, Tier, tables};
 
-/// Memory for the guest and the kernel, in addition to user code. A resident guest needs 1 MiB, its page
-/// tables, sockets and a full spool buffer a few more, and a guest that unpacks the window of its
-/// decompressor.
+/// Memory for the guest and the kernel, on top of the limit for user code. A resident guest needs 1 MiB. Its
+/// page tables, its sockets and a full spool buffer need a few MiB more, and a guest that unpacks layers also
+/// needs memory for the decompressor's window.
 const GUEST_MEMORY_BYTES: u64 = 64 << 20;
 /// Memory for a user-space kernel itself; a fresh one uses about 50 MiB.
 const KERNEL_MEMORY_BYTES: u64 = 96 << 20;
-/// Limit for socket buffers: an eighth of the memory limit, within these bounds. Version 1 counts them
-/// separately from memory, version 2 as memory. One busy connection needs about a megabyte.
+/// Limit for socket buffers: an eighth of the memory limit, within these bounds. Version 1 counts socket
+/// buffers separately from memory, and version 2 counts them as memory. One busy connection needs about a
+/// megabyte.
 const SOCKETS_SHARE: u64 = 8;
 const SOCKETS_BYTES_MAX: u64 = 64 << 20;
 const SOCKETS_BYTES_MIN: u64 = 1 << 20;
@@ -52,13 +53,14 @@ pub(super) fn apply(
         ("pids", Tier::UserKernel) => {
             files::write(&sandbox.join("pids.max"), &tables::tasks_of(limits, tier).to_string())
         }
-        // The guest has one thread, so the sandbox is limited to the limit of user code plus one core.
+        // The guest has only one thread, so the whole sandbox can use at most one core more than user code
+        // may use.
         (_, Tier::Container) => cpu(hierarchy, &user, limits.cpu_millis),
         (_, Tier::UserKernel) => cpu(hierarchy, sandbox, limits.cpu_millis),
     }
 }
 
-/// Limits memory, and makes sure that swap cannot be used to exceed the limit.
+/// Limits memory, and ensures that a sandbox cannot use swap to exceed the limit.
 fn memory(hierarchy: &Hierarchy, group: &Path, bytes: u64) -> Result<(), Error> {
     let text = bytes.to_string();
     let without_swap = if hierarchy.unified {
@@ -81,7 +83,7 @@ fn memory(hierarchy: &Hierarchy, group: &Path, bytes: u64) -> Result<(), Error> 
     Ok(())
 }
 
-/// Limits the buffers of TCP and UDP, unless the memory limit includes them.
+/// Limits TCP and UDP socket buffers, unless the memory limit already includes them.
 fn sockets(hierarchy: &Hierarchy, group: &Path, limits: &Limits) -> Result<(), Error> {
     if hierarchy.unified || api::defence::is_off("C-32") {
         return Ok(());
@@ -118,7 +120,7 @@ fn cpu(hierarchy: &Hierarchy, group: &Path, millis: u64) -> Result<(), Error> {
     files::write(&group.join("cpu.cfs_quota_us"), &quota.to_string())
 }
 
-/// Writes to a file that does not exist on every kernel; returns true if it exists.
+/// Writes to a file that does not exist on every kernel. Returns true if the file exists.
 fn write_if_there(path: &Path, value: &str) -> Result<bool, Error> {
     if !path.exists() {
         return Ok(false);
@@ -127,6 +129,7 @@ fn write_if_there(path: &Path, value: &str) -> Result<bool, Error> {
 }
 
 fn host_has_swap() -> Result<bool, Error> {
-    // One header line, then one line for each swap device. A kernel without swap does not have this file.
+    // The file has a header line, followed by one line for each swap device. A kernel without swap support
+    // does not have this file.
     Ok(files::read_if_there(Path::new("/proc/swaps"))?.is_some_and(|text| text.lines().count() > 1))
 }

@@ -14,7 +14,8 @@ use crate::files::{self, failed, is_gone};
 /// in it.
 pub(super) const DEPTH_MAX: u32 = 4;
 
-/// Returns the hierarchies in a mount table. `offered` reads `cgroup.controllers` of a version 2 hierarchy.
+/// Returns the hierarchies in a mount table. `offered` returns the content of `cgroup.controllers` in a
+/// version 2 hierarchy.
 pub(super) fn hierarchies(mounts: &str, offered: impl Fn(&Path) -> String) -> Vec<Hierarchy> {
     let mut found: Vec<Hierarchy> = Vec::new();
     for line in mounts.lines() {
@@ -62,14 +63,14 @@ pub(super) fn remove(group: &Path, depth: u32) -> io::Result<()> {
     }
 }
 
-/// Returns true if `/proc/<pid>/cgroup` names this cgroup or a descendant.
+/// Returns true if `text`, the content of `/proc/<pid>/cgroup`, names this cgroup or one of its descendants.
 pub(super) fn names(text: &str, group: &str) -> bool {
     text.lines()
         .filter_map(|line| line.splitn(3, ':').nth(2))
         .any(|path| path.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
-/// Returns the sandbox that `/proc/<pid>/cgroup` names below this parent.
+/// Returns the sandbox that `text`, the content of `/proc/<pid>/cgroup`, names below the cgroup `parent`.
 pub(super) fn sandbox(text: &str, parent: &str) -> Option<SandboxId> {
     text.lines()
         .filter_map(|line| line.splitn(3, ':').nth(2)?.strip_prefix(parent))

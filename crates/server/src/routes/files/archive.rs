@@ -1,4 +1,5 @@
-//! Download and upload of many files as one archive. The guest packs and unpacks it; here it is only bytes.
+//! Download and upload of many files as one archive. The guest packs and unpacks the archive; this module
+//! only forwards its bytes.
 
 use std::sync::Arc;
 

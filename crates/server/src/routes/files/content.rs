@@ -1,7 +1,8 @@
-//! Download and upload of one file.
+//! Download and upload of a single file.
 //!
-//! A read returns the whole file or one range, optionally only if the file still has the requested version (its `ETag`).
-//! A write without an offset is atomic. A write with an offset keeps the data that arrived, so that it can be resumed.
+//! A read returns the whole file or one byte range. It can be made conditional on the file still having the
+//! requested version (its `ETag`). A write without an offset is atomic. A write with an offset keeps the data
+//! that has arrived, so that an interrupted write can be resumed.
 
 use std::sync::Arc;
 
@@ -22,14 +23,14 @@ use crate::rejection::{Answer, Rejection};
 use control::audit::Act;
 use control::platform::Platform;
 
-/// Bytes of a file to read.
+/// The part of a file that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Span {
-    /// All bytes.
+    /// The whole file.
     All,
-    /// Bytes from a first one to the end, or to a last one inclusive.
+    /// From a first byte to the end of the file, or to a last byte, inclusive.
     From(u64, Option<u64>),
-    /// This many bytes at the end.
+    /// This many bytes at the end of the file.
     Last(u64),
 }
 
@@ -90,7 +91,7 @@ pub async fn read(
     let is_conditional = version.is_some();
     let opened = call.files().read(&FileAsk::Read { path: path.clone(), from, to, version, digest }).await;
     let (answer, reading) = opened.map_err(|error| {
-        // Only the guest can compare versions; it reports a mismatch as a conflict.
+        // Only the guest can compare versions. It reports a mismatch as a conflict.
         let changed = matches!(&error, node::Error::Guest(error) if error.code == api::ErrorCode::Conflict);
         let fault = Rejection::from(error);
         if is_conditional && changed { fault.status(StatusCode::PRECONDITION_FAILED) } else { fault }
@@ -174,14 +175,14 @@ pub async fn write(
     super::hashed(change.take_in(&caller, platform, FilesTarget { named: &named, files }, coming).await?)
 }
 
-/// Returns a `content-disposition` that makes a browser save the file under its name.
+/// Returns a `content-disposition` header that makes a browser save the file under its own name.
 pub fn attachment(path: &FilePath, ending: &str) -> String {
     let name = path.as_bytes().rsplit(|byte| *byte == b'/').find(|name| !name.is_empty());
     let name = FilePath::new(name.unwrap_or(b"files")).map(|name| name.encode()).unwrap_or_default();
     format!("attachment; filename*=UTF-8''{name}{ending}")
 }
 
-/// Returns the offset of the first byte to read, and of the first byte after the range if it has an end.
+/// Returns the range to read: the offset of its first byte, and the offset after its last byte if it has one.
 async fn bounds(call: &Call, path: &FilePath, span: Span) -> Answer<(u64, Option<u64>)> {
     match span {
         Span::All => Ok((0, None)),
@@ -214,14 +215,14 @@ fn unsatisfiable(info: &FileInfo) -> Response {
     response
 }
 
-/// Adds a header. Omits it if text from a guest is not a valid header value.
+/// Adds a header. Omits the header if its value, which may come from a guest, is not valid in a header.
 fn insert(headers: &mut HeaderMap, name: header::HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(name, value);
     }
 }
 
-/// Parses the requested range. Ignores everything but a single byte range, as HTTP specifies.
+/// Parses the requested range. Ignores anything other than a single byte range, as HTTP specifies.
 fn span(headers: &HeaderMap) -> Span {
     let value = headers.get(header::RANGE).and_then(|value| value.to_str().ok());
     let one =
@@ -288,7 +289,7 @@ mod tests {
 
     #[test]
     fn no_name_leaves_its_place_in_a_header() {
-        // P-10
+        // Attack P-10: file names with characters that affect the place where they are shown.
         let path = FilePath::new(&b"/workspace/a\"\r\nx: y;\xff"[..]).unwrap();
         assert_eq!(attachment(&path, ""), "attachment; filename*=UTF-8''a%22%0D%0Ax%3A%20y%3B%FF");
         let root = FilePath::new(&b"/"[..]).unwrap();

@@ -1,8 +1,8 @@
-//! Streaming bodies of any length, between clients and sandboxes.
+//! Streamed bodies of any length between clients and sandboxes.
 //!
-//! A separate task forwards each response. It holds a call to the sandbox and a permit of the project's streams, and
-//! releases both when the client disconnects or accepts nothing for [`IDLE_MAX`]. A body that cannot be completed is
-//! aborted, so that the client detects the truncation.
+//! A separate task forwards each response. It holds a call to the sandbox and one of the project's stream
+//! permits, and releases both when the client disconnects or accepts no data for [`IDLE_MAX`]. A body that
+//! cannot be completed is aborted, so that the client detects the truncation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use crate::output::written;
 use crate::rejection::{Answer, Rejection};
 use control::platform::Platform;
 
-/// Maximum number of chunks buffered for the client.
+/// Maximum number of chunks that are buffered for the client.
 const PIECES_WAITING: usize = 2;
 
 /// Resources that a stream holds until it ends.
@@ -38,7 +38,7 @@ pub struct StreamGuard {
 }
 
 impl StreamGuard {
-    /// Creates the resources of a stream with this call and permit.
+    /// Creates the guard of a stream that uses this call and this permit.
     pub fn new(platform: Arc<Platform>, call: Call, place: OwnedSemaphorePermit) -> Self {
         platform.metrics.streams.inc();
         Self { platform, call, _place: place }
@@ -56,7 +56,8 @@ impl Drop for StreamGuard {
     }
 }
 
-/// Returns a body with a file or an archive. Its trailers have the digest, or the report on the archive.
+/// Returns a body that streams a file or an archive. Its trailers contain the file's digest or the report on
+/// the archive.
 pub fn outward(held: StreamGuard, mut reading: FileDownload) -> Body {
     let (sender, body) = streamed::body(PIECES_WAITING);
     tokio::spawn(async move {
@@ -89,7 +90,7 @@ pub fn outward(held: StreamGuard, mut reading: FileDownload) -> Body {
     Body::new(body)
 }
 
-/// Returns a body with the events of changed files, one per line.
+/// Returns a body that streams events about changed files, one per line.
 pub fn told(held: StreamGuard, mut watching: Watching) -> Body {
     let (sender, body) = streamed::body(PIECES_WAITING);
     tokio::spawn(async move {
@@ -111,12 +112,12 @@ pub fn told(held: StreamGuard, mut watching: Watching) -> Body {
     Body::new(body)
 }
 
-/// Returns the declared length of a body.
+/// Returns the declared length of a request's body.
 pub fn length(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Returns the name of the trailer for a digest of this kind.
+/// Returns the name of the trailer that carries this kind of digest.
 pub fn digest_trailer(kind: Hashing) -> &'static str {
     match kind {
         Hashing::Sha256 => DIGEST_HEADER,
@@ -124,17 +125,17 @@ pub fn digest_trailer(kind: Hashing) -> &'static str {
     }
 }
 
-/// Formats the digest of a body as specified in RFC 9530.
+/// Formats a body's SHA-256 digest as RFC 9530 specifies.
 pub fn digest(sha256: &str) -> String {
     let pairs = sha256.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap_or_default());
     let bytes: Vec<u8> = pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap_or_default()).collect();
     format!("sha-256=:{}:", STANDARD.encode(bytes))
 }
 
-/// Returns the SHA-256 that the headers of a request declare, as 64 digits.
+/// Returns the SHA-256 hash that a request's headers declare, as 64 hexadecimal digits.
 ///
 /// # Errors
-/// The header is malformed.
+/// A digest header is malformed.
 pub fn promised(headers: &HeaderMap) -> Answer<Option<String>> {
     let wrong =
         || Error::invalid("content-digest is invalid", "Use the format of RFC 9530: `sha-256=:BASE64:`.");

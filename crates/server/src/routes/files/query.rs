@@ -1,4 +1,4 @@
-//! Queries with paths of files. A path is bytes and reaches the sandbox unchanged.
+//! Queries that contain file paths. A path consists of arbitrary bytes and reaches the sandbox unchanged.
 
 use std::str::FromStr;
 
@@ -12,10 +12,10 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::rejection::{Answer, Rejection};
 
-/// Maximum number of parameters in a query. No route has this many.
+/// Maximum number of query parameters. No route has this many.
 const PARAMETERS_MAX: usize = 8;
 
-/// The query of a request, not decoded yet. After taking its parameters, a handler calls [`FilesQuery::end`].
+/// A request's query before decoding. A handler takes its parameters and then calls [`FilesQuery::end`].
 pub struct FilesQuery(Vec<(String, String)>);
 
 /// User with whose permissions a file operation runs.
@@ -23,7 +23,7 @@ pub struct FilesQuery(Vec<(String, String)>);
 pub enum FilesOf {
     /// The sandbox's user.
     User,
-    /// Root of the sandbox's own user namespace.
+    /// Root in the sandbox's own user namespace.
     Root,
 }
 
@@ -44,13 +44,13 @@ impl FilesQuery {
             if known || pairs.len() == PARAMETERS_MAX {
                 return Err(wrong(&format!("the query repeats {name:?} or has too many parameters")));
             }
-            // Form encoding writes a space as `+`, and a `+` as `%2B`.
+            // Form encoding represents a space as `+` and a plus sign as `%2B`.
             pairs.push((name.to_owned(), value.replace('+', "%20")));
         }
         Ok(Self(pairs))
     }
 
-    /// Takes a required path.
+    /// Takes a required path from the query.
     pub fn path(&mut self, name: &str) -> Answer<FilePath> {
         let Some(text) = self.take(name) else {
             return Err(Error::invalid(
@@ -62,19 +62,19 @@ impl FilesQuery {
         Ok(FilePath::decode(&text)?)
     }
 
-    /// Takes an optional number.
+    /// Takes an optional number from the query.
     pub fn number<T: FromStr>(&mut self, name: &str) -> Answer<Option<T>> {
         let parsed = self.take(name).map(|text| text.parse()).transpose();
         Ok(parsed.map_err(|_| wrong(&format!("{name} is not a valid number")))?)
     }
 
-    /// Takes optional permissions, in octal digits.
+    /// Takes optional permissions, written as octal digits, from the query.
     pub fn mode(&mut self, name: &str) -> Answer<Option<u32>> {
         let parsed = self.take(name).map(|text| u32::from_str_radix(&text, 8)).transpose();
         Ok(parsed.map_err(|_| wrong(&format!("{name} is not an octal number such as 0644")))?)
     }
 
-    /// Takes a flag. Default false.
+    /// Takes a flag from the query. The default is false.
     pub fn flag(&mut self, name: &str) -> Answer<bool> {
         match self.take(name).as_deref() {
             None | Some("false" | "0") => Ok(false),
@@ -83,21 +83,21 @@ impl FilesQuery {
         }
     }
 
-    /// Takes the compression of an archive. Default none.
+    /// Takes an archive's compression from the query. The default is no compression.
     pub fn compression(&mut self) -> Answer<Compression> {
         let Some(name) = self.take("compression") else { return Ok(Compression::None) };
         let known = Compression::from_name(&name);
         Ok(known.ok_or_else(|| wrong("unknown compression; use none, gzip or zstd"))?)
     }
 
-    /// Takes the kind of digest. Default SHA-256.
+    /// Takes the kind of digest from the query. The default is SHA-256.
     pub fn digest(&mut self) -> Answer<Hashing> {
         let Some(name) = self.take("digest") else { return Ok(Hashing::default()) };
         let known = Hashing::from_name(&name);
         Ok(known.ok_or_else(|| wrong("unknown digest; use sha256 or blake3"))?)
     }
 
-    /// Takes the optional cursor of a page.
+    /// Takes the optional cursor of a page from the query.
     pub fn cursor(&mut self) -> Answer<Option<FilePath>> {
         let Some(text) = self.take("cursor") else { return Ok(None) };
         let bytes = URL_SAFE_NO_PAD.decode(text).ok().and_then(|bytes| FilePath::new(bytes).ok());
@@ -110,7 +110,7 @@ impl FilesQuery {
         Ok(Some(known))
     }
 
-    /// Takes the user of the operation, and rejects parameters that were not taken.
+    /// Takes the operation's user, and rejects the query if any parameters have not been taken.
     pub fn end(mut self) -> Answer<FilesOf> {
         let files = match self.take("uid").as_deref() {
             None => FilesOf::User,
@@ -129,7 +129,7 @@ impl FilesQuery {
     }
 }
 
-/// Returns the cursor of the page after this path. It contains no characters that need escaping.
+/// Returns the cursor of the page that begins after this path. It contains no characters that need escaping.
 pub fn cursor(after: &FilePath) -> String {
     URL_SAFE_NO_PAD.encode(after.as_bytes())
 }

@@ -1,4 +1,4 @@
-//! A stream of events about changed files.
+//! Event streams about changed files.
 
 use std::sync::Arc;
 

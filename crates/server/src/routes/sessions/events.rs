@@ -1,4 +1,4 @@
-//! Events of a session, as lines of JSON or as messages of a WebSocket.
+//! A session's events, as lines of JSON or as WebSocket messages.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -28,9 +28,10 @@ use crate::routes::terminals::UpgradableConnection;
 use control::platform::Platform;
 use control::session::Live;
 
-/// Timeout for sending a message. A client that accepts nothing for this long has lost its network.
+/// Timeout for sending a message. A client that accepts no data for this long has lost its network
+/// connection.
 const SEND_WITHIN: Duration = Duration::from_secs(30);
-/// Maximum size of a client's message. Clients need to send only pings and close frames.
+/// Maximum size of a message from a client. Clients only need to send pings and close frames.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
 /// Stream session events
@@ -87,23 +88,24 @@ pub async fn follow(
     Ok(lines(StatusCode::OK, Body::from_stream(body)))
 }
 
-/// A client that receives the events of a session.
+/// A client that receives a session's events.
 struct SessionEventListener {
     session: SessionId,
-    /// Project of the session. Sandboxes of other projects may have the same session id in a label; they are ignored.
+    /// The session's project. Sandboxes of other projects may carry the same session ID in a label and are
+    /// ignored.
     project: String,
     events: Receiver<SessionEvent>,
     sandboxes: Receiver<SandboxEvent>,
     /// True if the session had ended before the request.
     over: bool,
-    /// Keeps the session in use.
+    /// Keeps the session in use while the client listens.
     _live: Arc<Live>,
     _place: OwnedSemaphorePermit,
     ended: bool,
 }
 
 impl SessionEventListener {
-    /// Returns the next event or a heartbeat, and `None` after the last event.
+    /// Returns the next event or a heartbeat. Returns `None` after the last event.
     async fn next(&mut self) -> Option<SessionEvent> {
         if self.ended {
             return None;
@@ -153,7 +155,7 @@ impl SessionEventListener {
         loop {
             let event = tokio::select! {
                 event = self.next() => event,
-                // Client messages are ignored; a disconnect ends the stream.
+                // Ignore client messages; a disconnect ends the stream.
                 message = socket.recv() => match message {
                     Some(Ok(Message::Close(_)) | Err(_)) | None => return,
                     Some(Ok(Message::Text(_) | Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => continue,

@@ -20,7 +20,7 @@ struct World {
     log: Log,
 }
 
-/// Builder of a request.
+/// Builder for a request.
 struct Said<'a> {
     world: &'a World,
     owner: &'static str,
@@ -50,7 +50,7 @@ impl World {
         Said { world: self, owner, session: None, origin: None }
     }
 
-    /// Opens a session and returns its id.
+    /// Opens a session and returns its ID.
     async fn open(&self, owner: &'static str) -> String {
         let response = self.of(owner).post(&hello("2025-11-25")).await.unwrap();
         let id = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();
@@ -98,7 +98,7 @@ impl<'a> Said<'a> {
     }
 }
 
-/// Returns the last message of a stream.
+/// Returns the last message in an event stream.
 async fn last(response: Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug>>) -> Value {
     let body = response.into_body().collect().await.unwrap().to_bytes();
     let text = String::from_utf8(body.to_vec()).unwrap();
