@@ -13,7 +13,7 @@ pub struct Outcome {
     pub name: String,
     /// Description of the scenario, in one sentence.
     pub about: String,
-    /// Unit or meaning of the field `at` of the figures.
+    /// Unit or meaning of the `at` field in the figures.
     pub scale: Option<&'static str>,
     /// Load averages before the scenario.
     pub load_before: String,
@@ -42,7 +42,7 @@ pub struct Figure {
     /// Message of the first failure with each code.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub said: BTreeMap<String, String>,
-    /// Number of starts by kind, if the target reports the kind.
+    /// Number of starts of each kind (warm or cold), if the target reports the kind.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub starts: BTreeMap<String, u64>,
 }
@@ -70,7 +70,7 @@ pub enum Got {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// Rate per second.
+    /// Operations per second.
     PerSecond,
     /// Bytes.
     Bytes,
@@ -101,7 +101,7 @@ impl Figure {
 }
 
 impl Got {
-    /// Returns the number by which targets are compared. For durations, this is the median.
+    /// Returns the number that is used to compare targets. For durations, this is the median.
     pub fn number(&self) -> Option<f64> {
         match self {
             Self::Times(summary) => Some(summary.p50_ms),

@@ -9,7 +9,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Creates a client that neither follows redirects nor retries.
 pub fn client() -> Result<reqwest::Client, TargetFailure> {
-    // This fails if a provider is already installed, which is fine.
+    // This fails harmlessly if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()
         .http1_only()

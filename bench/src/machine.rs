@@ -1,4 +1,4 @@
-//! Properties of the machine on which the bench runs. Without them, figures are meaningless.
+//! Properties of the machine on which the bench runs. The figures are meaningless without them.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,10 +18,10 @@ pub struct Machine {
     pub cores: usize,
     /// Total memory in bytes.
     pub memory_bytes: u64,
-    /// Version of the cgroup hierarchy that limits memory.
+    /// Version of the cgroup hierarchy that limits memory: 1 or 2.
     pub cgroup_version: u32,
-    /// True if this program was built with optimizations. Otherwise, its own hashing and compression take
-    /// longer than the operations that it measures.
+    /// True if this program was built with optimizations. Without them, the bench's own hashing and
+    /// compression take longer than the operations that it measures.
     pub optimized: bool,
     /// Load averages over 1, 5 and 15 minutes before the run.
     pub load_before: String,
@@ -58,7 +58,7 @@ pub fn available_bytes() -> u64 {
     meminfo("MemAvailable")
 }
 
-/// Returns the memory charged to a cgroup and its descendants in bytes, including kernel memory.
+/// Returns the memory charged to a cgroup and its descendants, including kernel memory, in bytes.
 pub fn charged_bytes(below: &str) -> Option<u64> {
     let group = memory_cgroup().join(below);
     let current = ["memory.current", "memory.usage_in_bytes"].map(|name| group.join(name));
@@ -89,8 +89,8 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Formats seconds since 1970 as a date and time. The Gregorian calendar repeats every 400 years, which have
-/// 146,097 days. The calculation lets each cycle begin on a 1st of March.
+/// Formats seconds since 1970 as a date and time. The Gregorian calendar repeats every 400 years, or 146,097
+/// days. Internally, years start on March 1, so that the leap day is the last day of its year.
 fn date(seconds: u64) -> String {
     let days = seconds / 86_400 + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);

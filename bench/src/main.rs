@@ -12,8 +12,8 @@
 //! | [`rootfs`] | the root file systems that targets share |
 //! | [`process`], [`http`], [`random`] | commands with deadlines, plain HTTP, random numbers |
 //!
-//! The program does not judge results. It fails only if nothing could be measured. It stops everything that
-//! it has started.
+//! The program does not judge the results. It fails only if nothing could be measured. On exit, it stops
+//! everything that it started.
 
 #![forbid(unsafe_code)]
 // A command-line program prints to the terminal.
@@ -48,10 +48,10 @@ use crate::target::{NAMES, TargetResources};
 
 const FULL: &str = include_str!("../scenarios/full.toml");
 const QUICK: &str = include_str!("../scenarios/quick.toml");
-/// Timeout for stopping a target. If stopping takes longer, the remaining sandboxes stop at their own
+/// Timeout for stopping a target. If stopping takes longer, the remaining sandboxes end at their own
 /// deadlines.
 const CLOSES_WITHIN: Duration = Duration::from_secs(180);
-/// Length of a run's name. It is enough to distinguish the runs on one machine.
+/// Length of a run's name, which is enough to distinguish the runs on one machine.
 const NAME_LENGTH: usize = 12;
 
 /// Measures Bellglass beside other ways to run untrusted code
@@ -183,7 +183,7 @@ impl BenchRun {
             eprintln!("bench: {}", scenario.name);
             let outcome = measure::run(scenario, &self.targets).await;
             self.report.scenarios.push(outcome);
-            // If a run fails after an hour, the results up to then are kept.
+            // Write the report after each scenario, so that a later failure does not lose these results.
             if let Err(why) = self.report.write(&arguments.out) {
                 eprintln!("bench: {why}");
             }

@@ -24,7 +24,7 @@ use crate::samples::AttemptTally;
 use crate::scenario::{Scenario, Workload};
 use crate::target::{Image, Made, Target, TargetFailure};
 
-/// Number of sandboxes that are created or stopped concurrently when the scenario does not measure this.
+/// Number of sandboxes that setup and cleanup create or stop concurrently, outside of any measurement.
 const AT_ONCE: usize = 8;
 /// Maximum number of retries of a refused create request.
 const TRIES: usize = 100;
@@ -34,7 +34,7 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// Target that concurrent tasks share.
 pub type SharedTarget = Arc<dyn Target>;
 
-/// Runs one scenario on all targets that take part in it.
+/// Runs one scenario on all participating targets.
 pub async fn run(scenario: &Scenario, targets: &[SharedTarget]) -> Outcome {
     let targets: Vec<SharedTarget> =
         targets.iter().filter(|target| scenario.wants(target.name())).cloned().collect();
@@ -59,7 +59,7 @@ pub async fn run(scenario: &Scenario, targets: &[SharedTarget]) -> Outcome {
     }
 }
 
-/// Returns the order of the targets in a round. Each round begins with a different target.
+/// Returns the order of the targets in a round. Each round begins with the next target.
 fn turns(round: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |step| (round + step) % count)
 }

@@ -9,7 +9,7 @@ use tokio::process::Command;
 
 use crate::target::TargetFailure;
 
-/// Maximum number of bytes of a failed command's standard error that a failure quotes.
+/// Maximum number of bytes that a failure quotes from the standard error of a failed command.
 const SHOWN_BYTES: usize = 400;
 
 /// Returns a command that is killed when its handle is dropped.
@@ -46,7 +46,7 @@ pub async fn output(
     let both = async {
         let feeding = async {
             if let Some((mut pipe, bytes)) = feed {
-                // A command that exits before it has read all input reports an error through its exit status.
+                // If a command exits before it has read all input, its exit status reports the error.
                 let _ = pipe.write_all(&bytes).await;
             }
         };

@@ -22,7 +22,7 @@ impl Sequence {
         Self(seed)
     }
 
-    /// Returns the next number, according to SplitMix64.
+    /// Returns the next number of the SplitMix64 generator.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -37,7 +37,7 @@ impl Sequence {
 
     /// Returns the pause before the next arrival in a Poisson process with this rate.
     pub fn pause(&mut self, per_second: f64) -> Duration {
-        // The fraction consists of the upper 53 bits. It is never 0, because 0 has no logarithm.
+        // The fraction consists of the upper 53 bits. It is never 0, because the logarithm of 0 is undefined.
         let fraction = ((self.next() >> 11) as f64 + 1.0) / (1_u64 << 53) as f64;
         let seconds = -fraction.min(1.0).ln() / per_second;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(1))

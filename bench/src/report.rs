@@ -14,7 +14,7 @@ use crate::machine::Machine;
 /// Results of a whole run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Machine on which the run took place.
+    /// Machine on which the scenarios ran.
     pub machine: Machine,
     /// Targets that were measured.
     pub targets: Vec<Measured>,
@@ -29,7 +29,7 @@ pub struct Report {
 pub struct Measured {
     /// Name of the target.
     pub name: &'static str,
-    /// Versions and other facts that a comparison must state.
+    /// Versions and other facts that readers need to interpret the comparison.
     pub facts: BTreeMap<String, String>,
 }
 
@@ -51,7 +51,7 @@ impl Report {
     /// Writes `report.json`, `report.md` and a chart for each scenario to a directory.
     ///
     /// # Errors
-    /// A file cannot be written. The error names the file.
+    /// Returns an error if a file cannot be written. The error names the file.
     pub fn write(&self, to: &Path) -> Result<(), String> {
         let json = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
         write(&to.join("report.json"), &json)?;

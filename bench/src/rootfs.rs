@@ -1,5 +1,5 @@
-//! The root file systems that local targets share, so that all targets run the same files. They are the root
-//! file systems of Bellglass's templates.
+//! Root file systems of Bellglass's templates. Local targets share them, so that all targets run the same
+//! files.
 //!
 //! The templates come from the data directory in `BELLGLASS_TEMPLATES`. If this variable is not set, the
 //! bench builds the templates once, in a data directory that it keeps ([`KEPT`]). A template consists of
@@ -22,7 +22,7 @@ const BUILT_WITHIN: Duration = Duration::from_secs(900);
 /// Timeout for a mount command, which normally takes milliseconds.
 const MOUNTED_WITHIN: Duration = Duration::from_secs(20);
 
-/// Number of leading characters of a layer's key that are enough to identify the layer.
+/// Number of leading characters of a layer's key that identify the layer.
 const KEY_SHOWN: usize = 32;
 
 /// Root file systems of all images.
@@ -41,7 +41,7 @@ pub struct Root {
     /// Environment variables that programs in the template expect.
     pub env: BTreeMap<String, String>,
     layers: Vec<String>,
-    /// Overlay mount. It is unmounted last.
+    /// Overlay mount, which is unmounted when this value is dropped.
     _mounted: Mounted,
 }
 
@@ -83,12 +83,12 @@ impl Rootfs {
         }
     }
 
-    /// Makes the templates available in a data directory of another server, without copying their layers.
+    /// Makes the templates available in a different server's data directory, without copying their layers.
     pub fn lend(&self, to: &Path) -> std::io::Result<()> {
         let (layers, templates) = (to.join("layers"), to.join("templates"));
         std::fs::create_dir_all(&layers)?;
         std::fs::create_dir_all(&templates)?;
-        // Sandboxes access these directories as their own users.
+        // Each sandbox accesses these directories as its own user.
         for directory in [to, layers.as_path()] {
             std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o711))?;
         }
@@ -105,7 +105,7 @@ impl Rootfs {
 
 impl Root {
     /// Returns a name that identifies exactly these files. The key of the topmost layer serves this purpose,
-    /// because it depends on all layers below.
+    /// because it depends on all layers below it.
     pub fn key(&self) -> &str {
         self.layers.last().and_then(|key| key.get(..KEY_SHOWN)).unwrap_or(&self.name)
     }

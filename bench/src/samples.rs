@@ -91,7 +91,7 @@ impl AttemptTally {
         }
     }
 
-    /// Adds the results of another tally.
+    /// Adds the results of a second tally to this tally.
     pub fn merge(&mut self, other: Self) {
         self.times.taken.extend(other.times.taken);
         self.refusals.taken.extend(other.refusals.taken);
@@ -112,8 +112,8 @@ pub fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Returns the smallest duration that is greater than or equal to this percentage of all durations. Never
-/// interpolates.
+/// Returns the smallest duration that at least this percentage of all durations do not exceed. The result is
+/// always a measured duration, never an interpolated value.
 fn percentile(sorted: &[Duration], percent: usize) -> Option<f64> {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied().map(millis)

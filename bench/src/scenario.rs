@@ -18,14 +18,14 @@ use serde::Deserialize;
 
 use crate::target::NAMES;
 
-/// Maximum number of live sandboxes. More sandboxes would need a larger machine than the bench is intended
+/// Maximum number of live sandboxes. More sandboxes would require a larger machine than the bench is designed
 /// for.
 const LIVE_MAX: usize = 2000;
 /// Maximum concurrency. At a higher concurrency, the bench itself would be the bottleneck.
 const AT_ONCE_MAX: usize = 500;
 /// Maximum duration in seconds: one day.
 const SECONDS_MAX: u64 = 86_400;
-/// Maximum size of a file in bytes. The bench holds the whole file in memory while it is sent.
+/// Maximum size of a file in bytes. The bench holds the whole file in memory during a transfer.
 const BYTES_MAX: u64 = 1 << 30;
 
 /// Contents of a scenario file.
@@ -42,7 +42,7 @@ pub struct ScenarioFile {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// Name by which the scenario is selected on the command line.
+    /// Name that selects the scenario on the command line.
     pub name: String,
     /// Description for the report, in one sentence.
     pub about: String,
@@ -77,7 +77,7 @@ pub enum Workload {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateParameters {
-    /// Levels of concurrency. They are measured one after another.
+    /// Levels of concurrency, which are measured one after another.
     pub at_once: Vec<usize>,
     /// Number of samples at each level. At least one batch is measured.
     pub samples: usize,
@@ -121,7 +121,7 @@ pub struct FileParameters {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DensityParameters {
-    /// Numbers of live sandboxes at which measurements take place, in ascending order.
+    /// Numbers of live sandboxes to measure at, in ascending order.
     pub live: Vec<usize>,
     /// Number of starts to measure at each number of live sandboxes.
     pub starts: usize,
@@ -135,7 +135,7 @@ pub struct DensityParameters {
 pub struct SustainedParameters {
     /// Duration for each target in seconds.
     pub seconds: u64,
-    /// Number of turns into which the duration is divided. Targets alternate between turns.
+    /// Number of turns into which each target's duration is divided. Targets alternate between turns.
     pub turns: u64,
     /// Number of concurrent workers.
     pub workers: usize,
@@ -155,7 +155,7 @@ pub struct LoadParameters {
     pub workers: usize,
     /// Number of long-lived sandboxes. All kinds of work except lifecycles use them.
     pub standing: usize,
-    /// Mix of the kinds of work.
+    /// Share of each kind of work.
     pub mix: Mix,
 }
 
@@ -177,7 +177,7 @@ impl ScenarioFile {
     /// Parses and validates a scenario file.
     ///
     /// # Errors
-    /// The file is not valid. The error describes the first problem.
+    /// Returns an error if the file is not valid. The error describes the first problem.
     pub fn parse(text: &str) -> Result<Self, String> {
         let plan: Self = toml::from_str(text).map_err(|error| error.to_string())?;
         if !(1..=SECONDS_MAX).contains(&plan.deadline_s) {
@@ -196,7 +196,7 @@ impl ScenarioFile {
     /// Selects the scenarios with these names. An empty list selects all scenarios.
     ///
     /// # Errors
-    /// No scenario has one of these names. The error contains the name.
+    /// Returns an error if no scenario has one of these names. The error contains this name.
     pub fn only(mut self, names: &[String]) -> Result<Self, String> {
         let known: Vec<&str> = self.scenario.iter().map(|one| one.name.as_str()).collect();
         if let Some(name) = names.iter().find(|name| !known.contains(&name.as_str())) {

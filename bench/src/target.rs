@@ -85,7 +85,7 @@ pub struct TargetResources<'a> {
 pub trait Target: Send + Sync {
     /// Returns the name of the target, which is one of [`NAMES`].
     fn name(&self) -> &'static str;
-    /// Returns versions and other facts that a comparison must state.
+    /// Returns versions and other facts that readers need to interpret a comparison.
     fn facts(&self) -> BTreeMap<String, String>;
     /// Creates a sandbox, and returns when the sandbox is usable.
     async fn create(&self, image: Image) -> Result<Made, TargetFailure>;
@@ -93,7 +93,7 @@ pub trait Target: Send + Sync {
     async fn stop(&self, handle: &str) -> Result<(), TargetFailure>;
     /// Waits until the target's pool of pre-warmed sandboxes is full. Without a pool, returns immediately.
     async fn rested(&self) {}
-    /// Stops everything that the target has started.
+    /// Stops everything that the target has started, and returns when all of it is gone.
     async fn close(&self);
 
     /// Returns the capability to run commands in a sandbox, if the target has it.
@@ -116,8 +116,8 @@ pub trait Target: Send + Sync {
     fn lives(&self) -> Option<&dyn Lives> {
         None
     }
-    /// Returns the memory in bytes that the kernel charges to these sandboxes, if it can be read on this
-    /// machine.
+    /// Returns the memory in bytes that the kernel charges to these sandboxes, or `None` if it cannot be read
+    /// on this machine.
     fn charged_bytes(&self, _handles: &[String]) -> Option<u64> {
         None
     }

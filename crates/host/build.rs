@@ -1,5 +1,5 @@
-//! Builds the guest, so that it can be embedded in the server's executable. Thus there is no second file that
-//! could get lost, and the versions of the server and the guest always match.
+//! Builds the guest, so that it can be embedded in the server's executable. The guest then cannot get lost,
+//! and its version always matches the server's.
 //!
 //! The guest is statically linked, so it needs no library from an image. If the musl target is installed, the
 //! guest is linked against musl. Otherwise it is linked statically against the build machine's C library,

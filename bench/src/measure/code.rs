@@ -9,9 +9,9 @@ use crate::samples::AttemptTally;
 use crate::scenario::CodeParameters;
 use crate::target::{Image, TargetFailure};
 
-/// Imports with which a typical data analysis begins.
+/// Imports that typically begin a data analysis.
 const IMPORTS: &str = "import numpy, pandas\nimport matplotlib.pyplot\n";
-/// Sum by group over 10,000 rows, which takes about a millisecond.
+/// Code that sums 10,000 rows by group, which takes about a millisecond.
 pub(super) const CELL: &str = "import numpy, pandas\ntable = pandas.DataFrame({'key': numpy.arange(10_000) % 100, 'value': numpy.arange(10_000.0)})\n\
                     total = table.groupby('key')['value'].sum()\n";
 
@@ -50,7 +50,7 @@ pub(super) async fn run(work: &CodeParameters, targets: &[SharedTarget]) -> Vec<
     {
         let mut tallies: Vec<Option<AttemptTally>> =
             targets.iter().map(|target| can(target, kind).then(AttemptTally::default)).collect();
-        // The first round is a warm-up that starts interpreters and imports packages. It does not count.
+        // The first round is a discarded warm-up that starts interpreters and imports packages.
         for round in 0..=work.samples {
             for turn in turns(round, targets.len()) {
                 let (Some(target), Some([handle])) =

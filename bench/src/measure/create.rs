@@ -27,14 +27,14 @@ struct CreateTallies {
 
 pub(super) async fn run(work: &CreateParameters, targets: &[SharedTarget]) -> Vec<Figure> {
     let mut figures = Vec::new();
-    // The first run fills caches. It does not count.
+    // The first run only fills caches, so its results are discarded.
     for target in targets {
         batch(target, 1, &mut CreateTallies::default()).await;
     }
     for at_once in &work.at_once {
         let mut taken = vec![CreateTallies::default(); targets.len()];
         if work.rested {
-            // The pool grows to this size only after it has seen a batch of this size.
+            // The pool grows to this size only after it has served a batch of this size.
             for target in targets {
                 batch(target, *at_once, &mut CreateTallies::default()).await;
             }

@@ -1,16 +1,17 @@
-//! Many idle sandboxes on one machine: the memory per sandbox, and the durations of one more start and of an
-//! exec.
+//! Measures many idle sandboxes on one machine: the memory per sandbox, and the time that one more start and
+//! one exec take.
 //!
-//! Targets are measured one at a time. `MemAvailable` is read without sandboxes, before and after, and with
-//! sandboxes. The memory per sandbox is the decrease from the mean without sandboxes to the value with them,
-//! divided by the number of sandboxes. It includes pages of the processes in sandboxes, of the kernel, and of
-//! the processes that serve the sandboxes, but not reclaimable file pages. In addition, the report shows the
-//! memory that is charged to the cgroups of the sandboxes. This includes files that a sandbox was the first
-//! to read, but excludes the processes that serve the sandboxes.
+//! Targets are measured one at a time. `MemAvailable` is read before the sandboxes are created, while they
+//! are live, and after they are stopped. The memory per sandbox is the decrease from the mean of the readings
+//! without sandboxes to the reading with them, divided by the number of sandboxes. It includes the pages of
+//! processes in the sandboxes, of the kernel, and of the processes that serve the sandboxes, but not
+//! reclaimable file pages. The report also shows the memory charged to the sandboxes' cgroups. That figure
+//! includes the pages of files that a sandbox was the first to read, but not the processes that serve the
+//! sandboxes.
 //!
 //! After the response to a stop request, the kernel continues to clean up, which takes longer if more
-//! sandboxes are live. One more start is therefore measured twice: after the cleanup, and immediately after a
-//! stop.
+//! sandboxes are live. One more start is therefore measured twice: after the cleanup has finished, and
+//! immediately after a stop.
 
 use std::time::Duration;
 
@@ -28,9 +29,9 @@ const EXEC: &str = "exec in any live sandbox";
 const FELL: &str = "memory per sandbox, by MemAvailable";
 const CHARGED: &str = "memory per sandbox, as counted by its cgroup";
 const CREATES: &str = "create, while filling up";
-/// Time after which the background work that follows starts is complete.
+/// Time to wait until the background work after starting sandboxes is complete.
 const SETTLES: Duration = Duration::from_secs(3);
-/// Time after which the background work that follows one stop is complete.
+/// Time to wait until the background work after stopping one sandbox is complete.
 const RESTS: Duration = Duration::from_millis(200);
 /// Fixed seed, so that every run chooses the same sandboxes.
 const SEED: u64 = 41;
@@ -74,7 +75,7 @@ pub(super) async fn run(work: &DensityParameters, targets: &[SharedTarget]) -> V
     figures
 }
 
-/// Returns the decrease of available memory per sandbox, relative to the mean of the readings without
+/// Returns the decrease in available memory per sandbox, relative to the mean of the readings without
 /// sandboxes before and after. A negative value means that other processes freed more memory than the
 /// sandboxes used, so there were too few sandboxes for a meaningful result.
 fn fell(target: &SharedTarget, [before, after]: [u64; 2], wanted: usize, live: usize, with: u64) -> Figure {
@@ -118,7 +119,7 @@ async fn look(
         .collect()
 }
 
-/// Creates one more sandbox, measures the time until its first exec has ended, and stops the sandbox.
+/// Creates one more sandbox, measures the time until its first exec ends, and stops the sandbox.
 async fn start(target: &SharedTarget, starts: &mut AttemptTally) {
     let (made, create) = match timed(target.create(Image::Plain)).await {
         Ok(made) => made,

@@ -22,7 +22,7 @@ pub(super) async fn run(work: &ExecParameters, targets: &[SharedTarget]) -> Vec<
     for at_once in &work.at_once {
         let mut tallies: Vec<Option<AttemptTally>> =
             targets.iter().map(|target| target.execs().map(|_| AttemptTally::default())).collect();
-        // The first round is a warm-up that fills caches. It does not count.
+        // The first round is a warm-up that fills caches. Its results are discarded.
         for round in 0..=work.samples.div_ceil(*at_once) {
             for turn in turns(round, targets.len()) {
                 let (Some(target), Some((handles, _))) = (targets.get(turn), places.get(turn)) else {

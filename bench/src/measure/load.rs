@@ -1,5 +1,5 @@
-//! A mix of lifecycles, execs, cells and files. The jobs arrive at random times, at percentages of the
-//! machine's capacity.
+//! Runs a mix of lifecycles, execs, cells and file transfers. The jobs arrive at random times, at rates that
+//! are percentages of the machine's capacity.
 //!
 //! ```text
 //! calibrate: each worker starts the next job when one is done            ──▶ capacity: jobs per second in the second half;
@@ -11,8 +11,8 @@
 //!
 //! A client that waits for a response before it sends the next request hides the time that other requests
 //! would have waited (coordinated omission). Here, arrivals do not wait for responses. Refusals are counted
-//! by code, and their times are kept separate from those of admitted requests. Targets are measured one at a
-//! time.
+//! by code, and their times are recorded separately from the times of admitted requests. Targets are measured
+//! one at a time.
 
 mod job;
 
@@ -37,8 +37,8 @@ const ADMITTED: &str = "all admitted steps";
 const REFUSED: &str = "all refusals, until the response";
 const RECOVERED: &str = "time until a normal create works again";
 /// Maximum number of jobs in progress. With more jobs, the bench would reach the server's limit on
-/// connections from one address (2048 for Bellglass). Further jobs are therefore not sent, and are counted as
-/// `not_sent`.
+/// connections from one address (2048 for Bellglass). The bench does not send jobs beyond this number, and
+/// counts them as `not_sent`.
 const UNDER_WAY_MAX: usize = 2000;
 /// Timeout for the recovery of a server after overload.
 const RECOVERS_WITHIN: Duration = Duration::from_secs(120);
@@ -109,7 +109,7 @@ pub(super) async fn run(work: &LoadParameters, targets: &[SharedTarget]) -> Vec<
     figures
 }
 
-/// Measures the rate at which the workers complete jobs. The first half of the time does not count.
+/// Measures the rate at which the workers complete jobs, in the second half of the calibration time.
 async fn calibrate(work: &LoadParameters, jobs: &Arc<Jobs>) -> f64 {
     let until = Instant::now() + Duration::from_secs(work.calibrate_s);
     let counted_from = until - Duration::from_secs(work.calibrate_s) / 2;
@@ -131,7 +131,7 @@ async fn calibrate(work: &LoadParameters, jobs: &Arc<Jobs>) -> f64 {
     while let Some(counted) = workers.join_next().await {
         done += counted.unwrap_or(0);
     }
-    // If the machine completes nothing, one job arrives per second, and the report shows the failures.
+    // If no job was completed, assume 1 job per second, so that the report shows the failures under load.
     (done as f64 / counted_from.elapsed().as_secs_f64()).max(1.0)
 }
 
@@ -141,7 +141,7 @@ async fn arrive(arrivals: &Arrivals, jobs: &Arc<Jobs>) -> (LoadTallies, Option<R
     let mut sequence = Sequence::new(SEED);
     let mut under_way: JoinSet<Vec<StepResult>> = JoinSet::new();
     let mut taken = LoadTallies::default();
-    // This discards the counts of starts during the calibration or the previous load.
+    // Discard the starts counted during the calibration or the previous load.
     jobs.take_starts();
     let began = Instant::now();
     let until = began + arrivals.duration;
@@ -184,7 +184,7 @@ async fn arrive(arrivals: &Arrivals, jobs: &Arc<Jobs>) -> (LoadTallies, Option<R
     (taken, recovered)
 }
 
-/// Returns the time until a create request and its first exec together take at most the normal duration.
+/// Returns the time until a create request and its first exec together are again as fast as normal.
 async fn recover(target: &SharedTarget, normal: Duration) -> Recovery {
     let began = Instant::now();
     while began.elapsed() < RECOVERS_WITHIN {

@@ -1,8 +1,8 @@
 //! Several workers create a sandbox, run `true` and stop the sandbox, in a loop at full speed. Targets
 //! alternate in short turns.
 //!
-//! If a target has one command for a whole lifecycle (`runc run`, `docker run --rm`), that command is
-//! measured, because it is the command that people use in loops.
+//! If a target has a single command for a whole lifecycle (`runc run`, `docker run --rm`), that command is
+//! measured, because people use it in loops.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,8 @@ pub(super) async fn run(work: &SustainedParameters, targets: &[SharedTarget]) ->
                 let began = Instant::now();
                 let workers = (0..work.workers).map(|_| repeat(target, began + turn_for));
                 join_all(workers).await.into_iter().for_each(|counted| tally.merge(counted));
-                // Lifecycles in progress at the end of the turn count, and so does the time that they take.
+                // Lifecycles still in progress at the end of the turn count, and so does their remaining
+                // time.
                 *busy += began.elapsed();
             }
         }

@@ -3,7 +3,7 @@
 use crate::figure::{Figure, Got, Outcome, Unit};
 use crate::report::Report;
 
-/// Target with which the other targets are compared.
+/// Target that all other targets are compared with.
 const REFERENCE: &str = "bellglass";
 
 /// Returns the whole report as text.

@@ -7,7 +7,7 @@ use crate::figure::{Figure, Got, Outcome};
 use crate::report::markdown::number;
 use crate::target::NAMES;
 
-/// Colours that people with colour blindness can distinguish (from Okabe and Ito), one for each of [`NAMES`].
+/// Colours from Okabe and Ito's palette for people with colour blindness, one for each of [`NAMES`].
 const COLOURS: [&str; 6] = ["#0072b2", "#999999", "#e69f00", "#009e73", "#cc79a7", "#d55e00"];
 const WIDTH: f64 = 860.0;
 const LABELS: f64 = 300.0;
@@ -29,14 +29,13 @@ struct Axis {
     high: f64,
 }
 
-/// Returns the charts of a scenario with their file names: one chart, or none if the scenario has no
-/// durations.
+/// Returns the chart of a scenario and its file name, or an empty list if the scenario measured no durations.
 pub(super) fn pictures(outcome: &Outcome) -> Vec<(String, String)> {
     let groups = groups(outcome);
     if groups.is_empty() {
         return Vec::new();
     }
-    // A scenario's name is free text, so it is sanitized: the file name must not leave the directory.
+    // A scenario's name is free text. It is sanitized so that the file name cannot leave the directory.
     let safe = |c: char| if c.is_alphanumeric() || c == '-' { c } else { '_' };
     let name: String = outcome.name.chars().map(safe).collect();
     vec![(format!("{name}.svg"), draw(outcome, &groups))]
@@ -139,7 +138,7 @@ impl Axis {
 
     fn place(&self, millis: f64) -> f64 {
         let share = (millis.max(1e-9).log10() - self.low) / (self.high - self.low);
-        // This leaves space for the number next to the longest bar.
+        // Leave space for the number next to the longest bar.
         LABELS + share.clamp(0.0, 1.0) * (WIDTH - LABELS - 60.0)
     }
 }

@@ -1,8 +1,8 @@
-//! A Bellglass server, accessed through its public API. It is either the configured server
-//! (`BELLGLASS_SERVER`, `BELLGLASS_API_KEY`) or a server that is started for the run.
+//! Bellglass server that the bench accesses through its public API: either the configured server
+//! (`BELLGLASS_SERVER`, `BELLGLASS_API_KEY`) or a server that the bench starts for the run.
 //!
-//! Create requests are sent as plain HTTP, because the response states the kind of start, and the server may
-//! report kinds that are newer than the typed client. Nothing is retried, because a refusal is a result.
+//! Create requests are sent as plain HTTP. Their responses state the kind of start, and the server may report
+//! kinds that the typed client does not know yet. No request is retried, because refusals are results too.
 
 mod server;
 
@@ -39,14 +39,14 @@ const IDLE_MS: u64 = 1_800_000;
 const DISK_BYTES_DATA: u64 = 512 << 20;
 /// Directory for transferred files in a sandbox.
 const FILES: &str = "/workspace";
-/// Maximum size of a file that is sent in one request, as programs do. Larger files are streamed, as the
-/// `bellglass` command does.
+/// Maximum size of a file that is sent in one request, as typical programs do. Larger files are streamed, as
+/// the `bellglass` command does.
 const WHOLE_BYTES_MAX: usize = 1 << 20;
 /// Maximum size of a file that is read. The files of the scenarios are not larger.
 const FILE_BYTES_MAX: u64 = 1 << 30;
-/// Maximum number of rounds in which remaining sandboxes are searched for and stopped.
+/// Maximum number of attempts to find and stop the remaining sandboxes.
 const ROUNDS_MAX: usize = 10;
-/// Timeout for the pool to fill up. Memory and disk space limit how many sandboxes it can hold.
+/// Timeout for filling the pool. Memory and disk space limit how many sandboxes the pool can hold.
 const RESTED_WITHIN: Duration = Duration::from_secs(30);
 /// Interval between checks of the pool.
 const CALM: Duration = Duration::from_millis(200);
@@ -66,7 +66,7 @@ pub struct Bellglass {
     server: Mutex<Option<Server>>,
 }
 
-/// Fields that are read from a create response.
+/// Fields that the bench reads from a create response.
 #[derive(Deserialize)]
 struct Created {
     id: String,
@@ -192,7 +192,7 @@ impl Target for Bellglass {
         while tokio::time::Instant::now() < until {
             let pool = self.client.node().await.map(|node| node.pool).unwrap_or_default();
             if pool.iter().all(|one| one.making == 0 && one.ready >= one.wanted) {
-                // Wait until the cleanup after the most recent create is complete.
+                // Wait until the cleanup after the most recent create request is complete.
                 tokio::time::sleep(CALM).await;
                 return;
             }
@@ -335,8 +335,8 @@ fn failure(error: &client::Error) -> TargetFailure {
     }
 }
 
-/// Converts an error from the server. Only the codes in `busy` mean that the server refused because it had no
-/// capacity.
+/// Converts an error from the server. Only the codes in `busy` mean that the server refused the request for
+/// lack of capacity.
 fn said_no(error: &api::Error) -> TargetFailure {
     let busy = [ErrorCode::Capacity, ErrorCode::RateLimited, ErrorCode::QuotaExceeded];
     let failure = if busy.contains(&error.code) { TargetFailure::refused } else { TargetFailure::new };

@@ -1,8 +1,8 @@
 //! Docker, through its command line: `docker run --detach` and `docker exec`, and `docker run --rm` for a
 //! whole lifecycle.
 //!
-//! Its images are created with `docker import` from the root file systems that the other targets use, once
-//! for each version of a template and without a registry. Like sandboxes, containers have no network.
+//! `docker import` creates the images from the root file systems that the other targets use, once for each
+//! version of a template and without a registry. Like Bellglass sandboxes, the containers have no network.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -23,10 +23,10 @@ use crate::rootfs::Root;
 const IMPORTED_WITHIN: Duration = Duration::from_secs(600);
 /// Timeout for requests that a working engine answers immediately.
 const SOON: Duration = Duration::from_secs(10);
-/// Time that the engine needs to complete operations in progress.
+/// Pause in which the engine completes operations that are still in progress.
 const LATER: Duration = Duration::from_secs(1);
-/// Default command of an image, on which some libraries rely. It waits, and exits on SIGTERM. Without a
-/// handler, process 1 would ignore SIGTERM and be killed only ten seconds later.
+/// Default command of an image, which some libraries rely on. It waits, and exits on SIGTERM. Without a
+/// handler, process 1 would ignore SIGTERM, and Docker would kill it only after ten seconds.
 const IDLE: &str = "CMD [\"sh\", \"-c\", \"trap exit TERM; sleep infinity & wait\"]";
 /// Directory for transferred files in a container.
 const FILES: &str = "/var/tmp";

@@ -27,7 +27,7 @@ use crate::http;
 const ENVD: u16 = 49_983;
 /// Port of the program in a sandbox that runs code.
 const CODE: u16 = 49_999;
-/// Timeout after which the server stops a sandbox that a killed run left behind.
+/// Timeout after which the server stops a sandbox left behind by a killed run.
 const TIMEOUT_S: u64 = 1800;
 /// Directory for transferred files in a sandbox.
 const FILES: &str = "/tmp";

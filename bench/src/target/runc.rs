@@ -145,8 +145,8 @@ impl Bundles {
             resources.insert("cpu".into(), json!({ "quota": 100_000, "period": 100_000 }));
         }
         if let Some(Value::Object(linux)) = spec.pointer_mut("/linux") {
-            // The path is fixed, so that the cgroup can be found and measured, no matter which cgroup this
-            // program itself is in.
+            // The cgroup path is fixed, so that the cgroup can be found and measured regardless of the cgroup
+            // that this program runs in.
             linux.insert("cgroupsPath".into(), json!(format!("/{name}")));
         }
         let config = bundle.join("config.json");

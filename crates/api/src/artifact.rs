@@ -1,6 +1,6 @@
 //! Artifacts: files that a run created or changed, kept after its sandbox is gone.
 //!
-//! The request that starts an exec names the folders to scan and the retention limits. Every new or
+//! The request that starts an exec names the folders to scan and sets limits on the kept files. Every new or
 //! changed file is kept as an item, listed as left out, or at least counted: no file is omitted silently.
 
 use serde::{Deserialize, Serialize};
@@ -24,10 +24,10 @@ pub const FILE_BYTES_MAX: u64 = 1 << 30;
 pub const BYTES: u64 = 100_000_000;
 /// Maximum value of [`Keep::bytes_max`].
 pub const BYTES_MAX: u64 = 4 << 30;
-/// Maximum number of folder entries in a listing. The folders are listed once before the run and once after
-/// it.
+/// Maximum number of folder entries that one scan lists. The folders are scanned once before the run and once
+/// after it.
 pub const LISTED_MAX: usize = 10_000;
-/// Maximum number of left-out files that are listed. Any others are only counted.
+/// Maximum number of left-out files that are listed. Further files are only counted.
 pub const LEFT_OUT_MAX: usize = 100;
 /// Maximum time for which a request waits for a collection to finish.
 pub const WAIT_MS_MAX: u64 = 60_000;
@@ -145,10 +145,10 @@ impl Keep {
         Self { folders, count_max: COUNT, file_bytes_max: FILE_BYTES, bytes_max: BYTES }
     }
 
-    /// Checks the number of folders, the limits and the paths. The error names the invalid field.
+    /// Checks the number of folders, the limits and the paths.
     ///
     /// # Errors
-    /// A value is invalid. The error describes the first invalid value.
+    /// Returns an error if a value is invalid. The error names the first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         if self.folders.is_empty() {
             return Err(Error::invalid(
@@ -169,11 +169,11 @@ impl Keep {
         self.roots().map(drop)
     }
 
-    /// Returns the folders as absolute, sorted paths. Folders below other folders of the list are omitted, so
-    /// that no folder is scanned twice.
+    /// Returns the folders as absolute, sorted paths. Omits folders below other folders of the list, so that
+    /// no folder is scanned twice.
     ///
     /// # Errors
-    /// A folder is not a valid path.
+    /// Returns an error if a folder is not a valid path.
     pub fn roots(&self) -> Result<Vec<FilePath>, Error> {
         let mut wholes = self.folders.iter().map(|folder| whole(folder)).collect::<Result<Vec<_>, _>>()?;
         wholes.sort();
@@ -185,7 +185,7 @@ impl Keep {
 }
 
 impl Artifacts {
-    /// Returns the initial state for an exec: nothing has been collected yet.
+    /// Returns the initial state for an exec, before any file has been collected.
     pub fn pending(sandbox: SandboxId, exec: ExecId) -> Self {
         Self {
             sandbox,
@@ -202,7 +202,7 @@ impl Artifacts {
         }
     }
 
-    /// Returns the final state for an exec whose files can no longer be collected.
+    /// Returns the final state for an exec whose files can no longer be collected, with the reason.
     pub fn lost(sandbox: SandboxId, exec: ExecId, error: Error) -> Self {
         Self { pending: false, error: Some(error), ..Self::pending(sandbox, exec) }
     }

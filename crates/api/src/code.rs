@@ -1,8 +1,8 @@
 //! Running code instead of a command: requests, results and contexts.
 //!
-//! A run of code is an exec like any other, with a third stream: its *results*, one JSON object per line
-//! ([`ResultLine`]). Each result carries its position in the other two streams. A *context* is an interpreter
-//! that keeps its state between cells; its cells are execs.
+//! A run of code is an exec with a third stream: its *results*, one JSON object per line ([`ResultLine`]).
+//! Each result carries its position in the other two streams. A *context* is an interpreter that keeps its
+//! state between cells. Each cell is an exec.
 
 use std::collections::BTreeMap;
 
@@ -281,9 +281,9 @@ pub struct Installed {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InterpreterSpec {
-    /// Modules to import in advance.
+    /// Modules that the interpreter imports in advance.
     pub imports: Vec<String>,
-    /// Environment variables: those of the template, and the thread limits of native libraries.
+    /// Environment variables: the template's variables, and the thread limits of native libraries.
     pub env: BTreeMap<String, String>,
 }
 
@@ -324,7 +324,7 @@ impl Language {
 }
 
 impl Code {
-    /// Before anything starts, checks the code, and that no field is set that cannot be combined with code
+    /// Checks the code before anything starts, and rejects fields that cannot be combined with code
     /// (requirement A3.07). The error names the invalid field.
     pub(crate) fn check(&self, spec: &ExecSpec) -> Result<(), Error> {
         if self.source.trim().is_empty() {
@@ -344,7 +344,7 @@ impl Code {
             ("terminal", spec.terminal.is_some()),
             ("uid", spec.uid.is_some() && self.context.is_some()),
             ("cwd", spec.cwd.is_some() && self.context.is_some()),
-            // The context's interpreter also serves other cells, so it must not block until a reader arrives.
+            // The context's interpreter also serves other cells, so it must not block to wait for a reader.
             ("output mode `block`", spec.output == OutputMode::Block && self.context.is_some()),
         ];
         if let Some((name, _)) = not_with_code.into_iter().find(|(_, is_there)| *is_there) {
@@ -403,7 +403,7 @@ impl ContextSpec {
     /// Checks the parameters of a context.
     ///
     /// # Errors
-    /// A field is invalid. The error names the first invalid field.
+    /// Returns an error if a field is invalid. The error names the first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         if !matches!(self.language, Language::Python | Language::Bash) {
             return Err(Error::invalid(
@@ -411,7 +411,7 @@ impl ContextSpec {
                 "Use python or bash, or run the code without a context.",
             ));
         }
-        // The same rules apply to the directory and the variables as for a command.
+        // The directory and the variables must follow the same rules as in a command.
         let (cwd, env) = (self.cwd.clone(), self.env.clone());
         ExecSpec { argv: vec!["true".into()], cwd, env, ..ExecSpec::default() }.check()
     }

@@ -12,7 +12,7 @@ use crate::limits;
 pub const DATASETS_MAX: usize = 1000;
 /// Maximum size of one dataset.
 pub const DATASET_BYTES_MAX: u64 = 8 << 30;
-/// Maximum number of datasets that are copied into one sandbox.
+/// Maximum number of datasets that a create request can copy into one sandbox.
 pub const PUT_MAX: usize = 64;
 /// Maximum length of a dataset name.
 const NAME_BYTES_MAX: usize = 63;
@@ -34,7 +34,7 @@ pub struct Dataset {
 /// Checks a dataset name.
 ///
 /// # Errors
-/// The name is not a valid dataset name (`invalid_request`).
+/// Returns `invalid_request` if the name is not a valid dataset name.
 pub fn check_name(name: &str) -> Result<(), Error> {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let first = name.bytes().next().is_some_and(plain);
@@ -51,10 +51,10 @@ pub fn check_name(name: &str) -> Result<(), Error> {
     ))
 }
 
-/// Checks the datasets of a create request: how many there are, their paths in the sandbox and their names.
+/// Checks the datasets of a create request: their number, their paths in the sandbox and their names.
 ///
 /// # Errors
-/// There are too many entries, or an entry is invalid. The error describes the first invalid entry.
+/// Returns an error if there are too many entries, or an error that describes the first invalid entry.
 pub fn check_places(places: &BTreeMap<String, String>) -> Result<(), Error> {
     if places.len() > PUT_MAX {
         return Err(limits::exceeded("the number of datasets", places.len() as u64, PUT_MAX as u64));

@@ -1,10 +1,10 @@
 //! Switches that turn off defences against attacks, in test builds only.
 //!
-//! An attack test proves something only if the attack succeeds without its defence. Test builds can therefore
-//! turn off individual defences. [`VARIABLE`] lists their attacks by the IDs used in `attacks/`, separated by
-//! commas. Without the feature `undefended`, which only the tests of `e2e` enable, [`is_off`] is a constant,
-//! so release builds contain no switch. If `node` is built with this feature, process 1 of its sandboxes is
-//! too.
+//! An attack test proves something only if the attack succeeds without the defence. Test builds can therefore
+//! turn off individual defences: [`VARIABLE`] lists the IDs of the corresponding attacks in `attacks/`,
+//! separated by commas. Without the feature `undefended`, which only the tests of `e2e` enable, [`is_off`] is
+//! a constant, so release builds contain no switch. If `node` is built with this feature, so is process 1 of
+//! its sandboxes.
 
 /// Environment variable that lists the attacks whose defence is off.
 pub const VARIABLE: &str = "BELLGLASS_UNDEFENDED";
@@ -13,7 +13,7 @@ pub const VARIABLE: &str = "BELLGLASS_UNDEFENDED";
 #[cfg(feature = "undefended")]
 static OFF: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
 
-/// Guard that keeps a defence off in this process until it is dropped.
+/// Guard that keeps one defence off in this process until it is dropped.
 #[cfg(feature = "undefended")]
 #[derive(Debug)]
 pub struct Off(String);
@@ -42,8 +42,8 @@ pub fn is_off(attack: &str) -> bool {
         || std::env::var(VARIABLE).is_ok_and(|all| all.split(',').any(|one| one == attack))
 }
 
-/// Returns the attacks whose defence is off, in the format of [`VARIABLE`]. Process 1 of a sandbox needs this
-/// list because it does not inherit the environment.
+/// Returns the attacks whose defence is off, in the format of [`VARIABLE`]. The node passes this list to
+/// process 1 of each sandbox, which does not inherit the environment.
 #[cfg(feature = "undefended")]
 pub fn off() -> Option<String> {
     let here = OFF.lock().unwrap_or_else(std::sync::PoisonError::into_inner).join(",");

@@ -145,7 +145,7 @@ impl ErrorCode {
 }
 
 impl Error {
-    /// Returns an error for an invalid request: nothing ran, and the same request will fail again.
+    /// Returns an error for an invalid request. It states that nothing ran and that a retry is useless.
     pub fn invalid(message: impl Into<String>, fix: impl Into<String>) -> Self {
         Self {
             code: ErrorCode::InvalidRequest,

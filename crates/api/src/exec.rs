@@ -256,7 +256,7 @@ impl Outcome {
             Self::Exited { code } => *code,
             Self::Signaled { signal } => 128 + signal,
             Self::Timeout => 124,
-            // Requirement A2.05: exceeding the memory limit yields 137.
+            // Requirement A2.05: the exit code for an exceeded memory limit is 137.
             Self::Oom => 137,
             Self::OutputLimit => 125,
             Self::Cancelled => 130,
@@ -269,7 +269,7 @@ impl ExecSpec {
     /// Checks the request before anything is started.
     ///
     /// # Errors
-    /// A field is invalid. The error names the first invalid field and has `ran: no`.
+    /// Returns an error if a field is invalid. The error names the first invalid field and has `ran: no`.
     pub fn check(&self) -> Result<(), Error> {
         match (&self.code, self.argv.first()) {
             (Some(code), _) => code.check(self)?,
@@ -313,7 +313,7 @@ impl ExecSpec {
     fn check_terminal(&self) -> Result<(), Error> {
         let Some(size) = self.terminal else { return Ok(()) };
         size.check()?;
-        // Clients of a terminal may disconnect at any time. The program must not block while no client is
+        // Clients of a terminal may disconnect at any time, and the program must not block while no client is
         // connected.
         if self.output == OutputMode::Block {
             return Err(Error::invalid(
@@ -348,7 +348,7 @@ impl ExecSpec {
     /// to run as root.
     ///
     /// # Errors
-    /// The exec requests uid 0, but the sandbox does not allow root, or the exec runs code.
+    /// Returns an error if the exec requests uid 0 while the sandbox forbids root or the exec runs code.
     pub fn check_root(&self, rooted: bool) -> Result<(), Error> {
         if self.uid != Some(0) || (rooted && self.code.is_none()) {
             return Ok(());

@@ -1,9 +1,9 @@
-//! Requests for the files of a sandbox, and their responses.
+//! Requests about the files of a sandbox, and their responses.
 //!
-//! A path is a sequence of bytes. In queries and on the channel it is percent-encoded. Responses contain it
-//! as text, and also in its exact, percent-encoded form if it is not valid UTF-8. Relative paths start at
-//! `/workspace`. Paths with `..` are rejected, so that every path has exactly one meaning.
-//!
+//! A path is a sequence of bytes. In queries and on the channel between node and guest, it is
+//! percent-encoded. Responses contain it as text, and also in its exact, percent-encoded form if it is not
+//! valid UTF-8. Relative paths start at `/workspace`. Paths with `..` are rejected, so that every path has
+//! exactly one meaning.
 //! | module | holds |
 //! |---|---|
 //! | [`ask`] | requests and responses on the channel |
@@ -40,10 +40,10 @@ pub const DEPTH_MAX: u32 = 256;
 pub const PAGE_MAX: u32 = 1000;
 /// Maximum size of a file that can be edited. An edit holds the whole file in memory.
 pub const EDIT_BYTES_MAX: u64 = 16 << 20;
-/// Maximum total size of an edit's two texts. They fit into one body even if every byte must be escaped.
+/// Maximum total size of an edit's two texts. Even with every byte escaped, they fit into one request body.
 pub const EDIT_TEXT_BYTES_MAX: usize = 1 << 20;
-/// Maximum number of bytes that one read or hash request may cover: the size of the largest disk. A larger
-/// file must be sparse and can be read only in ranges.
+/// Maximum number of bytes that one read or hash request can cover, which is the size of the largest disk. A
+/// larger file must be sparse and can be read only in ranges.
 pub const READ_BYTES_MAX: u64 = limits::Limits::MAX.disk_bytes;
 /// Content type of an archive.
 pub const ARCHIVE: &str = "application/x-tar";
@@ -150,7 +150,7 @@ impl FileInfo {
     /// Returns the exact path.
     ///
     /// # Errors
-    /// The path is invalid, which means that the sender violated the protocol.
+    /// Returns an error if the path is invalid, in which case the sender violated the protocol.
     pub fn exact(&self) -> Result<FilePath, Error> {
         match &self.path_encoded {
             Some(encoded) => FilePath::decode(encoded),

@@ -1,6 +1,6 @@
-//! Frames in which the guest sends an exec's output.
+//! Frames that carry an exec's output from the guest to the node.
 //!
-//! A frame consists of a header of [`HEADER_BYTES`] bytes. In data frames and in the end frame, a payload
+//! A frame begins with a header of [`HEADER_BYTES`] bytes. In data frames and in the end frame, a payload
 //! follows. Payload bytes are never parsed, so output that imitates a frame remains output. The reader treats
 //! every header as untrusted.
 //!
@@ -47,7 +47,7 @@ pub enum Header {
 /// Error for bytes that are not a valid frame header.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadFrame {
-    /// Unknown kind or stream, or unused bits that are not zero.
+    /// The kind or the stream is unknown, or unused bits are not zero.
     #[error("invalid frame header")]
     Header,
     /// The payload exceeds the maximum.
@@ -78,7 +78,7 @@ impl Header {
     /// Decodes a header.
     ///
     /// # Errors
-    /// The header is not in a form that [`Header::encode`] would write, or a payload is empty or too large.
+    /// Returns an error if [`Header::encode`] never writes such a header, or a payload is empty or too large.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, BadFrame> {
         let [kind, stream, z0, z1, l0, l1, l2, l3, offset @ ..] = *bytes;
         let length = u32::from_be_bytes([l0, l1, l2, l3]);

@@ -1,12 +1,12 @@
 //! The fixed-size greeting that opens every connection between guest and node, before HTTP/2 begins.
 //!
-//! Each side sends [`HELLO_BYTES`] bytes: eight bytes of magic, the version, the kind of connection, and the
-//! number of descriptors that accompany the greeting. The node's greeting carries the descriptors with which
-//! the guest moves its children into the cgroup of user code. The guest's greeting carries none.
+//! Each side sends [`HELLO_BYTES`] bytes: eight magic bytes, the version, the kind of connection, and the
+//! number of file descriptors that accompany the greeting. The node sends the descriptors that the guest
+//! needs to move its children into the cgroup of user code. The guest sends none.
 //!
 //! If the guest dials the node, both sides send a token after their greetings. On the first connection, which
 //! is made before any user code runs, the node issues the token to the guest. The guest acknowledges the
-//! token with [`TOKEN_TAKEN`] and sends it on every later connection. With the token, the node can identify
+//! token with [`TOKEN_TAKEN`] and sends it on every later connection. The token lets the node identify
 //! process 1 even where the kernel does not report the identity of the peer. A guest without a token sends
 //! [`NO_TOKEN`].
 
@@ -20,8 +20,8 @@ pub const NO_TOKEN: [u8; TOKEN_BYTES] = [0; TOKEN_BYTES];
 pub const TOKEN_TAKEN: u8 = b't';
 /// Version of the channel protocol. Both sides must use the same version.
 pub const VERSION: u16 = 1;
-/// Maximum number of descriptors that a greeting may carry: one for each controller on a cgroup v1 host, with
-/// some to spare.
+/// Maximum number of descriptors that a greeting may carry: one for each controller on a cgroup v1 host, and
+/// a few in reserve.
 pub const DESCRIPTORS_MAX: usize = 8;
 
 const MAGIC: [u8; 8] = *b"b-glass\n";
@@ -40,7 +40,7 @@ pub enum Kind {
 pub struct Hello {
     /// Kind of the connection.
     pub kind: Kind,
-    /// Number of descriptors for entering cgroups. They are sent before all other descriptors.
+    /// Number of descriptors for entering cgroups. They precede all other descriptors.
     pub cgroups: u8,
     /// True if a descriptor for reading the number of OOM kills is sent.
     pub oom_count: bool,
@@ -85,7 +85,7 @@ impl Hello {
     /// Decodes a greeting.
     ///
     /// # Errors
-    /// The bytes are not a greeting that this version of [`Hello::encode`] would write.
+    /// Returns an error if the bytes are not a greeting that this version of [`Hello::encode`] would write.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, BadHello> {
         let [m0, m1, m2, m3, m4, m5, m6, m7, v0, v1, kind, cgroups, oom_count, oom_event, z0, z1] = *bytes;
         if [m0, m1, m2, m3, m4, m5, m6, m7] != MAGIC {

@@ -1,4 +1,4 @@
-//! Host names and addresses in the canonical form in which they are matched, resolved and dialled.
+//! Host names and addresses in the canonical form that Bellglass matches, resolves and dials.
 //!
 //! If a host could be written in two ways, the second form could bypass a rule. The parser therefore rejects
 //! ambiguous names instead of interpreting them: a name must consist of plain ASCII labels separated by dots,
@@ -28,7 +28,7 @@ impl Host {
     /// brackets.
     ///
     /// # Errors
-    /// The text is not a valid host.
+    /// Returns an error if the text is not a valid host.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let wrong = || {
             let shown: String = text.chars().take(NAME_BYTES_MAX).flat_map(char::escape_default).collect();
@@ -56,10 +56,10 @@ impl Host {
         if sound { Ok(Self::Name(name)) } else { Err(wrong()) }
     }
 
-    /// Parses a host with an optional port. `port` is the default port.
+    /// Parses a host with an optional port. If the text has no port, `port` is used.
     ///
     /// # Errors
-    /// The host or the port is invalid, or there is neither a port nor a default.
+    /// Returns an error if the host or the port is invalid, or there is neither a port nor a default.
     pub fn with_port(text: &str, port: Option<u16>) -> Result<(Self, u16), Error> {
         let wrong = |message: String| {
             Error::invalid(message, "Write HOST or HOST:PORT, without a scheme such as http://.")
@@ -84,7 +84,7 @@ impl Host {
         Ok((host, port))
     }
 
-    /// Returns the host and port in the format of a request's authority.
+    /// Returns the host and port in the format of the authority in a request.
     pub fn authority(&self, port: u16) -> String {
         match self {
             Self::Address(IpAddr::V6(address)) => format!("[{address}]:{port}"),

@@ -9,8 +9,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum length of an ID. A DNS label has at most 63 bytes and must hold more than the ID: also a port
-/// (`8080-<id>`) and, in the future, the names of cells and nodes.
+/// Maximum length of an ID. A DNS label has at most 63 bytes, and must have space for more than the ID: a
+/// port (`8080-<id>`) and, in the future, the names of nodes and node groups.
 pub const ID_BYTES_MAX: usize = 40;
 
 /// ID or name of a sandbox.

@@ -45,7 +45,7 @@ pub struct Skipped {
     pub mode_bits: u64,
     /// Entries at or below paths that are reserved for the sandbox itself.
     pub reserved: u64,
-    /// Whiteouts that hide nothing, and markers that only older union file systems use.
+    /// Whiteouts that hide nothing, and marker files that only older union file systems use.
     pub whiteouts: u64,
     /// Extended attributes, including file capabilities.
     pub attributes: u64,

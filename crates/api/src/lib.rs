@@ -29,7 +29,7 @@
 //! | [`error`] | the common format of all errors |
 //!
 //! Invariants: Nothing in this crate performs I/O or reads a clock. Every decoder accepts untrusted bytes and
-//! bounds their size.
+//! limits their size.
 
 #![forbid(unsafe_code)]
 

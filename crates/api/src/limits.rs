@@ -14,7 +14,7 @@ pub const OUTPUT_BYTES: u64 = 10_000_000;
 /// Minimum of `output_bytes`. With a smaller value, the kept head and tail of the output would be too short
 /// to be useful.
 pub const OUTPUT_BYTES_MIN: u64 = 4096;
-/// Maximum of `output_bytes`. The default disk can hold the two streams of several such execs.
+/// Maximum of `output_bytes`. The default disk can hold both streams of several such execs.
 pub const OUTPUT_BYTES_MAX: u64 = 100_000_000;
 /// Default wall-clock limit of a run (requirement A2.08).
 pub const DEADLINE_MS: u64 = 60_000;
@@ -22,7 +22,7 @@ pub const DEADLINE_MS: u64 = 60_000;
 pub const DEADLINE_MS_MAX: u64 = 24 * 3_600_000;
 /// Default time between SIGTERM and SIGKILL.
 pub const GRACE_MS: u64 = 500;
-/// Default idle timeout: a sandbox is stopped after this time without a call or a running exec.
+/// Default idle timeout. After this time without a call or a running exec, a sandbox is stopped.
 pub const IDLE_MS: u64 = 300_000;
 /// Minimum idle timeout. With a shorter timeout, a slow network could cause a sandbox to be stopped between
 /// two calls.
@@ -34,18 +34,18 @@ pub const LABEL_BYTES_MAX: usize = 512;
 /// Maximum time between SIGTERM and SIGKILL. A longer grace period would delay stopping a sandbox for too
 /// long.
 pub const GRACE_MS_MAX: u64 = 60_000;
-/// Maximum total size of argv and env. Linux limits them to a quarter of the stack limit (8 MiB). The
-/// difference is a safety margin.
+/// Maximum total size of argv and env. Linux limits them to a quarter of the stack limit (8 MiB), and this
+/// maximum is slightly lower as a safety margin.
 pub const ARGV_ENV_BYTES_MAX: usize = 2_000_000;
 /// Maximum length of one argument: `MAX_ARG_STRLEN` of Linux without the terminating NUL.
 pub const WORD_BYTES_MAX: usize = 131_071;
-/// Length to which an argv is truncated in listings.
+/// Maximum length of argv in listings, where a longer argv is truncated.
 pub const ARGV_SHOWN_BYTES: usize = 256;
 /// Maximum uid of an exec. The next two uids in a sandbox's range belong to the interpreter and to the user
 /// `nobody`.
 pub const UID_MAX: u32 = 65_532;
 /// Uid of the interpreter from which runs of code are forked. Execs cannot use this uid, so user code cannot
-/// signal the interpreter.
+/// send signals to the interpreter.
 pub const INTERPRETER_UID: u32 = UID_MAX + 1;
 /// Uid of user code (requirement A2.03).
 pub const UID: u32 = 1000;
@@ -70,23 +70,23 @@ pub const RESULT_BYTES_MAX: usize = 8_100_000;
 pub const RESULTS_BYTES_MAX: u64 = 32_000_000;
 /// Maximum number of contexts of one sandbox at a time. Each context is a process.
 pub const CONTEXTS_MAX: usize = 32;
-/// Maximum time to stop a cell: with an interrupt, then a second interrupt, then a kill.
+/// Maximum time to stop a cell. The guest interrupts the cell twice before it kills the cell.
 pub const CELL_GRACE_MS: u64 = 4000;
 /// Maximum number of queued cells in one context.
 pub const CELLS_WAITING_MAX: usize = 100;
-/// Maximum number of execs in a guest's table, including ended ones. The oldest ended execs are evicted
-/// first.
+/// Maximum number of execs that a guest lists, including execs that have ended. The oldest ended execs are
+/// evicted first.
 pub const EXECS_MAX: usize = 1024;
 /// Maximum number of terminals of one sandbox at a time. Each terminal uses kernel memory, and a host has
-/// only 4096 terminals for all containers together.
+/// only 4096 terminals for all its containers.
 pub const TERMINALS_MAX: usize = 32;
-/// Range of the supplementary groups that identify the processes of an exec: the guest assigns one group to
-/// each exec, and the node checks that a user process has exactly one. The range is above all groups of an
+/// Range of the supplementary groups that identify the processes of an exec. The guest assigns one group to
+/// each exec, and the node checks that each user process has exactly one. The range is above all groups of an
 /// image and below `nogroup`.
 pub const EXEC_GROUPS: RangeInclusive<u32> = 20_000..=59_999;
-/// Maximum size of a JSON body between guest and node: an exec with the maximum argv and env, escaped.
+/// Maximum size of a JSON body between guest and node: an exec with the maximum argv and env, after escaping.
 pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// Size of the range of uids that is assigned to each sandbox.
+/// Number of uids that are assigned to each sandbox.
 pub const UID_RANGE: u32 = 65_536;
 
 /// Resource limits of a sandbox.
@@ -147,7 +147,7 @@ impl WantedLimits {
         *self == Self::default()
     }
 
-    /// Returns a complete set of limits: the limits that are set here, and the rest from `others`.
+    /// Returns a complete set of limits: the limits that are set in `self`, and all others from `others`.
     #[must_use]
     pub fn over(&self, others: Limits) -> Limits {
         let memory_bytes = self.memory_bytes.unwrap_or(others.memory_bytes);
@@ -157,8 +157,8 @@ impl WantedLimits {
             pids: self.pids.unwrap_or(others.pids),
             disk_bytes: self.disk_bytes.unwrap_or(others.disk_bytes),
             disk_inodes: self.disk_inodes.unwrap_or(others.disk_inodes),
-            // If less memory is requested, the default size of /tmp is also reduced, to at most half of the
-            // memory.
+            // If less memory is requested, the default size of /tmp is reduced as well, to at most half of
+            // the memory.
             tmp_bytes: self.tmp_bytes.unwrap_or_else(|| others.tmp_bytes.min(memory_bytes / 2)),
             ttl_ms: self.ttl_ms.unwrap_or(others.ttl_ms),
         }
@@ -205,7 +205,7 @@ impl Limits {
         ttl_ms: DEADLINE_MS_MAX,
     };
 
-    /// Minimum values with which a sandbox can start.
+    /// Minimum values that a sandbox needs to start.
     pub const MIN: Self = Self {
         memory_bytes: 16 * MIB,
         cpu_millis: 10,
@@ -216,10 +216,10 @@ impl Limits {
         ttl_ms: 1000,
     };
 
-    /// Checks that each limit is within its minimum and maximum. The error names the limit.
+    /// Checks that each limit is within its minimum and maximum.
     ///
     /// # Errors
-    /// A limit is out of range. The error has the code `limit_exceeded` and names the first such limit.
+    /// Returns `limit_exceeded` if a limit is out of range. The error names the first such limit.
     pub fn check(&self) -> Result<(), Error> {
         let named = |limits: &Self| {
             [
@@ -246,8 +246,8 @@ impl Limits {
                 ));
             }
         }
-        // Files in /tmp remain charged after an OOM kill. If they could use more than half of the memory, no
-        // later exec would have enough memory to delete them.
+        // Files in /tmp remain charged after an OOM kill. If they could use more than half of the memory,
+        // later execs might not have enough memory to delete them.
         if self.tmp_bytes > self.memory_bytes / 2 {
             return Err(refused(
                 format!(

@@ -15,7 +15,7 @@ use crate::exec::{ExecEnd, ExecInfo, Stream};
 /// Content type of an output stream.
 pub const NDJSON: &str = "application/x-ndjson";
 /// Maximum length of a line in bytes. The longest possible line contains either the largest result or a full
-/// frame from the guest in which JSON escaping turns every byte into six.
+/// frame from the guest in which JSON escaping turns each byte into six.
 pub const LINE_BYTES_MAX: usize = 8 << 20;
 
 /// Line of an output stream. The last line is `end` or `error`; a stream that ends without such a line was interrupted and can be resumed
@@ -110,7 +110,7 @@ pub enum Event {
     End(ExecEnd),
 }
 
-/// Kept output of an exec, and how the exec ended.
+/// Kept output of an exec, and the exec's outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collected {
     /// Standard output. Gaps are omitted.

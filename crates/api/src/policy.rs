@@ -27,7 +27,7 @@ const PACKAGE_BYTES_MAX: usize = 214;
 const PARTS_MAX: usize = 32;
 /// Maximum length of a method in a rule.
 const METHOD_BYTES_MAX: usize = 32;
-/// Maximum size of a policy as JSON. The policy is included in the sandbox's description and in refusals.
+/// Maximum size of a policy as JSON. Each sandbox's description and each refusal include the policy.
 const POLICY_BYTES_MAX: usize = 64 << 10;
 /// Maximum length of a path in a rule.
 const PATH_BYTES_MAX: usize = 1024;
@@ -160,7 +160,7 @@ impl Policy {
     /// Parses a policy from words: presets, `open`, host rules and secret bindings.
     ///
     /// # Errors
-    /// A word is none of these, or the resulting policy is invalid.
+    /// Returns an error if a word has none of these forms, or if the resulting policy is invalid.
     pub fn of_words<T: AsRef<str>>(words: &[T]) -> Result<Self, Error> {
         let mut policy = Self::default();
         for word in words.iter().map(AsRef::as_ref) {
@@ -200,7 +200,7 @@ impl Policy {
     /// Checks the policy.
     ///
     /// # Errors
-    /// A field is invalid. The error names the first invalid field.
+    /// Returns an error if a field is invalid. The error names the first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         if self.hosts.len() > HOSTS_MAX {
             let what = "the number of hosts in a policy";
@@ -249,7 +249,7 @@ impl Policy {
 }
 
 impl Packages {
-    /// Returns the allowed packages of a kind, or `None` if all are allowed.
+    /// Returns the allowed packages of a kind, or `None` if all packages are allowed.
     pub fn only(&self, kind: Preset) -> Option<&Vec<String>> {
         match kind {
             Preset::PythonPackages => self.python.as_ref(),
@@ -303,10 +303,10 @@ impl Packages {
 }
 
 impl HostRule {
-    /// Returns the host, and true if the rule is a wildcard for all names below it.
+    /// Returns the host of the rule, and true if the rule is a wildcard for all names below this host.
     ///
     /// # Errors
-    /// The text is not a valid host, has no dot (such as `*.org`), or combines a wildcard with an address.
+    /// Returns an error if the host is invalid, has no dot (`*.org`), or combines a wildcard with an address.
     pub fn parsed(&self) -> Result<(Host, bool), Error> {
         let (below, wild) = match self.host.strip_prefix("*.") {
             Some(below) => (below, true),
@@ -363,15 +363,15 @@ impl HostRule {
         Ok(())
     }
 
-    /// Returns true if the rule restricts methods or paths, so that the broker must read the request itself
-    /// to decide.
+    /// Returns true if the rule restricts methods or paths, so that the egress broker must inspect each
+    /// request to decide.
     pub fn looks_inside(&self) -> bool {
         self.methods.is_some() || self.paths.is_some()
     }
 }
 
-/// Returns true if a path can be interpreted in only one way. A server could resolve `..`, `//` or `%2e` to a
-/// path other than the rule's path.
+/// Returns true if a path can be interpreted in only one way. A server could resolve a path with `..`, `//`
+/// or `%2e` to a path that the rule does not allow.
 pub fn is_plain_path(path: &str) -> bool {
     path.bytes()
         .all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'%' | b'\\' | b'?' | b'#' | b'*' | b';'))

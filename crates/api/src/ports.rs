@@ -9,9 +9,9 @@ use crate::error::Error;
 pub const CONNECTIONS_MAX: usize = 256;
 /// Maximum number of public ports of one sandbox.
 pub const PUBLIC_MAX: usize = 16;
-/// Header that names the sandbox in a request to a port that is sent to the API's address.
+/// Header that names the sandbox, if a request for a port is sent to the API's address.
 pub const SANDBOX_HEADER: &str = "bellglass-sandbox";
-/// Header that names the port in a request to a port that is sent to the API's address.
+/// Header that names the port, if a request for a port is sent to the API's address.
 pub const PORT_HEADER: &str = "bellglass-port";
 /// Header that carries the token of a sandbox.
 pub const TOKEN_HEADER: &str = "bellglass-token";
@@ -51,7 +51,7 @@ pub struct PutPort {
 /// Parses a port: a decimal number from 1 to 65535, without a sign or leading zeros.
 ///
 /// # Errors
-/// The text is not a valid port.
+/// Returns an error if the text is not a valid port.
 pub fn number(text: &str) -> Result<u16, Error> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     match text.parse() {

@@ -1,7 +1,7 @@
-//! The observable privileges of a process, with the names that `/proc/<pid>` uses.
+//! Observable privileges of a process. Fields have the names that `/proc/<pid>` uses.
 //!
-//! The guest determines the posture of a user process from inside the sandbox, and the runtime determines the
-//! posture of process 1 from outside. Both postures are compared with the posture that the tier promises.
+//! The guest determines the posture of a user process from inside the sandbox. The runtime determines the
+//! posture of process 1 from outside. Both postures must match the posture that the tier promises.
 
 use std::collections::BTreeMap;
 
@@ -36,8 +36,8 @@ pub struct Posture {
     pub cgroup: BTreeMap<String, u64>,
 }
 
-/// Returns the limits that the files below `/sys/fs/cgroup` contain, for cgroup v2 or v1. `read` takes a path
-/// relative to this directory.
+/// Returns the limits in the files below `/sys/fs/cgroup`, for cgroup v2 or v1. `read` takes a path relative
+/// to this directory.
 pub fn cgroup_limits(read: impl Fn(&str) -> Option<String>) -> BTreeMap<String, u64> {
     let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
     let share = |quota: u64, period: u64| quota.saturating_mul(1000).checked_div(period);

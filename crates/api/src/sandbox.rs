@@ -18,7 +18,7 @@ use crate::id::SandboxId;
 use crate::limits::{self, Limits, WantedLimits};
 use crate::policy::Policy;
 
-/// Label that marks the sandboxes of a session with the session ID. Only the server sets it.
+/// Label that marks the sandboxes of a session. Its value is the session ID. Only the server sets it.
 pub const SESSION_LABEL: &str = "bellglass.session";
 /// Prefix of label names that are reserved for the server.
 const RESERVED: &str = "bellglass.";
@@ -262,8 +262,8 @@ impl Default for CreateSandbox {
 }
 
 impl Sandbox {
-    /// Returns the initial description of a sandbox that a create request asks for. `wanted` are the
-    /// template's limits.
+    /// Returns the initial description of a requested sandbox. `wanted` contains the template's limits, which
+    /// apply unless the request sets different limits.
     pub fn asked(
         id: SandboxId,
         project: &str,
@@ -296,11 +296,11 @@ impl CreateSandbox {
     /// Checks the request before anything is created.
     ///
     /// # Errors
-    /// A field is invalid. The error names the first invalid field and has `ran: no`.
+    /// Returns an error if a field is invalid. The error names the first invalid field and has `ran: no`.
     pub fn check(&self) -> Result<(), Error> {
         check_idle(self.idle_ms)?;
         dataset::check_places(&self.datasets)?;
-        // The same rules apply to these variables as to the variables of a command.
+        // These variables must follow the same rules as the variables of a command.
         ExecSpec { argv: vec!["true".into()], env: self.env.clone(), ..ExecSpec::default() }.check()?;
         self.policy.as_ref().map_or(Ok(()), Policy::check)?;
         if self.labels.len() > limits::LABELS_MAX {
@@ -330,7 +330,7 @@ impl CreateSandbox {
     /// set.
     ///
     /// # Errors
-    /// A field is invalid. The error code is `limit_exceeded` or `invalid_request`.
+    /// Returns `limit_exceeded` or `invalid_request` if a field is invalid.
     pub fn check_asked(&self) -> Result<(), Error> {
         let reserved = self.labels.keys().find(|name| name.starts_with(RESERVED));
         reserved.map_or_else(|| self.check(), |name| Err(not_a_label(name)))
@@ -341,7 +341,7 @@ impl Lease {
     /// Checks that the idle timeout is within its bounds.
     ///
     /// # Errors
-    /// The idle timeout is out of bounds. The error code is `limit_exceeded` or `invalid_request`.
+    /// Returns `limit_exceeded` or `invalid_request` if the idle timeout is out of bounds.
     pub fn check(self) -> Result<(), Error> {
         check_idle(self.idle_ms)
     }
@@ -453,7 +453,7 @@ mod tests {
         // Covers attack D-06.
         let labels = BTreeMap::from([("bellglass.owner".to_owned(), "x".to_owned())]);
         assert!(CreateSandbox { labels, ..CreateSandbox::default() }.check().is_err());
-        // Attack X-24: only the server may set this label.
+        // Covers attack X-24: only the server may set this label.
         let labels = BTreeMap::from([(SESSION_LABEL.to_owned(), "x".to_owned())]);
         let asked = CreateSandbox { labels, ..CreateSandbox::default() };
         assert!(asked.check().is_ok() && asked.check_asked().is_err());

@@ -25,8 +25,8 @@ pub const SECRETS_MAX: u64 = 1000;
 /// Allowed lengths of a value in bytes. A shorter value could occur in a response by chance, where it would
 /// be masked; a longer value does not fit into a header.
 pub const VALUE_BYTES: std::ops::RangeInclusive<usize> = 8..=8 << 10;
-/// File in the sandbox with the trusted certificate authorities. It is used if the policy binds a secret.
-/// User code cannot change it.
+/// File in the sandbox with the trusted certificate authorities, used if the policy binds a secret. User code
+/// cannot change this file.
 pub const TRUST_FILE: &str = "/.bellglass/spool/authorities.pem";
 /// Environment variables that point programs to [`TRUST_FILE`].
 pub const TRUST_VARIABLES: [&str; 7] = [
@@ -38,10 +38,10 @@ pub const TRUST_VARIABLES: [&str; 7] = [
     "REQUESTS_CA_BUNDLE",
     "SSL_CERT_FILE",
 ];
-/// Minimum estimated entropy of a value in bits. A value with less entropy could be guessed within years by
+/// Minimum estimated entropy of a value in bits. With less entropy, code could find the value within years by
 /// sending guesses to a host that echoes them (see [`PutSecret::guessable`]).
 const GUESS_BITS: f64 = 64.0;
-/// Minimum number of distinct characters in a value. A random value of sufficient length has more.
+/// Minimum number of distinct characters in a value. Random values of sufficient length have more.
 const DISTINCT_MIN: usize = 6;
 /// Prefix of policy words that bind a secret.
 pub const WORD: &str = "secret:";
@@ -55,7 +55,7 @@ const PORT: u16 = 443;
 const CLEAR_PORT: u16 = 80;
 const PATH: &str = "/";
 const HEADER: &str = "authorization";
-/// Reserved variables, which programs in the sandbox use for other purposes, such as finding trusted
+/// Reserved variables. Programs in the sandbox use them for other purposes, such as finding trusted
 /// authorities.
 const TAKEN: [&str; 33] = [
     "ALL_PROXY",
@@ -96,7 +96,7 @@ const TAKEN: [&str; 33] = [
 /// prefixes.
 const TAKEN_BEFORE: [&str; 9] =
     ["BELLGLASS_", "DYLD_", "GCONV_", "GLIBC_", "LC_", "LD_", "MALLOC_", "PERL5", "PYTHON"];
-/// Headers that cannot carry a secret because HTTP needs them for another purpose.
+/// Headers that cannot carry a secret because they have a different purpose in HTTP.
 const NOT_HEADERS: [&str; 14] = [
     "accept-encoding",
     "connection",
@@ -166,7 +166,7 @@ impl PutSecret {
     /// Checks that the value can be sent in a header. The error does not contain any part of the value.
     ///
     /// # Errors
-    /// The value is not valid. The error states the first reason.
+    /// Returns an error if the value is not valid. The error states the first reason.
     pub fn check(&self) -> Result<(), Error> {
         let length = self.value.len();
         if !VALUE_BYTES.contains(&length) {
@@ -218,7 +218,7 @@ impl PutSecret {
 /// Checks a secret name.
 ///
 /// # Errors
-/// The name is not valid or is reserved.
+/// Returns an error if the name is not valid or is reserved.
 pub fn check_name(name: &str) -> Result<(), Error> {
     let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_uppercase());
@@ -249,7 +249,7 @@ impl SecretBinding {
     /// Checks the binding.
     ///
     /// # Errors
-    /// A field is invalid. The error names the first invalid field.
+    /// Returns an error if a field is invalid. The error names the first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         check_name(&self.name)?;
         let wrong =
@@ -297,7 +297,7 @@ impl SecretBinding {
 /// Checks the bindings of a policy, including how many there are.
 ///
 /// # Errors
-/// There are too many bindings, or a field of a binding is invalid. The error names the first invalid field.
+/// Returns an error if there are too many bindings, or an error that names the first invalid field.
 pub fn check_bindings(bindings: &[SecretBinding]) -> Result<(), Error> {
     if bindings.len() > BOUND_MAX {
         let what = "the number of secrets in a policy";

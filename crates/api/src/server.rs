@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 pub const API_VERSION: u32 = 1;
 /// Header with the API version, in requests and in responses.
 pub const VERSION_HEADER: &str = "bellglass-version";
-/// Header with the idempotency key, which makes a repeated create or exec request take effect only once.
+/// Header with the idempotency key. With it, a repeated create or exec request takes effect only once.
 pub const IDEMPOTENCY_HEADER: &str = "idempotency-key";
 /// Maximum length of an idempotency key.
 pub const IDEMPOTENCY_BYTES_MAX: usize = 255;
-/// Maximum time without data on a stream, so that proxies do not close it as idle.
+/// Maximum time without data on a stream, so that proxies do not close the stream as idle.
 pub const HEARTBEAT_MS: u64 = 5000;
 /// Maximum number of items on one page.
 pub const PAGE_MAX: u32 = 1000;

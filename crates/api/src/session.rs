@@ -1,4 +1,4 @@
-//! Sessions: the tool calls of one agent, which usually share one sandbox, created on the first call.
+//! Sessions: the tool calls of one agent, which usually share one sandbox that the first call creates.
 //!
 //! A tool call belongs to one session and is one *run*. The runs of a session are executed one at a time, in
 //! the order of the requests. Their files, output and results belong to the session and outlive its
@@ -18,17 +18,17 @@ use crate::sandbox::{Lease, Sandbox, Tier};
 pub const TIMEOUT_SECONDS: u64 = 60;
 /// Maximum time limit of one tool call (requirement A2.08).
 pub const TIMEOUT_SECONDS_MAX: u64 = 300;
-/// Default idle timeout of a session's sandbox (requirement A1.05). The sandbox is stopped after this time
-/// without a call.
+/// Default idle timeout of a session's sandbox (requirement A1.05). After this time without a call, the
+/// sandbox is stopped.
 pub const IDLE_MS: u64 = 900_000;
 /// Maximum number of datasets of one session.
 pub const DATASETS_MAX: usize = 64;
-/// Maximum size of one dataset. It fits on a disk of the default size, with space left for derived files.
+/// Maximum size of one dataset. A disk of the default size can hold it, with space left for derived files.
 pub const DATASET_BYTES_MAX: u64 = 512 << 20;
 /// Maximum total size of the datasets of one session.
 pub const DATASETS_BYTES_MAX: u64 = 4 << 30;
-/// Maximum length of a dataset name. It ensures that the name of the dataset's file is not too long for the
-/// file system.
+/// Maximum length of a dataset name, so that the name of the dataset's file is not too long for the file
+/// system.
 const DATASET_NAME_BYTES_MAX: usize = 200;
 /// Maximum number of queued calls of one session.
 pub const WAITING_MAX: usize = 100;
@@ -302,7 +302,7 @@ impl Session {
 }
 
 impl CreateSession {
-    /// Returns the default parameters of a session with this tool set.
+    /// Returns the parameters of a session with this tool set, with defaults for everything else.
     pub fn of(set: ToolSet) -> Self {
         Self {
             set,
@@ -319,7 +319,7 @@ impl CreateSession {
     /// Checks the request before anything is created.
     ///
     /// # Errors
-    /// A field is invalid. The error names the first invalid field.
+    /// Returns an error if a field is invalid. The error names the first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         Lease { idle_ms: self.idle_ms }.check()?;
         self.policy.as_ref().map_or(Ok(()), Policy::check)?;
@@ -343,7 +343,7 @@ impl CreateSession {
 /// Returns the path of a dataset in the sandbox (requirement A5.01).
 ///
 /// # Errors
-/// The name is not a valid dataset name.
+/// Returns an error if the name is not a valid dataset name.
 pub fn dataset_path(name: &str) -> Result<String, Error> {
     let bad = name.is_empty()
         || name.len() > DATASET_NAME_BYTES_MAX

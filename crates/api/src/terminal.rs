@@ -1,4 +1,4 @@
-//! Execs that use one pseudo-terminal for all three streams, and their WebSocket messages.
+//! Execs that use one pseudo-terminal for all three standard streams, and their WebSocket messages.
 //!
 //! Binary messages carry terminal data, in the same format in both directions: the offset of the first byte
 //! (eight bytes, big-endian), then the data. Text messages carry JSON: a [`TerminalEvent`] from the server,
@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::exec::{ExecEnd, ExecInfo};
 use crate::limits;
 
-/// Maximum number of columns, and of rows. No screen has more, and full-screen programs allocate memory for
-/// the whole screen.
+/// Maximum number of columns and maximum number of rows. No screen has more, and full-screen programs
+/// allocate memory for the whole screen.
 pub const SIDE_MAX: u32 = 1000;
 /// Size of the offset at the beginning of a binary message.
 pub const OFFSET_BYTES: usize = 8;
@@ -91,7 +91,7 @@ impl TerminalSize {
     /// Checks the number of columns and of rows. The error names the invalid dimension.
     ///
     /// # Errors
-    /// A dimension is 0 (`invalid_request`) or greater than [`SIDE_MAX`] (`limit_exceeded`).
+    /// Returns `invalid_request` if a dimension is 0, and `limit_exceeded` if it exceeds [`SIDE_MAX`].
     pub fn check(self) -> Result<(), Error> {
         for (name, value) in [("cols", self.cols), ("rows", self.rows)] {
             if value == 0 {

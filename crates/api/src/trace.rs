@@ -5,9 +5,9 @@
 //! that is current at its creation, so code that spawns a task or switches to another thread must carry the
 //! current span along. If one name is used for several operations, the field `what` distinguishes them.
 //!
-//! A span with the field `sandbox` (and `exec`, if it is about an exec) starts a new *trace*. Both fields may
-//! be empty at first and be recorded once they are known. A step outside of such a span does not belong to a
-//! request and is discarded.
+//! A span with the field `sandbox` (and `exec`, if the span is about an exec) starts a new *trace*. Both
+//! fields may be empty at first and be recorded once they are known. A step outside of such a span does not
+//! belong to a request and is discarded.
 //!
 //! ```text
 //! let root = info_span!(target: STEP, "stop", sandbox = tracing::field::Empty, exec = tracing::field::Empty);

@@ -1,6 +1,6 @@
-//! The isolation that the guest sets up around itself when no runtime does so. This is the case in a
-//! workspace that a third party created and in which the guest is root. The node writes this description next
-//! to the guest's program.
+//! Isolation that the guest sets up around itself if no runtime does so. This happens in a workspace that a
+//! third party, such as Daytona, created and where the guest is root. The node writes this description next
+//! to the guest's executable.
 
 use std::collections::BTreeMap;
 
@@ -22,12 +22,12 @@ pub struct Walls {
     pub capabilities: u64,
     /// In-memory disks, as a map from mount points to mount options. The options include the size.
     pub disks: BTreeMap<String, String>,
-    /// Mount options of the spool: the in-memory disk that holds the output that process 1 keeps and the
-    /// socket of process 1.
+    /// Mount options of the spool: the in-memory disk with process 1's socket and the output that process 1
+    /// keeps.
     pub spool: String,
     /// Maximum number of open terminals.
     pub terminals: usize,
-    /// Files of which each sandbox has its own version, as a map from paths to contents.
+    /// Files that the guest replaces, such as `/etc/hosts`, as a map from paths to contents.
     pub files: BTreeMap<String, String>,
     /// Paths of the machine that are hidden in the sandbox.
     pub masked: Vec<String>,

@@ -1,10 +1,10 @@
 //! Known vulnerabilities, and the versions of runtimes and the kernel that lack their fixes.
 //!
 //! Distributions backport fixes to old versions, so an old version number justifies only a warning: `doctor`
-//! rates such a component `degraded` and names the vulnerabilities to check.
+//! rates such a component as `degraded` and names the vulnerabilities to check.
 
 /// Known vulnerability and the versions in which upstream fixed it. For each release line, `fixed` contains
-/// the first version with the fix.
+/// the first version that has the fix.
 struct Advisory {
     part: &'static str,
     name: &'static str,
@@ -42,14 +42,14 @@ const ADVISORIES: [Advisory; 12] = [
     },
 ];
 
-/// Returns the vulnerabilities that this version has not fixed, according to upstream's version numbers.
+/// Returns the vulnerabilities that this version still has, according to upstream's version numbers.
 pub fn lacking(part: &str, version: &str) -> Vec<&'static str> {
     let version = numbers(version);
     let lacks = |advisory: &&Advisory| advisory.part == part && !has_fix(&version, advisory.fixed);
     ADVISORIES.iter().filter(lacks).map(|advisory| advisory.name).collect()
 }
 
-/// Returns true if a version has a fix. If the version's release line received the fix, the version must be
+/// Returns true if a version has the fix. If the version's release line received the fix, the version must be
 /// at least the fixed version of that line. Otherwise, the version must be newer than all fixed versions.
 fn has_fix(version: &[u64], fixed: &[&[u64]]) -> bool {
     let line = |numbers: &[u64]| numbers.get(..numbers.len().saturating_sub(1)).unwrap_or_default().to_vec();

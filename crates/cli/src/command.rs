@@ -160,7 +160,7 @@ pub enum Command {
 /// Runs a command.
 ///
 /// # Errors
-/// The command failed. The error is shown to the user as is.
+/// Returns an error if the command fails. The error can be shown to the user as is.
 pub async fn dispatch(
     command: Command,
     place: &LocalOptions,

@@ -1,7 +1,7 @@
-//! Configuration of `bellglass serve`: a TOML file in which each value has a description and a default.
+//! Configuration of `bellglass serve`: a TOML file. Each value has a description and a default.
 //!
-//! A file may omit any value but must not contain unknown values. After parsing, the configuration is
-//! checked: if it is invalid, the server stops before it binds a port. The reference in
+//! A file may omit any value but must not contain unknown values. The server checks the configuration after
+//! parsing. If it is invalid, the server exits before it binds a port. The reference in
 //! `docs/operate/configuration.md` is generated from [`VALUES`].
 
 use std::fmt::Write as _;
@@ -40,7 +40,7 @@ pub struct Configuration {
     pub artifact_retention_ms: u64,
     /// Maximum time for which a paused sandbox is kept.
     pub paused_max_ms: u64,
-    /// Number of pre-warmed sandboxes for each requested combination of template, tier and limits.
+    /// Number of pre-warmed sandboxes for each combination of template, tier and limits that clients request.
     pub pool_ready: u32,
     /// Total memory of all pre-warmed sandboxes.
     pub pool_memory_bytes: u64,
@@ -278,7 +278,7 @@ impl Configuration {
         }
     }
 
-    /// Returns the package sources. Sources that are not set default to the sources that this machine uses.
+    /// Returns the package sources. A source that is not configured defaults to the source of this machine.
     pub fn upstreams(&self) -> Upstreams {
         let own = Upstreams::of_this_machine();
         let or = |set: &Option<String>, own: String| set.clone().unwrap_or(own);

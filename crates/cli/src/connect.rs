@@ -9,7 +9,7 @@ use client::{Client, Options, Patience};
 
 use crate::quantity;
 
-/// Time to wait for a response before printing a note that the command is still waiting for the server.
+/// Time to wait for a response before the command prints a note that it is still waiting.
 const NOTE_AFTER: Duration = Duration::from_secs(3);
 /// Environment variable with the API key. There is no command-line option for the key, because every user of
 /// the machine can read command lines.
@@ -101,7 +101,7 @@ pub async fn answer<T>(
     asking.await.map_err(|error| explain(&error))
 }
 
-/// Converts a client error to an API error whose fix refers to the options of the command line.
+/// Converts a client error to an API error whose suggested fix refers to command-line options.
 pub fn explain(error: &client::Error) -> Error {
     let fix = match error {
         client::Error::Unreachable { url, .. } => format!(

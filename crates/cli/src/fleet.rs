@@ -1,12 +1,12 @@
-//! Sends the same request for many sandboxes, a few at a time.
+//! Sends the same request for many sandboxes, with limited concurrency.
 
 use std::future::Future;
 
 use api::SandboxId;
 use client::{Client, Error};
 
-/// Maximum number of concurrent requests. It is enough to hide network latency, but does not burden the
-/// server.
+/// Maximum number of concurrent requests. It is high enough to hide network latency, but low enough not to
+/// burden the server.
 const AT_ONCE: usize = 16;
 
 /// Sends a request for each sandbox. The results have the same order as the IDs.

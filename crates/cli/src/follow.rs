@@ -17,7 +17,7 @@ const STDIN_CHUNK_BYTES: usize = 64 * 1024;
 /// Timeout for sending a cancellation to the server.
 const CANCEL_WITHIN: Duration = Duration::from_secs(5);
 
-/// Minimum time between two distinct interrupts. The terminal and the parent process may both forward the
+/// Minimum time between two distinct interrupts. The terminal and the parent process may both deliver the
 /// same interrupt.
 const SAME_INTERRUPT: Duration = Duration::from_millis(500);
 
@@ -34,7 +34,7 @@ pub enum Interrupt {
 pub enum Followed {
     /// The exec has ended.
     Ended(ExecEnd),
-    /// All output so far was shown. The exec keeps running.
+    /// All output so far has been shown. The exec keeps running.
     CaughtUp,
     /// The client detached. The exec may still be running.
     Left,
@@ -110,7 +110,7 @@ async fn feed(client: &Client, sandbox: &SandboxId, exec: &ExecId) {
     loop {
         let count = ours.read(&mut buffer).await.unwrap_or(0);
         if count == 0 {
-            // An error is ignored. If the command has ended, it does not need the end of its input.
+            // The error is ignored, because a command that has ended does not need the end of its input.
             let _ = theirs.close().await;
             return;
         }

@@ -1,6 +1,6 @@
 //! `bellglass --help`: the commands, grouped by task.
 //!
-//! clap shows all subcommands in one list. The grouped list is a help template for the root command only.
+//! clap shows all subcommands in one list. A help template for the root command shows them in groups instead.
 //! Names, aliases and summaries come from the subcommands themselves.
 
 use std::fmt::Write as _;
@@ -25,7 +25,7 @@ const HEAD: &str = "{before-help}{about-with-newline}\n{usage-heading} {usage}\n
 /// own heading.
 const TAIL: &str = "{options}{after-help}";
 
-/// Parses the command line. Like [`clap::Parser::parse`], prints help, the version or an error and exits if
+/// Parses the command line. Like [`clap::Parser::parse`], prints help, the version or an error and exits when
 /// necessary.
 pub fn parse() -> Arguments {
     let mut command = grouped(Arguments::command());

@@ -38,8 +38,8 @@ use clap::Parser;
 
 use command::Command;
 
-/// Allocator that returns free memory to the system within seconds, from every thread. After a burst of
-/// requests, a server's memory usage therefore falls back to its previous level (decision 35).
+/// Allocator that returns free memory to the system within seconds, whichever thread freed it. After a burst
+/// of requests, a server's memory usage therefore falls back to its previous level (decision 35).
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -80,7 +80,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = help::parse();
-    // A server uses all cores. For any other command, one thread is just as fast.
+    // A server uses all cores. All other commands are just as fast with one thread.
     let mut runtime = if matches!(arguments.command, Command::Serve(_)) {
         runtime::keep_few_pools();
         tokio::runtime::Builder::new_multi_thread()
@@ -92,7 +92,7 @@ fn main() -> ExitCode {
         Err(error) => return failed(&platform(format!("cannot start the async runtime: {error}"))),
     };
     let done = runtime.block_on(dispatch(arguments));
-    // This does not wait for blocking tasks, because such a task may wait for a process that never ends.
+    // Do not wait for blocking tasks, because such a task may wait for a process that never ends.
     runtime.shutdown_background();
     done.unwrap_or_else(|error| failed(&error))
 }
@@ -148,8 +148,8 @@ async fn wait_for_end() -> Result<(), api::Error> {
     Ok(())
 }
 
-/// Returns a future that completes after a signal that is supposed to end this command. After this call,
-/// these signals no longer end the process directly.
+/// Returns a future that completes after a signal that should end this command. From this call on, these
+/// signals no longer end the process directly.
 fn signalled() -> Result<impl Future<Output = ()>, api::Error> {
     use tokio::signal::unix::{SignalKind, signal};
     let watch =

@@ -57,8 +57,8 @@ impl Output {
         }
     }
 
-    /// Counts bytes that were not received because the server had not kept them. They are reported once, at
-    /// the end.
+    /// Counts bytes that this client did not receive, because the server had not kept them. They are reported
+    /// once, at the end.
     pub fn miss(&mut self, stream: Stream, bytes: u64) {
         match stream {
             Stream::Stdout => self.missed[0] += bytes,
@@ -96,8 +96,8 @@ impl Output {
             "stderr": String::from_utf8_lossy(&self.stderr),
             "results": self.shown,
             "stdout_bytes": end.map(|end| end.stdout_bytes),
-            // Number of bytes that are missing in `stdout` above. The server may have dropped more bytes
-            // later, but this client had already received them.
+            // Number of bytes missing from `stdout` above. The server may have dropped further bytes, but
+            // only after this client had received them.
             "stdout_dropped": end.map(|_| self.missed[0]),
             "stderr_bytes": end.map(|end| end.stderr_bytes),
             "stderr_dropped": end.map(|_| self.missed[1]),

@@ -17,7 +17,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     };
     let value: f64 =
         number.parse().map_err(|_| format!("{text:?} is not a size; write a size such as 512M"))?;
-    // Exact for every size below 8 PiB.
+    // The conversion is exact for every size below 8 PiB.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     Ok((value * scale as f64) as u64)
 }
@@ -59,7 +59,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit(pub Option<Duration>);
 
-/// Formats a size in human-readable form.
+/// Formats a size for people.
 pub fn show_bytes(bytes: u64) -> String {
     let units = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match units.into_iter().find(|(_, scale)| bytes >= *scale) {
@@ -70,8 +70,8 @@ pub fn show_bytes(bytes: u64) -> String {
     }
 }
 
-/// Formats a duration in human-readable form: in the largest unit that fits. Hours and days also show the
-/// next smaller unit.
+/// Formats a duration for people, in the largest unit that fits. Hours and days are followed by the next
+/// smaller unit.
 pub fn show_time(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

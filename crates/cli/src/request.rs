@@ -106,7 +106,7 @@ pub enum OnTimeoutName {
 }
 
 impl OnTimeoutName {
-    /// Returns the action as the server's API represents it.
+    /// Returns the action in the form that the server's API uses.
     pub fn of_server(self) -> OnTimeout {
         match self {
             Self::Stop => OnTimeout::Stop,
@@ -149,10 +149,10 @@ impl SandboxOptions {
 }
 
 impl ExecOptions {
-    /// Returns the exec request. `watched` is true if the output is read while the command runs.
+    /// Returns the exec request. `watched` is true if a client reads the output while the command runs.
     pub fn spec(&self, watched: bool) -> Result<ExecSpec, Error> {
         let output = match self.output {
-            // With --json, all output is collected in memory. It must therefore be bounded, no matter how
+            // With --json, all output is collected in memory. Its size must therefore be limited, however
             // much the command writes.
             Some(OutputName::Block) if self.json => OutputMode::Keep,
             None if self.json || !watched => OutputMode::Keep,
@@ -175,7 +175,7 @@ impl ExecOptions {
 }
 
 impl TierName {
-    /// Returns the tier as the runtimes of this machine represent it.
+    /// Returns the tier in the form that this machine's runtimes use.
     pub fn of_runtime(self) -> Tier {
         match self {
             Self::Container => Tier::Container,
@@ -183,7 +183,7 @@ impl TierName {
         }
     }
 
-    /// Returns the tier as the server's API represents it.
+    /// Returns the tier in the form that the server's API uses.
     pub fn of_server(self) -> api::sandbox::Tier {
         match self {
             Self::Container => api::sandbox::Tier::Container,

@@ -1,9 +1,9 @@
 //! Shows results of code at a terminal, or saves them: values as text, images as files or on the screen, and
 //! reports about the run as notes.
 //!
-//! All results are untrusted. An image file always has a name of plain characters with the extension of the
-//! image type, and never overwrites an existing file. An image reaches a terminal only after its base64 was
-//! decoded and encoded again.
+//! All results are untrusted. The name of an image file always consists of plain characters and the extension
+//! of the image type, and never belongs to an existing file. An image is sent to a terminal only after its
+//! base64 was decoded and encoded again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal as _, Write as _};
@@ -36,7 +36,7 @@ pub struct Results {
     /// Directory for images. If `None`, only the text form of an image is shown.
     images: Option<PathBuf>,
     screen: Option<Screen>,
-    /// Number of images so far without a usable name.
+    /// Number of images without a usable name so far.
     nameless: u32,
 }
 
@@ -69,7 +69,7 @@ impl Results {
     /// Shows a result.
     ///
     /// # Errors
-    /// An image or a line cannot be written.
+    /// Returns an error if an image or a line cannot be written.
     pub fn show(&mut self, line: &ResultLine) -> Result<(), Error> {
         if let RunResult::Value(bundle) | RunResult::Display(bundle) = &line.result {
             return self.bundle(bundle);
@@ -183,7 +183,7 @@ impl Screen {
     }
 }
 
-/// Returns a report about a run as a one-line note, or `None` if the result needs no note.
+/// Returns a one-line note about the run, or `None` if this kind of result needs no note.
 fn note(said: &RunResult) -> Option<String> {
     Some(match said {
         RunResult::Installed { packages } => {
@@ -221,15 +221,15 @@ fn note(said: &RunResult) -> Option<String> {
                 .to_owned()
         }
         RunResult::Refused { error } => format!("the cell could not start: {}. {}", error.message, error.fix),
-        // The text of an error is already on standard error. A `Clear` request is ignored, because output on
-        // a terminal cannot be cleared afterwards.
+        // The text of an error is already on standard error. A `Clear` request is ignored, because earlier
+        // output on a terminal cannot be cleared.
         RunResult::Value(_) | RunResult::Display(_) | RunResult::Error(_) | RunResult::Clear { .. } => {
             return None;
         }
     })
 }
 
-/// Returns a file name without its extension, or `None` if the name is not safe in every directory.
+/// Returns a file name without its extension, or `None` if the name would not be safe in every directory.
 fn stem(name: &str) -> Option<String> {
     let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');

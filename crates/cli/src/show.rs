@@ -1,5 +1,5 @@
-//! Tables, notes and errors for people, and JSON for programs. In all of these, text from a sandbox, a server
-//! or a file name is escaped, so that it can neither control the terminal nor start a new line.
+//! Tables, notes and errors for people, and JSON for programs. Text from a sandbox, a server or a file name
+//! is always escaped, so that it can neither control the terminal nor start a new line.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -131,7 +131,7 @@ fn lines(text: &str) -> String {
     text.trim_end().lines().map(escape).collect::<Vec<_>>().join("\n  |      ")
 }
 
-/// Returns equivalent JSON in which characters that `acts` detects are numeric escapes. Such characters occur
+/// Returns equivalent JSON with numeric escapes for the characters that `acts` detects. Such characters occur
 /// only in strings, where both forms have the same meaning.
 fn in_numbers(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
@@ -147,13 +147,12 @@ fn in_numbers(json: &str) -> String {
     text
 }
 
-/// Returns true if a character can affect a terminal or mislead a reader instead of just being displayed.
+/// Returns true if a character can affect a terminal or mislead a reader.
 fn acts(c: char) -> bool {
     let turns =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let parts = matches!(c, '\u{2028}' | '\u{2029}');
-    // Zero-width characters can make different names look the same, and can hide text that is addressed to an
-    // LLM.
+    // Zero-width characters can make different names look identical, and can hide text for an LLM.
     let hides =
         matches!(c, '\u{ad}' | '\u{200b}' | '\u{2060}'..='\u{2064}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}');
     c.is_control() || turns || parts || hides
@@ -163,7 +162,7 @@ fn acts(c: char) -> bool {
 mod tests {
     use super::*;
 
-    /// Attack O-08: output of a sandbox cannot control the terminal.
+    /// Verifies that attack O-08 fails: output of a sandbox cannot control the terminal.
     #[test]
     fn escape_sequences_are_shown_not_obeyed() {
         assert_eq!(escape("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
@@ -172,7 +171,7 @@ mod tests {
         assert_eq!(escape("plain é ☕ שלום"), "plain é ☕ שלום");
     }
 
-    /// Attack O-08: output of a sandbox cannot imitate a new line of a table or an error.
+    /// Verifies that attack O-08 fails: a sandbox's output cannot imitate a new line of a table or an error.
     #[test]
     fn a_cell_is_one_line_and_an_error_shows_which_lines_are_its_own() {
         let table = table_text(&["name"], &[vec!["one\nforged\r\u{2028}".into()]]);

@@ -83,7 +83,7 @@ impl Telemetry {
             .with(exporter.as_ref().map(exporting))
             .with(written(form, std::io::stderr))
             .try_init();
-        // This fails if a subscriber is already set. That subscriber then serves as the log.
+        // This fails if a subscriber is already set, in which case that subscriber writes the log.
         drop(started);
         let join = exporter.as_ref().map(|_| join as control::trace::Join);
         Ok(Self { traces: Traces { recorder, join }, exporter })
@@ -92,7 +92,7 @@ impl Telemetry {
     /// Sends the remaining spans. Takes at most `FLUSH_WITHIN`.
     pub async fn end(self) {
         let Some(exporter) = self.exporter else { return };
-        // The shutdown blocks its thread, and depends on other threads to complete.
+        // The shutdown blocks its thread, and needs other threads to complete.
         let _ = tokio::task::spawn_blocking(move || exporter.shutdown_with_timeout(FLUSH_WITHIN)).await;
     }
 }
@@ -190,8 +190,8 @@ fn exporter(collector: &str) -> Result<SdkTracerProvider, Error> {
         .build())
 }
 
-/// Returns the HTTP client for a collector. A URL without TLS needs no certificates, so this also works on a
-/// machine that has no certificates installed.
+/// Returns the HTTP client for a collector. Without TLS, the client loads no certificates, so it also works
+/// on a machine that has none installed.
 fn http(encrypted: bool) -> Result<reqwest::Client, String> {
     let said = |error: rustls::Error| error.to_string();
     let provider = Arc::new(rustls::crypto::ring::default_provider());

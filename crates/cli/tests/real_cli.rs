@@ -116,7 +116,7 @@ fn standard_input_is_passed_on_when_asked_for() {
     assert!(began.elapsed() < Duration::from_secs(5));
 }
 
-/// An invalid option or limit fails with an error that explains how to fix it.
+/// Verifies that an invalid option or limit fails with an error that explains how to fix it.
 #[test]
 fn a_wrong_request_is_refused_with_its_fix_and_nothing_runs() {
     if !real() {
@@ -155,7 +155,7 @@ fn an_interrupt_cancels_the_command_and_removes_the_sandbox() {
     assert_eq!(sandboxes(), 0);
 }
 
-/// The next command removes the sandbox of a killed command.
+/// Verifies that the next command removes the sandbox of a killed command.
 #[test]
 fn a_killed_command_is_removed_by_the_next() {
     if !real() {
@@ -177,7 +177,7 @@ fn kill(child: &Child, signal: &str) {
     assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
-/// `doctor` runs a real sandbox and exits with 0 if the sandbox works.
+/// Verifies that `doctor` runs a real sandbox and exits with 0 if the sandbox works.
 #[test]
 fn doctor_proves_what_works_and_names_what_is_missing() {
     if !real() {
@@ -188,7 +188,7 @@ fn doctor_proves_what_works_and_names_what_is_missing() {
     assert_eq!((output.status.code(), &report["works"]), (Some(0), &serde_json::json!(true)));
 }
 
-/// In a mount namespace that hides the runtimes, `doctor` fails and names the package to install.
+/// Verifies that `doctor` fails and names the package to install if a mount namespace hides the runtimes.
 #[test]
 fn doctor_fails_where_nothing_works_and_says_what_to_install() {
     if !real() {

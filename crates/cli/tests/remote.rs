@@ -1,5 +1,5 @@
 //! Tests of the `bellglass` executable with a server: its requests, its output and its exit codes. The tests
-//! contain a minimal server of their own, which can also send responses that the real server never sends.
+//! include a minimal server, which can also send responses that a real server never sends.
 
 // Tests fail by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Server that chooses its response by the first line of each request. If the response says so, the server
-/// keeps the connection open.
+/// Server that chooses its response by the first line of each request, and keeps the connection open if the
+/// response says so.
 struct Server {
     url: String,
     seen: Arc<Mutex<Vec<String>>>,
@@ -186,7 +186,7 @@ fn a_key_comes_from_a_file_and_never_from_the_command_line() {
     assert_eq!(bare(&["--key", "secret", "list"]).output().unwrap().status.code(), Some(2));
 }
 
-/// The output is passed on byte for byte, and the exit code is the command's own.
+/// Verifies that output is passed on byte for byte, and that the exit code is the command's own.
 #[test]
 fn exec_streams_and_exits_with_the_commands_own_code() {
     let server = Server::start(honest);
@@ -325,7 +325,7 @@ fn attach_and_logs_read_what_was_written() {
     assert!(server.seen().last().unwrap().ends_with("follow=false"));
 }
 
-/// Attack O-08: names, labels and commands in a sandbox cannot control the terminal.
+/// Verifies that attack O-08 fails: names, labels and commands in a sandbox cannot control the terminal.
 #[test]
 fn what_a_sandbox_says_of_itself_is_shown_not_obeyed() {
     let server = Server::start(honest);
@@ -362,7 +362,7 @@ fn an_interrupt_cancels_an_exec_and_leaves_an_attached_one_alone() {
             std::thread::sleep(Duration::from_millis(5));
         }
         if cancels {
-            // The server does not end the exec. A second interrupt detaches only if it arrives late enough
+            // The server never ends the exec. The second interrupt detaches only if it arrives late enough
             // not to count as a repetition of the first.
             std::thread::sleep(Duration::from_millis(800));
             interrupt();
@@ -407,7 +407,7 @@ fn a_copy_that_is_interrupted_leaves_no_part_of_it_in_the_sandbox() {
     };
     let server = Server::start(move |line| match line {
         _ if line.starts_with("DELETE") => Answer(200, json!({"count": 1}).to_string(), false),
-        // Never complete this response.
+        // Never complete this response, so that the copy is still in progress at the interrupt.
         _ if line.contains("offset=") => Answer(200, String::new(), true),
         _ if line.starts_with("PUT") => {
             Answer(200, json!({"file": info(0), "sha256": ""}).to_string(), false)

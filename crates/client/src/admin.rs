@@ -14,15 +14,15 @@ impl Client {
     /// Lists all projects.
     ///
     /// # Errors
-    /// The key's role does not allow this.
+    /// Returns an error if the key's role does not allow this.
     pub async fn projects(&self) -> Result<Vec<Project>, Error> {
         self.pages("/v1/projects").await
     }
 
-    /// Creates a project, or replaces its quota.
+    /// Creates a project, or replaces the quota of an existing one.
     ///
     /// # Errors
-    /// The name is invalid, or the key's role does not allow this.
+    /// Returns an error if the name is invalid or if the key's role does not allow this.
     pub async fn put_project(&self, name: &str, project: &PutProject) -> Result<Project, Error> {
         self.link
             .call(&ApiRequest::new(Method::PUT, format!("/v1/projects/{}", escape(name))).json(project)?)
@@ -32,16 +32,16 @@ impl Client {
     /// Lists all keys, without their secrets.
     ///
     /// # Errors
-    /// The key's role does not allow this.
+    /// Returns an error if the key's role does not allow this.
     pub async fn keys(&self) -> Result<Vec<Key>, Error> {
         self.pages("/v1/keys").await
     }
 
     /// Creates a key. Only the response contains the key's secret. If the connection breaks after the request
-    /// was sent, the server may have created a key whose secret is lost; the error says so.
+    /// was sent, a key may exist whose secret is lost; the error then says so.
     ///
     /// # Errors
-    /// The project does not exist, or the key's role does not allow this.
+    /// Returns an error if the project does not exist or if the key's role does not allow this.
     pub async fn create_key(&self, request: &CreateKey) -> Result<NewKey, Error> {
         self.link.call(&ApiRequest::new(Method::POST, "/v1/keys").json(request)?).await
     }
@@ -49,7 +49,7 @@ impl Client {
     /// Creates a replacement for a key. The old key remains valid during the overlap period.
     ///
     /// # Errors
-    /// The key does not exist, or the key's role does not allow this.
+    /// Returns an error if the key does not exist or if the key's role does not allow this.
     pub async fn rotate_key(&self, id: &str, request: RotateKey) -> Result<NewKey, Error> {
         let path = format!("/v1/keys/{}/rotate", escape(id));
         self.link.call(&ApiRequest::new(Method::POST, path).json(&request)?).await
@@ -58,7 +58,7 @@ impl Client {
     /// Revokes a key. This is idempotent.
     ///
     /// # Errors
-    /// The key does not exist, or the key's role does not allow this.
+    /// Returns an error if the key does not exist or if the key's role does not allow this.
     pub async fn revoke_key(&self, id: &str) -> Result<(), Error> {
         self.link.done(&ApiRequest::new(Method::DELETE, format!("/v1/keys/{}", escape(id)))).await
     }
@@ -66,7 +66,7 @@ impl Client {
     /// Returns the node's status.
     ///
     /// # Errors
-    /// The key's role does not allow this.
+    /// Returns an error if the key's role does not allow this.
     pub async fn node(&self) -> Result<NodeStatus, Error> {
         self.link.call(&ApiRequest::get("/v1/node")).await
     }
@@ -74,7 +74,7 @@ impl Client {
     /// Starts or ends draining of the node. A draining node accepts no new sandboxes.
     ///
     /// # Errors
-    /// The key's role does not allow this.
+    /// Returns an error if the key's role does not allow this.
     pub async fn drain(&self, draining: bool) -> Result<NodeStatus, Error> {
         self.link.call(&ApiRequest::new(Method::PUT, "/v1/node/drain").json(&Drain { draining })?).await
     }
@@ -82,7 +82,7 @@ impl Client {
     /// Returns the server's health. Does not retry, because the caller wants the current state.
     ///
     /// # Errors
-    /// The server does not respond, or the response does not come from a Bellglass server.
+    /// Returns an error if the server does not respond, or if it is not a Bellglass server.
     pub async fn health(&self) -> Result<Health, Error> {
         let ask = ApiRequest::get("/healthz");
         let response = self.link.send(&ask).await.map_err(|failure| failure.error)?;

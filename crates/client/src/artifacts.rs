@@ -18,9 +18,9 @@ use crate::error::Error;
 use crate::files::{digest, hex, sending};
 use crate::link::{ApiRequest, FailedAttempt};
 
-/// Maximum time to wait for one response, shorter than the idle timeout of common proxies.
+/// Maximum time that one request asks the server to wait. Idle timeouts of common proxies are longer.
 const WAIT_ONCE: Duration = Duration::from_secs(20);
-/// Minimum pause between two requests.
+/// Pause before artifacts that are still pending are requested again.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 impl Client {
@@ -29,7 +29,7 @@ impl Client {
     /// `pending`. Works even after the sandbox has ended.
     ///
     /// # Errors
-    /// No artifacts are stored for the exec (`not_found`).
+    /// Returns an error if no artifacts are stored for the exec (`not_found`).
     pub async fn artifacts(
         &self,
         sandbox: &SandboxId,
@@ -52,7 +52,7 @@ impl Client {
     /// Returns the artifacts of all execs of a sandbox.
     ///
     /// # Errors
-    /// The server does not respond.
+    /// Returns an error if the server does not respond.
     pub async fn all_artifacts(&self, sandbox: &SandboxId) -> Result<Vec<Artifacts>, Error> {
         let (mut items, mut cursor) = (Vec::new(), None::<String>);
         loop {
@@ -69,10 +69,10 @@ impl Client {
         }
     }
 
-    /// Returns the bytes of an artifact after verifying its hash. Holds all bytes in memory.
+    /// Returns the bytes of an artifact after verifying its hash. Holds the whole artifact in memory.
     ///
     /// # Errors
-    /// The artifact is no longer stored (`not_found`).
+    /// Returns an error if the artifact is no longer stored (`not_found`).
     pub async fn artifact(
         &self,
         sandbox: &SandboxId,
@@ -107,14 +107,14 @@ impl Client {
     /// Stores bytes as a dataset of the project. Replaces an existing dataset with the same name.
     ///
     /// # Errors
-    /// The name is invalid, or there is not enough space.
+    /// Returns an error if the name is invalid or if there is not enough space.
     pub async fn put_dataset(&self, name: &str, bytes: Bytes) -> Result<Dataset, Error> {
         let digest = digest(&Sha256::digest(&bytes).into());
         let ask = ApiRequest::new(Method::PUT, dataset(name)).raw(bytes);
         self.link.call(&ask.header(HeaderName::from_static(DIGEST_HEADER), &digest)).await
     }
 
-    /// Stores everything that a reader returns, like [`Client::put_dataset`]. Does not retry, because the
+    /// Stores all bytes from a reader as a dataset, like [`Client::put_dataset`]. Does not retry, because the
     /// reader can be read only once.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ impl Client {
     /// Lists the project's datasets, sorted by name.
     ///
     /// # Errors
-    /// The server does not respond.
+    /// Returns an error if the server does not respond.
     pub async fn datasets(&self) -> Result<Vec<Dataset>, Error> {
         let page: Page<Dataset> = self.link.call(&ApiRequest::get("/v1/datasets")).await?;
         Ok(page.items)
@@ -149,7 +149,7 @@ impl Client {
     /// Removes a dataset. Succeeds even if the dataset does not exist.
     ///
     /// # Errors
-    /// The server does not respond.
+    /// Returns an error if the server does not respond.
     pub async fn remove_dataset(&self, name: &str) -> Result<(), Error> {
         self.link.done(&ApiRequest::new(Method::DELETE, dataset(name))).await
     }

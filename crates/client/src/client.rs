@@ -16,8 +16,8 @@ use crate::error::Error;
 use crate::link::{ApiRequest, ServerLink};
 use crate::patience::Patience;
 
-/// Default timeout for a response. Starting and stopping sandboxes takes longest when the machine is busy
-/// with many others.
+/// Default timeout for a response. Requests that start or stop a sandbox take longest, especially while the
+/// machine is busy with many others.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Default time without data after which a stream counts as broken: three missed heartbeats.
 const SILENCE_MAX: Duration = Duration::from_millis(3 * HEARTBEAT_MS);
@@ -59,7 +59,7 @@ impl Client {
     /// Creates a client for the server at this address. Does not connect yet.
     ///
     /// # Errors
-    /// The address or the secret is malformed.
+    /// Returns an error if the address or the secret is malformed.
     pub fn new(url: &str, secret: &str) -> Result<Self, Error> {
         Self::with(url, secret, Options::default())
     }
@@ -67,7 +67,7 @@ impl Client {
     /// Creates a client with these options. Does not connect yet.
     ///
     /// # Errors
-    /// The address or the secret is malformed, or the certificate file cannot be used.
+    /// Returns an error if the address or the secret is malformed or if the certificate file cannot be used.
     pub fn with(url: &str, secret: &str, options: Options) -> Result<Self, Error> {
         Ok(Self { link: Arc::new(ServerLink::new(url, secret, options)?) })
     }
@@ -80,8 +80,8 @@ impl Client {
     /// Creates a sandbox and waits until it is running. A retry does not create a second sandbox.
     ///
     /// # Errors
-    /// The request is invalid, there is no capacity, or the sandbox failed to start. After a failed start,
-    /// everything was cleaned up.
+    /// Returns an error if the request is invalid, there is no capacity, or the sandbox failed to start. A
+    /// failed start leaves no resources behind.
     pub async fn create(&self, request: &CreateSandbox) -> Result<Sandbox, Error> {
         request.check_asked().map_err(Error::Refused)?;
         self.link.call(&ApiRequest::new(Method::POST, "/v1/sandboxes").json(request)?.once()?).await
@@ -90,7 +90,7 @@ impl Client {
     /// Returns a sandbox by its ID or its name.
     ///
     /// # Errors
-    /// The sandbox does not exist.
+    /// Returns an error if the sandbox does not exist.
     pub async fn sandbox(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
         self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}"))).await
     }
@@ -98,7 +98,7 @@ impl Client {
     /// Lists the project's live sandboxes. With `ended`, includes sandboxes that have ended.
     ///
     /// # Errors
-    /// The server does not respond.
+    /// Returns an error if the server does not respond.
     pub async fn sandboxes(&self, ended: bool) -> Result<Vec<Sandbox>, Error> {
         self.pages(&format!("/v1/sandboxes?all={ended}")).await
     }
@@ -106,7 +106,7 @@ impl Client {
     /// Stops a sandbox and waits until all its resources are removed. This is idempotent.
     ///
     /// # Errors
-    /// The sandbox does not exist.
+    /// Returns an error if the sandbox does not exist.
     pub async fn stop(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
         self.link.call(&ApiRequest::new(Method::DELETE, format!("/v1/sandboxes/{sandbox}"))).await
     }
@@ -114,7 +114,7 @@ impl Client {
     /// Pauses a sandbox. Does nothing if the sandbox is already paused.
     ///
     /// # Errors
-    /// The sandbox is not running, or its backend does not support pausing.
+    /// Returns an error if the sandbox is not running or if its backend does not support pausing.
     pub async fn pause(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
         self.link.call(&ApiRequest::new(Method::POST, format!("/v1/sandboxes/{sandbox}/pause")).again()).await
     }
@@ -122,17 +122,17 @@ impl Client {
     /// Resumes a paused sandbox. Does nothing if the sandbox is already running.
     ///
     /// # Errors
-    /// The sandbox has ended, or its backend cannot resume it.
+    /// Returns an error if the sandbox has ended or if its backend cannot resume it.
     pub async fn resume(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
         self.link
             .call(&ApiRequest::new(Method::POST, format!("/v1/sandboxes/{sandbox}/resume")).again())
             .await
     }
 
-    /// Sets a new idle timeout for a sandbox. The timeout starts now.
+    /// Sets a new idle timeout for a sandbox, counted from now.
     ///
     /// # Errors
-    /// The sandbox is not running, or the timeout is outside the allowed range.
+    /// Returns an error if the sandbox is not running or if the timeout is outside the allowed range.
     pub async fn renew(&self, sandbox: &SandboxId, lease: Lease) -> Result<Sandbox, Error> {
         lease.check().map_err(Error::Refused)?;
         self.link
@@ -143,7 +143,7 @@ impl Client {
     /// Replaces the sandbox's policy. Closes open connections that the new policy does not allow.
     ///
     /// # Errors
-    /// The sandbox is not running, or the policy is invalid or not allowed for this project.
+    /// Returns an error if the sandbox is not running, or if the policy is invalid or not allowed.
     pub async fn set_policy(&self, sandbox: &SandboxId, policy: &Policy) -> Result<Sandbox, Error> {
         policy.check().map_err(Error::Refused)?;
         self.link
@@ -154,7 +154,7 @@ impl Client {
     /// Returns the sandbox's lock record, which lists the packages that the sandbox received.
     ///
     /// # Errors
-    /// The sandbox does not exist.
+    /// Returns an error if the sandbox does not exist.
     pub async fn packages(&self, sandbox: &SandboxId) -> Result<Vec<Installed>, Error> {
         self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/packages"))).await
     }
@@ -162,7 +162,7 @@ impl Client {
     /// Returns the current resource usage of a sandbox.
     ///
     /// # Errors
-    /// The sandbox is not running.
+    /// Returns an error if the sandbox is not running.
     pub async fn usage(&self, sandbox: &SandboxId) -> Result<Usage, Error> {
         self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/usage"))).await
     }
@@ -171,13 +171,13 @@ impl Client {
     /// only the traces of requests for that exec.
     ///
     /// # Errors
-    /// The sandbox does not exist.
+    /// Returns an error if the sandbox does not exist.
     pub async fn trace(&self, sandbox: &SandboxId, exec: Option<&ExecId>) -> Result<Vec<Trace>, Error> {
         let asked = exec.map(|exec| format!("?exec={exec}")).unwrap_or_default();
         self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/trace{asked}"))).await
     }
 
-    /// Returns the items of all pages of a list.
+    /// Fetches all pages of a list and returns their items.
     pub(crate) async fn pages<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, Error> {
         let first = format!("{path}{}limit={PAGE_MAX}", if path.contains('?') { '&' } else { '?' });
         let (mut items, mut path) = (Vec::new(), first.clone());
@@ -191,13 +191,13 @@ impl Client {
     }
 }
 
-/// Escapes a text so that it forms exactly one path segment or one query value.
+/// Percent-encodes a string so that it forms exactly one path segment or one query value.
 pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' => escaped.push(char::from(byte)),
-            // Dots are escaped as well, because `..` would refer to the parent directory.
+            // Dots are escaped as well, because `..` would refer to the parent path.
             _ => escaped.push_str(&format!("%{byte:02X}")),
         }
     }

@@ -14,7 +14,7 @@ impl Client {
     /// Creates a context. A retry does not create a second context.
     ///
     /// # Errors
-    /// The request is invalid, or the interpreter failed to start.
+    /// Returns an error if the request is invalid or if the interpreter failed to start.
     pub async fn create_context(
         &self,
         sandbox: &SandboxId,
@@ -29,7 +29,7 @@ impl Client {
     /// Lists the contexts of a sandbox.
     ///
     /// # Errors
-    /// The sandbox is gone.
+    /// Returns an error if the sandbox is gone.
     pub async fn contexts(&self, sandbox: &SandboxId) -> Result<Vec<ContextInfo>, Error> {
         let ask = ApiRequest::get(format!("/v1/sandboxes/{sandbox}/contexts"));
         let page: Page<ContextInfo> = self.link.call(&ask).await?;
@@ -39,7 +39,7 @@ impl Client {
     /// Returns the state of a context.
     ///
     /// # Errors
-    /// The context does not exist, or its sandbox is gone.
+    /// Returns an error if the context does not exist or if its sandbox is gone.
     pub async fn context(&self, sandbox: &SandboxId, context: &ContextId) -> Result<ContextInfo, Error> {
         self.link.call(&ApiRequest::get(path(sandbox, context))).await
     }
@@ -47,7 +47,7 @@ impl Client {
     /// Removes a context and stops the cell that is running in it.
     ///
     /// # Errors
-    /// The context does not exist, or its sandbox is gone.
+    /// Returns an error if the context does not exist or if its sandbox is gone.
     pub async fn remove_context(&self, sandbox: &SandboxId, context: &ContextId) -> Result<(), Error> {
         self.link.done(&ApiRequest::new(Method::DELETE, path(sandbox, context))).await
     }
@@ -57,7 +57,7 @@ impl Client {
     /// the server.
     ///
     /// # Errors
-    /// The context does not exist, or the interpreter failed to start.
+    /// Returns an error if the context does not exist or if the interpreter failed to start.
     pub async fn restart_context(
         &self,
         sandbox: &SandboxId,
@@ -71,7 +71,7 @@ impl Client {
     /// the interrupt. Like a restart, the request is not retried.
     ///
     /// # Errors
-    /// The context does not exist, or its sandbox is gone.
+    /// Returns an error if the context does not exist or if its sandbox is gone.
     pub async fn interrupt_context(
         &self,
         sandbox: &SandboxId,
@@ -83,7 +83,7 @@ impl Client {
     /// Lists the variables of a context.
     ///
     /// # Errors
-    /// The context does not exist, or a cell is running in it.
+    /// Returns an error if the context does not exist or if a cell is running in it.
     pub async fn variables(&self, sandbox: &SandboxId, context: &ContextId) -> Result<Vec<Variable>, Error> {
         let ask = ApiRequest::get(format!("{}/variables", path(sandbox, context)));
         let page: Page<Variable> = self.link.call(&ask).await?;

@@ -16,7 +16,7 @@ pub enum Error {
         url: String,
         /// Why the last attempt failed.
         why: String,
-        /// `Ran::No` if the request is known to have had no effect.
+        /// Whether the request had an effect: `Ran::No` if it is known to have had none.
         ran: Ran,
     },
     /// The server could not prove its identity. No request was sent to it.
@@ -38,12 +38,12 @@ pub enum Error {
     /// A local file could not be read or written.
     #[error("cannot {act}: {why}")]
     Local {
-        /// The operation that failed, with the file.
+        /// Description of the failed operation, such as `open PATH`.
         act: String,
         /// Error reported by the operating system.
         why: String,
     },
-    /// A client setting cannot be used: an address, a key or a certificate file.
+    /// A client setting, such as the address, the key or a certificate file, cannot be used.
     #[error("{what}: {why}")]
     Configuration {
         /// Name of the setting.

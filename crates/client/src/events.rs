@@ -17,7 +17,7 @@ pub struct Events<T = SandboxEvent> {
     path: String,
     lines: Option<Lines<T>>,
     attempts: Attempts,
-    /// True if the reader has been connected before. A new connection then means that events were missed.
+    /// True if the reader has connected before. A new connection is then reported as a loss of events.
     connected: bool,
 }
 
@@ -68,7 +68,7 @@ impl<T: Telling> Events<T> {
     /// number of missed events is unknown. Cancel-safe.
     ///
     /// # Errors
-    /// The server no longer responds, or the server reports that the key is no longer valid.
+    /// Returns an error if the server no longer responds, or reports that the key is no longer valid.
     pub async fn next(&mut self) -> Result<T, Error> {
         let link = &self.client.link;
         loop {

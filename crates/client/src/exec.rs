@@ -1,4 +1,4 @@
-//! A reader of one exec's output. It returns every byte exactly once and in order, followed by the end event.
+//! A reader of one exec's output. It returns every byte exactly once and in order, then the end event.
 //!
 //! ```text
 //!            ┌─── disconnected, silent, not ready ────┐
@@ -28,9 +28,9 @@ use crate::lines::{LineError, Lines};
 use crate::link::{ApiRequest, FailedAttempt};
 use crate::patience::Attempts;
 
-/// Fraction of the output buffer (1/4) that the reader may read before it acknowledges output in mode
-/// `block`. Acknowledgements are early enough that the process does not have to wait, and rare enough that
-/// their cost is negligible.
+/// Number of acknowledgements per output buffer in mode `block`: the reader sends one after each quarter of
+/// the buffer. This is early enough that the process does not have to wait, and rare enough that the cost is
+/// negligible.
 const TELL_PARTS: u64 = 4;
 /// Maximum number of bytes that [`Exec::collect`] holds per stream. An exec can retain no more than that.
 const COLLECTED_BYTES_MAX: u64 = limits::OUTPUT_BYTES_MAX;
@@ -133,8 +133,8 @@ impl Exec {
     /// an error, the next call continues at the same offset.
     ///
     /// # Errors
-    /// The exec or its sandbox no longer exists (`not_found`, `sandbox_lost`), the server does not respond,
-    /// or its response is inconsistent.
+    /// Returns an error if the exec or its sandbox no longer exists (`not_found`, `sandbox_lost`), the server
+    /// does not respond, or its response is inconsistent.
     pub async fn next(&mut self) -> Result<Option<Event>, Error> {
         while !self.ended {
             self.tell().await?;
@@ -317,7 +317,7 @@ impl Exec {
         format!("/v1/sandboxes/{}/execs/{}", self.sandbox, self.id)
     }
 
-    /// Drops the connection but keeps the position. Makes an acknowledgement due, because a restarted server
+    /// Drops the connection but keeps the position. Schedules an acknowledgement, because a restarted server
     /// may not know the last one.
     fn leave(&mut self) {
         self.lines = None;

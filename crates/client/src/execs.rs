@@ -24,13 +24,13 @@ impl Client {
     /// Starts a command or code and returns a reader for its output. A retry does not start it twice.
     ///
     /// # Errors
-    /// The command could not be started, or the sandbox is gone.
+    /// Returns an error if the command could not be started or if the sandbox is gone.
     pub async fn exec(&self, sandbox: &SandboxId, spec: &ExecSpec) -> Result<Exec, Error> {
         self.exec_at(format!("/v1/sandboxes/{sandbox}/execs"), sandbox, spec).await
     }
 
-    /// Like [`Client::exec`], but the server cancels the exec if the connection breaks before the exec ends.
-    /// A reader that reconnects then receives the outcome `cancelled`.
+    /// Starts an exec like [`Client::exec`], but makes the server cancel the exec if the connection breaks
+    /// before it ends. A reader that reconnects then receives the outcome `cancelled`.
     ///
     /// # Errors
     /// Fails like [`Client::exec`].
@@ -52,7 +52,7 @@ impl Client {
     /// Lists the execs of a sandbox, including ended ones.
     ///
     /// # Errors
-    /// The sandbox is gone.
+    /// Returns an error if the sandbox is gone.
     pub async fn execs(&self, sandbox: &SandboxId) -> Result<Vec<ExecInfo>, Error> {
         let page: Page<ExecInfo> =
             self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/execs"))).await?;
@@ -62,7 +62,7 @@ impl Client {
     /// Returns the state of an exec.
     ///
     /// # Errors
-    /// The exec does not exist, or its sandbox is gone.
+    /// Returns an error if the exec does not exist or if its sandbox is gone.
     pub async fn exec_info(&self, sandbox: &SandboxId, exec: &ExecId) -> Result<ExecInfo, Error> {
         self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/execs/{exec}"))).await
     }
@@ -87,7 +87,7 @@ impl Client {
     /// Cancels an exec. Its outcome is then `cancelled`, unless the exec had already ended.
     ///
     /// # Errors
-    /// The exec does not exist, or its sandbox is gone.
+    /// Returns an error if the exec does not exist or if its sandbox is gone.
     pub async fn cancel(&self, sandbox: &SandboxId, exec: &ExecId) -> Result<(), Error> {
         self.link
             .done(&ApiRequest::new(Method::DELETE, format!("/v1/sandboxes/{sandbox}/execs/{exec}")))
@@ -99,7 +99,7 @@ impl Client {
     /// the signal may have been delivered.
     ///
     /// # Errors
-    /// The signal number is invalid, or the exec does not exist.
+    /// Returns an error if the signal number is invalid or if the exec does not exist.
     pub async fn signal(&self, sandbox: &SandboxId, exec: &ExecId, signal: i32) -> Result<u32, Error> {
         let path = format!("/v1/sandboxes/{sandbox}/execs/{exec}/signal");
         let ask = ApiRequest::new(Method::POST, path).json(&SignalRequest { signal })?;
@@ -155,8 +155,8 @@ impl Client {
     }
 }
 
-/// Converts the error that ended a stream. The error counts as temporary if the server marked a retry as
-/// safe.
+/// Converts the error that ended a stream. The error counts as temporary if the server marked it as safe to
+/// retry.
 pub(crate) fn last_words(error: api::Error) -> FailedAttempt {
     let trouble = (error.retry == api::Retry::Safe).then_some(Trouble::Connection);
     FailedAttempt { error: Error::Refused(error), trouble, pause: None }

@@ -2,10 +2,10 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`reader`] | the reader of one file, over as many connections as necessary |
+//! | [`reader`] | a reader of one file that reconnects as often as necessary |
 //! | [`transfer`] | resumable transfers of whole files between this machine and a sandbox, verified by hash |
 //! | [`sending`] | streamed request bodies |
-//! | [`archive`] | many files as one archive |
+//! | [`archive`] | transfers of many files as one archive |
 //! | [`watch`] | live file events |
 
 mod archive;
@@ -65,7 +65,7 @@ impl Client {
 }
 
 impl Files {
-    /// Accesses files as root of the sandbox. Requests fail if the project does not allow root.
+    /// Switches to access as the sandbox's root user. Requests fail if the project does not allow root.
     #[must_use]
     pub fn as_root(self) -> Self {
         Self { as_root: true, ..self }
@@ -74,7 +74,7 @@ impl Files {
     /// Returns the metadata of a path. Symlinks are not followed.
     ///
     /// # Errors
-    /// The path does not exist, or it is not accessible.
+    /// Returns an error if the path does not exist or is not accessible.
     pub async fn stat(&self, path: &FilePath) -> Result<FileInfo, Error> {
         self.client.link.call(&ApiRequest::get(self.route("", &[("path", path)]))).await
     }
@@ -82,7 +82,7 @@ impl Files {
     /// Lists a directory and its subdirectories down to `depth`.
     ///
     /// # Errors
-    /// The path is not a directory, or it cannot be read.
+    /// Returns an error if the path is not a directory or cannot be read.
     pub async fn list(&self, path: &FilePath, depth: u32) -> Result<Vec<FileInfo>, Error> {
         let (mut items, mut cursor) = (Vec::new(), None);
         for _ in 0..PAGES_MAX {
@@ -112,7 +112,7 @@ impl Files {
     /// Returns the SHA-256 hash of a regular file, computed in the sandbox.
     ///
     /// # Errors
-    /// The path is not a regular file, or it cannot be read.
+    /// Returns an error if the path is not a regular file or cannot be read.
     pub async fn hash(&self, path: &FilePath) -> Result<HashedFile, Error> {
         self.hash_at(self.route("/hash", &[("path", path)])).await
     }
@@ -130,7 +130,7 @@ impl Files {
     /// Reads a regular file of at most `most` bytes.
     ///
     /// # Errors
-    /// The file is larger than `most` (`too_large`), it is not a regular file, or it changed during the read.
+    /// Returns an error if the file exceeds `most` (`too_large`), is not regular, or changed during the read.
     pub async fn read(&self, path: &FilePath, most: u64) -> Result<Vec<u8>, Error> {
         let mut reader = self.reader(path).await?;
         if reader.info().size_bytes > most {
@@ -146,7 +146,7 @@ impl Files {
     /// Writes a file atomically: readers see either its old or its new content. `mode` sets its permissions.
     ///
     /// # Errors
-    /// The path cannot be written to.
+    /// Returns an error if the path cannot be written to.
     pub async fn write(&self, path: &FilePath, bytes: Bytes, mode: Option<u32>) -> Result<HashedFile, Error> {
         let digest = digest(&Sha256::digest(&bytes).into());
         let within = sending::carried(bytes.len() as u64);
@@ -157,7 +157,7 @@ impl Files {
     /// Writes a file atomically from a reader. Does not retry, because the reader can be read only once.
     ///
     /// # Errors
-    /// The path cannot be written to, or the connection broke.
+    /// Returns an error if the path cannot be written to or if the connection broke.
     pub async fn write_from(
         &self,
         path: &FilePath,
@@ -183,7 +183,7 @@ impl Files {
     /// Creates a directory and its parents. Succeeds if the directory already exists.
     ///
     /// # Errors
-    /// The path exists and is not a directory, or the directory cannot be created.
+    /// Returns an error if the path exists and is not a directory or if the directory cannot be created.
     pub async fn make(&self, path: &FilePath) -> Result<u64, Error> {
         // Creating a directory can safely be repeated.
         self.counted(ApiRequest::new(Method::POST, self.route("/make", &[("path", path)])).again()).await
@@ -192,8 +192,8 @@ impl Files {
     /// Renames a file or directory. With `replace`, replaces an existing file at the new path.
     ///
     /// # Errors
-    /// `from` does not exist, or `to` exists. If the connection breaks, the error says that the rename may
-    /// have happened.
+    /// Returns an error if `from` does not exist, or if `to` exists and must not be replaced. If the
+    /// connection breaks, the error says that the rename may have happened.
     pub async fn rename(&self, from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
         let route = self.route("/move", &[("from", from), ("to", to)]) + &format!("&replace={replace}");
         self.counted(ApiRequest::new(Method::POST, route)).await
@@ -212,7 +212,7 @@ impl Files {
     /// does not exist.
     ///
     /// # Errors
-    /// The path cannot be removed, or it is a directory that is not empty.
+    /// Returns an error if the path cannot be removed or is a directory that is not empty.
     pub async fn remove(&self, path: &FilePath, all: bool) -> Result<u64, Error> {
         let route = self.route("", &[("path", path)]) + &format!("&all={all}");
         self.counted(ApiRequest::new(Method::DELETE, route)).await
@@ -221,8 +221,8 @@ impl Files {
     /// Replaces text in a file and returns the number of replacements.
     ///
     /// # Errors
-    /// The file does not contain the text, or it contains the text more than once although the request did
-    /// not ask to replace all occurrences.
+    /// Returns an error if the file does not contain the text or contains the text more than once although
+    /// the request did not ask to replace all occurrences.
     pub async fn edit(&self, path: &FilePath, edit: &EditRequest) -> Result<u64, Error> {
         let ask = ApiRequest::new(Method::POST, self.route("/edit", &[("path", path)])).json(edit)?;
         self.counted(ask).await

@@ -21,19 +21,19 @@
 //! | `admin` | projects, keys, the node and the server's health |
 //! | [`Exec`] | a reader of one exec's output: every byte once, then the end event |
 //! | [`Stdin`] | a writer to one exec's standard input |
-//! | [`Terminal`] | a terminal: keyboard input, screen output, over as many connections as necessary |
+//! | [`Terminal`] | a terminal that reconnects as often as necessary: keyboard input and screen output |
 //! | [`Events`] | live events of the project's sandboxes or of a session |
 //! | [`Tunnel`] | a connection to a port inside a sandbox |
 //! | [`Files`] | the files of a sandbox: inspect, read, write, transfer, watch |
-//! | `link` | one request over as many connections as necessary |
+//! | `link` | requests, retried over new connections when that is safe |
 //! | `lines` | lines of JSON from a response body, with a size limit |
 //! | `patience` | retry policy |
 //! | `tls` | certificates that the client trusts |
 //! | [`Error`] | errors, with the information that callers need to handle them |
 //!
-//! Invariants: A request is repeated only if repeating it has no additional effect. Every wait, line and body
-//! is bounded. The output of an exec counts as complete only after its end event; without this event, reading
-//! it ends with an error.
+//! Invariants: A request is repeated only if repeating it has no additional effect. Every wait is limited,
+//! and so is the size of every line and body. The output of an exec counts as complete only after its end
+//! event; without this event, reading it ends with an error.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! API requests, each sent over as many connections as necessary.
+//! API requests, retried over new connections when that is safe.
 //!
 //! A request is repeated if it failed before anything was sent, or if repeating it has no additional effect.
 //! This is the case if the request only reads data, replaces something, or carries an idempotency key. Any
-//! other request that fails after it was sent returns `ran: unknown`.
+//! other request that fails after it was sent returns an error with `ran: unknown`.
 
 use std::error::Error as StdError;
 use std::time::{Duration, Instant};
@@ -32,9 +32,9 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// dead connection is detected after 15 s, which is also the default of `Options::silence_max`.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 2;
-/// Maximum size of an error response. Error responses of the server are smaller.
+/// Maximum size of an error response. The server's error responses are smaller.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
-/// Maximum number of characters that an error message quotes from a response that no Bellglass server sent.
+/// Maximum number of characters that an error message quotes from a response of a non-Bellglass server.
 const FOREIGN_SHOWN: usize = 200;
 
 /// A server's address and the HTTP client for it.
@@ -155,7 +155,7 @@ impl ServerLink {
             .tls_backend_preconfigured(tls)
             .default_headers(headers(secret)?)
             .http1_only()
-            // The key must be sent to the configured server only, and this module decides about retries.
+            // A redirect could send the key to a different server, and this module implements retries itself.
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
             .connect_timeout(CONNECT_WITHIN)
@@ -193,7 +193,7 @@ impl ServerLink {
         }
     }
 
-    /// Sends a request once. Returns the response, with its body unread, if its status is a success.
+    /// Sends a request once. Returns the response, with its body unread, if its status indicates success.
     pub async fn open(&self, ask: &ApiRequest) -> Result<Response, FailedAttempt> {
         let response = self.send(ask).await?;
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(ask, response).await) }
@@ -223,8 +223,8 @@ impl ServerLink {
         response.upgrade().await.map_err(|error| self.lost(&ask, &error))
     }
 
-    /// Sends a request once, with a streamed body. Returns the response if its status is a success. Has no
-    /// timeout, because the caller that streams the body enforces one.
+    /// Sends a request once, with a streamed body. Returns the response if its status indicates success. Has
+    /// no timeout, because the caller that streams the body enforces one.
     pub async fn open_with(&self, ask: &ApiRequest, body: reqwest::Body) -> Result<Response, FailedAttempt> {
         let response = self.request(ask).body(body).send().await.map_err(|error| self.lost(ask, &error))?;
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(ask, response).await) }
@@ -296,7 +296,7 @@ impl ServerLink {
         self.body(ask, response, limits::BODY_BYTES_MAX).await
     }
 
-    /// Converts a response with an error status, and determines whether another attempt may succeed.
+    /// Converts an error response into a failed attempt, and determines whether another attempt may succeed.
     pub async fn refusal(&self, ask: &ApiRequest, response: Response) -> FailedAttempt {
         let status = response.status();
         let pause = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
@@ -313,7 +313,7 @@ impl ServerLink {
         }
     }
 
-    /// Handles a response that comes from a different kind of server, such as a proxy.
+    /// Converts an error response that a different kind of server sent, such as a proxy.
     fn foreign(
         &self,
         ask: &ApiRequest,
@@ -360,7 +360,7 @@ fn random(what: &str) -> Result<[u8; 16], Error> {
     }
 }
 
-/// Returns a random key. The server's handshake response must contain a value that is derived from it.
+/// Returns a random WebSocket key. The server's handshake response must contain a value derived from it.
 fn random_key() -> Result<HeaderValue, Error> {
     let what = "a WebSocket key";
     HeaderValue::from_str(&BASE64_STANDARD.encode(random(what)?))
@@ -389,7 +389,7 @@ fn chain<'a>(error: &'a reqwest::Error) -> impl Iterator<Item = &'a (dyn StdErro
 
 /// Returns the kind of temporary trouble that an error response reports, or `None` if the error is permanent.
 fn refused(status: StatusCode, error: &api::Error) -> Option<Trouble> {
-    // Waiting does not help if a quota is exhausted; the caller must free some of it.
+    // Waiting does not help if a quota is exhausted; the caller must release resources first.
     if error.retry != Retry::Safe || error.code == ErrorCode::QuotaExceeded {
         None
     } else if matches!(error.code, ErrorCode::Capacity | ErrorCode::RateLimited) {

@@ -13,7 +13,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// Maximum pause that the client chooses itself. Half a second is negligible for both users and the server.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// How long a request is retried, counted from its first failure.
+/// Limits on how long a request is retried, counted from its first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// Limit while the server does not respond or reports that it is not ready.
@@ -63,7 +63,7 @@ impl Attempts {
         (now.saturating_duration_since(since) + pause <= within).then_some(pause)
     }
 
-    /// Resets the state after a success.
+    /// Resets the retry state after a success.
     pub fn progress(&mut self) {
         self.since = None;
         self.pause = PAUSE_MIN;

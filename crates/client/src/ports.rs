@@ -24,7 +24,7 @@ impl Client {
     /// Returns the address of a sandbox's port.
     ///
     /// # Errors
-    /// The sandbox is not running, or the key's role does not allow this.
+    /// Returns an error if the sandbox is not running or if the key's role does not allow this.
     pub async fn port(&self, sandbox: &SandboxId, port: u16) -> Result<Port, Error> {
         self.link.call(&ApiRequest::get(format!("/v1/sandboxes/{sandbox}/ports/{port}"))).await
     }
@@ -33,7 +33,7 @@ impl Client {
     /// idempotent.
     ///
     /// # Errors
-    /// The sandbox is not running, or the key's role does not allow this.
+    /// Returns an error if the sandbox is not running or if the key's role does not allow this.
     pub async fn put_port(&self, sandbox: &SandboxId, port: u16, asked: &PutPort) -> Result<Port, Error> {
         let path = format!("/v1/sandboxes/{sandbox}/ports/{port}");
         self.link.call(&ApiRequest::new(Method::PUT, path).json(asked)?).await
@@ -42,7 +42,7 @@ impl Client {
     /// Connects to a port inside a sandbox. If the server is restarting, waits until it is available.
     ///
     /// # Errors
-    /// Nothing listens on the port, the sandbox is not running, or the server does not respond.
+    /// Returns an error if nothing listens, the sandbox is not running, or the server does not respond.
     pub async fn tunnel(&self, sandbox: &SandboxId, port: u16) -> Result<Tunnel, Error> {
         let ask = ApiRequest::get(format!("/v1/sandboxes/{sandbox}/ports/{port}/tunnel"))
             .header(CONNECTION, "upgrade")

@@ -12,7 +12,7 @@ impl Client {
     /// Stores a value under a name. Replaces an existing value. This is idempotent.
     ///
     /// # Errors
-    /// The name or the value is invalid, or the key's role does not allow this.
+    /// Returns an error if the name or the value is invalid or if the key's role does not allow this.
     pub async fn put_secret(&self, name: &str, secret: &PutSecret) -> Result<Secret, Error> {
         check_name(name).map_err(Error::Refused)?;
         secret.check().map_err(Error::Refused)?;
@@ -22,7 +22,7 @@ impl Client {
     /// Lists the project's secrets, sorted by name, without their values.
     ///
     /// # Errors
-    /// The server does not respond.
+    /// Returns an error if the server does not respond.
     pub async fn secrets(&self) -> Result<Vec<Secret>, Error> {
         let page: Page<Secret> = self.link.call(&ApiRequest::get("/v1/secrets")).await?;
         Ok(page.items)
@@ -31,7 +31,7 @@ impl Client {
     /// Removes a secret. Succeeds even if the secret does not exist.
     ///
     /// # Errors
-    /// The name is invalid, or the key's role does not allow this.
+    /// Returns an error if the name is invalid or if the key's role does not allow this.
     pub async fn remove_secret(&self, name: &str) -> Result<(), Error> {
         check_name(name).map_err(Error::Refused)?;
         self.link.done(&ApiRequest::new(Method::DELETE, format!("/v1/secrets/{name}"))).await

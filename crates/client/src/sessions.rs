@@ -43,7 +43,7 @@ impl Client {
     /// Creates a session. A retry does not create a second session.
     ///
     /// # Errors
-    /// The request is invalid.
+    /// Returns an error if the request is invalid.
     pub async fn create_session(&self, request: &CreateSession) -> Result<Session, Error> {
         request.check().map_err(Error::Refused)?;
         self.link.call(&ApiRequest::new(Method::POST, "/v1/sessions").json(request)?.once()?).await
@@ -52,7 +52,7 @@ impl Client {
     /// Lists the project's sessions, the newest first.
     ///
     /// # Errors
-    /// The server does not respond.
+    /// Returns an error if the server does not respond.
     pub async fn sessions(&self) -> Result<Vec<Session>, Error> {
         self.pages("/v1/sessions").await
     }
@@ -60,7 +60,7 @@ impl Client {
     /// Returns the state of a session.
     ///
     /// # Errors
-    /// The session does not exist.
+    /// Returns an error if the session does not exist.
     pub async fn session(&self, session: &SessionId) -> Result<Session, Error> {
         self.link.call(&ApiRequest::get(format!("/v1/sessions/{session}"))).await
     }
@@ -68,7 +68,7 @@ impl Client {
     /// Ends a session and stops its sandbox. This is idempotent.
     ///
     /// # Errors
-    /// The session does not exist.
+    /// Returns an error if the session does not exist.
     pub async fn end_session(&self, session: &SessionId) -> Result<Session, Error> {
         self.link.call(&ApiRequest::new(Method::DELETE, format!("/v1/sessions/{session}"))).await
     }
@@ -77,7 +77,7 @@ impl Client {
     /// This is idempotent.
     ///
     /// # Errors
-    /// The session does not exist.
+    /// Returns an error if the session does not exist.
     pub async fn clean_up(&self, session: &SessionId) -> Result<Session, Error> {
         let ask = ApiRequest::new(Method::DELETE, format!("/v1/sessions/{session}/sandbox"));
         self.link.call(&ask.within(CALL_WITHIN)).await
@@ -87,7 +87,7 @@ impl Client {
     /// the sandbox.
     ///
     /// # Errors
-    /// The file is too large, or a different dataset has the same file name.
+    /// Returns an error if the file is too large or if a different dataset has the same file name.
     pub async fn add_dataset(
         &self,
         session: &SessionId,
@@ -101,7 +101,7 @@ impl Client {
     /// Calls a tool and waits for its result. A retry does not run the tool twice.
     ///
     /// # Errors
-    /// The tool does not exist, its arguments are invalid, or it could not be run.
+    /// Returns an error if the tool does not exist, its arguments are invalid, or it could not be run.
     pub async fn call_tool(
         &self,
         session: &SessionId,
@@ -141,7 +141,7 @@ impl Client {
     /// Lists the recorded runs of a session, the oldest first.
     ///
     /// # Errors
-    /// The session does not exist.
+    /// Returns an error if the session does not exist.
     pub async fn runs(&self, session: &SessionId) -> Result<Vec<Run>, Error> {
         let page: Page<Run> =
             self.link.call(&ApiRequest::get(format!("/v1/sessions/{session}/runs"))).await?;
@@ -151,7 +151,7 @@ impl Client {
     /// Returns the output that a run wrote to `stream` (`stdout` or `stderr`), starting at an offset.
     ///
     /// # Errors
-    /// No output is stored for the run.
+    /// Returns an error if no output is stored for the run.
     pub async fn run_output(
         &self,
         session: &SessionId,
@@ -169,7 +169,7 @@ impl Client {
     /// Lists the artifacts of a session.
     ///
     /// # Errors
-    /// The session does not exist.
+    /// Returns an error if the session does not exist.
     pub async fn session_artifacts(&self, session: &SessionId) -> Result<Vec<SessionArtifact>, Error> {
         let page: Page<SessionArtifact> =
             self.link.call(&ApiRequest::get(format!("/v1/sessions/{session}/artifacts"))).await?;
@@ -179,7 +179,7 @@ impl Client {
     /// Returns the bytes of a session's artifact.
     ///
     /// # Errors
-    /// The session has no such artifact.
+    /// Returns an error if the session has no such artifact.
     pub async fn session_artifact(&self, session: &SessionId, name: &str) -> Result<Vec<u8>, Error> {
         self.bytes(&format!("/v1/sessions/{session}/artifacts/{}", escape(name))).await
     }
@@ -187,7 +187,7 @@ impl Client {
     /// Removes all artifacts of a session.
     ///
     /// # Errors
-    /// The session does not exist.
+    /// Returns an error if the session does not exist.
     pub async fn clear_session(&self, session: &SessionId) -> Result<(), Error> {
         self.link.done(&ApiRequest::new(Method::DELETE, format!("/v1/sessions/{session}/artifacts"))).await
     }
@@ -200,7 +200,7 @@ impl Client {
     /// Returns the tools of a tool set in the given format: `bellglass`, `openai`, `anthropic` or `mcp`.
     ///
     /// # Errors
-    /// The format does not exist.
+    /// Returns an error if the format does not exist.
     pub async fn tools(&self, set: ToolSet, format: &str) -> Result<Vec<Value>, Error> {
         let (set, format) = (set.name(), escape(format));
         self.link.call(&ApiRequest::get(format!("/v1/tools?set={set}&format={format}"))).await
@@ -209,7 +209,7 @@ impl Client {
     /// Returns a tool set's instructions for the model.
     ///
     /// # Errors
-    /// The server does not respond.
+    /// Returns an error if the server does not respond.
     pub async fn tools_prompt(&self, set: ToolSet) -> Result<String, Error> {
         let bytes = self.bytes(&format!("/v1/tools/prompt?set={}", set.name())).await?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -43,7 +43,7 @@ impl Stdin {
     /// Sends bytes. Waits while the process does not read.
     ///
     /// # Errors
-    /// The process has closed its input (`conflict`), or the exec does not exist.
+    /// Returns an error if the process has closed its input (`conflict`) or if the exec does not exist.
     pub async fn write(&mut self, mut bytes: Bytes) -> Result<(), Error> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(PIECE_BYTES_MAX));
@@ -55,7 +55,7 @@ impl Stdin {
     /// Closes standard input: the process reads end of file after the last byte.
     ///
     /// # Errors
-    /// The exec does not exist.
+    /// Returns an error if the exec does not exist.
     pub async fn close(mut self) -> Result<(), Error> {
         self.send(Bytes::new(), true).await
     }

@@ -9,8 +9,8 @@
 //! The exec runs in the sandbox, independently of any connection. A new connection requests output from the
 //! offset that the client has reached. Input is retained until the server acknowledges it; a new connection
 //! sends it again from the acknowledged offset. Each keystroke therefore arrives once, even if the server was
-//! killed. Only one client may type at a time. Input of a different client is visible in the offsets and is
-//! reported as an error instead of being mixed with this client's input.
+//! killed. Only one client may type at a time. The acknowledged offsets reveal input from a different client,
+//! which is reported as an error instead of being mixed with this client's input.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -42,7 +42,7 @@ const PENDING_BYTES_MAX: usize = 1 << 20;
 const WINDOW_BYTES: u64 = INPUT_BYTES_MAX as u64;
 /// Maximum size of an incoming message: four times the size of the largest message that servers send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
-/// Maximum number of signals that wait for a connection.
+/// Maximum number of queued requests. Further signals are dropped.
 const SIGNALS_MAX: usize = 16;
 
 type TerminalSocket = WebSocketStream<Upgraded>;
@@ -85,7 +85,7 @@ pub enum TerminalUpdate {
     Output {
         /// Offset of the first byte.
         offset: u64,
-        /// The bytes.
+        /// Bytes to write to the screen.
         bytes: Bytes,
     },
     /// A range of output that the server no longer retains.
@@ -166,7 +166,7 @@ impl Terminal {
     /// Queues input for the terminal.
     ///
     /// # Errors
-    /// The queue is full, because the process does not read its input.
+    /// Returns an error if the queue is full, because the process does not read its input.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         if bytes.len() > self.room() {
             return Err(Error::Refused(api::Error {
@@ -192,8 +192,8 @@ impl Terminal {
         self.requests.push_back(TerminalRequest::Resize(size));
     }
 
-    /// Sends a signal to all processes of the exec, at most once. The signal is lost if the connection
-    /// breaks.
+    /// Sends a signal to all processes of the exec, at most once. The signal is lost if the connection breaks
+    /// or too many requests are queued.
     pub fn signal(&mut self, signal: i32) {
         if self.requests.len() < SIGNALS_MAX {
             self.requests.push_back(TerminalRequest::Signal(signal));

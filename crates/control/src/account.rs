@@ -1,4 +1,4 @@
-//! Accounts: the lookup of a request's key, and the limits that all requests of a project share.
+//! Accounts: look up the key of each request, and enforce the limits that all requests of a project share.
 //!
 //! Unknown, revoked, expired and malformed keys take the same amount of work and get the same response, so a
 //! client cannot tell them apart.
@@ -37,11 +37,11 @@ const ADDRESSES_MAX: usize = 10_000;
 /// input, or for five exec requests of the maximum size. Together with the memory of its connections, a
 /// project uses less than 128 MiB (attack H-41).
 const BODIES_KIB_MAX: usize = 80 << 10;
-/// Maximum number of open streams of one project. For each stream, the server may buffer a megabyte of unread
-/// output.
+/// Maximum number of open streams per project. The server may buffer up to a megabyte of unread output per
+/// stream.
 const STREAMS_MAX: usize = 512;
 /// Maximum memory for a project's pending responses, in KiB. Each response counts as its size plus
-/// `ANSWER_KIB`, which accounts for the other memory of its request.
+/// `ANSWER_KIB`, which covers all other memory that its request uses.
 const ANSWERS_KIB_MAX: usize = 32 << 10;
 const ANSWER_KIB: usize = 8;
 /// Maximum number of concurrent requests of one project, including open streams. With a higher limit, one
@@ -50,11 +50,11 @@ const REQUESTS_MAX: usize = 1024;
 /// Maximum number of execs of one project that are starting at the same time.
 const LAUNCHES_MAX: usize = 256;
 
-/// Maximum number of times that one request looks up its key. The lookup is repeated if any key changes while
-/// it is in progress.
+/// Maximum number of key lookups per request. A lookup is repeated if any key changes while it is in
+/// progress.
 const LOOKS_MAX: usize = 8;
 
-/// Key of a request, and the limits of the key's project.
+/// The key that a request presented, and the limits of the key's project.
 pub struct Account {
     /// Key that the request presented or, if it presented a sandbox token, a synthetic key.
     pub key: Key,
@@ -79,7 +79,7 @@ pub struct Share {
     bodies: Arc<Semaphore>,
     /// Memory for pending responses, in KiB.
     answers: Arc<Semaphore>,
-    /// Permits for requests.
+    /// Permits for concurrent requests.
     requests: Arc<Semaphore>,
 }
 
@@ -104,11 +104,11 @@ struct AccountCache {
     /// Cancellation token of each key, by key ID, kept until the key is revoked. The map needs no limit,
     /// because only administrators create keys.
     ends: HashMap<String, CancellationToken>,
-    /// Time of each key's last use, by key ID, if that time is not yet in the store.
+    /// Time at which each key was last used, by key ID. Contains only times that are not in the store yet.
     used_ms: HashMap<String, u64>,
     shares: HashMap<String, Arc<Share>>,
-    /// Number of changes to keys or quotas. Data that was read from the store before a change is not cached
-    /// after it.
+    /// Number of changes to keys or quotas so far. If it changes during a lookup, the data that the lookup
+    /// read is not cached.
     changes: u64,
 }
 
@@ -125,9 +125,9 @@ impl Accounts {
     /// Returns the account for the key with this secret.
     ///
     /// # Errors
-    /// `unauthorized`, always with the same message: the request has no valid key. `rate_limited`: its
-    /// address has sent too many such requests, or too many key lookups are in progress. `store_unavailable`:
-    /// the store does not respond.
+    /// Returns `unauthorized`, always with the same message, if the request has no valid key, `rate_limited`
+    /// if its address has sent too many such requests or too many key lookups are in progress, and
+    /// `store_unavailable` if the store does not respond.
     pub async fn authenticate(
         &self,
         store: &Store,
@@ -135,7 +135,8 @@ impl Accounts {
         from: Option<IpAddr>,
         now_ms: u64,
     ) -> Answer<Arc<Account>> {
-        // This time never goes back, so an expired key stays expired even if the system clock is set back.
+        // The store's time never goes back, so an expired key stays expired even if the system clock is set
+        // back.
         let now_ms = store.now_ms(now_ms);
         let shown = secret.unwrap_or_default();
         let account = match ApiKey::parse(shown) {
@@ -163,7 +164,7 @@ impl Accounts {
         }
     }
 
-    /// Queries the store for a hash that no key has, which takes as long as the lookup of an unknown key.
+    /// Queries the store for a hash that matches no key. This takes as long as the lookup of an unknown key.
     async fn look_for_no_key(&self, store: &Store) -> Answer<()> {
         let _place = self.lookups.place()?;
         store.key_by_hash(&KeyHash::of_no_key()).await?;
@@ -190,7 +191,7 @@ impl Accounts {
     /// has a synthetic key with the role `write`.
     ///
     /// # Errors
-    /// The store does not respond, or the project does not exist.
+    /// Returns an error if the store does not respond or the project does not exist.
     pub async fn acting_for(
         &self,
         store: &Store,
@@ -222,9 +223,8 @@ impl Accounts {
         Ok(account)
     }
 
-    /// Returns the account of the named project without authentication, as the server did before the defence
-    /// against attack H-22 existed. Has an effect only in test builds in which that defence is off, as the
-    /// control of the attack's test.
+    /// Returns the account of the named project without authentication if the defence against attack H-22 is
+    /// off. Only a test build can turn it off, to prove that the attack succeeds without the defence.
     fn without_defence(&self, shown: &str) -> Option<Arc<Account>> {
         let project = api::defence::is_off("H-22").then(|| shown.strip_prefix("of project "))??;
         locked(&self.known).acting.get(&(project.to_owned(), Credential::Agent)).cloned()
@@ -239,13 +239,14 @@ impl Accounts {
         }
     }
 
-    /// Removes and returns the last uses of keys that are not yet in the store: times in milliseconds since
-    /// 1970, by key ID.
+    /// Removes and returns the last-use times that are not in the store yet, in milliseconds since 1970, by
+    /// key ID.
     pub fn take_used(&self) -> HashMap<String, u64> {
         std::mem::take(&mut locked(&self.known).used_ms)
     }
 
-    /// Restores last uses that the store could not save, except for keys that have been used again since.
+    /// Puts back last-use times that the store could not save, except for keys that have been used again
+    /// since.
     pub fn put_back_used(&self, used_ms: HashMap<String, u64>) {
         let mut known = locked(&self.known);
         for (id, at_ms) in used_ms {
@@ -253,13 +254,13 @@ impl Accounts {
         }
     }
 
-    /// Returns the time of a key's last use if it is not yet in the store.
+    /// Returns the time at which a key was last used, if this time is not in the store yet.
     pub fn used_ms(&self, id: &str) -> Option<u64> {
         locked(&self.known).used_ms.get(id).copied()
     }
 
-    /// Clears the cache after keys have changed. Keeps the shared limits, so that no project gets a second
-    /// set of limits.
+    /// Clears the cached keys after a change. Keeps the shared limits, so that no project's limits start
+    /// over.
     pub fn forget(&self) {
         let mut known = locked(&self.known);
         known.accounts.clear();
@@ -278,8 +279,9 @@ impl Accounts {
         (known.accounts.get(hash).cloned(), known.changes)
     }
 
-    /// Caches a key that was read from the store. Returns `None` if keys have changed since the read. Without
-    /// this check, a key that was read while it was being revoked would stay valid until the server stops.
+    /// Caches a key that was read from the store. If any key has changed since the read, caches nothing and
+    /// returns `None`. Without this check, a key that was read while it was being revoked would stay valid
+    /// until the server stops.
     fn learn(&self, hash: KeyHash, key: Key, project: &Project, changes: u64) -> Option<Arc<Account>> {
         let mut known = locked(&self.known);
         if known.changes != changes {
@@ -352,7 +354,7 @@ impl Account {
     /// Checks that the key has at least this role.
     ///
     /// # Errors
-    /// `forbidden`: the key's role is too low.
+    /// Returns `forbidden` if the key's role is too low.
     pub fn require(&self, role: Role) -> Answer<()> {
         if self.key.role >= role {
             return Ok(());
@@ -372,7 +374,7 @@ impl Account {
     /// Counts a request against this rate, and checks that the project has not exceeded the rate.
     ///
     /// # Errors
-    /// `rate_limited`, with the delay before a retry: the project has exceeded the rate.
+    /// Returns `rate_limited`, with the delay before a retry, if the project has exceeded the rate.
     pub fn pace(&self, rate: Rate) -> Answer<()> {
         let (limiter, what, most) = match rate {
             Rate::Create => (&self.share.creates, "creates_per_second", self.quota.creates_per_second),
@@ -408,7 +410,7 @@ impl Share {
     /// Acquires a permit for an exec that is starting.
     ///
     /// # Errors
-    /// `rate_limited`: the project is at its limit.
+    /// Returns `rate_limited` if the project is at its limit.
     pub fn launch(&self) -> Answer<OwnedSemaphorePermit> {
         Arc::clone(&self.launches)
             .try_acquire_owned()
@@ -418,7 +420,7 @@ impl Share {
     /// Acquires a permit for an open stream.
     ///
     /// # Errors
-    /// `rate_limited`: the project has the maximum number of open streams.
+    /// Returns `rate_limited` if the project has the maximum number of open streams.
     pub fn stream(&self) -> Answer<OwnedSemaphorePermit> {
         Arc::clone(&self.streams)
             .try_acquire_owned()
@@ -428,7 +430,7 @@ impl Share {
     /// Acquires a permit for a request, held until its response has been sent.
     ///
     /// # Errors
-    /// `rate_limited`: the project is at its limit.
+    /// Returns `rate_limited` if the project is at its limit.
     pub fn request(&self) -> Answer<OwnedSemaphorePermit> {
         let requests = Arc::clone(&self.requests);
         requests.try_acquire_owned().map_err(|_| {
@@ -447,7 +449,7 @@ impl Share {
     /// Reserves memory for a body of this many bytes until the returned permit is dropped.
     ///
     /// # Errors
-    /// `rate_limited`: the project's other bodies leave too little memory.
+    /// Returns `rate_limited` if the project's other bodies leave too little memory.
     pub fn room(&self, bytes: usize) -> Answer<OwnedSemaphorePermit> {
         let kib = u32::try_from(bytes.div_ceil(1024).max(1)).unwrap_or(u32::MAX);
         let bodies = Arc::clone(&self.bodies);
@@ -463,7 +465,7 @@ impl Share {
 /// Creates a key, and returns it with the hash under which it is stored.
 ///
 /// # Errors
-/// The kernel's random number generator is unavailable.
+/// Returns an error if the kernel's random number generator is unavailable.
 pub fn mint(ask: &CreateKey, now_ms: u64) -> Answer<(NewKey, KeyHash)> {
     let secret = ApiKey::fresh()?;
     let key = Key {
@@ -556,7 +558,7 @@ mod tests {
             let (hash, key, project) = asked(project);
             accounts.learn(hash, key, &project, 0).unwrap()
         });
-        // Simulate a change to another key. Accounts that are cached again after the change keep their
+        // Simulate a change to a different key. Accounts that are cached again after the change keep their
         // cancellation tokens.
         accounts.forget();
         accounts.revoke(&one.key.id);

@@ -7,17 +7,18 @@
 //! `prev` is the SHA-256 of the previous line without its newline. In the first line, it consists of zeros.
 //! Therefore [`verify`] detects changed, removed and inserted lines, and missing files. To detect truncation,
 //! it compares the log with the head file beside it (see `files`). An attacker who can change both files can
-//! hide a truncation. To detect even that, store [`Verified::head`] elsewhere.
+//! hide a truncation. To detect a truncation even then, store a copy of [`Verified::head`] on a different
+//! machine.
 //!
-//! The log records IDs, acts, sizes and paths. It does not record secrets, environment variables, output or
-//! command arguments. Text that a caller chose is truncated to [`DETAIL_BYTES_MAX`] and escaped to printable
-//! ASCII.
+//! The log records IDs, actions, sizes and paths. It does not record secrets, environment variables, output
+//! or command arguments. Text that a caller chose is truncated to [`DETAIL_BYTES_MAX`] and escaped to
+//! printable ASCII.
 //!
 //! **Recording never blocks.** [`Audit::record`] puts an entry into a bounded queue. If the queue is full,
 //! the entry is counted as missed instead, and the count is later recorded in a separate entry. One thread
 //! writes the queued entries in groups and syncs them to disk within [`SYNC_EVERY`]. If the server is killed,
-//! entries that are still in the queue are lost. The next server removes an incomplete last line and records
-//! the removal in an entry.
+//! entries that are still in the queue are lost. After a restart, the server removes an incomplete last line
+//! and records the removal in an entry.
 //!
 //! **The log is rotated.** A full file is renamed, and the chain continues in a new file. When the files
 //! together exceed [`Bounds::bytes_max`], the oldest file is removed. An entry then records where the
@@ -46,13 +47,14 @@ pub use chain::{Verified, hex, verify};
 pub use files::Bounds;
 use writer::{Word, Writer};
 
-/// Maximum length of an entry's detail. This is enough for a hash with its name, or for a short sentence.
+/// Maximum length of an entry's detail. This is enough for a hash and the name of its algorithm, or for a
+/// short sentence.
 pub const DETAIL_BYTES_MAX: usize = 256;
 /// Maximum length of a recorded key ID or project name. Valid IDs and names are shorter; longer text can only
 /// be untrusted input.
 const NAME_BYTES_MAX: usize = 64;
-/// Maximum number of entries in the queue. The busiest node produces this many in several seconds, and they
-/// use at most a few megabytes.
+/// Maximum number of entries in the queue. Even the busiest node needs several seconds to produce this many,
+/// and they use at most a few megabytes.
 const QUEUE: usize = 8192;
 /// Interval between syncs to disk. A power failure may lose the entries of one interval.
 pub const SYNC_EVERY: Duration = Duration::from_secs(1);
@@ -66,7 +68,7 @@ pub struct Audit {
     missed: Arc<AtomicU64>,
 }
 
-/// Action that an entry records. The set of actions is closed.
+/// Action that an entry records. The log contains no other actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Act {
@@ -96,9 +98,9 @@ pub enum Act {
     SandboxStop,
     /// A sandbox ended; the detail is the reason.
     SandboxEnd,
-    /// The posture of a sandbox did not match its tier.
+    /// The security posture of a new sandbox did not match its isolation tier.
     PostureMismatch,
-    /// No runtime provides the requested tier.
+    /// A request was refused because no runtime provides the requested isolation tier.
     TierRefused,
     /// A sandbox's idle time or its time to live was changed.
     Lease,
@@ -160,7 +162,7 @@ pub enum Act {
     SecretSet,
     /// A secret was removed; the detail is its name.
     SecretRemove,
-    /// Draining of the node was started or stopped.
+    /// The node started or stopped draining.
     Drain,
     /// A request was refused because it would have exceeded the project's quota.
     QuotaRefused,
@@ -171,7 +173,7 @@ pub enum Act {
     Torn,
     /// The oldest file of this log was removed; the detail is the position at which the remaining log begins.
     AuditPrune,
-    /// Entries were missing at the end of the log when it was opened; the detail is their number.
+    /// Entries were missing at the end of the log when it was opened; the detail is their count.
     AuditCut,
     /// The chain of this log is broken; the detail is the position of the break.
     AuditBroken,
@@ -230,12 +232,12 @@ pub struct Damaged {
 }
 
 impl Audit {
-    /// Opens the log, or creates it if it does not exist, and starts the thread that writes it. `now_ms` is
-    /// the time recorded in entries about damage at the end of the log.
+    /// Opens the log, or creates it if it does not exist, and starts the writer thread. `now_ms` is the time
+    /// to record in entries about damage at the end of the log.
     ///
     /// # Errors
-    /// The file cannot be read or written, another process is writing to it, or its last line is not a valid
-    /// entry.
+    /// Returns an error if the file cannot be read or written, another process is writing to it, or its last
+    /// line is not a valid entry.
     pub fn open(path: &Path, now_ms: u64, bounds: Bounds) -> Result<Self, Error> {
         let missed = Arc::<AtomicU64>::default();
         let writer = Writer::open(path, now_ms, Arc::clone(&missed), bounds)?;
@@ -246,7 +248,7 @@ impl Audit {
         Ok(Self { queue, missed })
     }
 
-    /// Queues an entry to be written. Never waits.
+    /// Queues an entry for the writer thread. Never waits.
     pub fn record(&self, entry: Entry) {
         match self.queue.try_send(Word::Entry(Box::new(entry))) {
             Ok(()) => {}
@@ -256,7 +258,8 @@ impl Audit {
         }
     }
 
-    /// Waits until all entries recorded so far are on disk. Called when the server shuts down.
+    /// Waits until all entries recorded so far are on disk. The server calls this function when it shuts
+    /// down.
     pub async fn flush(&self) {
         let (done, wait) = oneshot::channel();
         let mut word = Word::Flush(done);
@@ -268,8 +271,8 @@ impl Audit {
             }
             tokio::time::sleep(FLUSH_AGAIN).await;
         }
-        // The writer drops the sender without a message only if it terminates. In that case, there is nothing
-        // left to wait for.
+        // If the writer thread ends, it drops the sender without a message. There is then nothing left to
+        // wait for.
         let _ = wait.await;
     }
 }

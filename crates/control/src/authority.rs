@@ -1,4 +1,5 @@
-//! Authority: the grant that a request receives for its credential, and the need that a route declares.
+//! Authorization. A route declares a need (the credential that it requires); a request receives a grant (the
+//! rights that its credential gives).
 //!
 //! | module | contents |
 //! |---|---|
@@ -9,9 +10,9 @@
 //! Sandbox tokens are defined in [`node::token`]. The extractors that turn requests into grants are in the
 //! crates `server` and `e2b`.
 //!
-//! Invariants: Each kind of credential is a separate type with its own lookup, and no text is ever looked up
-//! as more than one kind. No credential is derived from another, except E2B's file signature, which permits
-//! one operation on one path as one user until it expires.
+//! Invariants: Each kind of credential is a separate type with its own lookup, and the server never looks up
+//! the same text as two kinds. No credential is derived from another, except E2B's file signature, which
+//! permits one operation on one path as one user until it expires.
 
 pub mod failures;
 pub mod grant;

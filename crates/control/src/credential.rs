@@ -1,9 +1,9 @@
 //! Secrets that are stored only as hashes: API keys and single-use tickets.
 //!
 //! Each secret consists of a prefix, which secret scanners recognize, and 256 random bits in lower-case
-//! hexadecimal. With that much entropy, a slow hash would be no safer than SHA-256. The prefix is not hashed:
-//! `bgk_KEY`, `e2b_KEY` (the form that E2B's SDKs require) and the bare digits of earlier releases are the
-//! same key.
+//! hexadecimal. With that much entropy, a slow hash would be no safer than SHA-256. The prefix is not hashed.
+//! Therefore `bgk_KEY`, `e2b_KEY` (which E2B's SDKs require) and `KEY` (which earlier releases created) are
+//! forms of the same key.
 
 use node::machine::random;
 use sha2::{Digest, Sha256};
@@ -40,7 +40,7 @@ impl ApiKey {
     /// Creates a random key.
     ///
     /// # Errors
-    /// The kernel's random number generator is unavailable.
+    /// Returns an error if the kernel's random number generator is unavailable.
     pub fn fresh() -> Result<Self, node::Error> {
         Ok(Self(Digits::fresh()?))
     }
@@ -56,20 +56,20 @@ impl ApiKey {
         KeyHash(self.0.hash())
     }
 
-    /// Returns the text of the key, which its owner sees only once.
+    /// Returns the text of the key, which is shown to its owner only once.
     pub fn reveal(&self) -> String {
         format!("{KEY_PREFIX}{}", self.0.0)
     }
 
-    /// Returns the last four digits, which let people tell keys apart.
+    /// Returns the last four digits, which help users tell keys apart.
     pub fn hint(&self) -> String {
         self.0.0.chars().skip(DIGITS - 4).collect()
     }
 }
 
 impl KeyHash {
-    /// Returns a hash that no key has. It is looked up for malformed keys, so that they take as much work as
-    /// unknown keys.
+    /// Returns a hash that matches no key. The server looks it up for malformed keys, so that they take as
+    /// much work as unknown keys.
     pub fn of_no_key() -> Self {
         Self(Sha256::digest("").into())
     }
@@ -79,7 +79,7 @@ impl Ticket {
     /// Creates a random ticket.
     ///
     /// # Errors
-    /// The kernel's random number generator is unavailable.
+    /// Returns an error if the kernel's random number generator is unavailable.
     pub fn fresh() -> Result<Self, node::Error> {
         Ok(Self(Digits::fresh()?))
     }

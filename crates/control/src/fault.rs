@@ -7,7 +7,7 @@ use api::{Error, ErrorCode, Layer, Ran, Retry};
 
 use crate::store;
 
-/// Default delay before a retry. Starting or stopping a sandbox takes about a tenth of this time.
+/// Default delay before a retry. Starting or stopping a sandbox takes only about a tenth of this time.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// API error, with the delay after which the client should retry.

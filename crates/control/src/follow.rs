@@ -1,8 +1,8 @@
 //! Reconciliation of the store with the node.
 //!
 //! The node is the authority on running sandboxes; the store is the authority on requests and their results.
-//! The node keeps the record of an ended sandbox until the store has saved the end. A sandbox that is missing
-//! from the store is added to it, so an empty store never causes a sandbox to be stopped.
+//! The node keeps its record of an ended sandbox until the store has saved that the sandbox ended. A sandbox
+//! that is missing from the store is added, so an empty store never causes a sandbox to be stopped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,27 +19,28 @@ use crate::audit::{Act, Entry};
 use crate::platform::Platform;
 use crate::store;
 
-/// Maximum number of changes in one transaction. It is large enough that a burst of create requests is saved
-/// at once.
+/// Maximum number of changes in one transaction. It is large enough to save a burst of create requests
+/// together.
 const CHANGES_AT_ONCE: usize = 64;
 /// Interval between passes over all ended sandboxes. The passes catch events that were missed and writes that
 /// failed.
 const COMPARE_EVERY: Duration = Duration::from_secs(5);
-/// Maximum interval between two rounds of store upkeep.
+/// Maximum interval between two rounds of store maintenance.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-/// Time for which the records of ended sandboxes are retained. The reason why a sandbox ended must be
-/// available for a day; a week is more practical for people.
+/// Time for which the records of ended sandboxes are retained. Users must be able to find out for at least a
+/// day why a sandbox ended; a week is more convenient.
 const REMEMBER: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Interval between removals of unused layers and old records.
 const TIDY_EVERY: Duration = Duration::from_secs(600);
 
-/// Interval at which the last uses of keys are saved.
+/// Interval between saves of the last-use times of keys.
 const NOTE_USE_EVERY: Duration = Duration::from_secs(60);
 
-/// Updates the store once to match the node. Must complete before the server accepts requests.
+/// Updates the store once to match the node. The server must not accept requests before this function
+/// returns.
 ///
 /// # Errors
-/// The store does not respond.
+/// Returns an error if the store does not respond.
 pub async fn begin(platform: &Platform) -> Result<(), store::Error> {
     for project in platform.store.projects().await? {
         platform.node.set_quota(&project.name, project.quota.disk_bytes);
@@ -83,8 +84,8 @@ pub async fn follow(platform: Arc<Platform>) {
     let mut events = platform.node.events();
     loop {
         let until = Instant::now() + COMPARE_EVERY;
-        // Write changes as their events arrive. The pass after this loop finds ends whose events were missed
-        // or could not be written.
+        // Write changes as their events arrive. The pass after this loop finds ended sandboxes whose events
+        // were missed or could not be saved.
         while let Ok(heard) = timeout_at(until, events.recv()).await {
             match heard {
                 Ok(SandboxEvent::Changed { sandbox }) => {
@@ -145,7 +146,7 @@ pub async fn write_down(platform: Arc<Platform>) {
     }
 }
 
-/// Saves the last uses of keys periodically. If the store fails, they are saved in the next round.
+/// Saves the last-use times of keys periodically. If the store fails, retries in the next round.
 pub async fn note_use(platform: Arc<Platform>) {
     loop {
         tokio::time::sleep(NOTE_USE_EVERY).await;
@@ -156,7 +157,7 @@ pub async fn note_use(platform: Arc<Platform>) {
     }
 }
 
-/// Runs the store's upkeep periodically: retries failed writes, and does work that is due.
+/// Runs the store's maintenance periodically: retries failed writes, and does work that is due.
 pub async fn look_after(platform: Arc<Platform>) {
     loop {
         platform.store.time_is_due(UPKEEP_EVERY).await;

@@ -6,9 +6,9 @@
 //! | module | contents |
 //! |---|---|
 //! | [`credential`] | API keys and tickets |
-//! | [`authority`] | the grant of each request, and the need of each route |
+//! | [`authority`] | authorization: the grant of each request, and the need of each route |
 //! | [`account`] | key lookup, and the rates and permits that all requests of a project share |
-//! | [`platform`] | operations that take more than one step: create, find, stop, health |
+//! | [`platform`] | operations with several steps: create, find, stop, health |
 //! | [`session`] | agent sessions: tool calls that run one at a time in a sandbox, which is created on first use |
 //! | [`output`] | exec output as lines of JSON |
 //! | [`follow`] | keeps the store consistent with the machine |
@@ -19,8 +19,8 @@
 //! | [`trace`] | the time spent in each step of a request |
 //! | [`fault`] | platform errors |
 //!
-//! Invariants: To a project, an object of another project looks like an object that does not exist. Every
-//! error of a request is an [`api::Error`]. An operation that has started completes even if its request is
+//! Invariants: A project cannot distinguish an object of another project from an object that does not exist.
+//! Every request error is an [`api::Error`]. An operation that has started completes even if its request is
 //! dropped.
 
 #![forbid(unsafe_code)]

@@ -20,8 +20,8 @@ type Labels = Vec<(&'static str, String)>;
 /// in the queue can take seconds.
 const SECONDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
-/// HTTP methods that are counted by name. Clients can invent others, and each new name would add a permanent
-/// counter.
+/// HTTP methods that are counted by name. All others are counted together, because clients can invent
+/// methods, and each new name would add a permanent counter.
 const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"];
 
 /// Metrics of the server.
@@ -103,8 +103,8 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts a request that got a response. `route` is the route's pattern, so clients cannot invent new
-    /// values.
+    /// Counts a request that got a response. `route` is the pattern of the route, not the path, so clients
+    /// cannot create new label values.
     pub fn answered(&self, route: &str, method: &str, status: u16, took: Duration) {
         let method = if METHODS.contains(&method) { method } else { "other" };
         let labels = vec![("route", route.to_owned()), ("method", method.to_owned())];
@@ -146,8 +146,8 @@ impl Metrics {
 }
 
 impl Metrics {
-    /// Updates the metrics of the pool. The pool has a separate entry for each template and set of limits. A
-    /// template may have many sets of limits, so its entries are added up.
+    /// Updates the metrics of the pool. The pool has a separate entry for each template and set of limits.
+    /// The metrics show one sum per template, because a template may have many sets of limits.
     fn show_pool(&self, pool: &[PoolStatus]) {
         self.pool.clear();
         for one in pool {

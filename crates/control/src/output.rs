@@ -1,12 +1,11 @@
-//! Exec output as lines of JSON. Text is never split inside a character.
+//! Converts exec output to lines of JSON, without ever splitting a character.
 
 use api::exec::Stream;
 use api::output::{OutputLine, PerStream};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-/// For each stream, the bytes of an incomplete character at its end, and the offset of the first of these
-/// bytes.
+/// Bytes of an incomplete character at the end of each stream, with the offset of the first of these bytes.
 #[derive(Default)]
 pub struct Carried(PerStream<(u64, Vec<u8>)>);
 
@@ -30,7 +29,7 @@ impl Carried {
         if whole.is_empty() { Vec::new() } else { vec![data(stream, first, &whole)] }
     }
 
-    /// Returns the carried bytes of a stream when no further bytes can complete their character.
+    /// Returns the carried bytes of a stream, for use when no further bytes can complete their character.
     pub fn flush(&mut self, stream: Stream) -> Vec<OutputLine> {
         let (at, carried) = self.0.get_mut(stream);
         let bytes = std::mem::take(carried);

@@ -23,20 +23,20 @@ use crate::store::{Request, Requested, Store};
 use crate::trace::Traces;
 use crate::vault::Vault;
 
-/// Interval between health probes. The reported health is only slightly older than this.
+/// Interval between health probes. The reported health is at most slightly older than this.
 const TRY_EVERY: Duration = Duration::from_secs(30);
 /// Minimum interval between checks of the store.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Timeout for a stop request. Stopping a sandbox takes milliseconds. After the timeout, the caller gets an
 /// error, and the stop continues.
 const STOP_WITHIN: Duration = Duration::from_secs(60);
-/// Interval between attempts to stop a sandbox that its node does not know yet. A create request takes about
+/// Interval between attempts to stop a sandbox that the node does not know yet. A create request takes about
 /// this long to reach the node.
 const STOP_AGAIN: Duration = Duration::from_millis(10);
 /// Timeout for a health probe.
 const TRY_WITHIN: Duration = Duration::from_secs(20);
-/// Maximum number of retries of a create request if an earlier start of the sandbox was interrupted. One
-/// retry is enough unless the end of that start is not in the store yet.
+/// Maximum number of retries of a create request whose earlier attempt was interrupted. One retry is enough
+/// unless the store does not contain the result of the interrupted attempt yet.
 const ASK_AGAIN_MAX: u32 = 3;
 
 /// The platform on one machine.
@@ -66,7 +66,7 @@ pub struct NewSandbox {
     pub request: CreateSandbox,
     /// Idempotency key. A repeated request with the same key returns the same sandbox.
     pub idempotency: Option<String>,
-    /// Setting that determines which requests resume the sandbox while it is paused.
+    /// Which requests resume the sandbox when it is paused.
     pub auto_resume: AutoResume,
 }
 
@@ -82,14 +82,14 @@ struct Tried {
 }
 
 impl NewSandbox {
-    /// Creates a request for a sandbox that any request resumes while it is paused.
+    /// Creates a request for a sandbox that, when paused, is resumed by any request.
     pub fn once(request: CreateSandbox, idempotency: Option<String>) -> Self {
         Self { request, idempotency, auto_resume: AutoResume::default() }
     }
 }
 
 impl Platform {
-    /// Creates a platform from its parts. Does not start any background work; see [`crate::follow::begin`].
+    /// Creates a platform from its parts. Does not start any background work; [`crate::follow`] does.
     pub fn new(node: Node, store: Store, audit: Audit) -> Self {
         let tried = Tried {
             began: Instant::now(),
@@ -117,11 +117,12 @@ impl Platform {
 
     /// Creates a sandbox, at most one per idempotency key. The returned flag is true if the sandbox is new.
     ///
-    /// The creation completes even if the caller disconnects. It then leaves either a sandbox, whose idle
-    /// time has begun, or nothing.
+    /// The operation completes even if the caller disconnects. The result is then either a running sandbox,
+    /// whose idle time has begun, or no sandbox at all.
     ///
     /// # Errors
-    /// The request is rejected, or the start failed and everything was removed.
+    /// Returns an error if the request is rejected or the sandbox fails to start. In the latter case, all
+    /// parts of the sandbox have been removed.
     pub async fn create(
         self: &Arc<Self>,
         account: &Arc<Account>,
@@ -205,15 +206,14 @@ impl Platform {
                 Ok(Requested::Known(sandbox)) => {
                     let settled = self.node.settled(&sandbox.id).await.unwrap_or_else(|| sandbox.clone());
                     if settled.reason != Some(EndReason::Interrupted) || again.next().is_none() {
-                        // If the start failed, the sandbox does not exist. Return the error of the failed
-                        // start again.
+                        // If the sandbox failed to start, it does not exist. Return the same error again.
                         if let (Some(EndReason::StartFailed), Some(error)) = (settled.reason, settled.error) {
                             return Err(error.into());
                         }
                         break (sandbox, false);
                     }
-                    // An earlier server was killed while the sandbox was starting, so none of the caller's
-                    // code ran in it. Recording the end of the sandbox releases the idempotency key.
+                    // The server was killed while the sandbox was starting, so none of the caller's code ran
+                    // in it. Record that the sandbox ended, which releases the idempotency key.
                     self.store.moved(&settled).await?;
                 }
                 Err(error) => {
@@ -253,8 +253,9 @@ impl Platform {
     }
 
     /// Returns the requested sandbox, and a claim to a pre-warmed sandbox if one is available. In that case,
-    /// the requested sandbox gets the ID of the pre-warmed one. Does not report errors in the order. The node
-    /// reports them when it creates the sandbox, because a repeated request must still get its first result.
+    /// the requested sandbox gets the ID of the pre-warmed one. If the node cannot plan the order, does not
+    /// report the error. The node reports it when it creates the sandbox, because a repeated request must
+    /// still get its first result.
     fn planned(&self, order: &Order) -> Answer<(Sandbox, Option<Claim>)> {
         let Order { project, request, .. } = order;
         let (limits, claim) = match self.node.plan(order) {
@@ -270,8 +271,8 @@ impl Platform {
         Ok((Sandbox { limits, ..asked }, claim))
     }
 
-    /// Returns true if a request with this idempotency key was made before. Such a request gets a response
-    /// even if the node has no capacity.
+    /// Returns true if an earlier request had this idempotency key. Such a request gets a response even if
+    /// the node has no capacity.
     async fn knows(&self, project: &str, key: Option<&str>) -> Answer<bool> {
         match key {
             Some(key) => Ok(self.store.knows_key(project, key).await?),
@@ -279,15 +280,16 @@ impl Platform {
         }
     }
 
-    /// Withdraws the request for a sandbox that the node rejected before starting it. If the node did start
-    /// the sandbox, saves the sandbox's state instead.
+    /// Deletes the stored request for a sandbox that the node failed to create. If the node has a record of
+    /// the sandbox, saves its state instead.
     async fn gave_up(&self, sandbox: &Sandbox) {
         let ended = match self.node.find(&sandbox.id) {
             Some(shown) => self.store.moved(&shown).await,
             None => self.store.withdraw(&sandbox.id).await,
         };
         if let Err(error) = ended {
-            // The store is compared with the node again later, at the latest when the server restarts.
+            // A later comparison of the store with the node corrects this, at the latest when the server
+            // restarts.
             tracing::warn!(
                 sandbox = %sandbox.id,
                 error = node::error::chain(&error),
@@ -297,10 +299,11 @@ impl Platform {
     }
 
     /// Returns the project's sandbox with this ID or name. A sandbox of another project is reported as
-    /// missing, and the lookup takes equally long.
+    /// missing after the same amount of work.
     ///
     /// # Errors
-    /// `not_found`, or the store does not respond.
+    /// Returns `not_found` if the sandbox does not exist, and a different error if the store does not
+    /// respond.
     pub async fn sandbox(&self, account: &Account, named: &str) -> Answer<Sandbox> {
         let id = named.parse::<SandboxId>().map_err(|_| missing(named))?;
         let live = self.node.find(&id).filter(|shown| shown.project == account.key.project);
@@ -315,7 +318,7 @@ impl Platform {
     /// Returns a sandbox of this project that has not ended.
     ///
     /// # Errors
-    /// See [`Platform::sandbox`]. In addition: `sandbox_lost`, with the cause, if the sandbox has ended.
+    /// See [`Platform::sandbox`]. Also returns `sandbox_lost`, with the cause, if the sandbox has ended.
     pub async fn running(&self, account: &Account, named: &str) -> Answer<Sandbox> {
         let sandbox = self.sandbox(account, named).await?;
         if sandbox.state.is_terminal() {
@@ -327,7 +330,7 @@ impl Platform {
     /// Stops a sandbox, and waits until all parts of it have been removed.
     ///
     /// # Errors
-    /// See [`Platform::sandbox`]. In addition: `deadline` if the sandbox does not stop in time.
+    /// See [`Platform::sandbox`]. Also returns `deadline` if the sandbox does not stop in time.
     pub async fn stop(&self, account: &Account, named: &str) -> Answer<Sandbox> {
         let sandbox = self.sandbox(account, named).await?;
         if sandbox.state.is_terminal() {
@@ -339,13 +342,14 @@ impl Platform {
             return Err(node::Error::Deadline { what: "stopping the sandbox", after: STOP_WITHIN }.into());
         };
         let ended = ended?;
-        // Save the end before responding, so that the quota and the name are free when the caller continues.
+        // Save the final state before responding, so that the quota and the name are free when the caller
+        // continues.
         let _ = self.store.moved(&ended).await;
         Ok(ended)
     }
 
-    /// Stops a sandbox on its node. A create request writes its row to the store before the node knows the
-    /// sandbox. Therefore, if the node does not know the sandbox although it has not ended, retries the stop.
+    /// Stops a sandbox on the node. A create request writes a row to the store before it reaches the node.
+    /// Therefore, while the node does not know the sandbox and the sandbox has not ended, retries the stop.
     async fn stopped(&self, account: &Account, id: &SandboxId) -> Answer<Sandbox> {
         loop {
             if let Some(ended) = self.node.stop(id, EndReason::Stopped).await {
@@ -360,7 +364,7 @@ impl Platform {
     }
 
     /// Returns the current state of the sandbox on the node, and saves it in the store. If the store cannot
-    /// be written, it is updated with a later change.
+    /// be written now, a later change updates it.
     pub async fn saved(&self, sandbox: Sandbox) -> Sandbox {
         let Some(shown) = self.node.find(&sandbox.id) else { return sandbox };
         let _ = self.store.moved(&shown).await;
@@ -380,8 +384,8 @@ impl Platform {
         Health { ok: store && sandbox, store, sandbox, tried_ms_ago, took_ms }
     }
 
-    /// Returns true if the store can be written. Reuses a recent result, because any caller may query the
-    /// health, and each check delays other writers.
+    /// Returns true if the store can be written. Reuses a recent result, because any caller may request the
+    /// server's health, and each check delays other writers.
     async fn store_answers(&self) -> bool {
         let mut seen = self.tried.store.lock().await;
         match *seen {

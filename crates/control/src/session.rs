@@ -1,5 +1,5 @@
-//! Sessions: a session consists of the tool calls of one agent. The calls share files and a sandbox, which is
-//! created on the first call.
+//! Sessions. A session is a sequence of tool calls by one agent. The calls share files and a sandbox, which
+//! is created for the first call.
 //!
 //! ```text
 //! call ─▶ validation (tools) ─▶ queue (FIFO) ─▶ sandbox, created or found ─▶ datasets ─▶ run ─▶ files stored ─▶ response
@@ -48,10 +48,10 @@ use crate::store::SessionRecord;
 pub use files::whole;
 use flight::Flight;
 
-/// Maximum number of events by which a slow client may lag behind.
+/// Maximum number of events that are buffered for a slow client.
 const EVENTS: usize = 256;
-/// Maximum time for which the end of a session waits for the session's current run, so that the run's last
-/// event is published before the end.
+/// Timeout for the session's current run when the session ends. The run's last event should be published
+/// before the event about the end of the session.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(10);
 /// Maximum number of runs stored per session.
 const RUNS_MAX: usize = 200;
@@ -62,12 +62,12 @@ pub struct Sessions {
     live: Mutex<HashMap<SessionId, Arc<Live>>>,
 }
 
-/// A session in use.
+/// A session that is loaded in memory.
 pub struct Live {
     id: SessionId,
     project: String,
     record: tokio::sync::Mutex<SessionRecord>,
-    /// The lock for runs. It is fair: calls get it in order of arrival.
+    /// Lock that a call holds while it runs. The lock is fair: calls acquire it in order of arrival.
     turn: Arc<tokio::sync::Mutex<TurnState>>,
     waiting: AtomicUsize,
     events: broadcast::Sender<SessionEvent>,
@@ -77,7 +77,7 @@ pub struct Live {
 
 /// A request to call a tool.
 pub struct ToolRequest<'a> {
-    /// Name of the tool.
+    /// Name of the tool to call.
     pub tool: &'a str,
     /// Body of the request.
     pub body: serde_json::Value,
@@ -87,12 +87,12 @@ pub struct ToolRequest<'a> {
     pub keyed: bool,
 }
 
-/// State that only the holder of the lock on runs uses.
+/// State that only the current run uses, which holds the lock `turn`.
 #[derive(Default)]
 struct TurnState {
     /// The sandbox that was used last.
     of: Option<api::SandboxId>,
-    /// Versions of that sandbox's output files that are stored, by file name.
+    /// Stored version of each output file of that sandbox, by file name.
     kept: HashMap<String, String>,
     /// The task that stops the sandbox of the previous run.
     leaving: Option<tokio::task::JoinHandle<()>>,
@@ -105,7 +105,7 @@ impl Sessions {
     /// Creates a session, without starting a sandbox.
     ///
     /// # Errors
-    /// The request is invalid, or the project is at its limit.
+    /// Returns an error if the request is invalid or the project is at its limit.
     pub async fn create(
         &self,
         platform: &Platform,
@@ -123,8 +123,8 @@ impl Sessions {
             // Use the default that the tool descriptions state, regardless of the template (requirement
             // A8.02).
             memory_bytes: request.limits.memory_bytes.or(Some(Limits::default().memory_bytes)),
-            // The lifetime of a sandbox must not limit the calls of the session (requirement A1.05), so use
-            // the maximum.
+            // The lifetime of a sandbox must not limit how long a session can be used (requirement A1.05), so
+            // use the maximum.
             ttl_ms: request.limits.ttl_ms.or(Some(Limits::MAX.ttl_ms)),
             tmp_bytes: request.limits.tmp_bytes.or(match request.set {
                 // Datasets and results must remain for the lifetime of the session (requirement A2.07), so
@@ -165,7 +165,8 @@ impl Sessions {
     /// Returns the project's session with this ID. A session of another project is reported as missing.
     ///
     /// # Errors
-    /// `not_found`, or the store does not respond.
+    /// Returns `not_found` if the session does not exist, and a different error if the store does not
+    /// respond.
     pub async fn find(&self, platform: &Platform, account: &Account, named: &str) -> Answer<Arc<Live>> {
         let project = &account.key.project;
         let id = named.parse::<SessionId>().map_err(|_| missing(named))?;
@@ -184,7 +185,7 @@ impl Sessions {
     /// sessions from memory.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn tidy(&self, platform: &Platform, before_ms: u64) -> Result<(), crate::store::Error> {
         locked(&self.live).retain(|_, live| Arc::strong_count(live) > 1);
         for session in platform.store.old_sessions(before_ms).await? {
@@ -238,7 +239,7 @@ impl Live {
     /// be repeated.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn end(&self, platform: &Platform, account: &Account) -> Answer<Session> {
         let mut record = self.record.lock().await;
         if record.session.state == SessionState::Open {
@@ -259,17 +260,17 @@ impl Live {
                 "cannot remove the datasets of an ended session; will retry later"
             );
         }
-        // Wait until the run that lost its sandbox has published its own end.
+        // Wait until the current run, whose sandbox was stopped, has published its last event.
         let _ = tokio::time::timeout(LAST_WORDS_WITHIN, self.turn.lock()).await;
         self.say(SessionEvent::SessionEnded);
         Ok(session)
     }
 
-    /// Releases all resources that the session uses on the machine: waits for the current run, then stops the
-    /// sandbox (requirement A1.06). This operation can be repeated.
+    /// Waits for the current run, then stops the session's sandbox, so that the session uses no resources of
+    /// the machine (requirement A1.06). This operation can be repeated.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn clean_up(self: &Arc<Self>, platform: &Platform, account: &Account) -> Answer<Session> {
         let _waiting = self.wait()?;
         let _turn = self.turn.lock().await;
@@ -283,8 +284,8 @@ impl Live {
     /// session gets the dataset.
     ///
     /// # Errors
-    /// Another name maps to the same file, there are too many datasets, or the store does not respond
-    /// (requirement A5.02).
+    /// Returns an error if another name maps to the same file, there are too many datasets, or the store does
+    /// not respond (requirement A5.02).
     pub async fn add_dataset(
         &self,
         platform: &Platform,
@@ -301,8 +302,8 @@ impl Live {
         Ok(dataset)
     }
 
-    /// Returns true if the session is open and has a dataset with this name. The stored content of the
-    /// dataset is then in use.
+    /// Returns true if the session is open and has a dataset with this name, which means that the dataset's
+    /// stored content is in use.
     pub async fn has_dataset(&self, name: &str) -> bool {
         let record = self.record.lock().await;
         check_open(&record.session).is_ok() && record.session.datasets.iter().any(|one| one.name == name)
@@ -372,7 +373,7 @@ impl Live {
     /// Saves the record.
     ///
     /// # Errors
-    /// The session was deleted in the meantime, or the store does not respond.
+    /// Returns an error if the session was deleted in the meantime or the store does not respond.
     async fn save(&self, platform: &Platform, record: &SessionRecord) -> Answer<()> {
         match platform.store.put_session(record, clock::wall_ms()).await? {
             true => Ok(()),

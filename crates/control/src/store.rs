@@ -16,17 +16,18 @@
 //! their changes until the store can save them.
 //!
 //! **Durability.** If the server is killed, no acknowledged write is lost. A power failure may lose the last
-//! changes of sandboxes, which it terminates anyway, but it loses no key and no project.
+//! state changes of sandboxes, which do not survive it anyway, but it never loses a key or a project.
 //!
 //! **Damage** is never mistaken for an empty store. A store is created completely under a temporary name and
 //! then renamed. Therefore a file without Bellglass's tables, even an empty file, is reported as
-//! [`Error::Damaged`], and so is a write-ahead log without its store. A log that SQLite would ignore is
-//! reported as [`Error::Log`]. Keys, projects and secrets are never only in the log (see `wal`).
+//! [`Error::Damaged`], and so is a write-ahead log without its store. A write-ahead log that SQLite would
+//! silently ignore is reported as [`Error::Log`]. Keys, projects and secrets are never stored only in that
+//! log (see `wal`).
 //!
 //! **On a full disk**, a key can still be revoked (see `reserve`). **If the clock is set back**, expired keys
 //! stay expired (see `time`).
 //!
-//! **Versions.** Migrations are embedded in the executable, numbered from 1, and forward only. A release adds
+//! **Versions.** Migrations are embedded in the executable, numbered from 1, and never undone. A release adds
 //! at most one migration. A store that is one step newer than this release can still be opened, so that a
 //! release can be rolled back. A store that is even newer is refused ([`Error::Newer`]). Therefore a
 //! migration may only add objects that the previous release ignores: tables, indices, and columns with a
@@ -67,11 +68,12 @@ use reserve::Reserve;
 pub use session::SessionRecord;
 use time::Latest;
 
-/// Timeout for a stalled write queue, and then again for a lock that another process holds. If the store is
-/// unavailable, a create request must be refused within a second (attack L-04).
+/// Timeout for a stalled write queue, and also for a lock that another process holds. A writer may wait for
+/// both, one after the other. If the store is unavailable, a create request must be refused within a second
+/// (attack L-04).
 pub const WAIT: Duration = Duration::from_millis(500);
-/// Number of polls without progress after which a writer considers the queue stalled. If the server itself
-/// was suspended, by a hypervisor or a debugger, it misses only one poll. Its own suspension is therefore not
+/// Number of polls without progress after which a writer considers the queue stalled. If a hypervisor or a
+/// debugger suspends the server itself, at most one poll sees no progress. The suspension is therefore not
 /// mistaken for a stalled queue.
 const LOOKS: u32 = 5;
 /// Timeout for opening the file when a server starts. It is long, because no caller is waiting yet, and the
@@ -104,13 +106,14 @@ struct Turns {
     /// Number of transactions that have acquired the write lock. While this number grows, the queue is
     /// moving.
     begun: AtomicU64,
-    /// True if the connection may be in the mode that waits for the disk at each commit.
+    /// True if the connection may be in the mode `synchronous=FULL`, which waits for the disk at each commit.
     synced: AtomicBool,
-    /// True if the write-ahead log contains changes that should already be in the store's file.
+    /// True if the write-ahead log contains changes that a failed checkpoint should have moved to the store's
+    /// file.
     unfolded: AtomicBool,
 }
 
-/// The connection that writes, held by the writer at the head of the queue.
+/// The writing connection, held by the writer at the head of the queue.
 struct Writer {
     connection: PoolConnection<Sqlite>,
     turns: Arc<Turns>,
@@ -132,8 +135,7 @@ pub enum Error {
         #[source]
         source: sqlx::Error,
     },
-    /// The content of the store is invalid. If data is missing from it, that does not prove that the data
-    /// never existed.
+    /// The content of the store is invalid. Data that cannot be found may nevertheless have existed.
     #[error(
         "the store is damaged: {0}; restore the store from a copy, or move the store away to start with an empty store"
     )]
@@ -186,12 +188,12 @@ pub enum Error {
     /// The project does not exist.
     #[error("there is no project {0:?}")]
     NoProject(String),
-    /// The cursor was not returned with any page.
+    /// The cursor did not come with a page of results.
     #[error("the cursor is invalid")]
     Cursor,
 }
 
-/// Durability of a write at the time when its method returns.
+/// Durability of a write when its method returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lasting {
     /// Survives a killed server, but not a power failure: `synchronous=NORMAL`, which does not wait for the
@@ -208,7 +210,7 @@ impl Store {
     /// which the node's lock on the data directory ensures.
     ///
     /// # Errors
-    /// The store is damaged, too new or locked, or cannot be created.
+    /// Returns an error if the store is damaged, too new, or locked, or if it cannot be created.
     pub async fn open(path: &Path) -> Result<Self, Error> {
         schema::create_if_missing(path).await?;
         wal::check(path)?;
@@ -223,8 +225,8 @@ impl Store {
         let (latest, reserve) = (Arc::default(), Arc::new(Reserve::open(path)));
         let mut connection = writer.acquire().await.map_err(failed("be opened"))?;
         schema::check(&mut connection).await?;
-        // Set the mode only now, because this statement writes to the file. A copy made with SQLite's own
-        // tools may be in a different mode.
+        // Set the journal mode only after the checks, because this statement writes to the file. A copy made
+        // with SQLite's own tools may be in a different mode.
         sqlx::query("PRAGMA journal_mode = WAL")
             .execute(&mut *connection)
             .await
@@ -258,7 +260,7 @@ impl Store {
     /// Checks that the store can be written, by saving the current time.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn ping(&self) -> Result<(), Error> {
         const ACT: &str = "be written";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
@@ -300,7 +302,7 @@ impl Store {
 }
 
 impl Turns {
-    /// Waits for the write lock: for at most `TURN_WITHIN` while the queue moves, but only `WAIT` while it is
+    /// Waits for this writer's turn: at most `TURN_WITHIN` while the queue moves, but only `WAIT` while it is
     /// stalled.
     async fn next(&self) -> Result<OwnedSemaphorePermit, sqlx::Error> {
         let deadline = Instant::now() + TURN_WITHIN;
@@ -342,7 +344,7 @@ async fn begin<'c>(writer: &'c mut Writer, act: &'static str) -> Result<Transact
 }
 
 impl Writer {
-    /// Reports a statement that ran outside of a transaction as progress of the queue.
+    /// Counts a statement that ran outside of a transaction as progress of the queue.
     fn had_its_turn(&self) {
         self.turns.begun.fetch_add(1, Ordering::AcqRel);
     }
@@ -379,8 +381,7 @@ fn options(path: &Path) -> SqliteConnectOptions {
         .pragma("cache_size", CACHE)
 }
 
-/// Returns a function that converts a driver error into a store error, which distinguishes damage from
-/// unavailability.
+/// Returns a function that converts a driver error into a store error: damage or unavailability.
 fn failed(act: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
     /// Error codes `SQLITE_CORRUPT` and `SQLITE_NOTADB`, which are the low byte of their extended codes.
     const DAMAGE: [i32; 2] = [11, 26];

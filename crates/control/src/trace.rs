@@ -1,4 +1,4 @@
-//! Request timing: records and exports the spans that represent steps, as defined in [`api::trace`].
+//! Measures how long each step of a request takes: records and exports the spans that [`api::trace`] defines.
 //!
 //! ```text
 //! attend: root span ─▶ handler, node, runtime: spans below it ─▶ Recorder: the last requests of each sandbox ─▶ GET …/trace
@@ -7,7 +7,7 @@
 //!
 //! The recorder keeps the steps in memory, within three limits. It neither samples requests nor writes to
 //! disk. Recording a step takes 0.8 µs, or 0.2 µs outside of a request (in a release build, measured by
-//! `a_step_costs_microseconds`). Spans with other targets take no time.
+//! `a_step_costs_microseconds`). Spans with other targets are filtered out at no measurable cost.
 
 mod recorder;
 
@@ -36,8 +36,7 @@ pub type Join = fn(&Span, &str);
 pub struct Traces {
     /// Recorder of the traces of the latest requests.
     pub recorder: Recorder,
-    /// Function that adds a request to the trace of its caller. It is set only if traces are exported from
-    /// this machine.
+    /// Function that adds a request to the trace of its caller. It is set only if this server exports traces.
     pub join: Option<Join>,
 }
 

@@ -1,5 +1,5 @@
-//! Storage of secrets. They are encrypted in the store, and the encryption key is in a separate file beside
-//! it. A copy of the store alone reveals nothing.
+//! Storage of secrets. Secrets are encrypted in the store, and the encryption key is in a separate file, so a
+//! copy of the store alone reveals no secret.
 //!
 //! ```text
 //! secrets.key: 32 random bytes, created once ──┐
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Encrypted data is bound to its project and name, so a row that is moved to a different project or name
-//! cannot be decrypted. The certificate authority of a project is stored in the same way. It is replaceable:
-//! if its key cannot be decrypted, a new authority is created.
+//! cannot be decrypted. The certificate authority of a project is stored in the same way. An authority is
+//! replaceable: if its key cannot be decrypted, a new authority is created.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -86,7 +86,8 @@ impl Vault {
     /// Saves a value under a name.
     ///
     /// # Errors
-    /// The project has too many secrets, the key is missing, or the store does not respond.
+    /// Returns an error if the project has too many secrets, the key is missing, or the store does not
+    /// respond.
     pub async fn put(&self, project: &str, name: &str, put: PutSecret) -> Result<Secret, Error> {
         let value = SecretValue::new(put.value);
         let sealed = self.seal(&secret_of(project, name), value.expose().as_bytes()).await?;
@@ -137,8 +138,8 @@ impl Vault {
         Ok([&nonce[..], &sealed].concat())
     }
 
-    /// Decrypts the data that is stored at this place. Returns `None` if it was encrypted for a different
-    /// place or with a different key.
+    /// Decrypts the data stored at `place`, which names a project and an item. Returns `None` if the data was
+    /// encrypted for a different place or with a different key.
     async fn unseal(&self, place: &str, sealed: Vec<u8>) -> Result<Option<Zeroizing<Vec<u8>>>, Error> {
         let key = self.key().await?;
         let mut sealed = Zeroizing::new(sealed);
@@ -147,7 +148,8 @@ impl Vault {
         Ok(key.open_in_place(nonce, Aad::from(place), rest).ok().map(|bytes| Zeroizing::new(bytes.to_vec())))
     }
 
-    /// Returns the key. Creates it if it does not exist and no stored secret needs it.
+    /// Returns the encryption key. Creates a new one if the key file is missing and the store contains no
+    /// secrets.
     async fn key(&self) -> Result<&LessSafeKey, Error> {
         if let Some(key) = self.key.get() {
             return Ok(key);
@@ -195,7 +197,7 @@ impl From<Error> for Fault {
     }
 }
 
-/// Logs an error, and converts it into the error for the caller.
+/// Logs an error of the vault, and converts it into an API error for the caller.
 fn told(error: Error) -> api::Error {
     let message = node::error::chain(&error);
     tracing::error!(error = message, "cannot store or read a secret");
@@ -221,13 +223,13 @@ fn told(error: Error) -> api::Error {
     }
 }
 
-/// Returns the text that identifies the place of a secret. The encrypted data is bound to this text. Neither
-/// the project nor the name can contain the separator.
+/// Returns the text that identifies a secret by its project and name. The encrypted data is bound to this
+/// text. Neither the project nor the name can contain the separator.
 fn secret_of(project: &str, name: &str) -> String {
     format!("secret\0{project}\0{name}")
 }
 
-/// Creates the key file and returns the key. Before the key is used, the file is complete, on disk, and
+/// Creates the key file and returns the key. When this function returns, the file is complete, on disk, and
 /// readable only by its owner.
 fn make(path: &Path) -> Result<Vec<u8>, Error> {
     let mut key = vec![0; KEY_BYTES];

@@ -1,8 +1,8 @@
 //! Template builds by E2B's SDKs: request, upload of files, start and status.
 //!
-//! All projects share the same templates, so only an administrator's key may build one. As with any recipe,
-//! the steps run in sandboxes that are created only for the build. These sandboxes can reach only package
-//! registries, unless the project may have open egress.
+//! All projects share the same templates, so only an administrator's key may build one. The steps run in
+//! sandboxes that are created only for the build. These sandboxes can reach only package registries, unless
+//! the project may have open egress.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ use super::fault::{By, E2bRejection, E2bResult, Given, not_offered};
 use super::shown::{ours, theirs};
 use super::steps::{Plan, StartBuildRequest};
 
-/// Limits on the network traffic of a build's steps.
+/// Limits on the network traffic of a build's steps: bytes per second, and total bytes.
 const BYTES_PER_SECOND: u64 = 1 << 30;
 const BYTES_MAX: u64 = 64 << 30;
 
@@ -65,7 +65,7 @@ struct Shown {
     ticket: String,
 }
 
-/// Request that has redeemed a ticket for one archive.
+/// Upload request that has redeemed a ticket for one archive.
 pub struct Uploader {
     archive: String,
 }
@@ -124,7 +124,7 @@ pub async fn request(
     Ok((StatusCode::ACCEPTED, Json(body)))
 }
 
-/// Returns the upload URL for the files of a step, and whether the files are already present.
+/// Returns a URL for uploading the files of a step, and whether the server already has the files.
 pub async fn files(
     By(caller): By<Caller<Admin>>,
     State(Adapter { platform, ports, clients }): State<Adapter>,
@@ -145,7 +145,7 @@ pub async fn files(
     Ok((StatusCode::CREATED, Json(json!({ "present": present, "url": url }))))
 }
 
-/// Receives the files of a step. The ticket in the URL authorizes the upload.
+/// Receives the files of a step. The ticket in the upload URL authorizes the request.
 pub async fn receive(
     Uploader { archive }: Uploader,
     State(platform): State<Arc<Platform>>,
@@ -215,7 +215,7 @@ pub async fn status(
 }
 
 impl NewTemplateRequest {
-    /// Returns the name of the template if the name is allowed.
+    /// Returns the name of the template without its tag, if the request is valid.
     fn check(&self) -> E2bResult<String> {
         let (name, tag) = self.name.split_once(':').unwrap_or((&self.name, "default"));
         let others = self.tags.iter().flatten().any(|tag| tag != "default");
@@ -231,7 +231,7 @@ impl NewTemplateRequest {
     }
 }
 
-/// Builds the template. If the build fails, stops the sandboxes that it left running.
+/// Builds the template. If the build fails, stops all sandboxes that the build left running.
 async fn made(platform: &Platform, build: &Arc<Build>, plan: Plan, reach: Policy) -> Result<(), Error> {
     let data = platform.node.data();
     let (builder, home) = Builder::below(data)
@@ -263,8 +263,8 @@ async fn made(platform: &Platform, build: &Arc<Build>, plan: Plan, reach: Policy
     Err(error)
 }
 
-/// Returns the egress policy for the commands of a build: package registries, or everything if the project
-/// may have open egress.
+/// Returns the egress policy for the commands of a build: package registries, or all hosts if the project may
+/// have open egress.
 fn reach(open: bool) -> Policy {
     let presets = [Preset::DebianPackages, Preset::PythonPackages, Preset::NodePackages];
     Policy {
@@ -285,7 +285,7 @@ fn length(headers: &HeaderMap) -> u64 {
 fn uuid() -> Result<String, E2bRejection> {
     let digits = hex(&node::machine::random::<16>()?);
     let part = |range: std::ops::Range<usize>| digits.get(range).unwrap_or_default().to_owned();
-    // UUID version 4, variant 1. Some clients check both fields.
+    // Set version 4 and variant 1. Some clients check both fields.
     Ok([part(0..8), part(8..12), format!("4{}", part(13..16)), format!("a{}", part(17..20)), part(20..32)]
         .join("-"))
 }

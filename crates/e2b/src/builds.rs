@@ -5,8 +5,8 @@
 //!                                              └────────▶ error, with the step
 //! ```
 //!
-//! Builds run one at a time. The state of a build stays in memory until the server restarts or many newer
-//! builds displace it. The log of a template's last build is stored with the template.
+//! Builds run one at a time. The state of a build stays in memory until the server restarts or too many newer
+//! builds exist. The log of a template's last build is stored with the template.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,13 +29,13 @@ use super::time::rfc3339;
 const BUILDS_MAX: usize = 64;
 /// Maximum number of builds that are queued or running. Only one build runs at a time.
 const WAITING_MAX: usize = 16;
-/// Limits on the output of one build that is kept in memory: total bytes, and characters per line. The
+/// Limits on the output that is kept in memory per build: total bytes, and characters per line. The
 /// template's log contains the rest.
 const SHOWN_BYTES_MAX: usize = 1 << 20;
 const LINE_CHARS_MAX: usize = 2000;
 /// Maximum number of lines in one response. Clients request further pages until a page is empty.
 const PAGE_LINES: usize = 100;
-/// Time within which the files of a step must be uploaded.
+/// Time for which an upload ticket is valid.
 const TICKET_VALID: Duration = Duration::from_secs(3600);
 const TICKETS_MAX: usize = 4096;
 
@@ -43,7 +43,7 @@ const TICKETS_MAX: usize = 4096;
 pub struct Builds {
     all: Mutex<BTreeMap<u64, Arc<Build>>>,
     tickets: Mutex<HashMap<TicketHash, Ticket>>,
-    /// Permit to build. Only one exists, because builds run one at a time.
+    /// Permit to run a build. Only one permit exists, because builds run one at a time.
     pub turn: Semaphore,
 }
 
@@ -58,7 +58,7 @@ struct Ticket {
 
 /// One build.
 pub struct Build {
-    /// ID by which clients identify the build.
+    /// ID that clients use to identify the build.
     pub id: String,
     /// Name of the template.
     pub template: String,
@@ -74,7 +74,7 @@ struct Now {
     /// Number of the current step; 0 before the first.
     step: usize,
     lines: Vec<BuildLogLine>,
-    /// Size of `lines` in bytes, and whether output was omitted because this size exceeded its limit.
+    /// Size of `lines` in bytes; `cut` is true if lines were omitted because the size reached its limit.
     bytes: usize,
     cut: bool,
     /// Incomplete last line of the output so far.
@@ -121,7 +121,7 @@ impl Builds {
     /// Returns the build of this template with this ID.
     ///
     /// # Errors
-    /// The build does not exist.
+    /// Returns an error if the build does not exist.
     pub fn find(&self, template: &str, id: &str) -> Result<Arc<Build>, Error> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let found = all.values().find(|build| build.id == id && build.template == template);
@@ -135,7 +135,7 @@ impl Builds {
     /// Checks that one more build can be queued.
     ///
     /// # Errors
-    /// `capacity`: too many builds are queued or running.
+    /// Returns `capacity` if too many builds are queued or running.
     pub fn check_room(&self) -> Result<(), Error> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = all.values().filter(|build| build.runs()).count();
@@ -166,8 +166,9 @@ impl Builds {
         tickets.insert(ticket, Ticket { archive, account, until_ms });
     }
 
-    /// Redeems a ticket for this archive, and returns the account that requested it. The ticket is used up
-    /// even if it was issued for a different archive. It is invalid if its account's key is no longer valid.
+    /// Redeems a ticket for this archive, and returns the account that requested the ticket. The ticket is
+    /// used up even if it was issued for a different archive. A ticket is invalid if its account's key is no
+    /// longer valid.
     pub fn take(&self, ticket: TicketHash, archive: &str, now: u64) -> Option<Arc<Account>> {
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         let found = tickets.remove(&ticket)?;
@@ -195,8 +196,8 @@ impl Build {
             TemplateProgress::Step { number, count, what, kept } => {
                 now.finish_line();
                 now.step = number;
-                // Step 0 represents the steps that Bellglass added. The user did not write them, so only
-                // their failures are shown.
+                // Step 0 represents all steps that Bellglass added. The user did not write these steps, so
+                // show only their failures.
                 if number > 0 {
                     let note = if kept { " (cached)" } else { "" };
                     now.say("info", &format!("[{number}/{count}] {what}{note}"));
@@ -230,7 +231,7 @@ impl Build {
         };
     }
 
-    /// Returns the status of the build, with its output from line `offset` on.
+    /// Returns the status of the build, and a page of its output that begins at line `offset`.
     pub fn shown(&self, offset: usize) -> Value {
         let now = self.lock();
         let page = now.lines.iter().skip(offset).take(PAGE_LINES);
@@ -279,7 +280,7 @@ impl Stage {
 impl Now {
     fn say(&mut self, level: &'static str, text: &str) {
         let text: String = text.chars().filter(|c| !matches!(c, '\0' | '\r')).take(LINE_CHARS_MAX).collect();
-        // The final error is always recorded, regardless of the limit.
+        // Record the final error even if the limit has been reached.
         let over = self.bytes > SHOWN_BYTES_MAX && level != "error";
         self.bytes = self.bytes.saturating_add(text.len() + size_of::<BuildLogLine>());
         let text = match over {

@@ -1,9 +1,9 @@
-//! Code and contexts: E2B's code interpreter, implemented with Bellglass contexts.
+//! E2B's code interpreter (running code, and managing contexts), implemented with Bellglass contexts.
 //!
-//! Python and Bash code runs in a context that keeps its state. There is one context per language, unless the
-//! request names a different one. A response consists of one JSON object per line, in ASCII. The JavaScript
-//! SDK decodes each network chunk separately, and would corrupt a non-ASCII character that is split between
-//! two chunks.
+//! Python and Bash code runs in a context, which keeps its state between runs. The default is one context per
+//! language, but a request can name a different context. A response consists of one JSON object per line, in
+//! ASCII. The JavaScript SDK decodes each network chunk separately, and would corrupt a non-ASCII character
+//! that is split between two chunks.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,13 +35,13 @@ use super::place::absolute;
 use super::results::{ascii, ended, result, text, written};
 use super::who::{Coder, Contextual, Inside};
 
-/// Interval of keepalive lines during a run without output.
+/// Interval between keepalive lines while a run produces no output.
 const ALIVE_EVERY: Duration = Duration::from_secs(5);
-/// Time for which stderr output is held back, in case an exception with the same text is reported next.
+/// Time for which stderr output is held back, because an exception with the same text may be reported next.
 const HELD_FOR: Duration = Duration::from_millis(50);
 const HELD_BYTES_MAX: usize = 64 << 10;
 
-/// Error of these routes, with a body in plain text.
+/// Error of the code interpreter's routes. Its body is plain text.
 pub struct CodeRejection(Failed);
 
 impl<F: Into<Failed>> From<F> for CodeRejection {
@@ -93,7 +93,7 @@ pub async fn execute(
         env.entry("E2B_SANDBOX".into()).or_insert_with(|| "true".into());
     }
     let cwd = context.is_none().then(|| inside.home.clone());
-    // Empty code must not fail, so it becomes a statement without effect.
+    // Empty code must not fail, so replace it with a statement that has no effect.
     let source = match (ask.code.trim(), language) {
         ("", Language::Python) => "pass".into(),
         ("", Language::Bash) => ":".into(),
@@ -178,7 +178,7 @@ pub async fn restart(
 }
 
 /// Returns the language and the context in which to run the code: the context that the request names, or the
-/// default context of the language. Some languages have no contexts.
+/// default context of the language. For a language without contexts, the context is `None`.
 async fn chosen(inside: &Inside, ask: &Execute) -> Called<(Language, Option<ContextId>)> {
     match (&ask.context_id, &ask.language) {
         (Some(_), Some(_)) => Err(Failed::of(Why::InvalidArgument, "name either a context or a language")),
@@ -244,20 +244,20 @@ fn shown(info: &ContextInfo) -> Value {
 /// State of a response body.
 enum CodeResponseState {
     Running(Box<CodeRun>),
-    /// The outcome of the run is unknown. The response ends with a broken connection, because the SDKs would
-    /// report success after a complete response.
+    /// The outcome of the run is unknown. The response ends with a broken connection, because the SDKs report
+    /// success after any complete response.
     Lost,
     Done,
 }
 
-/// Way in which a run ended.
+/// How a run ended: with a known outcome, or without one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Over {
     Ended,
     Lost,
 }
 
-/// Run in progress.
+/// A run in progress.
 struct CodeRun {
     inside: Inside,
     exec: Exec,
@@ -275,7 +275,7 @@ struct CodeRun {
 
 impl CodeRun {
     /// Returns the next lines as a chunk. The chunk is never empty, because clients would interpret an empty
-    /// chunk as a line.
+    /// chunk as an empty line.
     async fn next(&mut self) -> Bytes {
         loop {
             let within = if self.held.is_some() { HELD_FOR } else { ALIVE_EVERY };
@@ -348,7 +348,8 @@ impl CodeRun {
         self.held.take().filter(|held| !held.is_empty()).map(|held| text("stderr", &held))
     }
 
-    /// Returns the held-back stderr output, and the incomplete characters at the end of these streams.
+    /// Returns lines with the held-back stderr output, and with the incomplete characters at the end of these
+    /// streams.
     fn rest(&mut self, streams: &[Stream]) -> Vec<Value> {
         let mut lines: Vec<_> = self.let_go().into_iter().collect();
         for stream in streams {
@@ -394,7 +395,7 @@ fn shelled(code: &str) -> String {
             }
             None => lines.push(line.to_owned()),
         }
-        // Lines inside a triple-quoted string are not code.
+        // Lines inside a triple-quoted string are not code, so track where such strings begin and end.
         let mut rest = line;
         loop {
             let next = match open {

@@ -1,7 +1,7 @@
-//! Remote procedure calls in the Connect protocol, with messages in JSON. A unary call has a plain body; a
-//! stream consists of envelopes.
+//! Remote procedure calls in the Connect protocol, with JSON messages. The body of a unary call is one plain
+//! message. The body of a stream consists of envelopes.
 //!
-//! An envelope consists of a byte of flags, the length in four bytes (big-endian), and a message. The last
+//! An envelope consists of a flags byte, the message length as four big-endian bytes, and a message. The last
 //! envelope of a response has the flag 2 and contains the result of the call. The JavaScript SDK treats a
 //! stream without this envelope as broken.
 
@@ -30,14 +30,14 @@ pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Content type of a body that consists of envelopes. It has no parameters, because the Python SDK compares
 /// the whole value.
 const STREAMED: &str = "application/connect+json";
-/// Interval of keepalive messages on an idle stream, unless the client requests a shorter one.
+/// Interval between keepalive messages on an idle stream, unless the client requests a shorter interval.
 const ALIVE_EVERY: Duration = Duration::from_secs(30);
 const HEAD_BYTES: usize = 5;
-/// Maximum length of a message that shares its buffer with the data that follows it.
+/// Maximum length of a message that may share its buffer with the data that follows the message.
 const SHARED_BYTES_MAX: usize = 16 << 10;
 const LAST: u8 = 2;
 
-/// Error code of a failed call. The names are those of the Connect protocol.
+/// Error code of a failed call. The Connect protocol defines the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     InvalidArgument,
@@ -126,7 +126,7 @@ impl Code {
 }
 
 impl Failed {
-    /// Creates a rejection.
+    /// Creates the failure for a rejected call.
     pub fn of(code: Code, message: impl Into<String>) -> Self {
         Self::Refused(code, message.into())
     }
@@ -181,7 +181,8 @@ impl IntoResponse for Failed {
     }
 }
 
-/// Converts an error response into the end of a stream, because clients of a stream ignore the HTTP status.
+/// Converts an error response into a stream that ends with the error, because clients of streams ignore the
+/// HTTP status.
 pub async fn as_a_stream(response: Response) -> Response {
     match response.extensions().get::<Arc<Failed>>() {
         Some(failed) => streamed(Body::from(last(Some(failed)))),
@@ -235,7 +236,7 @@ impl Envelopes {
     /// Returns the next message if it is complete.
     ///
     /// # Errors
-    /// The message is compressed or too long.
+    /// Returns an error if the message is compressed or too long.
     pub fn next(&mut self) -> Called<Option<Bytes>> {
         let Some((&[flags, a, b, c, d], _)) = self.0.split_first_chunk::<HEAD_BYTES>() else {
             return Ok(None);
@@ -256,14 +257,14 @@ impl Envelopes {
         }
         let mut envelope = self.0.split_to(HEAD_BYTES + length);
         if length > SHARED_BYTES_MAX {
-            // Copy the remaining data. Otherwise, it would keep the whole buffer alive for as long as the
-            // stream lasts.
+            // Copy the remaining data to a new buffer. Otherwise, this data would keep the long message's
+            // buffer alive for as long as the stream lasts.
             self.0 = BytesMut::from(&*self.0);
         }
         Ok(Some(envelope.split_off(HEAD_BYTES).freeze()))
     }
 
-    /// Returns the length of the incomplete envelope, or `None` between two messages. Until the head of the
+    /// Returns the length of the incomplete envelope, or `None` if there is none. Until the head of the
     /// envelope is complete, returns the length of the head.
     pub fn unfinished(&self) -> Option<usize> {
         let (&[_, a, b, c, d], _) = match self.0.split_first_chunk::<HEAD_BYTES>() {
@@ -282,7 +283,7 @@ pub fn message(value: &impl Serialize) -> Bytes {
     envelope(0, value)
 }
 
-/// Encodes the last envelope of a response.
+/// Encodes the last envelope of a response, which contains the result of the call.
 pub fn last(failed: Option<&Failed>) -> Bytes {
     match failed {
         None => envelope(LAST, &json!({})),
@@ -306,14 +307,14 @@ pub fn streamed(body: Body) -> Response {
     (StatusCode::OK, headers, body).into_response()
 }
 
-/// Returns the interval of keepalive messages for a client: the interval that the client requested, but at
-/// most [`ALIVE_EVERY`].
+/// Returns the interval between keepalive messages: the interval that the client requested, but at most
+/// [`ALIVE_EVERY`].
 pub fn alive_every(headers: &HeaderMap) -> Duration {
     let asked = number(headers, "keepalive-ping-interval").filter(|seconds| *seconds > 0);
     asked.map_or(ALIVE_EVERY, Duration::from_secs).min(ALIVE_EVERY)
 }
 
-/// Parses the value of a header that contains a number of seconds or milliseconds.
+/// Parses a header whose value is a number, such as a number of seconds.
 pub fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }

@@ -35,13 +35,13 @@ const LINKS_MAX: usize = 8;
 /// Maximum number of parts in one form.
 const PARTS_MAX: usize = 1000;
 const METADATA: &str = "x-metadata-";
-/// Timeout for receiving a refused body, as the server did before the defence against attack H-31 existed.
-/// Only the control of that attack uses this timeout, in test builds.
+/// Timeout for receiving a rejected body if the defence against attack H-31 is off. Only a test build can
+/// turn it off, to prove that the attack succeeds without the defence.
 const KEPT_WITHIN: Duration = Duration::from_secs(5);
-/// Maximum number of compressed bytes that are decompressed at once.
+/// Maximum number of compressed bytes that are decompressed in one step.
 const PACKED_BYTES: usize = 8 << 10;
 
-/// Error of these routes, whose body repeats the HTTP status.
+/// Error of the file routes. Its body repeats the HTTP status.
 pub struct FilesRejection(Failed);
 
 impl<F: Into<Failed>> From<F> for FilesRejection {
@@ -63,8 +63,8 @@ impl IntoResponse for FilesRejection {
 }
 
 /// Reports whether a sandbox is running, to clients that present the sandbox's token. All other clients get
-/// the response for a missing sandbox, whether or not the sandbox exists. The request does not count as use
-/// of the sandbox.
+/// the response for a missing sandbox, whether or not the sandbox exists. The request does not reset the
+/// sandbox's idle time.
 pub async fn health(_: Anyone, State(platform): State<Arc<Platform>>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let id = match named(&parts) {
@@ -117,7 +117,8 @@ pub async fn read(Filed { entered, .. }: Filed<ReadFile>) -> Result<Response, Fi
     Err(Failed::of(Code::InvalidArgument, "too many levels of symbolic links").into())
 }
 
-/// Writes files: one from the body, or several from the parts of a form. Creates missing parent directories.
+/// Writes one file from the request body, or several files from the parts of a form. Creates missing parent
+/// directories.
 pub async fn write(
     Filed { entered, .. }: Filed<WriteFile>,
     request: Request,
@@ -167,8 +168,8 @@ async fn plain(inside: &Inside, named: &str, mut request: Request) -> Called<Vec
     let mut coming = Coming::of(request)?;
     let mut writing = begin(inside, &path).await?;
     while let Some(bytes) = coming.next().await? {
-        // Decompressed data can be a thousand times larger. Decompressing small chunks keeps little of it in
-        // memory at once.
+        // Decompressed data can be a thousand times larger. Decompress small chunks, so that only little
+        // decompressed data is in memory at once.
         let most = if unpacking.is_some() { PACKED_BYTES } else { bytes.len().max(1) };
         for piece in bytes.chunks(most) {
             let plain = match &mut unpacking {
@@ -216,14 +217,14 @@ async fn form(inside: &Inside, signed: &Signed, request: Request) -> Called<Vec<
             while part.piece().await?.is_some() {}
             continue;
         }
-        // A path in the query applies to all parts. Without it, the file name of each part is used, which may
-        // contain directories.
+        // A path in the query applies to all parts. If the query has no path, use the file name of each part,
+        // which may contain directories.
         let own = if named.is_empty() { part.file_name().unwrap_or_default() } else { named };
         if own.is_empty() {
             return Err(wrong("a part has no file name"));
         }
         // A signature without a path permits files directly in the home directory. It does not permit hidden
-        // files there, because shells and other programs read their settings from them.
+        // files there, because shells and other programs read their settings from hidden files.
         let reaches_more = own.contains('/') || own.starts_with('.');
         if named.is_empty() && signed.signature.is_some() && reaches_more && !api::defence::is_off("H-42") {
             return Err(Failed::of(
@@ -274,8 +275,8 @@ fn shown(path: &FilePath) -> Value {
     json!({ "path": path, "name": name(&path), "type": "file" })
 }
 
-/// Returns the target of a path that is a symbolic link. For any other path, returns an error that describes
-/// the problem.
+/// Returns the target of a path that is a symbolic link. For any other path, returns an error that states why
+/// the file cannot be read or written.
 async fn led(inside: &Inside, path: FilePath, error: node::Error) -> Called<FilePath> {
     let FileAnswer::Info { info } = inside.look(&FileAsk::Stat { path }).await? else {
         return Err(error.into());

@@ -1,4 +1,5 @@
-//! Errors in the form that E2B's SDKs expect from E2B's control API, with the HTTP status repeated as `code`.
+//! Converts errors into the form that E2B's SDKs expect from E2B's control API, which repeats the HTTP status
+//! as `code`.
 
 use api::limits::BODY_BYTES_MAX;
 use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId};
@@ -16,7 +17,7 @@ use server::body;
 use server::rejection::Rejection;
 
 /// Error whose body repeats the HTTP status. The JavaScript SDK reads the status from the body, and the
-/// Python SDK fails if it is missing there.
+/// Python SDK fails if the body does not contain the status.
 #[derive(Debug)]
 pub struct E2bRejection(Rejection);
 
@@ -69,7 +70,7 @@ impl IntoResponse for E2bRejection {
         let error = self.0.error().clone();
         let told = sentence(&error);
         let (mut head, _) = self.0.into_response().into_parts();
-        // For E2B's clients, a sandbox that has ended does not exist.
+        // E2B's clients expect a sandbox that has ended to be reported as missing.
         if error.code == ErrorCode::SandboxLost {
             head.status = StatusCode::NOT_FOUND;
         }
@@ -87,13 +88,13 @@ impl IntoResponse for E2bRejection {
     }
 }
 
-/// Joins the message and the fix of an error, because E2B's clients show only one text.
+/// Joins the message and the fix of an error into one text, because E2B's clients show only one.
 pub fn sentence(error: &Error) -> String {
     if error.fix.is_empty() { error.message.clone() } else { format!("{}. {}", error.message, error.fix) }
 }
 
-/// Returns the response for a sandbox that is not running. The SDKs recognize the text of this response, and
-/// report a missing sandbox instead of a failed request.
+/// Returns the response for a sandbox that is not running. The SDKs recognize the text of this response. They
+/// then report a missing sandbox instead of a failed request.
 pub fn gone(sandbox: Option<&SandboxId>) -> Response {
     let id = sandbox.map(SandboxId::as_str).unwrap_or_default();
     let body = json!({ "sandboxId": id, "message": "The sandbox was not found", "code": 502 });

@@ -32,10 +32,10 @@ pub struct Between {
 }
 
 impl Inside {
-    /// Parses a path as clients specify it: absolute, or relative to the user's home directory.
+    /// Parses a path from a client, which is absolute or relative to the user's home directory.
     ///
     /// # Errors
-    /// The path is invalid.
+    /// Returns an error if the path is invalid.
     pub fn path(&self, text: &str) -> Called<FilePath> {
         Ok(path(text, &self.home)?)
     }
@@ -46,8 +46,7 @@ impl Inside {
         Ok(self.call.files().ask(ask).await?)
     }
 
-    /// Returns the entry at a path in E2B's representation. For a symbolic link, the kind is that of its
-    /// target.
+    /// Returns the entry at a path in E2B's representation. A symbolic link gets the kind of its target.
     pub(super) async fn entry(&self, path: FilePath) -> Called<Value> {
         let answer = self.look(&FileAsk::Stat { path }).await?;
         let FileAnswer::Info { info } = answer else { return Err(unlike(&answer)) };
@@ -81,8 +80,8 @@ impl Inside {
         entry(info, kind)
     }
 
-    /// Returns the kind of a symbolic link's target, or `Symlink` if the target does not exist or is itself a
-    /// link.
+    /// Returns the kind of a symbolic link's target, or `Symlink` if the target does not exist or is a link
+    /// too.
     async fn led_to(&self, link: &str, target: &str) -> FileKind {
         let Ok(path) = FilePath::new(followed(link, target)) else { return FileKind::Symlink };
         match self.look(&FileAsk::Stat { path }).await {
@@ -114,7 +113,7 @@ pub async fn rename(inside: Inside, ConnectMessage(at): ConnectMessage<Between>)
     let detail = format!("{} to {}", from.encode(), to.encode());
     let above = to.as_bytes().iter().rposition(|byte| *byte == b'/').unwrap_or_default();
     if let Some(above) = to.as_bytes().get(..above).filter(|above| !above.is_empty()) {
-        // Check that the source exists before creating any directory for it.
+        // Check that the source exists before creating any parent directory for the destination.
         inside.look(&FileAsk::Stat { path: from.clone() }).await?;
         let above = FilePath::new(above)?;
         inside.change(Act::FileMake, &above.encode(), FileAsk::Make { path: above }).await?;

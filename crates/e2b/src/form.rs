@@ -1,8 +1,8 @@
 //! File uploads as the parts of a `multipart/form-data` form.
 //!
-//! The parser reads all data that arrives, and buffers the data that it cannot parse yet, such as a header
-//! without an end or text before the first part. Therefore [`Metered`] passes at most [`UNPARSED_BYTES_MAX`]
-//! to the parser between two parts, or between two chunks of one part.
+//! The parser reads all data that arrives. It buffers data that it cannot parse yet, such as a header without
+//! an end, or text before the first part. Therefore [`Metered`] passes at most [`UNPARSED_BYTES_MAX`] to the
+//! parser between two parts, or between two chunks of one part.
 
 use std::io;
 use std::pin::Pin;
@@ -24,7 +24,7 @@ use super::connect::{Called, Code, Failed};
 /// part usually have a few hundred bytes.
 const UNPARSED_BYTES_MAX: usize = 64 << 10;
 
-/// Form that is being received.
+/// A form that is being received.
 pub struct Form {
     parts: Multipart,
     meter: Meter,
@@ -43,22 +43,23 @@ struct Meter(Arc<Mutex<Handed>>);
 #[derive(Default)]
 struct Handed {
     bytes: usize,
-    /// True if the body has reached its limit and returned `Pending` once. The parser then parses the bytes
-    /// that it already has. If it requests more data nevertheless, the form is rejected.
+    /// True if the limit was reached and [`Metered`] returned `Pending` once, so that the parser parses its
+    /// buffered bytes. If the parser requests more data without returning a part or a chunk, the form is
+    /// rejected.
     paused: bool,
 }
 
-/// Request body whose chunks are counted and limited by a meter.
+/// Request body that counts its chunks with a meter, and pauses at the limit.
 struct Metered {
     body: BodyDataStream,
     meter: Meter,
 }
 
 impl Form {
-    /// Starts to parse the body of a request as a form.
+    /// Starts parsing the body of a request as a form.
     ///
     /// # Errors
-    /// The body is not a form.
+    /// Returns an error if the body is not a form.
     pub async fn of(request: Request) -> Called<Self> {
         let meter = Meter::default();
         let metered =
@@ -71,7 +72,7 @@ impl Form {
     /// Returns the next part.
     ///
     /// # Errors
-    /// The part is malformed, or does not arrive in time.
+    /// Returns an error if the part is malformed or does not arrive in time.
     pub async fn next(&mut self) -> Called<Option<FormPart<'_>>> {
         let field = timeout(IDLE_MAX, self.parts.next_field()).await;
         let field = field.map_err(|_| silent())?.map_err(|error| broken(&error))?;
@@ -94,7 +95,7 @@ impl FormPart<'_> {
     /// Returns the next chunk of the part.
     ///
     /// # Errors
-    /// The part ends early, or does not arrive in time.
+    /// Returns an error if the part ends early or does not arrive in time.
     pub async fn piece(&mut self) -> Called<Option<Bytes>> {
         let piece = timeout(IDLE_MAX, self.field.chunk()).await;
         let piece = piece.map_err(|_| silent())?.map_err(|error| broken(&error))?;
@@ -143,7 +144,7 @@ pub fn wrong(why: &str) -> Failed {
 }
 
 fn broken(error: &MultipartError) -> Failed {
-    // The parser's own message states only that reading failed; the causes state why.
+    // The parser's own message states only that reading failed. Its chain of causes explains why.
     wrong(&node::error::chain(error))
 }
 
@@ -169,7 +170,8 @@ mod tests {
     async fn a_long_file_comes_whole_and_a_long_header_is_refused() {
         const HEAD: &[u8] = b"--zzz\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n";
         let mut pieces = vec![HEAD.to_vec(), b"\r\n".to_vec()];
-        // This file stays below the default limit on bodies, which only the route disables.
+        // This file is smaller than the framework's default body limit, which the real route disables, but
+        // this test does not.
         pieces.extend((0..32).map(|_| vec![b'x'; 50_000]));
         pieces.push(b"\r\n--zzz--\r\n".to_vec());
         let mut good = form(pieces).await;

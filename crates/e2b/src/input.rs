@@ -1,8 +1,8 @@
-//! Input of processes: single chunks, or streams of chunks.
+//! Sends input to processes, as single chunks or as streams of chunks.
 //!
-//! A stream takes one of its project's stream slots. A message longer than [`UNCOUNTED_BYTES_MAX`] counts
-//! against the project's memory budget for bodies, from the arrival of its first bytes until the process has
-//! read it.
+//! An input stream counts toward its project's maximum number of open streams. A message longer than
+//! [`UNCOUNTED_BYTES_MAX`] counts against the project's memory budget for bodies, from the arrival of the
+//! message's first bytes until the process has read the message.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,9 +28,11 @@ use super::process::Selected;
 use super::running::{ProcessMatch, Selector, exec_id, missing};
 use super::who::Inside;
 
-/// Timeout for the process to read a chunk of input. After this time, the sender of the chunk gets an error.
+/// Time within which the process must read a chunk of input. After this time, the sender of the chunk gets an
+/// error.
 const INPUT_WITHIN: Duration = Duration::from_secs(60);
-/// Timeout for the next message of a stream. Clients send keepalive messages at shorter intervals.
+/// Time within which the next message of a stream must arrive. Clients send keepalive messages more often
+/// than this.
 const STREAM_WITHIN: Duration = Duration::from_secs(120);
 /// Maximum length of a message that does not count against the budget. The 512 streams of a project hold at
 /// most 8 MiB of such messages.
@@ -85,7 +87,7 @@ pub async fn close_stdin(
     Ok(Json(json!({})))
 }
 
-/// Forwards a stream of input to a process as it arrives.
+/// Forwards an input stream to a process, message by message as they arrive.
 pub async fn stream_input(inside: Inside, request: Request) -> Called<Response> {
     let share = Arc::clone(&inside.caller.share);
     let _place = share.stream()?;
@@ -110,8 +112,8 @@ pub async fn stream_input(inside: Inside, request: Request) -> Called<Response> 
 }
 
 impl Messages {
-    /// Returns the next message. The caller must have dropped the previous message, because this call ends
-    /// the memory reservation for it.
+    /// Returns the next message. The caller must drop the previous message first, because this call ends the
+    /// memory reservation for that message.
     async fn next(&mut self) -> Called<Option<Bytes>> {
         self.room = None;
         let mut began: Option<Instant> = None;
@@ -143,14 +145,14 @@ impl Messages {
     }
 }
 
-/// Sends input to a process after all earlier input.
+/// Sends input to a process, after all input that earlier requests sent.
 async fn feed(inside: &Inside, which: &Selector, input: Input, closes: bool) -> Called<()> {
     let (pid, found) = inside.clients.processes.find(&inside.sandbox, &inside.call, which).await?;
     let ProcessMatch::Running(process) = found else { return Err(missing(which)) };
     let text = input.stdin.or(input.pty).unwrap_or_default();
     let bytes = STANDARD.decode(&text);
-    // Drop the encoded text, so that only one copy of the input is in memory while the process has not read
-    // it.
+    // Drop the encoded text, so that only one copy of the input is in memory until the process has read the
+    // input.
     drop(text);
     let bytes = bytes.map_err(|_| Failed::of(Code::InvalidArgument, "the input is not valid base64"))?;
     if closes && process.terminal {
@@ -160,7 +162,7 @@ async fn feed(inside: &Inside, which: &Selector, input: Input, closes: bool) -> 
     let mut sent = process.sent.lock().await;
     let id = exec_id(pid)?;
     // If an earlier chunk was not written completely, or its sender disconnected, only the guest knows the
-    // offset.
+    // current offset.
     let at = match sent.take() {
         Some(at) => at,
         None => {

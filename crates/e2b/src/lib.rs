@@ -25,8 +25,8 @@
 //!
 //! Sandboxes contain no additional agent for this API: the server translates each request into operations
 //! that the guest already supports. The only additional state is in [`Clients`]: processes, watchers and
-//! builds. A sandbox created through this API is like any other sandbox, and every sandbox can be used
-//! through this API.
+//! builds. A sandbox created through this API is an ordinary sandbox, and any sandbox can be used through
+//! this API.
 
 #![forbid(unsafe_code)]
 
@@ -89,7 +89,7 @@ struct Clients {
     watchers: Watchers,
     /// Template builds.
     builds: Builds,
-    /// Permit to search for the sandbox whose token signed a URL.
+    /// Permit to search for the sandbox whose token signed a URL. Only one search runs at a time.
     signers: Semaphore,
 }
 
@@ -183,8 +183,8 @@ fn inside() -> Table<Adapter> {
         .route(On::Post, "/process.Process/StreamInput", input::stream_input)
         .route(On::Post, "/filesystem.Filesystem/WatchDir", watch::stream)
         .layered(|router| router.layer(middleware::map_response(connect::as_a_stream)));
-    // A file can be as large as the sandbox's disk. It is streamed and never held in memory completely, so
-    // the limit on bodies in memory does not apply.
+    // A file can be as large as the sandbox's disk. The server streams it and never holds all of it in
+    // memory, so the limit on bodies in memory does not apply.
     let files = Table::default()
         .route(On::Get, "/files", content::read)
         .route(On::Post, "/files", content::write)

@@ -1,4 +1,4 @@
-//! List of a project's sandboxes, filtered by labels, in pages.
+//! Lists a project's sandboxes, filtered by labels, in pages.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ pub async fn page(
     Ok(response)
 }
 
-/// Lists the project's sandboxes without pages, for the oldest clients.
+/// Lists all sandboxes of the project on one page, for the oldest clients.
 pub async fn all(
     By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
@@ -95,8 +95,8 @@ async fn living(platform: &Platform, caller: &Grant) -> E2bResult<Vec<Sandbox>> 
     Ok(all)
 }
 
-/// Parses the labels to filter by. The SDKs send the labels as a form inside the query parameter, and encode
-/// each part of this form twice.
+/// Parses the labels to filter by. The SDKs send the labels as a URL-encoded form inside one query parameter,
+/// and encode each part of this form twice.
 fn filters(text: &str) -> E2bResult<Vec<(String, String)>> {
     let wrong =
         || Error::invalid("the metadata filter is invalid", "Send `name=value` pairs separated by `&`.");
@@ -140,7 +140,8 @@ mod tests {
 
     #[test]
     fn filters_are_encoded_as_the_sdks_do() {
-        // The query has already been decoded. The SDKs encode each part of the form inside it twice.
+        // The query parameter has already been decoded. The SDKs encode each part of the form inside it
+        // twice.
         let pairs = filters("user=abc&na%2520me=a%252Fb%2520%25C3%25B6").unwrap();
         assert_eq!(pairs, [("user".into(), "abc".into()), ("na me".into(), "a/b ö".into())]);
         assert!(filters("x").is_err() && filters("a=%zz").is_err());

@@ -17,7 +17,7 @@ use server::authority::{Caller, Grant, Write};
 use super::fault::{By, E2bResult, Given, not_offered};
 use super::sandboxes::awake;
 
-/// Values that stand for every host.
+/// Values that mean "every host".
 const EVERYTHING: [&str; 5] = ["0.0.0.0/0", "::/0", "*", "ALL_TRAFFIC", "0.0.0.0"];
 
 /// Network options: egress, and access to the ports of a sandbox.
@@ -41,7 +41,7 @@ impl Network {
     /// option that allows all egress or none.
     ///
     /// # Errors
-    /// The request contains an option that a policy cannot express.
+    /// Returns an error if the request contains an option that a policy cannot express.
     pub fn policy(&self, internet: Option<bool>) -> E2bResult<Option<Policy>> {
         for (name, value) in [
             ("maskRequestHost", &self.mask_request_host),
@@ -74,8 +74,8 @@ impl Network {
             });
         }
         if is_all(&self.allow_out) {
-            // With E2B, `allowOut` takes precedence over `denyOut`, so the host would be allowed although the
-            // caller may believe that it is denied.
+            // In E2B's API, `allowOut` takes precedence over `denyOut`. The host would be allowed, although
+            // the caller may believe that `denyOut` blocks it.
             if let Some(host) = some.first() {
                 let fix = "List the allowed hosts in allowOut instead of everything, or omit denyOut.";
                 let told = format!("denyOut lists {host}, but allowOut allows everything");
@@ -85,7 +85,7 @@ impl Network {
         }
         let hosts: Vec<&str> =
             self.allow_out.iter().map(|host| host.strip_suffix("/32").unwrap_or(host)).collect();
-        // In the rule of a policy, a slash would begin a path.
+        // In a policy rule, a slash would begin a path.
         if let Some(range) = hosts.iter().find(|host| host.contains(['/', ' ', '='])) {
             let fix = "Use hosts or single addresses. A policy does not support address ranges.";
             return Err(Error::invalid(format!("allowOut lists {range}, which is not a host"), fix).into());
@@ -95,7 +95,7 @@ impl Network {
 }
 
 /// Sets the network options of a sandbox. If the request contains no option that restricts or allows hosts,
-/// the sandbox gets back the policy with which it was created, provided that the project may still use that
+/// restores the policy with which the sandbox was created, provided that the project may still use that
 /// policy.
 pub async fn put(
     By(caller): By<Caller<Write>>,

@@ -1,4 +1,4 @@
-//! Paths as E2B's SDKs name them: absolute, or relative to the user's home directory.
+//! Parses paths from E2B's SDKs, which are absolute or relative to the user's home directory.
 
 use api::Error;
 use api::files::FilePath;
@@ -6,7 +6,7 @@ use api::files::FilePath;
 /// Parses a path. Relative paths and `~` start at the home directory; an empty path is the home directory.
 ///
 /// # Errors
-/// The path is invalid.
+/// Returns an error if the path is invalid.
 pub fn path(text: &str, home: &str) -> Result<FilePath, Error> {
     FilePath::new(absolute(text, home))
 }

@@ -31,8 +31,8 @@ use super::running::{
 use super::shown::put;
 use super::who::{Commander, Inside};
 
-/// Time between SIGTERM and SIGKILL. It is short, because a command that exceeds its deadline has already
-/// used up its time.
+/// Time between SIGTERM and SIGKILL for a command that exceeds its deadline. It is short, because the command
+/// has already used up its time.
 const GRACE_MS: u64 = 500;
 
 #[derive(Default, Deserialize)]
@@ -90,8 +90,8 @@ pub async fn start(
     let who = if as_root { Who::Root } else { Who::User(home) };
     let mut spec = spec(&ask, terminal, who, number(&headers, "connect-timeout-ms"));
     if ask.process.cwd.as_deref().unwrap_or_default().is_empty() {
-        // A working directory that the template sets applies to every user. A home directory applies only to
-        // its owner.
+        // A working directory that the template sets applies to every user, but a home directory only to its
+        // owner.
         spec.cwd = call.directory().filter(|directory| directory != home).or(spec.cwd);
     }
     let pid = fresh_pid()?;
@@ -225,13 +225,15 @@ fn spec(
     }
 }
 
-/// Shell script that runs a command as `bash -c` does, but without replacing the shell with the command.
+/// Script that runs a command as `bash -c` does, except that the shell never replaces itself with the
+/// command.
 const STAY: &str = "eval \"set --; $1\"; exit $?";
 
 /// Returns the command line to execute. The shell that E2B's SDKs start would replace itself with its last
 /// command. That command would then lead the process group of the exec, and some programs behave differently
 /// as group leaders: `setsid`, for example, forks and returns at once. On E2B's own platform, the command
-/// does not lead its group. To get the same behavior here, the shell stays and leads the group.
+/// does not lead its group. To get the same behavior here, the script [`STAY`] keeps the shell as the leader
+/// of the group.
 fn argv(cmd: &str, args: &[String]) -> Vec<String> {
     match args {
         [login, run, command] if (cmd, login.as_str(), run.as_str()) == ("/bin/bash", "-l", "-c") => {
@@ -241,7 +243,7 @@ fn argv(cmd: &str, args: &[String]) -> Vec<String> {
     }
 }
 
-/// Client that receives the output of a process.
+/// A client that receives the output of a process.
 struct ProcessListener {
     _inside: Inside,
     _place: OwnedSemaphorePermit,
@@ -353,8 +355,8 @@ fn name_of(signal: i32) -> String {
 mod tests {
     use super::*;
 
-    /// Compares a shell that stays with a shell that its last command replaces. They differ only in the
-    /// leader of the process group.
+    /// Compares a shell that runs [`STAY`] with a shell that replaces itself with its last command. They must
+    /// differ only in the leader of the process group.
     #[test]
     fn a_shell_that_stays_behaves_like_any_other() {
         let ran = |argv: &[String]| {

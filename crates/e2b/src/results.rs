@@ -1,4 +1,4 @@
-//! Output and results of code, as lines in the format that clients of E2B's code interpreter read.
+//! Converts the output and results of code into the lines that clients of E2B's code interpreter read.
 
 use api::code::{Bundle, Exception, Loss, RunResult};
 use api::exec::{ExecEnd, Outcome};
@@ -21,8 +21,8 @@ pub fn text(name: &str, text: &str) -> Value {
     json!({ "type": name, "text": text, "timestamp": rfc3339(clock::wall_ms()) })
 }
 
-/// Converts a result into the form that E2B's clients expect. Results that the clients do not support are
-/// reported on stderr if they matter to users, and dropped otherwise.
+/// Converts a result into the form that E2B's clients expect. If the clients do not support a kind of result,
+/// reports the result on stderr if it matters to users, and drops it otherwise.
 pub fn result(result: RunResult) -> Option<Value> {
     match result {
         RunResult::Value(bundle) => Some(bundled(bundle, true)),
@@ -93,7 +93,7 @@ fn bundled(bundle: Bundle, is_main: bool) -> Value {
     Value::Object(told)
 }
 
-/// Removes the quotes of Python's representation of a string.
+/// Removes the quotes from Python's representation of a string.
 fn unquoted(text: &str) -> &str {
     let inner = text.strip_prefix('\'').and_then(|text| text.strip_suffix('\''));
     inner.unwrap_or(text)

@@ -5,10 +5,10 @@
 //!                 └──▶ clients that connected later
 //! ```
 //!
-//! The pump reads the output even without listeners. Therefore a process continues when its client
-//! disconnects, and never blocks because its output is not read. To avoid losing output, the pump waits for a
-//! slow listener, for at most [`DEAF`] per event. The guest owns the exec, its outcome and its latest output,
-//! so a server that is killed loses only the listeners.
+//! The pump, a task of this server, reads the output even without listeners. Therefore a process continues
+//! when its client disconnects, and never blocks because of unread output. To avoid losing output, the pump
+//! waits for a slow listener, for at most [`DEAF`] per event. The guest owns the exec, its outcome and its
+//! latest output, so a server that is killed loses only the listeners.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,14 +25,14 @@ use super::connect::{Called, Code, Failed};
 
 /// Maximum number of events that are queued for one listener.
 const WAITING: usize = 16;
-/// Timeout for a listener to accept an event. After this time, the listener is removed.
+/// Time within which a listener must accept an event. After this time, the listener is removed.
 const DEAF: Duration = Duration::from_secs(30);
-/// Amount of newly read output after which the guest is notified that the output was read. It is a fraction
-/// of [`KEPT_BYTES`].
+/// Amount of output after which the server notifies the guest that the output was read. It is a fraction of
+/// [`KEPT_BYTES`], so that the guest can free space before its buffer is full.
 const TAKE_BYTES: u64 = 256 << 10;
 /// Size of the guest's buffer for a command's unread output.
 pub const KEPT_BYTES: u64 = 1 << 20;
-/// Minimum process number. Lower numbers look like those of system processes.
+/// Minimum process number. Lower numbers look like the numbers of system processes.
 const PID_MIN: u32 = 1000;
 
 /// Command as the client specified it.
@@ -117,13 +117,13 @@ pub fn missing(which: &Selector) -> Failed {
 }
 
 impl RunningProcess {
-    /// Creates the state of a process that was just started.
+    /// Creates the state for a process that was just started.
     pub fn new(config: Config, tag: Option<String>, terminal: bool) -> Self {
         let listeners = Mutex::new(Some(Vec::new()));
         Self { config, tag, terminal, sent: tokio::sync::Mutex::new(Some(0)), listeners }
     }
 
-    /// Creates the state of a process that an earlier server process started.
+    /// Creates the state for a process that was already running when this server process started.
     fn of(info: &ExecInfo) -> Self {
         let config = Config { cmd: info.argv.clone(), ..Config::default() };
         let process = Self::new(config, None, info.terminal.is_some());
@@ -137,7 +137,7 @@ impl RunningProcess {
         Some(receiver)
     }
 
-    /// Sends an event to all listeners. Waits for slow listeners, but removes those whose timeout expires.
+    /// Sends an event to all listeners. Waits for slow listeners, but removes a listener after its timeout.
     async fn tell(&self, told: &ProcessEvent) {
         let all = locked(&self.listeners).clone().unwrap_or_default();
         for listener in all {
@@ -180,8 +180,8 @@ impl RunningProcess {
                     let note = format!("\r\n[{} bytes omitted]\r\n", to - from);
                     self.tell(&ProcessEvent::Data { stream, bytes: note.into() }).await;
                 }
-                // A gap in the output of a command is output that was already read through an earlier server
-                // process.
+                // A gap in the output of a command is output that the server already read before it
+                // restarted.
                 Ok(Some(Event::Gap { .. } | Event::Result { .. })) => {}
                 Ok(Some(Event::End(end))) => return self.close(&ProcessEvent::End(end)).await,
                 Ok(None) => {
@@ -199,7 +199,7 @@ impl RunningProcess {
 }
 
 impl Processes {
-    /// Starts to read the output of a process in the background, unless it is already being read.
+    /// Starts reading the output of a process in the background, unless a pump is already reading it.
     pub fn follow(&self, key: (SandboxId, u32), process: RunningProcess, exec: Exec) -> Arc<RunningProcess> {
         let process = Arc::new(process);
         let mut all = locked(&self.0);
@@ -216,10 +216,10 @@ impl Processes {
         process
     }
 
-    /// Finds a process of a sandbox, and returns it with its number.
+    /// Finds a process of a sandbox, and returns its number and its state.
     ///
     /// # Errors
-    /// The process does not exist, or the sandbox does not respond.
+    /// Returns an error if the process does not exist or the sandbox does not respond.
     pub async fn find(
         &self,
         sandbox: &SandboxId,

@@ -32,9 +32,9 @@ const TIMEOUT_V1_S: u64 = 15;
 /// Minimum remaining lifetime after a request other than `connect` resumes a sandbox.
 const RESUMED_MIN_MS: u64 = 300_000;
 /// Maximum number of times that a connect request tries to resume a sandbox. One attempt may not be enough,
-/// because the sandbox's timeout can pause it again at any time.
+/// because the sandbox's own timeout can pause the sandbox again at any time.
 const CONNECT_TRIES: usize = 3;
-/// Hint in the error for a request to pause a sandbox without keeping its memory.
+/// Advice in the error for a request to pause a sandbox without keeping its memory.
 const NO_MEMORY: &str = "Omit the option. A paused sandbox always keeps its memory.";
 /// Interval between the two measurements from which the CPU usage is computed.
 const MEASURED_FOR: Duration = Duration::from_millis(100);
@@ -118,7 +118,7 @@ pub async fn create(
     let request = CreateSandbox {
         template: ours(&ask.template).to_owned(),
         limits: WantedLimits { ttl_ms: Some(ttl_ms), ..WantedLimits::default() },
-        // Only the time to live ends the sandbox; idle time does not.
+        // Set the idle time to its maximum, so that only the time to live ends the sandbox.
         idle_ms: DEADLINE_MS_MAX,
         on_timeout: if ask.auto_pause == Some(true) { OnTimeout::Pause } else { OnTimeout::Stop },
         labels: ask.metadata.unwrap_or_default(),
@@ -139,7 +139,7 @@ pub async fn create(
 }
 
 /// Returns the access tokens of a sandbox. Resumes the sandbox if it is paused, and extends its lifetime if
-/// the sandbox would otherwise end earlier than requested.
+/// it would otherwise end earlier than requested.
 pub async fn connect(
     By(caller): By<Caller<Write>>,
     State(adapter): State<Adapter>,
@@ -168,7 +168,7 @@ pub async fn connect(
     Ok((status, Json(shown::opened(&adapter, &sandbox, &headers))))
 }
 
-/// Connects to a sandbox through the route that the oldest clients use.
+/// Connects to a sandbox. The oldest clients use this route.
 pub async fn resume(
     caller: By<Caller<Write>>,
     adapter: State<Adapter>,
@@ -217,7 +217,7 @@ pub async fn timeout(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Extends the remaining lifetime of a sandbox, if it is shorter than requested.
+/// Extends the remaining lifetime of a sandbox if the requested lifetime is longer.
 pub async fn refresh(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,

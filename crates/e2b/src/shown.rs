@@ -1,4 +1,4 @@
-//! Sandboxes as E2B's API represents them.
+//! Converts sandboxes into the representation of E2B's API.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use control::platform::Platform;
 use super::Adapter;
 use super::time::rfc3339;
 
-/// Release of E2B's agent whose features this server supports. Clients use it to decide which requests they
-/// send.
+/// Version of E2B's agent whose features this server supports. Clients decide by this version which requests
+/// they send.
 pub const AGENT_VERSION: &str = "0.6.13";
 /// Value of a field that older clients display but do not use.
 const CLIENT: &str = "bellglass";
@@ -53,8 +53,8 @@ pub(crate) fn opened(adapter: &Adapter, sandbox: &Sandbox, headers: &HeaderMap) 
     })
 }
 
-/// Returns the details of a sandbox. The token of the sandbox's agent permits running commands, so the
-/// details include it only for callers that may run commands.
+/// Returns the details of a sandbox. The sandbox's agent token permits running commands, so the details
+/// include the token only for callers that may run commands.
 pub(crate) fn detailed(adapter: &Adapter, sandbox: &Sandbox, headers: &HeaderMap, role: Role) -> Value {
     let mut shown = listed(&adapter.platform, sandbox);
     let opened = opened(adapter, sandbox, headers);
@@ -97,7 +97,7 @@ pub fn state(sandbox: &Sandbox) -> &'static str {
     if sandbox.state == SandboxState::Paused { "paused" } else { "running" }
 }
 
-/// Adds a field to a JSON object.
+/// Sets a field of a JSON object.
 pub fn put(object: &mut Value, name: &str, value: Value) {
     if let Some(object) = object.as_object_mut() {
         object.insert(name.to_owned(), value);

@@ -14,10 +14,11 @@ use serde_json::Value;
 use super::fault::{E2bResult, not_offered};
 use super::shown::ours;
 
-/// E2B's own images, and the Bellglass templates with the same content.
+/// E2B's own images, each with the Bellglass template that has the same content.
 const IMAGES: [(&str, &str); 2] =
     [("e2bdev/base", "workstation"), ("e2bdev/code-interpreter", "code-interpreter-v1")];
-/// Shipped recipe whose steps turn any base image into a workstation.
+/// Recipe shipped with Bellglass. Its steps add the user and the tools that E2B's clients expect to any base
+/// image.
 const OUTFIT: &str = "workstation";
 const HOME: &str = "/home/user";
 /// Default search path for programs, for templates that do not set one.
@@ -53,13 +54,14 @@ pub struct Plan {
     pub recipe: Recipe,
     /// Number of steps at the start of the recipe that Bellglass added. The client did not write them.
     pub unwritten: usize,
-    /// True if cached steps are executed again.
+    /// True if all steps must run again, even if their results are cached.
     pub fresh: bool,
-    /// True if the last `USER` step sets root. Sandboxes of the template do not run as root even then.
+    /// True if the last `USER` step sets root. Even in this case, sandboxes of the template do not run as
+    /// root.
     pub as_root: bool,
 }
 
-/// State that results from the steps so far.
+/// User, working directory and environment variables after the steps so far.
 struct Setting {
     by_user: bool,
     cwd: String,
@@ -72,7 +74,7 @@ impl StartBuildRequest {
     /// Returns the base of the template: a Bellglass template or an image.
     ///
     /// # Errors
-    /// The image requires a password, which is not supported.
+    /// Returns an error if the image requires a password, which is not supported.
     pub fn ground(&self) -> E2bResult<Ground> {
         if self.from_image_registry.as_ref().is_some_and(|value| !value.is_null()) {
             let instead = "Pull the image with your own tools, then create a template from it with `bellglass template import`.";
@@ -86,7 +88,8 @@ impl StartBuildRequest {
         let name = plain.split(':').next().unwrap_or_default();
         Ok(Ground::Named(match IMAGES.iter().find(|(theirs, _)| *theirs == name) {
             Some((_, ours)) => (*ours).to_owned(),
-            // Add a tag to the image: without a slash or a colon, the text would be the name of a template.
+            // Add a tag to the image, because text without a slash or a colon would be the name of a
+            // template.
             None if !image.contains(['/', ':']) => format!("{image}:latest"),
             None => image.to_owned(),
         }))
@@ -95,7 +98,7 @@ impl StartBuildRequest {
     /// Returns the plan of the build. `template` is the base, or `None` if the base is an image.
     ///
     /// # Errors
-    /// A step is invalid; the error contains its number.
+    /// Returns an error, which contains the step's number, if a step is invalid.
     pub fn plan(&self, ground: Ground, template: Option<Template>, limits: WantedLimits) -> E2bResult<Plan> {
         let mut steps = match &template {
             Some(template) if template.posture == Posture::Workstation => Vec::new(),
@@ -134,7 +137,7 @@ impl StartBuildRequest {
             limits: WantedLimits {
                 cpu_millis: limits.cpu_millis.or(before.limits.cpu_millis),
                 memory_bytes: limits.memory_bytes.or(before.limits.memory_bytes),
-                // The client specifies a minimum of free space. This minimum must never make the disk
+                // The client specifies a minimum amount of free space, which must never make the disk
                 // smaller.
                 disk_bytes: limits.disk_bytes.map(|asked| asked.max(usual)).or(before.limits.disk_bytes),
                 ..before.limits
@@ -202,7 +205,8 @@ impl Instruction {
 }
 
 impl Setting {
-    /// Returns true for the sandbox's user and false for root. An empty name means the current user.
+    /// Parses a user name. Returns true for the sandbox's user and false for root. An empty name means the
+    /// current user.
     fn user(&self, name: &str) -> Result<bool, String> {
         match name {
             "" => Ok(self.by_user),
@@ -212,7 +216,7 @@ impl Setting {
         }
     }
 
-    /// Replaces the variables `$NAME` and `${NAME}` in a text with their values, and `\$` with a dollar sign.
+    /// Replaces variables (`$NAME` and `${NAME}`) in a text with their values, and `\$` with a dollar sign.
     fn expanded(&self, text: &str) -> Result<String, String> {
         let mut whole = String::new();
         let mut rest = text;
@@ -263,8 +267,8 @@ fn shell(command: &str) -> Command {
     Command::Argv(["/bin/bash", "-l", "-c", command].map(str::to_owned).to_vec())
 }
 
-/// Returns the command line that runs a command as root. Root has a different home directory than the
-/// template's user.
+/// Returns the command line that runs a command as root, with root's home directory and user name in the
+/// environment.
 fn as_root(command: &str) -> Command {
     let words = ["/usr/bin/env", "HOME=/root", "USER=root", "LOGNAME=root", "/bin/bash", "-l", "-c", command]
         .map(str::to_owned);
@@ -341,7 +345,7 @@ mod tests {
         assert_eq!(steps[7], Step::RunAs("root".into(), as_root("id")));
         assert_eq!(plan.recipe.start, Some(shell("sleep 1")));
         assert!(plan.recipe.ready.is_none() && !plan.fresh && plan.as_root);
-        // If the base is an image, the steps of the workstation recipe come first.
+        // If the base is an image, the plan begins with the steps of the workstation recipe.
         let plan = planned(json!({ "fromImage": "python:3", "force": true }), None).unwrap();
         assert!(plan.unwritten > 4 && plan.fresh);
     }

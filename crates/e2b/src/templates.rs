@@ -1,4 +1,4 @@
-//! Templates, as E2B's API represents them.
+//! Routes that list and look up templates, in the representation of E2B's API.
 
 use std::sync::Arc;
 

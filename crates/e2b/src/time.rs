@@ -1,4 +1,4 @@
-//! Times in the format that E2B's SDKs read: RFC 3339, UTC, with milliseconds.
+//! Formats times as E2B's SDKs expect them: RFC 3339, UTC, with milliseconds.
 
 const DAY_MS: u64 = 86_400_000;
 

@@ -1,7 +1,7 @@
 //! File events: streamed to clients, or stored until a client polls for them.
 //!
-//! The synchronous Python SDK polls; all other clients stream. The number and size of the events stored for a
-//! watcher are limited, and a watcher that is not polled for a while is removed.
+//! The synchronous Python SDK polls; all other clients stream. The number and total size of the events stored
+//! for a watcher are limited. A watcher that is not polled for a while is removed.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -36,8 +36,8 @@ const EVENTS_MAX: usize = 10_000;
 const BYTES_MAX: usize = 1 << 20;
 /// Memory that a stored event uses in addition to its text.
 const EVENT_BYTES: usize = 64;
-/// Memory budget that all watchers of a project share: the size of one step, and the number of steps. It is
-/// enough for sixteen watchers at their limit.
+/// Memory budget that all watchers of a project share. Memory is reserved in steps of this size, up to
+/// `PROJECT_STEPS` steps, which is enough for sixteen watchers at their limit.
 const STEP_BYTES: usize = 64 << 10;
 const PROJECT_STEPS: usize = 256;
 /// Maximum number of polled watchers per sandbox.
@@ -61,19 +61,19 @@ pub struct Watcher {
 #[derive(Default)]
 pub struct Watchers {
     all: Arc<Mutex<HashMap<(SandboxId, String), PolledWatcher>>>,
-    /// Memory budget, in steps, of each project that has watchers.
+    /// Memory budget of each project that has watchers, as permits for steps of `STEP_BYTES`.
     rooms: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
 
 struct PolledWatcher {
     events: Events,
-    /// Reason why no more events follow.
+    /// Error that ended the watch, after which no more events follow.
     ended: Option<Failed>,
     asked: Instant,
     task: AbortHandle,
 }
 
-/// Events as JSON texts, within the memory budget of their project.
+/// Stored events as JSON texts, within the memory budget of their project.
 struct Events {
     texts: VecDeque<Box<str>>,
     bytes: usize,
@@ -100,8 +100,9 @@ impl Events {
         Self { texts: VecDeque::new(), bytes: 0, project, room: Vec::new() }
     }
 
-    /// Stores an event. If the budget is used up, replaces the stored events with an overflow event, which
-    /// makes the client list the directory again. A list of events with a gap would mislead the client.
+    /// Stores an event. If no memory is left for the event, replaces all stored events with an overflow
+    /// event, which tells the client to list the directory again. A list with missing events would mislead
+    /// the client.
     fn push(&mut self, event: &Value) {
         let text = event.to_string();
         if !self.has_room(text.len()) {
@@ -144,7 +145,7 @@ impl Drop for PolledWatcher {
     }
 }
 
-/// Watch of a directory, on behalf of one client.
+/// A directory that the server watches for one client.
 struct DirectoryWatch {
     inside: Inside,
     _place: OwnedSemaphorePermit,
@@ -153,7 +154,7 @@ struct DirectoryWatch {
     entries: bool,
 }
 
-/// Streams file events from now on.
+/// Streams file events that occur from now on.
 pub async fn stream(
     inside: Inside,
     headers: HeaderMap,
@@ -176,7 +177,7 @@ pub async fn stream(
     Ok(streamed(Body::from_stream(body)))
 }
 
-/// Stores file events from now on, until a client polls for them.
+/// Creates a watcher, which stores file events until the client polls for them.
 pub async fn create(
     inside: Inside,
     ConnectMessage(ask): ConnectMessage<WatchRequest>,

@@ -1,9 +1,9 @@
 //! Authorization of requests to a sandbox.
 //!
-//! A header or the host names the sandbox, and the token of its agent gives access to it. For requests to the
-//! contexts of the code interpreter, the traffic token is sufficient too, because E2B's SDKs send no other
-//! token with these requests. A signed URL does not name a sandbox, so the server searches for the sandbox
-//! whose token signed it.
+//! A header or the host names the sandbox, and the sandbox's agent token gives access to it. Requests to the
+//! code interpreter's contexts may present the traffic token instead, because E2B's SDKs send no other token
+//! with these requests. A signed URL does not name a sandbox, so the server searches for the sandbox whose
+//! token signed it.
 
 use std::marker::PhantomData;
 use std::net::IpAddr;
@@ -39,7 +39,7 @@ use super::{Adapter, Clients};
 const SANDBOX: &str = "e2b-sandbox-id";
 const TOKEN: &str = "x-access-token";
 
-/// Maximum length of a path, which is also the limit of Linux.
+/// Maximum length of a path in a signed URL, which is also the limit of Linux.
 const PATH_BYTES_MAX: usize = 4096;
 /// Maximum time for which a request waits until its signature can be checked.
 const TURN_WITHIN: Duration = Duration::from_secs(1);
@@ -48,7 +48,7 @@ const TURN_WITHIN: Duration = Duration::from_secs(1);
 pub struct Inside {
     /// Platform that handles the request.
     pub platform: Arc<Platform>,
-    /// State of clients that is not part of a sandbox.
+    /// State of E2B's clients that is not part of any sandbox.
     pub clients: Arc<Clients>,
     /// Grant of the request.
     pub caller: Grant,
@@ -71,8 +71,8 @@ pub struct Coder(pub Inside);
 pub struct Contextual(pub Inside);
 
 /// Request for one file, authorized by the agent token or by a signature. The extractor never rejects a
-/// request. Instead, the handler receives the reason for a rejection, because it may have to discard the
-/// request body first.
+/// request. Instead, it passes the reason to the handler, which may have to discard the request body before
+/// it responds.
 pub struct Filed<A> {
     /// The requested file and the access to its sandbox, or the reason for the rejection.
     pub entered: Called<(Signed, Inside)>,
@@ -84,7 +84,7 @@ pub struct ReadFile;
 /// Marker type for writing a file.
 pub struct WriteFile;
 
-/// File operation that is represented by a type.
+/// Type that represents a file operation.
 pub trait Acting {
     /// The operation.
     const ACT: FileAct;
@@ -198,7 +198,7 @@ impl Signed {
     /// Authorizes access to the sandbox of the requested file, by a token or by the signature in this query.
     ///
     /// # Errors
-    /// The token or signature is wrong, or the signature has expired.
+    /// Returns an error if the token or signature is wrong or the signature has expired.
     async fn inside(&self, parts: &mut Parts, adapter: &Adapter, act: FileAct) -> Called<Inside> {
         let Some(signature) = &self.signature else {
             let user = user(&parts.headers);
@@ -231,8 +231,9 @@ impl Signed {
     /// Returns the sandbox whose token created this signature. A client that uses a signed URL sends no
     /// headers that name the sandbox. Tokens are unique, so at most one sandbox matches.
     ///
-    /// This function tries every sandbox, but only one request can do so at a time. Requests with wrong
-    /// signatures therefore occupy at most one worker thread, and each counts as a request with a wrong key.
+    /// This function tries the token of every sandbox, but only for one request at a time. Requests with
+    /// wrong signatures therefore occupy at most one worker thread. Each of them counts as a request with a
+    /// wrong key.
     async fn signer(
         &self,
         parts: &Parts,
@@ -262,7 +263,8 @@ impl Signed {
         }
     }
 
-    /// Hashes the part of the signed text that precedes the token. This part is the same for every sandbox.
+    /// Hashes the part of the signed text that precedes the token. The result can be reused for every
+    /// sandbox.
     fn begun(&self, act: FileAct) -> Sha256 {
         let act = match act {
             FileAct::Read => "read",
@@ -335,8 +337,8 @@ fn refuse(parts: &Parts, platform: &Platform, sandbox: Option<&SandboxId>, told:
     Failed::of(Code::Unauthenticated, told)
 }
 
-/// Returns true if the request presents the token of this sandbox's agent. A wrong token is counted and
-/// recorded, as in any other request.
+/// Returns true if the request presents this sandbox's agent token. Counts and records a wrong token, as for
+/// any other request.
 pub(super) fn is_shown(parts: &Parts, platform: &Platform, sandbox: &SandboxId) -> bool {
     if !parts.headers.contains_key(TOKEN) {
         return false;
@@ -349,16 +351,16 @@ pub(super) fn is_shown(parts: &Parts, platform: &Platform, sandbox: &SandboxId) 
     is_right
 }
 
-/// Returns true if the presented token was derived from the sandbox's port token. Only the control of attack
-/// H-24 accepts such a token, in test builds, as the server did before the defence against that attack
-/// existed.
+/// Returns true if the defence against attack H-24 is off and the presented token was derived from the
+/// sandbox's port token. Only a test build can turn the defence off, to prove that the attack succeeds
+/// without it.
 fn is_derived(ports: &Ports, shown: &str) -> bool {
     let derived = || hex(&Sha256::digest(format!("e2b agent {}", ports.token.reveal())));
     api::defence::is_off("H-24") && derived() == shown
 }
 
-/// Returns the value of a header that occurs exactly once. Otherwise returns an empty string, which matches
-/// no token.
+/// Returns the value of a header if the header occurs exactly once. Otherwise returns an empty string, which
+/// matches no token.
 fn header(headers: &HeaderMap, name: &str) -> String {
     let mut values = headers.get_all(name).iter();
     match (values.next().and_then(|value| value.to_str().ok()), values.next()) {
@@ -376,7 +378,7 @@ fn user(headers: &HeaderMap) -> String {
 }
 
 impl Inside {
-    /// Switches to this user. For root, files are opened as root.
+    /// Switches to the user with this name. For root, later file operations run as root.
     fn of_user(self, name: &str) -> Called<Self> {
         check_user(name, self.call.has_root())?;
         if name != "root" {
@@ -386,7 +388,7 @@ impl Inside {
     }
 }
 
-/// Checks that the user exists. Root exists only if the sandbox was created with it.
+/// Checks that the user exists. Root exists only if the sandbox was created with root access.
 fn check_user(name: &str, rooted: bool) -> Called<()> {
     match name {
         "" | "user" | USER => Ok(()),
@@ -413,8 +415,8 @@ mod tests {
 
     #[test]
     fn a_signature_is_that_of_the_sdk() {
-        // The expected signatures are computed from the definition of the protocol. Other tests show that the
-        // SDKs sign in this way: they fetch URLs that the SDKs created.
+        // The expected signatures are computed from the protocol's definition. Other tests fetch URLs that
+        // the SDKs signed, which shows that the SDKs sign in this way.
         let signed = Signed { path: "/home/user/a b".into(), ..Signed::default() };
         let sum = STANDARD_NO_PAD.encode(Sha256::digest("/home/user/a b:read::t"));
         assert_eq!(signed.sign(&signed.begun(FileAct::Read), "t"), format!("v1_{sum}"));

@@ -18,7 +18,7 @@ pub struct Cutter {
 }
 
 impl Cutter {
-    /// Wraps a runtime.
+    /// Creates a wrapper around this runtime.
     pub fn new(inner: Arc<dyn Runtime>) -> Self {
         Self { inner, relays: Mutex::default(), carried: Arc::default() }
     }

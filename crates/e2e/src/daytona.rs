@@ -1,7 +1,7 @@
-//! A server that implements the part of Daytona's API which Bellglass uses.
+//! A stand-in for Daytona: a server that implements the part of Daytona's API that Bellglass uses.
 //!
 //! Each workspace is a container in the Docker engine that `DOCKER_HOST` names. The published Daytona SDK is
-//! installed as well, and a test uses it to validate the server.
+//! installed as well, and a test uses it to check that the server behaves as the SDK expects.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::layer;
 
 /// The Daytona SDK on PyPI. Its dependencies include everything that the server needs.
 const SDK: &str = "daytona==0.226.1";
-/// API key that every such server accepts.
+/// API key that every stand-in server accepts.
 pub const KEY: &str = "dtn_of_a_test";
 /// The server that all tests in this process share.
 static SERVER: OnceLock<Server> = OnceLock::new();
@@ -57,7 +57,7 @@ impl Server {
         &self.address
     }
 
-    /// Returns an account on this server.
+    /// Returns the address and API key of this server as an account.
     pub fn account(&self) -> Account {
         Account::new(&self.address, KEY, None).unwrap()
     }
@@ -91,7 +91,7 @@ impl Server {
         [("DAYTONA_API_URL", self.address.clone()), ("DAYTONA_API_KEY", KEY.to_owned())]
     }
 
-    /// Returns the `env` command with the same variables, for use as a prefix of another command.
+    /// Returns the `env` command with the same variables, for use as a prefix of a different command.
     pub fn before(&self) -> Vec<String> {
         let named = self.variables().map(|(name, value)| format!("{name}={value}"));
         std::iter::once("env".to_owned()).chain(named).collect()

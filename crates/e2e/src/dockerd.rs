@@ -11,11 +11,11 @@ use tempfile::TempDir;
 /// Timeout for the engine to start on a busy machine, including the recovery of its containers.
 const STARTS_WITHIN: Duration = Duration::from_secs(60);
 
-/// A Docker engine.
+/// A Docker engine that belongs to one test.
 pub struct Dockerd {
     child: Option<Child>,
     options: Vec<String>,
-    /// Declared last, so that the directory is removed last.
+    /// The engine's directory. It is declared last, so that it is removed last.
     home: TempDir,
 }
 
@@ -30,7 +30,7 @@ impl Dockerd {
         engine
     }
 
-    /// Starts the engine again.
+    /// Starts the stopped engine, and waits until it responds.
     pub fn begin(&mut self) {
         let path = |name: &str| self.home.path().join(name);
         let log = std::fs::File::options().create(true).append(true).open(path("log")).unwrap();

@@ -1,4 +1,5 @@
-//! A test environment for sandboxes: a separate data directory, a real runtime and a check for leftovers.
+//! A test environment for sandboxes, with a separate data directory, a real runtime and a check for
+//! leftovers.
 
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -30,7 +31,7 @@ pub struct Lab {
     /// The machine, opened in the same way as `bellglass` opens it.
     pub machine: Machine,
     layer: PathBuf,
-    /// Declared last, so that the directory is removed after everything that uses it.
+    /// Data directory. It is declared last, so that it is removed after everything that uses it.
     data: TempDir,
 }
 
@@ -44,7 +45,7 @@ impl Lab {
         Self { runtime: instance(&machine, runtime), machine, layer: layer::base(), data }
     }
 
-    /// Returns a second instance of the runtime, as another process would open it.
+    /// Returns a second instance of the runtime, as a different process would open it.
     pub fn again(&self) -> Arc<dyn Runtime> {
         instance(&self.machine, self.runtime.name())
     }
@@ -59,7 +60,7 @@ impl Lab {
         Spec {
             layers: vec![self.layer.clone()],
             image: layer::base_image_in(self.data(), self.runtime.name()),
-            // Invalid limits are passed on unchanged, so that the runtime refuses them.
+            // Pass invalid limits to the runtime unchanged, so that the runtime refuses them.
             limits: if limits.check().is_ok() { self.runtime.within(limits) } else { limits },
             profile: Profile::Run,
             guest: self.machine.guest().to_owned(),
@@ -111,7 +112,7 @@ impl Lab {
     }
 }
 
-/// Returns a runtime of this machine. For Daytona, it is a runtime on the test server.
+/// Returns the runtime with this name on this machine. For Daytona, it uses the shared stand-in server.
 fn instance(machine: &Machine, name: &str) -> Arc<dyn Runtime> {
     if name == daytona::NAME {
         return Arc::new(Daytona::new(Server::shared().account(), machine.data()).unwrap());
@@ -119,8 +120,8 @@ fn instance(machine: &Machine, name: &str) -> Arc<dyn Runtime> {
     machine.runtime(name).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Returns a promised duration, scaled for this machine. `BELLGLASS_SLOWDOWN` is the factor by which this
-/// machine is slower, for example because its processor is emulated.
+/// Returns a duration that the specification promises, scaled to this machine's speed. `BELLGLASS_SLOWDOWN`
+/// is the factor by which this machine is slower, for example because its processor is emulated.
 pub fn promised(seconds: u64) -> Duration {
     let slowdown = std::env::var("BELLGLASS_SLOWDOWN").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     Duration::from_secs(seconds * slowdown)
@@ -168,8 +169,8 @@ pub fn sized<T>(full: T, quick: T) -> T {
 /// Names of all runtimes, whose sandboxes must behave alike.
 pub const EVERYWHERE: &[&str] = &["runc", "runsc", "docker", "podman", "daytona"];
 
-/// Returns true if tests use the runtime with this name. `BELLGLASS_RUNTIMES` is a comma-separated list of
-/// runtimes; the default is every runtime that needs no engine.
+/// Returns true if the runtime with this name is selected for tests. `BELLGLASS_RUNTIMES` is a
+/// comma-separated list of runtimes; the default is every runtime that needs no engine.
 pub fn wanted(name: &str) -> bool {
     match std::env::var("BELLGLASS_RUNTIMES") {
         Ok(list) => list.split(',').any(|one| one == name),
@@ -211,7 +212,7 @@ pub fn on(runtimes: &[&str], test: impl AsyncFn(&Lab)) {
     }
 }
 
-/// Returns an exec with the default deadline.
+/// Returns the spec of an exec that runs this command line, with the default deadline.
 pub fn exec(argv: &[&str]) -> ExecSpec {
     ExecSpec {
         argv: argv.iter().map(|word| (*word).to_owned()).collect(),
@@ -220,7 +221,7 @@ pub fn exec(argv: &[&str]) -> ExecSpec {
     }
 }
 
-/// Returns an exec of a shell script.
+/// Returns the spec of an exec that runs a shell script.
 pub fn script(text: &str) -> ExecSpec {
     exec(&["/bin/bash", "-c", text])
 }
@@ -242,7 +243,7 @@ pub async fn sh(sandbox: &Sandbox, text: &str) -> Collected {
     collect(sandbox, &script(text)).await
 }
 
-/// Returns the standard output as text.
+/// Returns the standard output of an exec as text.
 pub fn text(collected: &Collected) -> String {
     String::from_utf8_lossy(&collected.stdout).into_owned()
 }

@@ -17,9 +17,9 @@ use crate::apart;
 /// every checkout.
 const KEPT: &str = "/var/tmp/bellglass-test";
 
-/// Returns a directory with a Debian system and mount points. It is `BELLGLASS_TEST_LAYER` if that is set.
-/// Otherwise it is the layer of the template `base`, which is built on first use, as by
-/// `bellglass template build base`.
+/// Returns a directory with a Debian system and mount points. It is the directory that `BELLGLASS_TEST_LAYER`
+/// names, or else the layer of the template `base`. That template is built on first use, in the same way as
+/// by `bellglass template build base`.
 pub fn base() -> PathBuf {
     static BASE: OnceLock<PathBuf> = OnceLock::new();
     BASE.get_or_init(|| match std::env::var_os("BELLGLASS_TEST_LAYER") {
@@ -114,7 +114,7 @@ pub fn also_named(kind: EngineKind, image: &str, name: &str) {
     });
 }
 
-/// Records an engine's image in another data directory, under the given name.
+/// Records an engine's image in a data directory, under the given name.
 pub fn lend_image(data: &Path, kind: EngineKind, image: &str, name: &str) {
     let record = |data: &Path, name: &str| {
         data.join(format!("engine/{}-images", kind.name())).join(name.replace('/', "+"))

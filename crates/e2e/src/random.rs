@@ -4,7 +4,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Creates a generator with the seed in `BELLGLASS_SEED`, or with a new seed if that is not set.
+    /// Creates a generator with the seed in `BELLGLASS_SEED`, or with a new seed if the variable is not set.
     #[expect(clippy::new_without_default, reason = "it prints")]
     pub fn new() -> Self {
         let seed = std::env::var("BELLGLASS_SEED").ok().and_then(|text| text.parse().ok());

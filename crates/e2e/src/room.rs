@@ -20,11 +20,11 @@ const RUN_WITHIN: u64 = 120;
 /// A sandbox for running code.
 #[derive(Clone)]
 pub struct Room {
-    /// Client of the server.
+    /// Client that sends requests to the server.
     pub client: Client,
     /// The sandbox.
     pub id: SandboxId,
-    /// Its tier.
+    /// Tier of the sandbox.
     pub tier: Tier,
 }
 
@@ -33,7 +33,7 @@ pub struct Room {
 pub struct Ran {
     /// Standard output. Invalid UTF-8 is replaced (requirement A3.01).
     pub stdout: String,
-    /// Standard error. Invalid UTF-8 is replaced here as well.
+    /// Standard error. Invalid UTF-8 is replaced, as in `stdout`.
     pub stderr: String,
     /// Results that the code displayed.
     pub results: Vec<ResultLine>,
@@ -169,7 +169,7 @@ impl Ran {
         }
     }
 
-    /// Asserts that the code succeeded, and returns the run.
+    /// Asserts that the code succeeded, and returns this run unchanged.
     pub fn well(self) -> Self {
         assert_eq!(self.code(), 0, "{self:?}");
         self

@@ -24,13 +24,12 @@ use crate::{apart, layer};
 
 /// Timeout for the server to start, including recovery, on a machine under load.
 const STARTS_WITHIN: Duration = Duration::from_secs(20);
-/// Maximum time until all records show that a sandbox has ended. The server compares the store with the
-/// machine every 5 s.
+/// Timeout until both the store and the machine show that a sandbox has ended. The server compares the store
+/// with the machine every 5 s.
 const SETTLES_WITHIN: Duration = Duration::from_secs(20);
-/// Interval of checks while waiting for a condition.
+/// Polling interval while waiting for a condition.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Quota that tests never reach, so that requests are refused only because of their content, never because of
-/// their number.
+/// Quota that tests never reach, so that no request is refused because of the number of requests.
 pub const PLENTY: Quota = Quota {
     sandboxes: 2000,
     memory_bytes: 1 << 50,
@@ -45,21 +44,21 @@ pub const PLENTY: Quota = Quota {
 pub struct Service {
     binary: PathBuf,
     child: Option<Child>,
-    /// Command that precedes the server's program, for tests that run the server under another program
-    /// (`faketime`).
+    /// Command that precedes the server's program, for tests that run the server under a different program,
+    /// such as `faketime`.
     before: Vec<String>,
     extra: Vec<String>,
     address: String,
     /// The first key: an administrator key of the project `default`, whose quota is [`PLENTY`].
     pub key: String,
-    /// Declared last, so that the directory is removed last.
+    /// Data directory. It is declared last, so that it is removed last.
     data: TempDir,
 }
 
 /// Returns the `bellglass` executable under test.
 ///
 /// # Panics
-/// `BELLGLASS_BINARY` is not set.
+/// Panics if `BELLGLASS_BINARY` is not set.
 pub fn binary() -> PathBuf {
     std::env::var_os("BELLGLASS_BINARY").expect("BELLGLASS_BINARY names it, as `just real` does").into()
 }
@@ -197,12 +196,12 @@ impl Service {
         }
     }
 
-    /// Uses a different `bellglass` executable from the next start on.
+    /// Replaces the `bellglass` executable that later starts use.
     pub fn replace(&mut self, binary: &Path) {
         self.binary = binary.to_owned();
     }
 
-    /// Replaces the command before the server's program from the next start on.
+    /// Replaces the command that precedes the server's program at later starts.
     pub fn run_under(&mut self, before: &[&str]) {
         self.before = before.iter().map(|word| (*word).to_owned()).collect();
     }
@@ -230,7 +229,7 @@ impl Service {
         self.data.path()
     }
 
-    /// Returns a client with the first key.
+    /// Returns a client that uses the first key.
     pub fn client(&self) -> Client {
         Client::new(&self.url(), &self.key).unwrap()
     }
@@ -248,8 +247,8 @@ impl Service {
         command
     }
 
-    /// Returns a client with a new key for this project and role. The project gets this quota, and is created
-    /// if it does not exist.
+    /// Returns a client that uses a new key for this project and role. The project gets this quota, and is
+    /// created if it does not exist.
     pub async fn client_of(&self, project: &str, role: Role, quota: Quota) -> Client {
         Client::new(&self.url(), &self.key_of(project, role, quota).await).unwrap()
     }
@@ -355,13 +354,13 @@ impl Drop for Service {
                 }
             }
         });
-        // A runtime makes its process the subreaper of orphans. Undo this, so that this process does not
-        // adopt the orphans of the next server.
+        // Opening a runtime makes this process a subreaper, which adopts orphans. Undo this, so that this
+        // process does not adopt the next server's orphans.
         let _ = rustix::process::set_child_subreaper(None);
     }
 }
 
-/// Waits until a condition holds, and panics after the timeout.
+/// Waits until a condition holds, and panics if the timeout expires first.
 pub async fn until(within: Duration, what: &str, so: impl AsyncFn() -> bool) {
     let since = Instant::now();
     while !so().await {

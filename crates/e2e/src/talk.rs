@@ -1,4 +1,4 @@
-//! Sessions on a server, used in the same way as an agent uses them.
+//! Sessions on a server, which tests use in the same way as an agent.
 
 use api::SessionId;
 use api::sandbox::Tier;
@@ -12,14 +12,14 @@ use crate::service::{Service, served, tiers};
 /// A session and its client.
 #[derive(Clone)]
 pub struct Talk {
-    /// Client of the server.
+    /// Client that sends requests to the server.
     pub client: Client,
     /// The session.
     pub id: SessionId,
 }
 
-/// Starts a server with the templates of all tool sets. The template `interpreter` serves for each of them:
-/// it contains everything that the tool sets need, and their own templates would take minutes to build.
+/// Starts a server with the templates of all tool sets. Each of these templates is a copy of `interpreter`,
+/// which contains everything that the tool sets need. Their real templates would take minutes to build.
 pub fn service() -> Service {
     let service = Service::start();
     lend(&service);
@@ -50,7 +50,7 @@ pub fn in_a_session(set: ToolSet, test: impl AsyncFn(&mut Service, &Talk)) {
     });
 }
 
-/// Does the same as [`in_a_session`], but only in a container.
+/// Does the same as [`in_a_session`], but only in the container tier.
 pub fn in_one_session(set: ToolSet, test: impl AsyncFn(&mut Service, &Talk)) {
     served(async || {
         let mut service = service();

@@ -5,10 +5,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Interval of checks while waiting for content on the screen.
+/// Polling interval while waiting for content on the screen.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// One window that runs one program. Dropping it ends the program and the tmux server.
+/// A tmux window that runs one program. Dropping this value ends the program and the tmux server.
 pub struct Tmux {
     name: String,
 }

@@ -18,11 +18,11 @@ pub struct Traces {
     marks: Vec<String>,
 }
 
-/// Separates a test from earlier tests in the same process. Orphans of the test's servers go to the machine's
-/// process 1 instead of this process, unless the test itself uses a runtime. Zombies of earlier tests are
-/// ignored.
+/// Separates a test from earlier tests in the same process. Unless the test itself uses a runtime, the
+/// machine's process 1 adopts the orphans of the test's servers, instead of this process. Zombies of earlier
+/// tests are ignored.
 pub fn begin_test() {
-    // The kernel allows every process to make this call.
+    // The call cannot fail, because the kernel permits it to every process.
     let _ = rustix::process::set_child_subreaper(None);
     *before() = all_zombies();
 }
@@ -58,7 +58,7 @@ impl Traces {
         seen
     }
 
-    /// Waits some time for cleanup, then fails with a list of the traces that still exist.
+    /// Waits for cleanup, and panics with a list of the traces that still exist after the timeout.
     pub fn assert_nothing_left(&self) {
         self.assert_nothing_left_but("nothing");
     }

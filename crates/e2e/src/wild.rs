@@ -1,8 +1,8 @@
 //! Hostile output: bytes that are not valid text, and text with control characters.
 
 /// Returns bytes that are not valid text: every byte value, NULs, truncated characters, forbidden encodings
-/// and unpaired surrogates. Valid text separates them, so that a test can see whether a truncated character
-/// affects its surroundings.
+/// and unpaired surrogates. Valid text separates these sequences, so that a test can see whether a truncated
+/// character affects the text around it.
 pub fn bytes() -> Vec<u8> {
     let mut wild: Vec<u8> = (0..=255).collect();
     // An overlong encoding, a surrogate, a code point beyond the last, invalid start bytes, only continuation
@@ -30,9 +30,9 @@ pub fn bytes() -> Vec<u8> {
     wild
 }
 
-/// Text with effects on a terminal, a human reader or a table. It clears the screen, sets the title and the
-/// clipboard, requests responses from the terminal, reverses and hides the text that follows, returns to the
-/// start of the line, and begins a new line.
+/// Text that affects a terminal, a human reader or a table. The text clears the screen, sets the title and
+/// the clipboard, requests responses from the terminal, reverses and hides the text that follows, returns to
+/// the start of the line, and begins a new line.
 pub const TEXT: &str = "\u{1b}[2J\u{1b}]0;title\u{7}\u{1b}]52;c;Ym9v\u{7}\u{1b}P+q544e\u{1b}\\\u{1b}[6n\u{9b}31m\u{8}\u{7f}\rover\
     \u{202e}turned\u{2066}\u{61c}\u{200b}\u{e0041}\u{2028}\nforged  row";
 

@@ -1,5 +1,5 @@
-//! Requests that are sent exactly once, and their raw responses. They show how a server behaves towards
-//! clients other than ours.
+//! Requests that are sent exactly once, and their raw responses. They show how a server treats clients other
+//! than Bellglass's own client, which retries.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::net::{TcpSocket, TcpStream};
 /// Timeout for a response. The slowest response is to a create request that waits behind many others.
 const ANSWER_WITHIN: Duration = Duration::from_secs(120);
 
-/// Settings for requests to a server.
+/// Address and credentials for requests to a server.
 #[derive(Clone)]
 pub struct Wire {
     address: SocketAddr,

@@ -26,7 +26,7 @@ printf 'basicConstraints=CA:FALSE\nsubjectKeyIdentifier=hash\nauthorityKeyIdenti
 openssl x509 -req -in request -CA certificate -CAkey authority.key -CAcreateserial -days 2 -extfile extensions -out hosts
 cat key hosts > pem
 ";
-/// Timeout for responses of the simulated servers, which respond immediately.
+/// Timeout for responses of the simulated servers, which normally respond immediately.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Address of the simulated server behind `good.example`, which stands for an allowed host.
 pub const GOOD: &str = "93.184.216.34";
@@ -34,7 +34,7 @@ pub const GOOD: &str = "93.184.216.34";
 /// it.
 pub const EVIL: &str = "93.184.216.35";
 
-/// The simulated internet. Dropping it removes it.
+/// The simulated internet, which is removed when this value is dropped.
 pub struct World {
     child: Child,
     place: TempDir,

@@ -4,7 +4,8 @@
 //! The blocks of a guide run one after the other in a single shell session. The session runs in separate
 //! mount and network namespaces, so that it has its own `/var/lib/bellglass`, `/etc`, `/usr/local/bin`,
 //! `/root` and port 7070. In place of systemd, it has a small `systemctl` that runs the `ExecStart` of the
-//! installed unit. A block is skipped only if its fence is `sh no-test` and its first line states the reason.
+//! installed unit. Only blocks whose fence is `sh no-test` are skipped, and the first line of such a block
+//! must state the reason.
 //!
 //! ```text
 //! ```sh            executed; must exit with 0
@@ -433,7 +434,7 @@ env -i HOME=/root TERM=dumb LANG=C.UTF-8 JOURNAL="$scratch/journal" \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin bash "$scratch/guide" >"$scratch/output" 2>&1
 "#;
 
-/// Commands that a reader has executed by the end of `install-as-a-service.md`.
+/// Script with the commands that a reader has executed by the end of `install-as-a-service.md`.
 const PREPARE: &str = r#"
 install -m 644 deploy/bellglass.service /etc/systemd/system/
 bellglass serve --print-config > /etc/bellglass.toml

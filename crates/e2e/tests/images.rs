@@ -1,6 +1,6 @@
 //! Builds the recipes that ship with Bellglass from scratch, with the package indexes that this machine uses.
-//! Run it with `just images`. It takes minutes and a gigabyte of disk space, so it is not among the tests for
-//! every change. `BELLGLASS_IMAGES` is a comma-separated list of the recipes to build.
+//! Run it with `just images`. It takes minutes and a gigabyte of disk space, so it is not part of the tests
+//! that run for every change. `BELLGLASS_IMAGES` is a comma-separated list of the recipes to build.
 
 // Tests fail by panicking, and print their measurements.
 #![allow(
@@ -79,8 +79,8 @@ impl Shop {
     }
 }
 
-/// Requirements A13.01, A13.02, A13.03 and A13.04: each recipe can be built from scratch, and the result has the
-/// promised contents.
+/// Checks requirements A13.01, A13.02, A13.03 and A13.04: each recipe can be built from scratch, and the
+/// result has the promised contents.
 #[test]
 fn every_recipe_is_built_from_nothing_and_holds_what_it_should() {
     let Some(wanted) =

@@ -158,7 +158,7 @@ async fn a_stop_before_the_node_has_the_sandbox_ends_it() {
     assert_eq!((stopped.state, stopped.reason), (SandboxState::Ended, Some(EndReason::Stopped)));
     assert!(created.is_err() || created.is_ok_and(|shown| shown.id == id), "it was created and stopped");
     assert_eq!(client.sandbox(&id).await.unwrap().state, SandboxState::Ended);
-    // A stop returns `not_found` if the create request is withdrawn while the stop waits for it.
+    // If the create request is withdrawn while a stop waits for it, the stop returns `not_found`.
     let row = Sandbox { id: node::machine::fresh_id().unwrap(), ..row.clone() };
     let ask = Request { sandbox: &row, ..ask };
     assert!(matches!(place.platform.store.request(&ask).await, Ok(Requested::New(_))));
@@ -246,7 +246,7 @@ async fn a_flood_is_refused_at_once_and_crowds_nobody_out() {
 
 #[tokio::test]
 async fn what_belongs_to_another_project_is_not_there() {
-    // Attack X-01: another project's sandboxes appear not to exist.
+    // Attack X-01 fails: another project's sandboxes appear not to exist.
     let place = Place::new().await;
     let (one, two) =
         (place.client("one", Role::Write, plenty()).await, place.client("two", Role::Write, plenty()).await);
@@ -311,7 +311,7 @@ async fn the_same_key_with_the_prefix_of_e2b_is_the_same() {
 
 #[tokio::test]
 async fn a_quota_is_never_exceeded_and_free_again_after_a_stop() {
-    // Attack X-08: concurrent requests cannot exceed a quota.
+    // Attack X-08 fails: concurrent requests cannot exceed a quota.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, Quota { sandboxes: 3, ..plenty() }).await;
     let creates = (0..40).map(|_| {
@@ -332,8 +332,8 @@ async fn a_quota_is_never_exceeded_and_free_again_after_a_stop() {
 
 #[tokio::test]
 async fn refusals_leave_no_trace() {
-    // Attack D-05: a refused create request leaves no row in the store, and a failed start leaves only its
-    // reason.
+    // Attack D-05 fails: a refused create request leaves no row in the store, and a failed start leaves only
+    // a row with its reason.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, plenty()).await;
     let wrong = [
@@ -388,7 +388,7 @@ async fn one_killed_from_outside_is_lost_and_everybody_is_told() {
 
 #[tokio::test]
 async fn a_store_that_was_lost_never_ends_a_sandbox() {
-    // Attack L-04: the server fills an empty store from the state of the machine.
+    // Attack L-04 fails: the server fills an empty store from the state of the machine.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, plenty()).await;
     let made = client.create(&small()).await.unwrap();

@@ -62,9 +62,9 @@ fn closed_v6(address: Ipv6Addr) -> Option<&'static str> {
     CLOSED_V6.iter().find(|(network, length, _)| within(*network, *length)).map(|(_, _, what)| *what)
 }
 
-/// Returns true if the address currently belongs to this machine. For one of the machine's own addresses, a
-/// route lookup reports that address or a loopback address as the source. The lookup sends nothing, and
-/// always reflects the current configuration.
+/// Returns true if the address currently belongs to this machine. A route lookup for one of the machine's own
+/// addresses reports that address or a loopback address as the source. The lookup sends nothing and always
+/// reflects the current configuration.
 fn is_ours(address: IpAddr) -> bool {
     let any: IpAddr = match address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

@@ -1,5 +1,5 @@
-//! Sends a request on a separate connection and receives the response head, with limits on its size and on
-//! the time that it takes.
+//! Sends a request on a separate connection and receives the response head, with limits on the head's size
+//! and on the time until it is complete.
 //!
 //! Hosts are untrusted: without limits, a host that sends an endless head would use up server memory on each
 //! of a sandbox's connections.
@@ -22,7 +22,7 @@ use crate::Refusal;
 use crate::body::HEAD_BYTES_MAX;
 
 /// Timeout for the response head, counted from the last byte of the request, because an upload may take
-/// longer than this. Hosts that compute a response can take minutes.
+/// longer than this. A host that computes its response may need minutes.
 const ANSWER_WITHIN: Duration = Duration::from_secs(300);
 /// Timeout for completing a response head, counted from its first byte, or from the last byte of the request
 /// if that comes later. Hosts normally send the whole head at once; a slower host only ties up a connection.
@@ -31,7 +31,7 @@ const HEAD_WITHIN: Duration = Duration::from_secs(60);
 /// A connection wrapper that records the progress of the request and the response.
 struct Watched<S> {
     stream: S,
-    /// Time at which the most recent byte of the request was written.
+    /// Time when the most recent byte of the request was written.
     written: watch::Sender<Instant>,
     /// Time of the response's first byte, or of the request's last byte if that was later. `None` until the
     /// response begins.
@@ -105,8 +105,8 @@ async fn overdue(mut begun: watch::Receiver<Option<Instant>>) {
 }
 
 impl<S> Watched<S> {
-    /// Starts the timer for the response head at the first byte of the response (`begins`), and restarts it
-    /// at each later byte of the request.
+    /// Starts the timer for the response head at the response's first byte (`begins` is true), and restarts
+    /// it at each later byte of the request (`begins` is false).
     fn note(&self, begins: bool) {
         let now = Instant::now();
         self.begun.send_if_modified(|begun| {

@@ -1,5 +1,5 @@
-//! The certificate authority of a project, which its sandboxes trust for hosts that have a secret bound to
-//! them.
+//! A project's certificate authority, which the project's sandboxes trust for hosts that have a secret bound
+//! to them.
 //!
 //! The authority's key stays on the server. Sandboxes have only its certificate, which does not let them sign
 //! anything.
@@ -18,10 +18,11 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use zeroize::Zeroizing;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Validity of the authority's certificate, longer than the lifetime of any sandbox that trusts it.
+/// Validity period of the authority's certificate, which is longer than the lifetime of any sandbox that
+/// trusts it.
 const VALID: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// Age at which a host's certificate is replaced, and its validity. The validity is longer, so that a
-/// certificate that is still in use does not expire.
+/// Age at which a host's certificate is replaced, and its validity period. The validity period is longer, so
+/// that a certificate that is still in use does not expire.
 const SIGN_EVERY: Duration = DAY;
 const SIGNED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Maximum number of hosts whose certificates are cached. A policy binds secrets to only a few hosts.
@@ -61,7 +62,7 @@ impl Authority {
     /// Creates an authority for a project, and returns its certificate (PEM) and its key (PKCS #8).
     ///
     /// # Errors
-    /// The system's random number generator is unavailable.
+    /// Returns an error if the system's random number generator is unavailable.
     pub fn mint(project: &str, now: SystemTime) -> Result<(String, Zeroizing<Vec<u8>>), Error> {
         const ACT: &str = "create a certificate authority";
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed(ACT))?;
@@ -75,7 +76,7 @@ impl Authority {
     /// Opens an authority from its certificate and key.
     ///
     /// # Errors
-    /// The key is invalid.
+    /// Returns an error if the key is invalid.
     pub fn open(project: &str, certificate: String, key: &[u8]) -> Result<Self, Error> {
         const ACT: &str = "read the key of a certificate authority";
         let key = PrivatePkcs8KeyDer::from(key);

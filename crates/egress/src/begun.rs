@@ -1,4 +1,4 @@
-//! The connection of a program in the sandbox to the broker. Its first byte can be inspected without being
+//! A connection from a program in the sandbox to the broker. Its first byte can be inspected without being
 //! consumed, and the connection is not reset while its last bytes are in transit.
 
 use std::io;
@@ -12,16 +12,18 @@ use crate::place::ConnectionPermit;
 
 /// Timeout for a program to close its side after the broker has closed its own.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
-/// Maximum number of bytes that are read from the program and discarded while waiting for it to close.
+/// Maximum number of bytes that are read from the program and discarded while the broker waits for the
+/// program to close its side.
 const UNHEARD_BYTES_MAX: u64 = 1 << 20;
 
-/// A connection of a program in the sandbox to the broker.
+/// A connection from a program in the sandbox to the broker.
 pub struct Begun<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> {
     first: Option<u8>,
     /// `Some` until this value is dropped.
     stream: Option<S>,
     shut: bool,
-    /// The connection's slot, which is held until the connection is closed completely.
+    /// The connection's slot under the connection limits, which stays occupied until the connection is closed
+    /// completely.
     place: Option<ConnectionPermit>,
 }
 
@@ -31,7 +33,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Begun<S> {
         Self { first: None, stream: Some(stream), shut: false, place: None }
     }
 
-    /// Attaches the connection's slot.
+    /// Attaches the connection's slot, which then stays occupied until the connection is closed completely.
     pub fn take(&mut self, place: ConnectionPermit) {
         self.place = Some(place);
     }

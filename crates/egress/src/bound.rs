@@ -8,8 +8,9 @@
 //! Connections to other hosts are not inspected. A secret's value is sent only in the header to which the
 //! secret is bound, in a request whose path is at or below the bound path, over TLS, to a host whose
 //! certificate this machine trusts. The value is never sent in a body. The broker does not follow redirects:
-//! the program follows them with a new request, which is decided separately. Responses that could hide an
-//! echo of the value are refused: encoded responses, partial content and protocol switches.
+//! the program follows them with a new request, which is checked against the policy separately. Responses
+//! that could hide an echo of the value are refused: encoded responses, partial content and protocol
+//! switches.
 
 use std::convert::Infallible;
 use std::sync::{Arc, OnceLock};
@@ -88,7 +89,7 @@ fn client() -> Option<Arc<ClientConfig>> {
     Some(Arc::new(config))
 }
 
-/// Returns the TLS configuration with which the broker impersonates the tunnel's host.
+/// Returns the TLS configuration that the broker uses to impersonate the tunnel's host.
 pub async fn in_place_of(visit: &Visit, asked: &OutboundRequest) -> Result<Arc<ServerConfig>, Refusal> {
     let failed = |why: String| {
         let why = format!("{} has a secret bound to it, but {why}", asked.authority());
@@ -119,8 +120,8 @@ where
         let answered = visit.answer_bound(request, &asked).await;
         let mut response = answered.unwrap_or_else(Refusal::response);
         if visit.party.policy().borrow().bound(&asked.host, asked.port).next().is_none() {
-            // No secret is bound to the host any more, so this inspected connection is closed. The next one
-            // will not be inspected.
+            // No secret is bound to the host any more, so this inspected connection is closed. The program's
+            // next connection to the host will not be inspected.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         Ok::<_, Infallible>(response)
@@ -234,7 +235,7 @@ impl Visit {
     }
 }
 
-/// Replaces placeholders with values in the headers to which the secrets are bound. Returns the names of the
+/// Replaces placeholders with values in the headers that the secrets are bound to. Returns the names of the
 /// secrets that were used.
 fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<String>, Refusal> {
     let mut used = Vec::new();

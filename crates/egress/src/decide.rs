@@ -1,5 +1,5 @@
-//! The decision whether a policy allows a request. [`decide`] is a pure function without lookups, so nothing
-//! can change while it runs.
+//! Decides whether a policy allows a request. [`decide`] is a pure function that performs no lookups, so its
+//! inputs cannot change while it runs.
 
 use api::host::Host;
 use api::policy::{HostRule, Policy, Preset, is_plain_path};
@@ -17,7 +17,7 @@ const GIT: [&str; 10] = [
     "codeberg.org",
     "git.sr.ht",
 ];
-/// The port of plaintext HTTP.
+/// The default port for plaintext HTTP.
 const CLEAR_PORT: u16 = 80;
 /// Maximum number of rules that a refusal lists.
 const NAMED_MAX: usize = 8;
@@ -50,8 +50,8 @@ pub struct Allowed {
 /// Decides whether the policy allows a request.
 ///
 /// # Errors
-/// The policy does not allow the request. The error is the reason, as a sentence for the program that sent
-/// the request.
+/// Returns an error if the policy does not allow the request. The error is the reason, as a sentence for the
+/// program that sent the request.
 pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &RequestKind) -> Result<Allowed, String> {
     let mut inside = false;
     let bound = policy.bound(host, port).next().is_some();

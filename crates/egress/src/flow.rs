@@ -45,12 +45,13 @@ pub struct Flow {
     pub revoked: CancellationToken,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _watch: AbortOnDropHandle<()>,
-    /// The slot of the program's connection for which this connection was opened.
+    /// The slot of the program's connection. It stays occupied as long as this outbound connection exists.
     _place: Option<ConnectionPermit>,
 }
 
 impl Flow {
-    /// Creates a flow for a connection that was allowed under the policy most recently seen by `policy`.
+    /// Creates a flow for a connection that was allowed by the latest policy that the receiver `policy` has
+    /// seen.
     pub fn new(
         stream: TcpStream,
         place: Option<ConnectionPermit>,

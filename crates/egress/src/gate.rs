@@ -1,7 +1,7 @@
 //! The package gate: serves Python, npm and Debian packages from the package sources of this machine, and
 //! caches them.
 //!
-//! Sandboxes reach the gate as the host `packages.bellglass`. No name server knows this name; the broker
+//! Sandboxes reach the gate as the host `packages.bellglass`. No name server resolves this name; the broker
 //! passes requests for it to the gate. The gate connects to the upstream itself, so a sandbox needs no
 //! internet access, and the upstream may be a mirror in a private network.
 //!
@@ -19,10 +19,11 @@
 //! | `python`, `npm`, `debian` | parsing of each kind of index, and selection of the files that the policy allows |
 //! | `store` | cached files, by their key |
 //! | [`upstream`] | the package sources of this machine |
-//! | `carry` | the transfer of one file: cached, hashed, metered |
+//! | `carry` | the transfer of one file, which is cached, hashed and metered |
 //!
 //! Invariants: a file that does not match the hash in its index is not cached. The gate never dials a URL
-//! from a sandbox, but looks the file up in the index. Sandboxes share the cache and cannot write to it.
+//! that a sandbox supplied: it takes the URL from the index, or appends a checked path to the URL of Debian's
+//! archive. Sandboxes share the cache and cannot write to it.
 
 mod carry;
 mod debian;
@@ -68,7 +69,7 @@ const INDEXES_AT_ONCE: usize = 4;
 const INDEX_WITHIN: Duration = Duration::from_secs(120);
 /// Timeout for obtaining a permit to fetch an index.
 const TURN_WITHIN: Duration = Duration::from_secs(30);
-/// Timeout for the response of an upstream to begin, and for each further chunk of it.
+/// Timeout for an upstream's response to begin, and for each further chunk of the response.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 /// The package gate, with its cache.
@@ -97,7 +98,7 @@ struct IndexRequest {
     parse: Parse,
 }
 
-/// Parser of an index: takes the content type of the response, its final URL, and its body.
+/// A parser for an index, which takes the content type of the response, its final URL, and its body.
 type Parse = fn(&IndexRequest, &str, &str, &[u8]) -> Option<Index>;
 
 /// One file of a package.
@@ -152,7 +153,7 @@ impl Gate {
     /// Removes the least recently used files if the cache has reached its limit.
     ///
     /// # Errors
-    /// A file system operation failed.
+    /// Returns an error if a file system operation fails.
     pub fn tidy(&self) -> std::io::Result<()> {
         self.store.tidy()
     }
@@ -189,8 +190,8 @@ impl Gate {
         if let Some(index) = self.known(&asking.key()) {
             return Ok(index);
         }
-        // A sandbox may fetch one index at a time, and all sandboxes together a few, because parsing an index
-        // takes several times its size in memory.
+        // Each sandbox may fetch one index at a time, and all sandboxes together [`INDEXES_AT_ONCE`], because
+        // parsing an index takes several times its size in memory.
         let turn = async { (party.index.acquire().await, self.turns.acquire().await) };
         let turn = tokio::time::timeout(TURN_WITHIN, turn).await;
         let _turn =
@@ -429,7 +430,7 @@ fn document(
     response
 }
 
-/// The sandbox that receives a file, its policy, and the upstream of the file.
+/// The sandbox that receives a file, its policy, and the file's upstream.
 struct Recipient<'a> {
     party: &'a Arc<Party>,
     policy: watch::Receiver<Policy>,

@@ -1,4 +1,4 @@
-//! The HTTP proxy: requests for other hosts, and `CONNECT`.
+//! The HTTP proxy, which forwards plaintext requests and opens tunnels for `CONNECT`.
 //!
 //! Each request uses its own connection to its host, and only `hyper` parses and writes HTTP. Hop-by-hop
 //! headers are regenerated for each connection, so that the two ends cannot disagree on where a request ends.
@@ -27,11 +27,11 @@ use crate::flow::Flow;
 use crate::party::OutboundRequest;
 use crate::{Refusal, RefusalKind, Visit, answer, gate};
 
-/// Timeout for receiving the head of a request, and for the next request on the same connection.
+/// Timeout for receiving the head of a request, and for the next request to begin on the same connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(60);
-/// The port of plaintext HTTP.
+/// The default port for plaintext HTTP.
 const CLEAR_PORT: u16 = 80;
-/// Hop-by-hop headers, which apply to one connection only.
+/// Hop-by-hop headers, which apply to a single connection and must not be forwarded.
 const HOP: [HeaderName; 7] =
     [CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 const HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
@@ -46,8 +46,8 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S
     let _ = server().serve_connection(TokioIo::new(stream), service).with_upgrades().await;
 }
 
-/// Returns true if a tunnel's content is parsed as HTTP: the rule names the host, and the port is the port of
-/// plaintext HTTP.
+/// Returns true if a tunnel's content is parsed as HTTP: the rule names the host, and the port is the default
+/// port for plaintext HTTP.
 pub fn is_clear(flow: &Flow) -> bool {
     flow.allowed.by_name && flow.asked.port == CLEAR_PORT
 }
@@ -55,7 +55,7 @@ pub fn is_clear(flow: &Flow) -> bool {
 /// Serves HTTP inside a tunnel. Every request must be for the tunnel's host.
 pub async fn serve_inside<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, flow: Flow, visit: Visit) {
     let host = flow.asked.host.clone();
-    // Each request is decided separately and opens its own connection.
+    // Each request is checked against the policy separately and opens its own connection.
     drop(flow);
     let service = service_fn(|request| async {
         if let Err(refusal) = visit.party.pace() {

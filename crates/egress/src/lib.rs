@@ -32,9 +32,9 @@
 //!
 //! Invariants: the host that is matched against the policy is the host that is resolved and dialled.
 //! Addresses are checked after resolution, and only a checked address is dialled. Every decision is reported
-//! once, or counted if there are too many. A tunnel is decided when it is opened. If it leads to port 80 of a
-//! host that a rule names, or to a host with a bound secret, each request inside it is decided as well. TLS
-//! is decrypted only for hosts with a bound secret.
+//! once, or counted if there are too many. A tunnel is checked against the policy when it is opened. If it
+//! leads to port 80 of a host that a rule names, or to a host with a bound secret, each request inside the
+//! tunnel is checked as well. TLS is decrypted only for hosts with a bound secret.
 
 #![forbid(unsafe_code)]
 
@@ -105,7 +105,7 @@ pub(crate) struct Refusal {
 /// The category of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RefusalKind {
-    /// The request is not valid for a proxy.
+    /// The request is not a valid proxy request.
     Wrong,
     /// The policy does not allow the request.
     Denied,
@@ -127,18 +127,18 @@ pub(crate) enum TunnelMode {
     Blind,
 }
 
-/// A program's connection that is being served.
+/// A program's connection while the broker serves it.
 #[derive(Clone)]
 pub(crate) struct Visit {
     pub broker: Arc<Broker>,
     pub party: Arc<Party>,
-    /// The connection's slot under the limits of its sandbox and its project.
+    /// The connection's slot: its permits under the connection limits of its sandbox and its project.
     pub place: ConnectionPermit,
 }
 
 impl Visit {
-    /// Decides on the request, resolves the host and dials it. Runs to completion even if the program
-    /// disconnects, so that the decision is always reported.
+    /// Checks the request against the policy, resolves the host and dials it. Runs to completion even if the
+    /// program disconnects, so that the decision is always reported.
     async fn reach(&self, asked: OutboundRequest) -> Result<Flow, Refusal> {
         let (broker, party) = (Arc::clone(&self.broker), Arc::clone(&self.party));
         // Dialling can outlive the program's connection, so the dialling task holds the slot too.
@@ -164,7 +164,7 @@ impl Visit {
             TunnelMode::Clear => http::serve_inside(stream, flow, self).await,
             TunnelMode::Blind => tunnel::pass(stream, flow).await,
             TunnelMode::Bound(config) => {
-                // Each request in the tunnel is decided separately and opens its own connection.
+                // Each request in the tunnel is checked separately and opens its own connection.
                 let asked = flow.asked.clone();
                 drop(flow);
                 bound::serve(stream, asked, config, self).await;
@@ -210,8 +210,8 @@ impl Broker {
         if first == SOCKS { socks::serve(stream, visit).await } else { http::serve(stream, visit).await }
     }
 
-    /// Decides on the request, resolves the host and dials it. Reports the outcome once. Refusals with kind
-    /// `Busy` are only counted.
+    /// Checks the request against the policy, resolves the host and dials it. Reports the outcome once, but
+    /// only counts refusals with the kind `Busy`.
     async fn reach(
         &self,
         party: &Arc<Party>,

@@ -18,7 +18,7 @@ use crate::secret::Keyring;
 use crate::tally::DecisionReporter;
 use crate::{Refusal, RefusalKind};
 
-/// Maximum number of requests of a sandbox per second, and in a burst after a pause. The burst is twice the
+/// Maximum number of requests from a sandbox per second, and in a burst after a pause. The burst is twice the
 /// sandbox's connection limit.
 const ASKS_PER_SECOND: u32 = 100;
 const ASKS_AT_ONCE: u32 = 1024;
@@ -48,7 +48,7 @@ pub struct Decision {
     pub verdict: Result<String, String>,
 }
 
-/// A report of the broker.
+/// A report from the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BrokerReport {
     /// A request was decided.
@@ -153,7 +153,7 @@ impl Party {
         policy
     }
 
-    /// Takes a slot for one more connection, if the limits allow it.
+    /// Takes a slot for one more connection, if the limits of the sandbox and its project allow it.
     pub(crate) fn place(&self, projects: &Projects) -> Option<ConnectionPermit> {
         let Ok(own) = Arc::clone(&self.places).try_acquire_owned() else {
             self.too_much("concurrent connections");
@@ -252,7 +252,7 @@ impl Party {
         self.tally.tell(BrokerReport::Installed(installed));
     }
 
-    /// Returns the refusal of a request that exceeds a limit. Such refusals are counted, and their number is
+    /// Returns the refusal for a request that exceeds a limit. Such refusals are counted, and the count is
     /// reported periodically.
     fn too_much(&self, what: &str) -> Refusal {
         self.count(&format!("refused: too many {what}"));

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// The resolver's configuration file.
 const CONFIGURATION: &str = "/etc/resolv.conf";
-/// Minimum interval between checks for a changed configuration. After a laptop changes its network, it uses
+/// Minimum interval between checks for a changed configuration. A laptop that joins a different network uses
 /// the new resolver within this time.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Timeout for one lookup.

@@ -1,7 +1,7 @@
-//! Masking of secret values in responses. A host that echoes a request must not reveal the values that the
-//! broker inserted into it.
+//! Masks secret values in responses. A host that echoes a request must not reveal the values that the broker
+//! inserted into it.
 //!
-//! Values are found unencoded and in the encodings in which servers commonly return their input: base64,
+//! Values are found unencoded and in the encodings that servers commonly use to return their input: base64,
 //! percent-encoding and JSON. Each byte of a value is masked separately, so the length of the response does
 //! not change.
 //!
@@ -27,7 +27,7 @@ const MASK: u8 = b'*';
 /// Hexadecimal digits for percent-encoding, in both cases.
 const DIGITS: [&[u8; 16]; 2] = [b"0123456789ABCDEF", b"0123456789abcdef"];
 
-/// Filter that masks values in a stream of bytes.
+/// A filter that masks values in a stream of bytes.
 pub struct Scrubber {
     forms: Arc<Forms>,
     held: BytesMut,

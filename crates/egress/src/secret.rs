@@ -70,8 +70,8 @@ impl Keyring {
     }
 }
 
-/// Returns the placeholder of a secret in a sandbox. It is constant within a sandbox, differs between
-/// sandboxes, and is useless elsewhere.
+/// Returns the placeholder that stands for a secret in a sandbox. It is constant within a sandbox, differs
+/// between sandboxes, and is useless elsewhere.
 pub fn placeholder(sandbox: &str, name: &str) -> String {
     let hash = Sha256::digest(format!("{sandbox}/{name}"));
     let end: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();

@@ -61,7 +61,7 @@ async fn say(stream: &mut (impl AsyncWrite + Unpin), reply: ReplyCode) {
     let _ = stream.shutdown().await;
 }
 
-/// Reads the request, and returns its destination or the reply code with which it must be refused.
+/// Reads the request, and returns its destination or the reply code for refusing the request.
 async fn ask(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     visit: &Visit,

@@ -1,4 +1,4 @@
-//! Reports of decisions. Equal decisions within a second are reported as one line with a count.
+//! Reports the broker's decisions. Equal decisions within a second are reported as one line with a count.
 //!
 //! Each report becomes a line in the audit log, which is stored on this machine. The number of lines per
 //! sandbox is therefore limited, separately for allowed and refused requests, so that a flood of one kind
@@ -27,7 +27,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Maximum number of targets that the summary line names.
 const TARGETS_NAMED_MAX: usize = 8;
 
-/// Reporter that turns decisions into lines.
+/// A reporter that turns decisions into lines in the audit log.
 pub struct DecisionReporter {
     tell: Tell,
     lines: [DefaultDirectRateLimiter; 2],
@@ -39,7 +39,8 @@ pub struct DecisionReporter {
 struct Window {
     /// Reported decisions, each with the number of times that it has been repeated since.
     again: HashMap<Decision, u64>,
-    /// The numbers of unreported decisions: first the allowed ones, then the refused ones.
+    /// Counts of the decisions without a line of their own: first the allowed requests, then the refused
+    /// ones.
     untold: [Untold; 2],
     /// True if a task is waiting for the end of the second.
     ends: bool,
@@ -63,7 +64,7 @@ impl DecisionReporter {
         (self.tell)(told);
     }
 
-    /// Reports a decision, or counts it.
+    /// Reports a decision, or only counts it if it is repeated or exceeds the limit of lines.
     pub fn decided(self: &Arc<Self>, decision: Decision) {
         let Ok(executor) = tokio::runtime::Handle::try_current() else {
             return self.tell(BrokerReport::Decided(decision));

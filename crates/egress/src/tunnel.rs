@@ -1,6 +1,6 @@
 //! Tunnels, which carry bytes in both directions. If a rule names the host, the first bytes are checked: the
-//! TLS server name must be that host. Otherwise, allowing one name would open every other host on the same
-//! servers. The `http` module handles tunnels that carry plaintext HTTP.
+//! TLS server name must be that host. Without this check, a rule that allows one host would allow every other
+//! host on the same servers. The `http` module handles tunnels that carry plaintext HTTP.
 
 use api::host::Host;
 use bytes::BytesMut;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWri
 
 use crate::flow::Flow;
 
-/// Size of the read buffer of each direction in bytes.
+/// Size of each direction's read buffer in bytes.
 const PIECE_BYTES: usize = 16 << 10;
 /// Maximum size of a TLS ClientHello in bytes. Even with all key shares, it is shorter than this.
 const HELLO_BYTES_MAX: usize = 64 << 10;
@@ -18,7 +18,7 @@ const HANDSHAKE: u8 = 22;
 /// The port on which only TLS is allowed.
 const TLS_PORT: u16 = 443;
 
-/// Copies in both directions until both have ended. If one direction fails, the connection is reset.
+/// Copies bytes in both directions until both have ended. If one direction fails, the connection is reset.
 pub async fn pass<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, flow: Flow) {
     let name = flow.allowed.by_name.then(|| flow.asked.host.clone());
     let only_tls = flow.asked.port == TLS_PORT;

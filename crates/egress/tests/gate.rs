@@ -1,4 +1,4 @@
-//! Tests of the package gate with a fake upstream and with requests like those of a program in a sandbox.
+//! Tests the package gate with a fake upstream and with the requests of a simulated program in a sandbox.
 
 // A test fails by panicking, with the observed values.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -85,8 +85,8 @@ impl Drop for Place {
     }
 }
 
-/// Starts a fake index with one package. Its files are `good`, which matches its hash; `bad`, which does not;
-/// `large`; and `new`, which was published recently.
+/// Starts a fake index with one package. Its files are `good`, which matches its hash, `bad` and `large`,
+/// which do not, and `new`, which was published too recently.
 fn upstream(asked: Arc<AtomicU32>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

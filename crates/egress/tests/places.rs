@@ -1,4 +1,4 @@
-//! Connection limits of a sandbox and of a project, tested with a real broker.
+//! Tests the connection limits of a sandbox and of a project with a real broker.
 
 // A test fails by panicking, with the observed values.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 /// The connection limits of one sandbox and of a project.
 const SANDBOX_MAX: usize = 512;
 const PROJECT_MAX: usize = 4096;
-/// Timeout for a released slot to become available.
+/// Timeout for the released slot of a closed connection to become available again.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 fn broker() -> Arc<Broker> {
@@ -28,7 +28,8 @@ fn party(project: &str) -> Arc<Party> {
     Arc::new(Party::new(policy, Box::new(|_| {})).of(project))
 }
 
-/// Opens connections. On each connection that has a slot, the broker waits for the first byte.
+/// Opens connections. The broker accepts connections as long as a slot is free, and waits for the first byte
+/// of each.
 async fn connect(broker: &Arc<Broker>, party: &Arc<Party>, count: usize) -> Vec<DuplexStream> {
     let mut streams = Vec::new();
     for _ in 0..count {
@@ -40,7 +41,7 @@ async fn connect(broker: &Arc<Broker>, party: &Arc<Party>, count: usize) -> Vec<
     streams
 }
 
-/// Returns true if the connection was rejected. The broker sends nothing on a connection that has a slot.
+/// Returns true if the connection was rejected. The broker sends nothing on a connection that it accepted.
 async fn is_turned_away(stream: &mut DuplexStream) -> bool {
     let mut said = [0; 16];
     match tokio::time::timeout(Duration::from_millis(200), stream.read(&mut said)).await {

@@ -1,5 +1,5 @@
-//! Outbound connections of a sandbox. Programs connect to a proxy inside the sandbox, and the guest passes
-//! each of these connections to the broker.
+//! Outbound connections of a sandbox. Programs connect to a proxy inside the sandbox. The guest passes each
+//! of these connections to the broker, the host's egress proxy, which enforces the sandbox's policy.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::link::GuestRequest;
 use crate::port::Port;
 use crate::sandbox::Sandbox;
 
-/// Timeout for waiting for a connection once. The wait is repeated without limit, because a program may open
+/// Timeout for one wait for a new connection. The wait is repeated without limit, because a program may open
 /// its first connection after a day.
 const NEXT_WITHIN: Duration = Duration::from_millis(2 * limits::DEADLINE_MS_MAX);
 /// Delay after an error that may be temporary.
@@ -54,8 +54,8 @@ pub fn packages(data: &Path) -> PathBuf {
     data.join("packages")
 }
 
-/// Adds environment variables to an exec that point package managers to the gate, for the kinds of packages
-/// that the policy allows. Variables that the exec already sets are kept.
+/// Adds environment variables to an exec that point package managers to the gate (the host's package proxy),
+/// for the kinds of packages that the policy allows. Variables that the exec already sets are kept.
 #[must_use]
 pub fn pointed(policy: &Policy, mut spec: ExecSpec) -> ExecSpec {
     for preset in &policy.presets {

@@ -35,11 +35,11 @@ use results::Results;
 /// Time for which an exec may still run after its deadline and grace period. Then its sandbox is stopped from
 /// outside.
 pub const OVERDUE_MS: u64 = 2_000;
-/// Timeout for a guest's response. Guests normally respond at once. In measurements with all limits at full
-/// load, they took at most a tenth of this time.
+/// Timeout for a guest's response. Guests normally respond at once. In measurements at full load, with every
+/// limit exhausted, they took at most a tenth of this time.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Timeout for requests that need the interpreter. They wait until it has imported the template's modules,
-/// for which a guest allows 60 s. A slow machine needs additional time to start the interpreter.
+/// Timeout for requests that need the interpreter. These requests wait until the interpreter has imported the
+/// template's modules, for which a guest allows 60 s. A slow machine needs additional time to start it.
 pub const CODE_WITHIN: Duration = Duration::from_secs(90);
 /// Time that the output request may still take once the start request, which was sent together with it, has
 /// completed. After that, the output is requested again.
@@ -47,8 +47,8 @@ const OPEN_WITHIN: Duration = Duration::from_millis(50);
 /// Maximum time without data. A guest sends a heartbeat every 5 s; after three missed heartbeats, the
 /// connection is considered dead.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
-/// Number of consumption reports per spool. In mode `block`, the reader reports to the guest each time it has
-/// read a quarter of the spool's size.
+/// Number of consumption reports per spool, the guest's buffer for an exec's output. In mode `block`, the
+/// reader reports to the guest each time it has read a quarter of the spool's size.
 const CONSUME_PARTS: u64 = 4;
 
 /// The sandbox in which an exec runs.
@@ -152,7 +152,7 @@ impl Exec {
         &self.id
     }
 
-    /// Sets the offsets to read from, instead of the first byte.
+    /// Starts reading at these offsets instead of at the first byte.
     pub fn seek(&mut self, stdout: u64, stderr: u64, results: u64) {
         self.position = PerStream { stdout, stderr, results };
         self.results = Results::at(results);
@@ -162,7 +162,7 @@ impl Exec {
     /// Waits for the next event. Returns `None` after the end.
     ///
     /// # Errors
-    /// The guest violated the protocol, or the exec is not known.
+    /// Returns an error if the guest violated the protocol or if the exec is unknown.
     pub async fn next(&mut self) -> Result<Option<Event>, Error> {
         if self.ended {
             return Ok(None);
@@ -198,7 +198,7 @@ impl Exec {
             Ok(Event::End(end)) if self.is_crippled(&end).await => {
                 self.home.link.stopping(LostCause::Oom);
                 self.home.runtime.stop(&self.home.id, Duration::ZERO).await?;
-                // Set only after the stop: if the stop fails, the next call finds the end again.
+                // Set this only after the stop. If the stop fails, the next call handles the end event again.
                 self.ended = true;
                 Ok(Event::End(self.end_from_here(Outcome::SandboxLost { cause: LostCause::Oom })))
             }
@@ -229,9 +229,9 @@ impl Exec {
         }
     }
 
-    /// Returns true if the host's OOM killer has killed part of a user-space kernel. With cgroup v1, it kills
-    /// a single process, so the program that this process was serving appears to have exited on its own. With
-    /// cgroup v2, it kills all processes.
+    /// Returns true if the host's OOM killer has killed part of a user-space kernel. With cgroup v1, the OOM
+    /// killer kills a single process, so the program that this process was serving appears to have exited on
+    /// its own. With cgroup v2, the OOM killer kills all processes.
     async fn is_crippled(&self, end: &ExecEnd) -> bool {
         let Home { id, runtime, .. } = &self.home;
         end.outcome != (Outcome::Exited { code: 0 })
@@ -242,7 +242,7 @@ impl Exec {
     /// Reads to the end, and returns all output that the guest has retained.
     ///
     /// # Errors
-    /// Same errors as [`Exec::next`].
+    /// Fails like [`Exec::next`].
     pub async fn collect(mut self) -> Result<Collected, Error> {
         let (mut stdout, mut stderr, mut results) = (Vec::new(), Vec::new(), Vec::new());
         loop {
@@ -258,11 +258,11 @@ impl Exec {
         }
     }
 
-    /// Sends bytes to standard input at an offset, and closes standard input if `last` is true. Waits as long
-    /// as the process does not read.
+    /// Sends bytes to standard input at an offset, and closes standard input if `last` is true. Waits while
+    /// the process does not read.
     ///
     /// # Errors
-    /// The process has closed its standard input, or the exec is not known.
+    /// Returns an error if the process has closed its standard input or if the exec is unknown.
     pub async fn write_stdin(
         &self,
         offset: u64,
@@ -278,7 +278,7 @@ impl Exec {
     /// Changes the size of the exec's terminal.
     ///
     /// # Errors
-    /// The exec has no terminal, the size is invalid, or the exec is not known.
+    /// Returns an error if the exec has no terminal, the size is invalid, or the exec is unknown.
     pub async fn resize(&self, size: TerminalSize) -> Result<(), Error> {
         size.check().map_err(Error::Request)?;
         let body = serde_json::to_vec(&size).map_err(|error| Error::Protocol(error.to_string()))?;
@@ -287,10 +287,10 @@ impl Exec {
         self.home.link.call(&request, ANSWER_WITHIN).await
     }
 
-    /// Sends a signal to all processes of the exec, and returns their number.
+    /// Sends a signal to all processes of the exec, and returns the number of processes.
     ///
     /// # Errors
-    /// The signal number is invalid, or the exec is not known.
+    /// Returns an error if the signal number is invalid or if the exec is unknown.
     pub async fn signal(&self, signal: i32) -> Result<u32, Error> {
         let body =
             serde_json::to_vec(&SignalRequest { signal }).map_err(|e| Error::Protocol(e.to_string()))?;
@@ -302,7 +302,7 @@ impl Exec {
     /// Cancels the exec. Its outcome will be `cancelled`, unless the exec has already ended.
     ///
     /// # Errors
-    /// The exec is not known, or the sandbox has ended.
+    /// Returns an error if the exec is unknown or if the sandbox has ended.
     pub async fn cancel(&self) -> Result<(), Error> {
         let path = format!("/execs/{}", self.id);
         let ask = GuestRequest { method: Method::DELETE, path, body: Bytes::new() };
@@ -313,7 +313,7 @@ impl Exec {
     /// `block` can continue.
     ///
     /// # Errors
-    /// The exec is not known, or the sandbox has ended.
+    /// Returns an error if the exec is unknown or if the sandbox has ended.
     pub async fn take(&self, stdout: u64, stderr: u64) -> Result<(), Error> {
         let path = format!("/execs/{}/read?stdout={stdout}&stderr={stderr}", self.id);
         let request = GuestRequest { method: Method::PUT, path, body: Bytes::new() };
@@ -496,7 +496,7 @@ pub(crate) async fn start(home: &Home, id: &ExecId, spec: &ExecSpec) -> Result<E
     home.link.call(&ask, within).instrument(info_span!(target: STEP, "launch")).await
 }
 
-/// Describes an outcome, for messages to people.
+/// Describes an outcome in words.
 pub fn ended(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Exited { code } => format!("exited with status {code}"),

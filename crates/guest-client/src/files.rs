@@ -31,8 +31,8 @@ use parts::DecodedPart;
 /// Routes of file requests on the channel, as the sandbox's user and as root.
 const ROUTE: &str = "/files";
 const ROUTE_AS_ROOT: &str = "/files?uid=0";
-/// Timeout for operations on a single path or directory. Even with all limits at full load, they take less
-/// time.
+/// Timeout for operations on a single path or directory. Even at full load, with every limit exhausted, these
+/// operations take less time.
 const LOOK_WITHIN: Duration = Duration::from_secs(60);
 /// Slowest rate at which files on a working disk are hashed, copied or removed.
 const SLOWEST_BYTES_PER_SECOND: u64 = 4 << 20;
@@ -41,8 +41,8 @@ const IDLE_MAX: Duration = Duration::from_secs(60);
 /// Timeout for the process in the sandbox to exit after an interrupted transfer. Before it exits, it writes
 /// the bytes that are still in its pipe, or removes a file.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
-/// Maximum number of chunks that are buffered for a guest that does not read. Each is as large as the chunk
-/// that the caller passed in.
+/// Maximum number of chunks that are buffered for a guest that does not read. Each chunk is as large as the
+/// caller's chunk.
 const PIECES_WAITING: usize = 2;
 /// Maximum size of a file event in bytes: one path with worst-case escaping.
 const EVENT_BYTES_MAX: usize = 64 << 10;
@@ -69,11 +69,11 @@ pub struct FileDownload {
 /// An item of a [`FileDownload`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum ReadChunk {
-    /// Bytes.
+    /// A chunk of the content.
     Data(Bytes),
     /// The end of a file: all requested bytes have arrived.
     Read {
-        /// The hash of these bytes, of the requested kind, as computed in the sandbox.
+        /// The hash of all requested bytes, of the requested kind, as computed in the sandbox.
         hash: Hash,
         /// True if the file was modified while it was read.
         changed: bool,
@@ -112,7 +112,7 @@ impl Sandbox {
 }
 
 impl Files {
-    /// Returns the same files, opened as root.
+    /// Returns access to the same files as root.
     #[must_use]
     pub fn as_root(self) -> Self {
         Self { as_root: true, ..self }
@@ -125,7 +125,7 @@ impl Files {
     /// Sends a request that transfers no file content.
     ///
     /// # Errors
-    /// The sandbox refused the request or has ended, or the response is invalid or does not arrive.
+    /// Returns an error if the sandbox refuses the request or has ended, or no valid response arrives.
     pub async fn ask(&self, ask: &FileAsk) -> Result<FileAnswer, Error> {
         let within = self.within(ask);
         let deadline = Instant::now() + within;
@@ -148,7 +148,7 @@ impl Files {
     /// Opens a file or an archive for reading.
     ///
     /// # Errors
-    /// Same errors as [`Files::ask`].
+    /// Fails like [`Files::ask`].
     pub async fn read(&self, ask: &FileAsk) -> Result<(FileAnswer, FileDownload), Error> {
         let (head, answer) = self.begin(ask).await?;
         let left = match &head {
@@ -169,7 +169,7 @@ impl Files {
     /// Watches files. Events are reported from the moment when this method returns.
     ///
     /// # Errors
-    /// Same errors as [`Files::ask`].
+    /// Fails like [`Files::ask`].
     pub async fn watch(&self, ask: &FileAsk) -> Result<Watching, Error> {
         let (_, answer) = self.begin(ask).await?;
         Ok(Watching { answer, held: BytesMut::new() })
@@ -178,8 +178,8 @@ impl Files {
     /// Opens a file or an archive for writing.
     ///
     /// # Errors
-    /// The sandbox has ended, or cannot start another process. Errors about the path are returned by the
-    /// first `push` or by `finish`.
+    /// Returns an error if the sandbox has ended or cannot start an additional process. The first `push` or
+    /// `finish` returns errors about the path.
     pub async fn write(&self, ask: FileAsk) -> Result<FileUpload, Error> {
         ask.check().map_err(Error::Request)?;
         let (sender, body) = streamed::body(PIECES_WAITING);
@@ -253,7 +253,7 @@ impl FileDownload {
     /// Returns the next bytes, or the end of the file or archive.
     ///
     /// # Errors
-    /// The transfer failed, and the content received so far is incomplete.
+    /// Returns an error if the transfer failed. The content received so far is then incomplete.
     pub async fn next(&mut self) -> Result<ReadChunk, Error> {
         let found = match self.answer.next(IDLE_MAX).await {
             Ok(found) => found,
@@ -283,10 +283,10 @@ impl FileDownload {
 }
 
 impl Watching {
-    /// Waits for the next event, without a timeout. Cancel safe: no event is lost if the future is dropped.
+    /// Waits for the next event, without a timeout. Cancel-safe: a dropped future loses no event.
     ///
     /// # Errors
-    /// The stream has failed; no further events follow.
+    /// Returns an error if the stream has failed. No further events follow.
     pub async fn next(&mut self) -> Result<FileEvent, Error> {
         loop {
             let found = match self.answer.next(Duration::MAX).await {
@@ -313,10 +313,10 @@ impl Watching {
 }
 
 impl FileUpload {
-    /// Sends bytes, and waits as long as the sandbox does not read.
+    /// Sends bytes. Waits while the sandbox does not read.
     ///
     /// # Errors
-    /// The sandbox refused the upload or has ended. No further bytes can be sent after that.
+    /// Returns an error if the sandbox refused the upload or has ended. No further bytes can be sent.
     pub async fn push(&mut self, mut bytes: Bytes) -> Result<(), Error> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(PART_BYTES_MAX));
@@ -330,7 +330,7 @@ impl FileUpload {
     /// Ends the upload, and returns the response.
     ///
     /// # Errors
-    /// Same errors as [`FileUpload::push`].
+    /// Fails like [`FileUpload::push`].
     pub async fn finish(mut self) -> Result<FileAnswer, Error> {
         self.send(end()).await?;
         let UploadChannel { sender, mut answer } = self.way.take().ok_or_else(answer::misplaced)?;
@@ -394,7 +394,7 @@ impl Drop for FileUpload {
     }
 }
 
-/// Returns the timeout for work on this many bytes.
+/// Returns the timeout for processing this many bytes.
 pub fn worked(bytes: u64) -> Duration {
     LOOK_WITHIN + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
 }
@@ -412,7 +412,7 @@ fn end() -> Bytes {
     bytes.freeze()
 }
 
-/// Builds the header of a part. No payload exceeds the maximum size of a part.
+/// Builds the header of a part. The length fits, because no payload exceeds a part's maximum size.
 fn header(kind: PartKind, length: usize) -> Bytes {
     let length = u32::try_from(length).unwrap_or(u32::MAX);
     Bytes::copy_from_slice(&Part { kind, length }.encode())

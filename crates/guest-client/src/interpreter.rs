@@ -30,15 +30,15 @@ const POOLS: [&str; 6] = [
     "RAYON_NUM_THREADS",
 ];
 
-/// Represents a request without a body.
+/// Body argument for requests without a body.
 const NO_BODY: Option<&()> = None;
 
 impl Sandbox {
-    /// Sets the configuration with which the sandbox's interpreter will start. Does not start the
-    /// interpreter, and can be repeated.
+    /// Sets the configuration for the sandbox's interpreter. Does not start the interpreter, and can be
+    /// called repeatedly.
     ///
     /// # Errors
-    /// The sandbox has ended or does not respond.
+    /// Returns an error if the sandbox has ended or does not respond.
     pub async fn set_interpreter(
         &self,
         imports: &[String],
@@ -53,7 +53,7 @@ impl Sandbox {
     /// Returns the state of the sandbox's interpreter. Starts the interpreter if it is not running.
     ///
     /// # Errors
-    /// The sandbox has ended or does not respond.
+    /// Returns an error if the sandbox has ended or does not respond.
     pub async fn interpreter(&self) -> Result<InterpreterInfo, Error> {
         self.request(Method::GET, "/interpreter".into(), NO_BODY, CODE_WITHIN).await
     }
@@ -61,7 +61,7 @@ impl Sandbox {
     /// Creates a context with this ID. Repeating the same request has no effect.
     ///
     /// # Errors
-    /// The ID belongs to a different context, or the context's process could not be started.
+    /// Returns an error if the ID belongs to a different context or the process could not be started.
     pub async fn create_context(&self, id: &ContextId, spec: &ContextSpec) -> Result<ContextInfo, Error> {
         self.request(Method::PUT, format!("/contexts/{id}"), Some(spec), CODE_WITHIN).await
     }
@@ -69,7 +69,7 @@ impl Sandbox {
     /// Returns all contexts of the sandbox.
     ///
     /// # Errors
-    /// The sandbox has ended or does not respond.
+    /// Returns an error if the sandbox has ended or does not respond.
     pub async fn contexts(&self) -> Result<Vec<ContextInfo>, Error> {
         self.request(Method::GET, "/contexts".into(), NO_BODY, ANSWER_WITHIN).await
     }
@@ -77,7 +77,7 @@ impl Sandbox {
     /// Removes a context, and stops the cell that is running in it.
     ///
     /// # Errors
-    /// The context is not known, or the sandbox has ended.
+    /// Returns an error if the context is unknown or if the sandbox has ended.
     pub async fn remove_context(&self, id: &ContextId) -> Result<(), Error> {
         self.request(Method::DELETE, format!("/contexts/{id}"), NO_BODY, CONTEXT_WITHIN).await
     }
@@ -85,7 +85,7 @@ impl Sandbox {
     /// Restarts a context, which loses its variables.
     ///
     /// # Errors
-    /// The context is not known, or its process could not be started.
+    /// Returns an error if the context is unknown or if its process could not be started.
     pub async fn restart_context(&self, id: &ContextId) -> Result<ContextInfo, Error> {
         self.request(Method::POST, format!("/contexts/{id}/restart"), NO_BODY, CODE_WITHIN).await
     }
@@ -94,7 +94,7 @@ impl Sandbox {
     /// the interrupt.
     ///
     /// # Errors
-    /// The context is not known, or the sandbox has ended.
+    /// Returns an error if the context is unknown or if the sandbox has ended.
     pub async fn interrupt_context(&self, id: &ContextId) -> Result<ContextInfo, Error> {
         self.request(Method::POST, format!("/contexts/{id}/interrupt"), NO_BODY, CONTEXT_WITHIN).await
     }
@@ -102,7 +102,7 @@ impl Sandbox {
     /// Returns the variables of a context.
     ///
     /// # Errors
-    /// The context is not known, or is running a cell.
+    /// Returns an error if the context is unknown or is running a cell.
     pub async fn variables(&self, id: &ContextId) -> Result<Vec<Variable>, Error> {
         self.request(Method::GET, format!("/contexts/{id}/variables"), NO_BODY, CONTEXT_WITHIN).await
     }

@@ -2,7 +2,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`sandbox`] | one sandbox from start to stop; its posture is checked before anything runs in it |
+//! | [`sandbox`] | one sandbox from start to stop; its confinement is verified before anything runs in it |
 //! | [`link`] | the channel: a sequence of connections, and requests that survive a broken connection |
 //! | [`exec`] | one exec: its output from any offset, and its single outcome |
 //! | [`interpreter`] | the interpreter of a sandbox, and contexts |

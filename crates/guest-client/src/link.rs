@@ -38,15 +38,15 @@ const STREAM_WINDOW_BYTES: u32 = 512 * 1024;
 /// guest need (attack O-02).
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Maximum size of an HTTP/2 frame. It is larger than the default, so that a flood of output causes fewer
-/// wake-ups. It is not larger still, because streams take turns and send one frame each: a response must be
-/// able to pass between many such floods.
+/// wake-ups. It is no larger than this, because streams take turns and send one frame each: behind many
+/// floods of output, a response must still arrive in time.
 const FRAME_BYTES: u32 = 64 * 1024;
-/// Interval and timeout of pings. A live guest answers them. If the guest was stopped or starved for this
+/// Interval and timeout of pings. A live guest answers pings. If the guest was stopped or starved for this
 /// long, the connection is replaced.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(10);
-/// Timeout for waiting for a connection once. The wait is repeated without limit, because the guest redials
-/// for as long as it lives.
+/// Timeout for one wait for a connection. The wait is repeated without limit, because the guest redials for
+/// as long as it lives.
 const DIAL_WITHIN: Duration = Duration::from_secs(30);
 
 /// Interval between attempts to reach a sandbox that another process still holds.
@@ -60,7 +60,7 @@ pub struct GuestLink {
     stopping: Arc<watch::Sender<Option<LostCause>>>,
     overdue: OnceLock<ExecId>,
     pause: watch::Sender<PauseState>,
-    /// Number of pauses of the sandbox so far.
+    /// Number of times that the sandbox has been paused.
     pauses: AtomicU64,
     tasks: [tokio::task::JoinHandle<()>; 2],
 }
@@ -86,11 +86,11 @@ pub enum PauseState {
 /// An idempotent request, which can be sent repeatedly.
 #[derive(Clone, Debug)]
 pub struct GuestRequest {
-    /// The method.
+    /// HTTP method.
     pub method: Method,
-    /// The path with its query.
+    /// Path with its query.
     pub path: String,
-    /// The body.
+    /// Request body.
     pub body: Bytes,
 }
 
@@ -132,8 +132,8 @@ impl GuestLink {
         }
     }
 
-    /// Returns true if the sandbox is paused, being paused, or being resumed. A sandbox that has ended is not
-    /// paused.
+    /// Returns true if the sandbox is paused, being paused, or being resumed. A sandbox that has ended does
+    /// not count as paused.
     pub fn is_paused(&self) -> bool {
         *self.pause.borrow() != PauseState::None && !matches!(*self.state.borrow(), LinkState::Ended(_))
     }
@@ -156,7 +156,7 @@ impl GuestLink {
     /// Waits until the guest has connected.
     ///
     /// # Errors
-    /// The sandbox has ended, or the timeout has passed.
+    /// Returns an error if the sandbox has ended or if the timeout has passed.
     pub async fn ready(&self, within: Duration) -> Result<(), Error> {
         self.live(0, Instant::now() + within, within).await.map(|_| ())
     }
@@ -171,10 +171,10 @@ impl GuestLink {
     }
 
     /// Sends a request, and sends it again if the connection breaks. Returns the response once its head has
-    /// arrived. The body may be long.
+    /// arrived; the body, which may be long, is not read.
     ///
     /// # Errors
-    /// The guest returned an error, the sandbox has ended, or the timeout has passed.
+    /// Returns the guest's error, or an error if the sandbox has ended or the timeout has passed.
     pub async fn ask(&self, ask: &GuestRequest, within: Duration) -> Result<Response<Incoming>, Error> {
         let deadline = Instant::now() + within;
         let mut last = 0;
@@ -193,7 +193,7 @@ impl GuestLink {
     /// Sends a request, and sends it again if the connection breaks. Returns the whole response.
     ///
     /// # Errors
-    /// Same errors as [`GuestLink::ask`]. In addition, the response may be too long or malformed.
+    /// Fails like [`GuestLink::ask`]. Also fails if the response is too long or malformed.
     pub async fn call<T: serde::de::DeserializeOwned>(
         &self,
         ask: &GuestRequest,
@@ -215,12 +215,12 @@ impl GuestLink {
         }
     }
 
-    /// Sends a request once, with a body that is produced while it is sent instead of the body of `ask`, and
-    /// returns the whole response.
+    /// Sends a request once and returns the whole response. The request's body is `streamed`, which is
+    /// produced while it is sent; the body of `ask` is ignored.
     ///
     /// # Errors
-    /// Same errors as [`GuestLink::call`]. In addition, a broken connection is an error, because the body
-    /// cannot be sent again.
+    /// Fails like [`GuestLink::call`]. Also fails if the connection breaks, because the body cannot be sent
+    /// again.
     pub async fn stream<T: serde::de::DeserializeOwned>(
         &self,
         ask: &GuestRequest,
@@ -237,7 +237,7 @@ impl GuestLink {
     /// the response carries bytes from the guest.
     ///
     /// # Errors
-    /// Same errors as [`GuestLink::ask`].
+    /// Fails like [`GuestLink::ask`].
     pub(crate) async fn both_ways(
         &self,
         ask: &GuestRequest,
@@ -262,7 +262,7 @@ impl GuestLink {
     /// Sends a request once, with a streamed body if one is given, and returns the head of the response.
     ///
     /// # Errors
-    /// Same errors as [`GuestLink::ask`]. In addition, a broken connection is an error.
+    /// Fails like [`GuestLink::ask`]. Also fails if the connection breaks.
     pub async fn ask_once(
         &self,
         ask: &GuestRequest,
@@ -362,7 +362,7 @@ async fn keep(
     }
 }
 
-/// Waits for process 1 to exit, and publishes the cause.
+/// Waits for process 1 to exit, and publishes why the sandbox ended.
 async fn mourn(
     runtime: Arc<dyn Runtime>,
     id: SandboxId,

@@ -118,7 +118,7 @@ impl AsyncWrite for Port {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Every chunk is handed to the connection when it is written.
+        // Nothing remains to be flushed: every chunk is handed to the connection when it is written.
         Poll::Ready(Ok(()))
     }
 

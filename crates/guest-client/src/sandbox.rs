@@ -1,4 +1,4 @@
-//! One sandbox from start to stop. Its posture is checked before any code runs in it.
+//! One sandbox from start to stop. Its posture (effective confinement) is checked before any code runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,11 +37,11 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Starts a sandbox, and checks that its posture matches the promise of its tier. On failure, the sandbox
-    /// is removed.
+    /// Starts a sandbox, and checks that its posture fulfills its tier's promise. On failure, the sandbox is
+    /// removed.
     ///
     /// # Errors
-    /// The sandbox could not be started, or its posture differs from the promise.
+    /// Returns an error if the sandbox could not be started or its posture is wrong.
     pub async fn start(runtime: Arc<dyn Runtime>, id: SandboxId, spec: &Spec) -> Result<Self, Error> {
         spec.limits.check().map_err(Error::Request)?;
         let step = info_span!(target: STEP, "start", what = runtime.name());
@@ -70,7 +70,7 @@ impl Sandbox {
         &self.home.id
     }
 
-    /// Returns the posture of a user process, as checked at the start.
+    /// Returns the posture of a user process, if this process checked it when it started the sandbox.
     pub fn posture(&self) -> Option<&Posture> {
         self.posture.as_ref()
     }
@@ -89,8 +89,8 @@ impl Sandbox {
     /// first call started.
     ///
     /// # Errors
-    /// The request is invalid, the command could not be started, or the sandbox has ended. If the command
-    /// could not be started, nothing ran.
+    /// Returns an error if the request is invalid, the command could not be started, or the sandbox has
+    /// ended. If the command could not be started, nothing ran.
     pub async fn exec(&self, id: ExecId, spec: &ExecSpec) -> Result<Exec, Error> {
         Exec::run(self.home.clone(), id, spec).await
     }
@@ -98,7 +98,7 @@ impl Sandbox {
     /// Starts a command like [`Sandbox::exec`], without a reader.
     ///
     /// # Errors
-    /// Same errors as [`Sandbox::exec`].
+    /// Fails like [`Sandbox::exec`].
     pub async fn start_exec(&self, id: &ExecId, spec: &ExecSpec) -> Result<ExecInfo, Error> {
         crate::exec::start(&self.home, id, spec).await
     }
@@ -116,7 +116,7 @@ impl Sandbox {
     /// Connects to a port in the sandbox, and holds `guard` while the connection is open.
     ///
     /// # Errors
-    /// No server listens on the port, or the sandbox has ended.
+    /// Returns an error if no server listens on the port or if the sandbox has ended.
     pub async fn dial(&self, port: u16, guard: Option<Guard>) -> Result<Port, Error> {
         let ask = GuestRequest { method: Method::POST, path: format!("/ports/{port}"), body: Bytes::new() };
         let (response, said) = self.home.link.both_ways(&ask, PORT_WITHIN).await?;
@@ -126,7 +126,7 @@ impl Sandbox {
     /// Returns all execs of the sandbox, except the internal exec that checks the posture.
     ///
     /// # Errors
-    /// The sandbox has ended or does not respond.
+    /// Returns an error if the sandbox has ended or does not respond.
     pub async fn execs(&self) -> Result<Vec<ExecInfo>, Error> {
         let ask = GuestRequest { method: Method::GET, path: "/execs".into(), body: Bytes::new() };
         let mut execs: Vec<ExecInfo> = self.home.link.call(&ask, ANSWER_WITHIN).await?;
@@ -139,7 +139,7 @@ impl Sandbox {
     /// start.
     ///
     /// # Errors
-    /// The sandbox has ended or does not respond in time.
+    /// Returns an error if the sandbox has ended or does not respond in time.
     pub async fn live_for(&self, ttl: Duration, within: Duration) -> Result<(), Error> {
         self.put(format!("/ttl/{}", host::clock::millis(ttl)), within).await
     }
@@ -148,7 +148,7 @@ impl Sandbox {
     /// to live.
     ///
     /// # Errors
-    /// Same errors as [`Sandbox::live_for`].
+    /// Fails like [`Sandbox::live_for`].
     pub async fn hold(&self, ttl: Duration, within: Duration) -> Result<(), Error> {
         self.put(format!("/hold/{}", host::clock::millis(ttl)), within).await
     }
@@ -156,7 +156,7 @@ impl Sandbox {
     /// Makes the programs of the sandbox's execs trust this certificate authority (PEM).
     ///
     /// # Errors
-    /// The sandbox has ended or does not respond.
+    /// Returns an error if the sandbox has ended or does not respond.
     pub async fn trust(&self, certificate: &str) -> Result<(), Error> {
         let body = Bytes::copy_from_slice(certificate.as_bytes());
         let ask = GuestRequest { method: Method::PUT, path: "/authority".into(), body };
@@ -170,7 +170,7 @@ impl Sandbox {
     /// Returns the sandbox's current resource usage.
     ///
     /// # Errors
-    /// The sandbox is no longer known.
+    /// Returns an error if the sandbox is no longer known.
     pub async fn usage(&self) -> Result<Usage, Error> {
         Ok(self.home.runtime.usage(&self.home.id).await?)
     }
@@ -180,10 +180,10 @@ impl Sandbox {
         self.home.link.ended().await
     }
 
-    /// Stops the sandbox and removes all of its resources. Can be repeated.
+    /// Stops the sandbox and removes all of its resources. Can be called repeatedly.
     ///
     /// # Errors
-    /// A resource could not be removed.
+    /// Returns an error if a resource could not be removed.
     pub async fn stop(&self, grace: Duration) -> Result<(), Error> {
         self.home.link.stopping(LostCause::Stopped);
         Ok(self.home.runtime.stop(&self.home.id, grace).await?)

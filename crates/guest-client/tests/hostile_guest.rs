@@ -125,7 +125,7 @@ async fn answer(
         let (sender, channel) = streamed::body(2);
         tokio::spawn(async move {
             match output {
-                // The response stays open: the guest is silent after its bytes.
+                // Keep the response open: the guest falls silent after its bytes.
                 Some(bytes) => {
                     let _ = sender.send(bytes.into()).await;
                     tokio::time::sleep(open).await;
@@ -197,14 +197,14 @@ async fn an_honest_guest_is_believed() {
     assert!(matches!(events.last(), Some(Event::End(end)) if end.outcome == Outcome::Exited { code: 0 }));
 }
 
-/// Attack A-03: duplicate and out-of-order frames.
+/// Attack A-03: duplicate and out-of-order data frames.
 #[tokio::test]
 async fn bytes_that_do_not_follow_are_refused() {
     refused([data(Stream::Stdout, 0, b"hi"), data(Stream::Stdout, 0, b"hi")].concat()).await;
     refused(data(Stream::Stdout, 7, b"hi")).await;
 }
 
-/// Attack A-03: false lengths.
+/// Attack A-03: a frame that claims a false length.
 #[tokio::test]
 async fn a_frame_over_the_bound_is_refused_before_its_bytes_come() {
     let mut header = Header::Heartbeat.encode();
@@ -214,14 +214,14 @@ async fn a_frame_over_the_bound_is_refused_before_its_bytes_come() {
     refused(header.to_vec()).await;
 }
 
-/// Attack A-03: unknown kinds, and gaps that go backwards.
+/// Attack A-03: frames of unknown kinds, and gaps that go backwards.
 #[tokio::test]
 async fn frames_that_mean_nothing_are_refused() {
     refused(vec![9; 16]).await;
     refused(Header::Gap { stream: Stream::Stdout, to: 0 }.encode().to_vec()).await;
 }
 
-/// Attack A-03: a forged end.
+/// Attack A-03: a forged end of output.
 #[tokio::test]
 async fn an_end_that_does_not_agree_with_the_bytes_is_refused() {
     refused([data(Stream::Stdout, 0, b"hi"), end(3)].concat()).await;
@@ -293,7 +293,7 @@ async fn a_result_that_was_cut_is_read_again_from_its_beginning() {
     assert_eq!((done.results.len(), done.end.results_bytes), (2, both));
 }
 
-/// A caller that resumes in the middle of a line gets an error; the guest did nothing wrong.
+/// If a caller resumes in the middle of a line, this is the caller's error, not the guest's.
 #[tokio::test]
 async fn an_offset_at_which_no_result_begins_is_refused_as_a_request() {
     let one = shown(0, "a");
@@ -357,7 +357,7 @@ async fn the_death_of_the_guest_is_an_outcome_within_a_second() {
     assert_eq!(error.to_api().code, ErrorCode::SandboxLost);
 }
 
-/// Attack A-04: a guest that never reports the end of an exec cannot extend it past its deadline.
+/// Verifies that attack A-04 fails: a guest that hides the end of an exec cannot extend it past its deadline.
 #[tokio::test]
 async fn a_guest_that_goes_quiet_cannot_outlast_the_deadline() {
     let (sandbox, _liar) = sandbox(vec![data(Stream::Stdout, 0, b"hi")]);
@@ -420,7 +420,7 @@ async fn an_honest_answer_about_files_is_believed() {
     assert_eq!(file(whole).await.unwrap(), b"abcd");
 }
 
-/// Attack A-03: responses to another request, unannounced bytes, and data after the end.
+/// Attack A-03: responses to a different request, unannounced bytes, and data after the end.
 #[tokio::test]
 async fn lies_about_files_are_refused() {
     let stat = FileAsk::Stat { path: path() };

@@ -10,7 +10,7 @@ use std::io;
 use rustix::process::{DumpableBehavior, Uid, geteuid, set_dumpable_behavior};
 use rustix::thread::set_thread_res_uid;
 
-/// Calls `make` with the effective uid of this user, so that the user owns the created object.
+/// Calls `make` with `uid` as the effective uid, so that this user owns the created object.
 pub fn made_for<T>(uid: u32, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let own = geteuid();
     if !own.is_root() || uid == 0 {
@@ -21,7 +21,7 @@ pub fn made_for<T>(uid: u32, make: impl FnOnce() -> io::Result<T>) -> io::Result
     // This also restores the capabilities. Returning to the saved uid cannot fail. If it did, this process
     // could no longer start anything, and every later call of this function would return the error.
     set_thread_res_uid(None, own, None)?;
-    // Changing the effective uid resets this flag to the default that the host's administrator chose.
+    // Changing the effective uid resets the dumpable flag to the host's default (`fs.suid_dumpable`).
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     made
 }

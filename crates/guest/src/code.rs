@@ -22,13 +22,13 @@ use crate::sweep::{self, Whom};
 use crate::table::{Child, ExecTable};
 use crate::watched::Watched;
 
-/// Timeout from the fork to the first line of code, if no packages are installed. It normally takes
-/// milliseconds.
+/// Timeout from the fork to the first line of code, if there are no packages to install first. It normally
+/// takes milliseconds.
 const BEGIN_WITHIN: Duration = Duration::from_secs(10);
-/// Additional time for an installer to end after its time limit.
+/// Extra time that a package installer gets to exit after its time limit.
 const INSTALL_OVER: Duration = Duration::from_secs(30);
 
-/// Option of Node.js that defines `require`. Node.js treats code with a top-level `await` as a module, and
+/// Node.js option that defines `require`. Node.js treats code with a top-level `await` as a module, and
 /// modules have no `require`. With this option, code can use both.
 const REQUIRE: &str = concat!(
     "--import=data:text/javascript,import{createRequire as c}from\"node:module\";",
@@ -44,7 +44,7 @@ then set -- "$1" "$2" commonjs
 else set -- "$1" "$2" module
 fi
 printf '%s\n' "$2" | exec node "$1" "--input-type=$3" -"#;
-/// Shell script that removes types. It uses esbuild, because Debian's Node.js does not support types.
+/// Shell script that removes types with esbuild, because Debian's Node.js cannot run TypeScript.
 const WITHOUT_TYPES: &str = r#"command -v esbuild >/dev/null || { echo "TypeScript requires esbuild: add { apt = [\"esbuild\"] } to the template's recipe" >&2; exit 127; }
 set -- "$1" "$(esbuild --loader=ts --log-level=error --target=node20 || echo '#')"
 [ "$2" != '#' ] || exit 1"#;
@@ -75,7 +75,7 @@ pub enum Tell<'a> {
     Cell(CellSpec<'a>),
     /// Requests the variables.
     Variables {},
-    /// Requests an answer that shows that no earlier interrupt is pending.
+    /// Requests confirmation that no earlier interrupt is pending.
     Settle {},
 }
 
@@ -145,7 +145,7 @@ pub async fn fork(table: &Rc<ExecTable>, birth: &Birth<'_>, child: Child) -> Res
     Ok((Running { streams, channel: Rc::new(channel) }, pid))
 }
 
-/// Starts a run. Like [`ExecTable::begin`], this function awaits nothing.
+/// Starts code as a cell, a Python run or a command. Like [`ExecTable::begin`], it never awaits.
 pub fn begin(
     table: &Rc<ExecTable>,
     id: ExecId,
@@ -162,8 +162,7 @@ pub fn begin(
         let job = Job { code: spec.code.take().unwrap_or_default(), spec };
         context.admits(&job.code)?;
         table.know(&exec, id.clone());
-        // The cell is now in the queue, so its start cannot fail anymore. Later failures are reported as its
-        // outcome.
+        // The cell is now queued, which counts as a successful start. Its outcome reports later failures.
         exec.judge(Ok(()));
         tokio::task::spawn_local(context.cell(Rc::clone(table), Rc::clone(&exec), job));
         return Ok(exec);
@@ -234,7 +233,7 @@ async fn begin_python(
             let patience = first.as_ref().map_or(Duration::ZERO, ChannelRecord::patience);
             shown(exec, &running.streams, result, patience, &running.channel).await;
         }
-        // If the process ended before its first message, its outcome reports that.
+        // If the process ended before its first message, the exec's outcome reports that.
         _ => {}
     }
     exec.clock();
@@ -249,7 +248,7 @@ async fn attend(exec: Rc<GuestExec>, streams: Vec<(Stream, Rc<Watched>)>, channe
             Some(CodeMessage::Result(result)) => {
                 shown(&exec, &streams, result, record.patience(), &channel).await;
             }
-            // Ignore all other messages. A process that sends them harms only itself.
+            // Ignore all other messages: a process that sends them can affect only its own run.
             _ => {}
         }
     }
@@ -283,7 +282,7 @@ fn command(language: Language, spec: ExecSpec, source: &str) -> Result<(ExecSpec
     Ok((ExecSpec { argv, code: None, stdin: input.is_some(), ..spec }, input))
 }
 
-/// Returns the error for a process that refused to begin and gave a reason.
+/// Returns the error for code that could not begin, with the reason that its process reported.
 pub fn cannot_begin(why: &str) -> Error {
     Error {
         code: ErrorCode::SpawnFailed,
@@ -295,7 +294,7 @@ pub fn cannot_begin(why: &str) -> Error {
     }
 }
 
-/// Returns the error for a process that did not begin and reported no reason. `why` is the guest's
+/// Returns the error for code that did not begin, if its process reported no reason. `why` is the guest's
 /// explanation.
 pub fn did_not_begin(why: &str) -> Error {
     Error {

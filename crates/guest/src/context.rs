@@ -6,8 +6,8 @@
 //!                                 └─process ends, memory──▶ its state is lost; the next cell starts a new process and reports that
 //! ```
 //!
-//! A fair lock serializes cells in their order of arrival. Between two cells, the channel is not read. Output
-//! that arrives in that time is retained, up to a limit, and reported with the next cell.
+//! A fair lock serializes cells in their order of arrival. The channel is not read between cells. Output that
+//! arrives between cells is retained, up to a limit, and reported with the next cell.
 
 mod cell;
 
@@ -44,7 +44,7 @@ const VARIABLES_WITHIN: Duration = Duration::from_secs(8);
 /// within a check or two.
 const END_LOOKS: u32 = 200;
 const END_LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Maximum size of a list of variables: many times the usual size, because each value is truncated.
+/// Maximum size of a list of variables: many times the usual size, because values are truncated.
 const VARIABLES_BYTES_MAX: usize = 1 << 20;
 /// Maximum size of the notice that an interpreter was started separately.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
@@ -68,7 +68,7 @@ pub struct Context {
     lost: Cell<Option<Loss>>,
     /// Loss of state that the next cell must report.
     untold: Cell<Option<Loss>>,
-    /// Reason why the guest is ending the process, if it is doing so.
+    /// Reason why the guest is currently ending the process, if it is doing so.
     ending: Cell<Option<Loss>>,
     late: RefCell<[Vec<u8>; 2]>,
     /// Result that arrived before the first cell: a notice that the interpreter was started separately, not
@@ -306,7 +306,7 @@ impl Context {
         tokio::time::timeout(READY_WITHIN, begun).await.unwrap_or_else(|_| late())
     }
 
-    /// Moves bytes from a pipe to the current cell, or to the output that is reported with the next one,
+    /// Moves bytes from a pipe to the current cell, or to the output that is reported with the next cell,
     /// until the pipe closes.
     async fn pump(self: Rc<Self>, stream: Stream, pipe: Rc<Watched>) {
         let mut bytes = [0; 4096];
@@ -345,7 +345,7 @@ impl Context {
         late.extend_from_slice(bytes.get(..room.min(bytes.len())).unwrap_or_default());
     }
 
-    /// Ends the current cell within seconds, even if it does not respond.
+    /// Ends the current cell within seconds, even if its code ignores interrupts.
     pub fn interrupt(&self) {
         if let Some(exec) = &*self.running.borrow() {
             exec.ask_to_end(Outcome::Cancelled);
@@ -358,12 +358,12 @@ impl Context {
         self.end(Loss::Restarted).await;
         match self.turn.try_lock() {
             Ok(_turn) => self.alive_and_kept(table).await,
-            // The current or next holder of the turn starts the new process.
+            // Another task holds the `turn` lock. That task or the next cell starts the new process.
             Err(_) => Ok(()),
         }
     }
 
-    /// Marks the context as removed. Calls that are waiting for it then fail.
+    /// Marks the context as removed, so that calls that are waiting for its turn fail.
     pub fn forget(&self) {
         self.removed.set(true);
     }
@@ -408,7 +408,7 @@ impl Context {
             loop {
                 let record = running.channel.read().await?;
                 match understand(&record.bytes) {
-                    // User code can forge this message, and parsing even a small message can use much memory.
+                    // User code can forge this message, and parsing even a small one can use a lot of memory.
                     Some(CodeMessage::Variables(list)) if list.get().len() > VARIABLES_BYTES_MAX => {
                         return None;
                     }

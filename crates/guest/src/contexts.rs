@@ -1,4 +1,4 @@
-//! The contexts of the sandbox.
+//! All contexts (long-lived interpreters) of the sandbox.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -72,7 +72,7 @@ impl Contexts {
         Ok(context)
     }
 
-    /// Describes all contexts.
+    /// Returns the current state of every context.
     pub fn list(&self, table: &ExecTable) -> Vec<ContextInfo> {
         self.all.borrow().values().map(|context| context.info(table)).collect()
     }

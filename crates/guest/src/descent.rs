@@ -1,5 +1,5 @@
-//! The steps that a new process performs between fork and exec, to get from root of the sandbox to its final
-//! user and privileges.
+//! The steps that a new process performs between fork and exec, to change from the sandbox's root to its
+//! final user and privileges.
 //!
 //! In a sandbox without root, the parent interpreter is the only program of the image that keeps
 //! capabilities, because it sets the user and group of its forks. It runs as an ordinary user, with SETUID
@@ -8,8 +8,8 @@
 //!
 //! gVisor has no ambient capabilities, and gives a program capabilities only if it is started as root. Under
 //! gVisor, the parent interpreter is therefore root of its own user namespace, which maps root to the
-//! parent's ordinary user and does not map the sandbox's root (decision 0033). So that no other process
-//! creates a user namespace, every process under gVisor starts with a filter that denies it.
+//! parent's ordinary user and does not map the sandbox's root (decision 0033). So that no other process can
+//! create a user namespace, every process under gVisor starts with a filter that denies `unshare`.
 
 mod namespace;
 
@@ -19,16 +19,15 @@ use std::os::fd::RawFd;
 
 use super::launch::done;
 
-/// Upper bound of the capability numbers to try. The highest number that current kernels define is 40.
-/// Kernels reject higher numbers without harm.
+/// Highest capability number to try. Current kernels define numbers up to 40, and reject higher numbers
+/// without side effects.
 pub const CAPABILITY_LAST: libc::c_ulong = 63;
 /// SETPCAP as a bit mask. This capability allows a process to remove capabilities from its bounding set.
 pub const SETPCAP: u64 = 1 << 8;
 /// Version 3 of the capability header, which announces two sets of 32 capabilities.
 pub const CAPABILITIES_VERSION: u32 = 0x2008_0522;
 
-/// System calls that change the user or group of a process, each with the number of its arguments that are
-/// IDs.
+/// System calls that change the user or group of a process, each with its number of ID arguments.
 const IDENTITY_CALLS: [(libc::c_long, u8); 8] = [
     (libc::SYS_setuid, 1),
     (libc::SYS_setreuid, 2),
@@ -39,7 +38,7 @@ const IDENTITY_CALLS: [(libc::c_long, u8); 8] = [
     (libc::SYS_setresgid, 3),
     (libc::SYS_setfsgid, 1),
 ];
-/// Offset of the system call number in the data that a filter reads. The arguments follow, each with its
+/// Offset of the system call number in a seccomp filter's input data. The arguments follow, each with its
 /// lower half first.
 const NUMBER_AT: u32 = 0;
 const ARGUMENTS_AT: u32 = 16;
@@ -64,7 +63,7 @@ pub struct Descent {
     pub terminal: bool,
     /// True if the child becomes root of its own user namespace, in which `uid` appears as root.
     pub nested: bool,
-    /// Filter for the child and all its descendants: [`never_root`], [`no_namespaces`] or empty.
+    /// Seccomp filter for the child and all its descendants: [`never_root`], [`no_namespaces`] or empty.
     pub filter: Vec<libc::sock_filter>,
 }
 
@@ -151,12 +150,12 @@ impl Descent {
     }
 }
 
-/// Returns a filter that refuses every call that would make a process user 0 or group 0. The sandbox's own
-/// filter kills a process that uses a foreign ABI, whose call numbers differ.
+/// Returns a filter that refuses every call that would make a process user 0 or group 0. Call numbers differ
+/// between ABIs, but the sandbox's own filter already kills a process that uses a foreign ABI.
 pub fn never_root() -> Vec<libc::sock_filter> {
     let mut filter = vec![load(NUMBER_AT)];
     for (call, ids) in IDENTITY_CALLS {
-        // For any other call, skip the checks of this call and both of its results.
+        // If this is a different call, skip this call's argument checks and both of its results.
         filter.push(equal(call as u32, 0, 2 * ids + 2));
         for id in 0..ids {
             filter.push(load(ARGUMENTS_AT + u32::from(id) * ARGUMENT_BYTES));
@@ -169,8 +168,8 @@ pub fn never_root() -> Vec<libc::sock_filter> {
     filter
 }
 
-/// Returns a filter that refuses `unshare`, so that no process creates a user namespace. The sandbox's own
-/// filter refuses namespaces by `clone` in every tier.
+/// Returns a filter that refuses `unshare`, so that no process creates a user namespace. In every tier, the
+/// sandbox's own filter already refuses to create namespaces with `clone`.
 pub fn no_namespaces() -> Vec<libc::sock_filter> {
     vec![
         load(NUMBER_AT),
@@ -205,7 +204,7 @@ fn drop_bounding(but: u64) {
     }
 }
 
-/// Sets this process's capabilities, and the set that a program can inherit. All capabilities used here have
+/// Sets this process's effective, permitted and inheritable capabilities. All capabilities used here have
 /// numbers below 32.
 fn set_capabilities(held: u64, inheritable: u64) -> io::Result<()> {
     let header = [CAPABILITIES_VERSION, 0];
@@ -216,8 +215,9 @@ fn set_capabilities(held: u64, inheritable: u64) -> io::Result<()> {
 }
 
 /// Makes the OOM killer choose user code first. This matters if the whole machine runs out of memory, and in
-/// a sandbox whose process 1 shares the memory limit of user code. User code can undo this for itself, which
-/// harms only its own sandbox. Errors are ignored: without this file, no OOM killer ranks the processes.
+/// a sandbox whose process 1 shares the memory limit of user code. User code can undo this for its own
+/// processes, at the risk of its own sandbox only. Errors are ignored: without this file, no OOM killer ranks
+/// processes.
 fn be_first_to_go() {
     // SAFETY: The path is NUL-terminated, and the call reads no third argument with these flags.
     let file = unsafe { libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) };

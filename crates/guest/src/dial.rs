@@ -24,7 +24,7 @@ pub struct NodeConnection {
     pub descriptors: Descriptors,
 }
 
-/// Descriptors that the node sends with every greeting, if the tier has them.
+/// Descriptors that the node sends with every greeting, if the isolation tier has them.
 #[derive(Default)]
 pub struct Descriptors {
     /// Descriptors for entering the cgroups of user code, one per hierarchy. A child writes itself into each
@@ -32,8 +32,8 @@ pub struct Descriptors {
     pub cgroups: Vec<OwnedFd>,
     /// File with the number of OOM kills.
     pub oom_count: Option<OwnedFd>,
-    /// Eventfd that becomes readable when an OOM kill happens. It is used only in cgroup version 1: in
-    /// version 2, the kernel kills the whole group itself.
+    /// Eventfd that becomes readable on an OOM kill. Used only with cgroup version 1: in version 2, the
+    /// kernel itself kills the whole group.
     pub oom_event: Option<OwnedFd>,
 }
 

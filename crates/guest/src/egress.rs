@@ -18,7 +18,7 @@ pub async fn listen() -> Option<TcpListener> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT)).await.ok()
 }
 
-/// Waits for the next connection, then forwards bytes in both directions.
+/// Waits for the next connection to the proxy's port, then forwards bytes between it and the node.
 ///
 /// # Errors
 /// The guest could not bind the port, or a connection cannot be accepted.

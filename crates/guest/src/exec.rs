@@ -5,15 +5,15 @@
 //!    └─failed──▶ never started         └─deadline · cancel · output limit · memory──▶ swept, then ended
 //! ```
 //!
-//! An exec on a terminal has one stream instead of two pipes. When the exec ends, processes that still hold
-//! the terminal are hung up.
+//! An exec on a terminal has one stream instead of two pipes. When the exec ends, the terminal hangs up,
+//! which signals processes that still hold it.
 //!
 //! An exec that never started has no outcome. A request for the exec or its output returns the reason as an
 //! error.
 //!
-//! The first recorded reason to end the exec decides its outcome. If there is none, the way in which its
-//! process ended decides. Pipes have no influence, because a process left in the background can hold them
-//! open forever. Output that such a process writes later is discarded.
+//! The first recorded reason to end the exec decides its outcome. Without such a reason, the exit status of
+//! its process decides. Open pipes do not delay the outcome, because a process left in the background can
+//! hold them open forever. Output that such a process writes later is discarded.
 
 mod streams;
 
@@ -47,8 +47,8 @@ pub struct GuestExec {
     group: Cell<u32>,
     /// Context in which the exec runs, if it is a cell.
     context: Option<ContextId>,
-    /// Time from which the exec's duration and deadline count. Not set while code waits for its turn or for
-    /// the installation of packages.
+    /// Time from which the exec's duration and deadline count. Not set while code is queued or its packages
+    /// are being installed.
     started: Cell<Option<Instant>>,
     /// Time at which the current phase (preparation or run) times out, if it has a time limit.
     limit: Cell<Option<Instant>>,
@@ -69,7 +69,7 @@ pub struct GuestExec {
     terminal: RefCell<Option<Terminal>>,
     /// Size of the terminal, if the exec was started on one.
     size: Cell<Option<TerminalSize>>,
-    /// Whether the exec started, once that is known.
+    /// Result of the start, once it is known.
     verdict: SetOnce<Result<(), Error>>,
     /// How the process or the cell ended, once it has.
     status: RefCell<Option<Outcome>>,
@@ -94,8 +94,8 @@ impl GuestExec {
         let context = spec.code.as_ref().and_then(|code| code.context.clone());
         let grace = spec.grace_ms.unwrap_or(limits::GRACE_MS);
         let spool = || Spool::new(spec.output, bytes, spare::take);
-        // Results are written only if they fit. A spool in mode `keep` would drop bytes from the middle, and
-        // the gap could split a line.
+        // Results are written only if they fit, so the exec never exceeds this limit. Mode `keep` is
+        // unsuitable: it drops bytes from the middle, which could split a line.
         let results = Spool::new(OutputMode::Kill, limits::RESULTS_BYTES_MAX, spare::take);
         let mut argv = spec.code.as_ref().map_or_else(|| spec.argv.join(" "), shown);
         argv.truncate(argv.floor_char_boundary(limits::ARGV_SHOWN_BYTES));
@@ -158,7 +158,7 @@ impl GuestExec {
         if self.complete.get() { self.end.borrow().clone() } else { None }
     }
 
-    /// Describes the current state. `processes` is the number of processes in the exec's group.
+    /// Returns the exec's current state. `processes` is the number of processes in the exec's group.
     pub fn info(&self, processes: u32) -> ExecInfo {
         let end = self.end.borrow();
         let [stdout, stderr, results] = &*self.spools.borrow();
@@ -312,8 +312,8 @@ impl GuestExec {
         Ok(())
     }
 
-    /// Closes the exec's terminal and standard input, if the exec has a terminal. The kernel hangs up
-    /// processes that still hold it.
+    /// Closes the exec's terminal and standard input, if the exec has a terminal. The kernel then hangs up
+    /// processes that still hold the terminal.
     pub fn hang_up(&self) {
         if self.terminal.take().is_some() {
             self.stdin.close();
@@ -472,8 +472,8 @@ fn shown(code: &Code) -> String {
 mod tests {
     use super::*;
 
-    /// A pause that is longer than the deadline does not end the exec, and does not count as time of the
-    /// exec.
+    /// Verifies that a pause longer than the deadline does not end the exec, and does not count toward its
+    /// duration.
     #[tokio::test(start_paused = true)]
     async fn the_time_of_a_pause_does_not_count() {
         let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };
@@ -493,7 +493,7 @@ mod tests {
         assert_eq!(exec.reason(), Some(Outcome::Timeout));
     }
 
-    /// A deadline whose timer expires during a pause does not end the exec: the pause takes precedence.
+    /// Verifies that a deadline timer that expires during a pause does not end the exec.
     #[tokio::test(start_paused = true)]
     async fn a_deadline_that_passed_in_a_pause_ends_nothing() {
         let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };
@@ -511,7 +511,7 @@ mod tests {
         }
     }
 
-    /// Code that begins during a pause gets its full time, and no more.
+    /// Verifies that code that begins during a pause gets its full deadline, and no more.
     #[tokio::test(start_paused = true)]
     async fn what_begins_during_a_pause_has_its_own_deadline() {
         let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };

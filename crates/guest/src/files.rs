@@ -1,14 +1,14 @@
-//! File requests. Each request is served by a separate process, which runs this same program as the user that
-//! code runs as.
+//! File requests. Each request is served by a separate process: this program, run as the same user as user
+//! code.
 //!
 //! ```text
 //! node ◀──parts──▶ process 1 ◀──pipes──▶ `guest files`: uid 1000 or root, isolated and limited in memory like user code
 //! ```
 //!
-//! The kernel therefore checks the permissions of a request, as it does for code. A request that blocks, is
-//! killed or runs out of memory harms only itself, and process 1 never waits for a disk. Process 1 does not
-//! parse the parts either. The serving process is no more trusted than any other process of its user, so the
-//! node validates its messages.
+//! The kernel therefore checks the permissions of a request, as it does for code. If a request blocks, is
+//! killed or runs out of memory, no other request is affected, and process 1 never waits for a disk. Process
+//! 1 does not parse the parts either. The serving process is no more trusted than any other process of its
+//! user, so the node validates its messages.
 //!
 //! | module | holds |
 //! |---|---|
@@ -91,7 +91,7 @@ pub async fn serve(
     Ok(FileResponseBody { pipe, asking, assistant, ended: false })
 }
 
-/// Forwards the request to the process. The pipe is closed when the request has ended and also when it was
+/// Forwards the request to the process. The pipe is closed both when the request ends and when it is
 /// interrupted. The process recognizes an interruption by the missing end marker.
 async fn send(mut body: Incoming, pipe: Rc<Watched>) {
     while let Some(Ok(frame)) = body.frame().await {

@@ -3,7 +3,7 @@
 //! ```text
 //! dial ──ok──▶ serve ──disconnected──▶ dial again, with increasing delay
 //!   └─failed──▶ wait, dial again                   time to live over, or SIGTERM ──▶ exit
-//! (or listen, if an engine or another foreign system runs the sandbox: see [`crate::meet`])
+//! (or listen, if a container engine or another foreign system runs the sandbox: see [`crate::meet`])
 //! ```
 //!
 //! When this process ends, the sandbox ends: the kernel kills all other processes in its pid namespace.
@@ -24,20 +24,20 @@ use crate::{egress, serve, spare, sweep};
 
 /// First delay after a failed dial. A restarted node listens within milliseconds.
 const REDIAL_FIRST: Duration = Duration::from_millis(5);
-/// Maximum delay between dials. It is long enough that the sandboxes of a node that is down for an hour use
-/// almost no CPU time.
+/// Maximum delay between dials, long enough that a sandbox whose node is down for an hour uses almost no CPU
+/// time.
 const REDIAL_LAST: Duration = Duration::from_millis(500);
 
 /// Exit code of process 1 if it could not start.
 const NOT_BEGUN: u8 = 3;
 
-/// The way in which node and guest connect.
+/// How the node and the guest connect.
 pub enum ConnectMethod {
     /// The node listens, and process 1 dials it.
     Dial,
-    /// Process 1 listens; an engine has set up the isolation.
+    /// Process 1 listens; a container engine has set up the isolation.
     Listen,
-    /// Process 1 listens, behind walls that it has set up itself.
+    /// Process 1 listens, behind the isolation of [`crate::walls`], which it has set up itself.
     Walled {
         /// Descriptors for entering the cgroups of user code.
         entrances: Entrances,
@@ -46,7 +46,7 @@ pub enum ConnectMethod {
     },
 }
 
-/// Runs process 1 until the time to live is over or SIGTERM arrives. Returns the exit code.
+/// Runs process 1 until its time to live expires or SIGTERM arrives. Returns the exit code.
 pub fn run(ttl: Duration, purpose: Purpose, way: ConnectMethod) -> u8 {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return NOT_BEGUN;
@@ -122,7 +122,7 @@ async fn attend(meeting: Meeting, table: Rc<ExecTable>, way_out: Rc<Option<tokio
     }
 }
 
-/// Converts the exit status of a child into an outcome. An unclear status never counts as success.
+/// Converts the exit status of a child into an outcome. Any other status becomes `Unknown`, never success.
 pub fn outcome(status: WaitStatus) -> api::exec::Outcome {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => api::exec::Outcome::Exited { code },

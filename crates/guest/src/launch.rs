@@ -33,8 +33,8 @@ use crate::watched::{Watched, watch};
 const PROXY: &str = "http://127.0.0.1:3128";
 /// Destinations inside the sandbox, which do not need the proxy.
 const NO_PROXY: &str = "localhost,127.0.0.1,::1";
-/// Environment variables of every exec. None comes from the host. Both spellings of the proxy variables are
-/// set, because programs differ in which they read.
+/// Environment variables of every exec. None is taken from the host. Both spellings of the proxy variables
+/// are set, because some programs read only one of them.
 const ENVIRONMENT: [(&str, &str); 16] = [
     ("ALL_PROXY", PROXY),
     ("HTTPS_PROXY", PROXY),
@@ -61,18 +61,17 @@ pub const DIRECTORY: &str = "/workspace";
 /// every user up to 1 MiB.
 const PIPE_BYTES: usize = 1 << 20;
 /// Capabilities that root keeps in a sandbox that has a root: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL,
-/// SETGID and SETUID, which package managers need. Process 1 has more, so it stays out of root's reach.
+/// SETGID and SETUID, which package managers need. Process 1 has more, so root cannot trace or inspect it.
 const BUILDS: u64 = 0b1111_1011;
 
-/// Lowest number of the descriptors that are copied for a child. It is above all numbers that the child
-/// assigns.
+/// Lowest descriptor number for the copies made for a child. It is above all numbers that the child assigns.
 const EXTRA_FROM: RawFd = 16;
 
-/// Interval between checks of a child that is starting. Fork to exec normally takes a millisecond. If it
-/// takes longer than this interval, another process of the same user may have stopped the child.
+/// Interval between checks of a child that is starting. Fork to exec normally takes a millisecond. If a child
+/// takes longer than this interval, another process of the same user may have stopped it.
 const VERDICT_LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Maximum number of checks of a child that is starting. If the child was not stopped, the machine is
-/// overloaded, and the child gets this many intervals.
+/// Maximum number of checks of a child that is starting. A child that is slow but not stopped gets this many
+/// intervals, because the machine is then overloaded.
 const VERDICT_LOOKS: u32 = 4;
 
 /// Purpose of the sandbox.
@@ -82,7 +81,7 @@ pub enum Purpose {
     Run,
     /// Like `Run`, but an exec may request to run as root of the sandbox's user namespace.
     Rooted,
-    /// Runs the steps of a recipe, as root of the sandbox's user namespace.
+    /// Runs the steps of a template's recipe, as root of the sandbox's user namespace.
     Build,
 }
 
@@ -160,19 +159,19 @@ pub struct Theirs {
 pub struct Identity {
     /// User of the process. Its primary group has the same number.
     pub uid: u32,
-    /// Exec group, by which the process is found.
+    /// Exec group: the supplementary group ID by which the guest finds the process.
     pub group: u32,
-    /// Capabilities that the process keeps, as a bit mask. A process that keeps some without being root can
-    /// never become root: see [`crate::descent`].
+    /// Capabilities that the process keeps, as a bit mask. A process that keeps capabilities without being
+    /// root can never become root: see [`crate::descent`].
     pub capabilities: u64,
     /// True if the process is root of its own user namespace, and has no privileges outside of it.
     pub nested: bool,
 }
 
 impl Identity {
-    /// Returns the filter for the process. In a user-space kernel, the sandbox's own filter allows creating a
-    /// user namespace, because the parent interpreter needs one. The filter that is returned here forbids it
-    /// for user code.
+    /// Returns the seccomp filter for the process. In a user-space kernel, the sandbox's own filter allows
+    /// creating user namespaces, because the parent interpreter needs one. This filter forbids them for user
+    /// code.
     fn filter(self, in_user_kernel: bool) -> Vec<libc::sock_filter> {
         match self.uid != 0 && self.capabilities != 0 && !self.nested {
             true => never_root(),
@@ -191,8 +190,8 @@ struct Program {
     _strings: Vec<CString>,
 }
 
-/// Starts the command of `spec` with the identity `who`, in the cgroups of these descriptors. The process
-/// gets `extra` as descriptors 3 and up. [`verdict`] reports whether the process executed the program.
+/// Starts the command of `spec` with the identity `who`, in the given cgroups. The process gets `extra` as
+/// descriptors 3 and up. [`verdict`] reports whether the process executed the program.
 pub fn launch(
     spec: &ExecSpec,
     who: Identity,
@@ -200,7 +199,7 @@ pub fn launch(
     extra: &[OwnedFd],
 ) -> Result<Launched, Error> {
     let failed = |error: io::Error| spawn_failed(spec, &error);
-    // Copy the descriptors above the numbers that they will get in the child.
+    // Copy the descriptors to higher numbers than the child assigns, so that no assignment overwrites a copy.
     let moved = |from: &OwnedFd| Ok(rustix::io::fcntl_dupfd_cloexec(from, EXTRA_FROM)?);
     let extra: Vec<OwnedFd> = extra.iter().map(moved).collect::<io::Result<_>>().map_err(failed)?;
     let descent = Descent {
@@ -217,9 +216,9 @@ pub fn launch(
     let program = Program::new(spec).map_err(failed)?;
     let (said, verdict_child) = pipe().map_err(failed)?;
     let verdict_child = moved(&verdict_child).map_err(failed)?;
-    // Without cgroups to join, this can be a user-space kernel (gVisor). There, a process can reach the
-    // descriptors of process 1, and of a child before its exec, through `/proc`. Only a different owner of
-    // the pipes prevents that.
+    // Without cgroups to join, the kernel may be gVisor, a user-space kernel. There, a process can open the
+    // descriptors of process 1, and of a child before its exec, through `/proc`, unless a different user owns
+    // the pipes.
     let owner = if cgroups.is_empty() { 0 } else { descent.uid };
     let (ends, theirs) = match spec.terminal {
         Some(size) => on_terminal(spec, size, who.uid)?,
@@ -236,7 +235,7 @@ pub fn launch(
     Ok(Launched { pid, verdict: PendingStart { pid, pipe: said }, ends })
 }
 
-/// Creates the pipes of a process, owned by this user. Without `stdin`, its standard input is `/dev/null`.
+/// Creates the pipes of a process, owned by `uid`. If `stdin` is false, its standard input is `/dev/null`.
 pub fn on_pipes(stdin: bool, uid: u32) -> io::Result<(Ends, Theirs)> {
     let ((stdout, stdout_child), (stderr, stderr_child), stdin) =
         made_for(uid, || Ok((pipe()?, pipe()?, stdin.then(pipe).transpose()?)))?;
@@ -275,7 +274,7 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pipe_with(PipeFlags::CLOEXEC)?)
 }
 
-/// Waits until the process has executed its program. Returns an error if it could not.
+/// Waits until the process has executed its program. Returns an error if it cannot.
 pub async fn verdict(
     spec: &ExecSpec,
     group: u32,
@@ -359,8 +358,8 @@ impl Program {
             unsafe { libc::execve(path.as_ptr(), self.argv.as_ptr(), self.env.as_ptr()) };
             match errno() {
                 libc::ENOENT | libc::ENOTDIR => {}
-                // A later directory may have an executable file with this name. If none has, this is the
-                // error to report.
+                // A later directory in `PATH` may have an executable file with this name. If none does,
+                // report this error.
                 libc::EACCES => reason = libc::EACCES,
                 other => return other,
             }
@@ -405,7 +404,7 @@ pub fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Returns the error for a sandbox without free terminals, whether execs or user code opened them.
+/// Returns the error for a sandbox whose terminals are all in use, by execs or by user code.
 pub fn no_terminal() -> Error {
     Error {
         code: ErrorCode::Capacity,
@@ -444,7 +443,7 @@ fn spawn_failed(spec: &ExecSpec, error: &io::Error) -> Error {
         }
         _ => "Check the program, its interpreter and its working directory.".into(),
     };
-    // The sandbox's kernel has no descriptors or memory left, which is not the fault of the command.
+    // The sandbox has run out of descriptors or memory, which is not the command's fault.
     if let Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) = error.raw_os_error()
         && !api::defence::is_off("C-38")
     {

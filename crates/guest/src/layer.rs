@@ -10,7 +10,7 @@
 //! | [`tree`] | creating and replacing files in this layer |
 //! | [`apply`] | the rules for each kind of entry |
 //! | [`pack`] | the reverse operation: packing a layer as an archive |
-//! | [`top`] | additions to the last layer of an image: mount points, the user, names |
+//! | [`top`] | additions to the last layer of an image: mount points, the user, host names |
 //! | [`refusal`] | the errors of all these modules |
 //!
 //! ```text
@@ -21,8 +21,8 @@
 //!
 //! The archive is untrusted. The `tar` crate splits it into headers and contents. The modules here walk every
 //! path themselves, one component at a time, from a descriptor of the layer's root, so that the kernel never
-//! follows a symlink. This walk needs no system call that any tier lacks. It is safe because no other process
-//! writes to the layer meanwhile.
+//! follows a symlink. The walk uses only system calls that every isolation tier supports. It is safe, because
+//! no other process writes to the layer meanwhile.
 
 mod apply;
 mod entry;
@@ -60,8 +60,8 @@ use tree::Tree;
 
 use crate::sweep::{self, Whom};
 
-/// Number of chunks that can wait between the connection and the thread. Each chunk is at most one frame of
-/// the connection.
+/// Maximum number of chunks queued between the connection and the unpacking thread. Each chunk is at most one
+/// frame of the connection.
 const PIECES_WAITING: usize = 4;
 /// Directory of the new layer.
 const TARGET: &str = "/layers/target";
@@ -75,7 +75,7 @@ pub struct UnpackRequest {
     pub compression: Compression,
     /// True if this is the last layer of its image.
     pub top: bool,
-    /// Number of layers below this one: `/layers/0` (the lowest), `/layers/1`, ….
+    /// Number of layers below the new layer: `/layers/0` (the lowest), `/layers/1`, ….
     pub done: usize,
 }
 
@@ -84,7 +84,7 @@ pub async fn put(order: UnpackRequest, mut body: Incoming) -> Result<LayerReport
     let layers = open(order.done)?;
     let (pieces, receiver) = mpsc::channel(PIECES_WAITING);
     let (sender, report) = oneshot::channel();
-    // Use a separate thread, so that this process can serve other requests meanwhile.
+    // Unpack in a separate thread, so that this process can serve other requests meanwhile.
     let unpacking = std::thread::Builder::new().name("unpack".into()).spawn(move || {
         let fault = Fault::default();
         let arriving = Arriving::new(receiver, fault.clone());
@@ -100,7 +100,7 @@ pub async fn put(order: UnpackRequest, mut body: Incoming) -> Result<LayerReport
             None => BodyChunk::End,
         };
         let last = matches!(piece, BodyChunk::End);
-        // The thread stops reading after it has refused the layer. Its report contains the reason.
+        // The thread stops receiving once it has refused the layer. Its report contains the reason.
         if pieces.send(piece).await.is_err() || last {
             break;
         }
@@ -146,7 +146,7 @@ pub async fn get(of: &str, in_user_kernel: bool, sender: Feed) -> Result<(), Err
                 return;
             }
         }
-        // The thread has exited without an end marker.
+        // The packing thread exited without sending an end marker.
         sender.abort(std::io::ErrorKind::InvalidData.into());
     });
     Ok(())

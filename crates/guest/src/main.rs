@@ -31,7 +31,7 @@
 //! | [`memory`] | detection of OOM kills, and the cleanup after them |
 //! | [`files`] | file requests, each served by a separate process |
 //! | [`layer`] | unpacking one image layer, in a sandbox that exists only for this purpose; packing layers |
-//! | [`walls`] | setting up the isolation, if no runtime does |
+//! | [`walls`] | setting up the isolation in a sandbox without a runtime that does so |
 //! | [`watched`] | file descriptors registered with tokio |
 //! | [`posture`] | the observable privileges of a user process |
 //!
@@ -41,7 +41,7 @@
 //! - An exec ends when its process ends.
 //! - The guest trusts the node and nothing else.
 //! - User code never runs in process 1. It gets no descriptor of process 1 except its three standard streams
-//!   and, if it was started as code rather than as a command, one end of a channel.
+//!   and, if it was started as code rather than as a command, one end of its channel to process 1.
 
 mod belonging;
 mod code;

@@ -1,6 +1,6 @@
-//! The channel of a sandbox that an engine or another foreign system runs. In such a sandbox, process 1
-//! cannot reach a socket of the node. Instead, process 1 listens, and the node runs `guest connect` in the
-//! sandbox, which forwards bytes between the node and process 1.
+//! The channel of a sandbox that a container engine or another foreign system runs. In such a sandbox,
+//! process 1 cannot reach a socket of the node. Instead, process 1 listens, and the node runs `guest connect`
+//! in the sandbox, which forwards bytes between the node and process 1.
 //!
 //! ```text
 //! node ══ exec or terminal of the engine ══ guest connect ──── socket ──── process 1
@@ -8,7 +8,7 @@
 //!
 //! The socket is in a directory that only root may enter, and user code is not root. Process 1 nevertheless
 //! checks each caller. The parent of a process that an engine started is outside the sandbox, and a process
-//! outside the walls of [`crate::walls`] has no pid inside them. Neither is ever true of a process that was
+//! outside the walls of [`crate::walls`] has no pid inside them. Neither ever applies to a process that was
 //! started inside the sandbox.
 
 use std::cell::Cell;
@@ -29,7 +29,7 @@ use crate::{posture, sweep};
 const HOME: &str = "/.bellglass/spool";
 /// Socket on which process 1 listens.
 const SOCKET: &str = "/.bellglass/spool/guest.sock";
-/// File in which process 1 records its own posture, which no other process can observe.
+/// File in which process 1 records its own posture (its privileges), which no other process can observe.
 const POSTURE: &str = "/.bellglass/spool/posture.json";
 
 /// Size of the buffer for forwarded bytes.
@@ -39,7 +39,7 @@ const PIECE_BYTES: usize = 64 * 1024;
 pub enum Meeting {
     /// The node listens. Contains the token that the node issued to identify process 1.
     Dial(Cell<[u8; TOKEN_BYTES]>),
-    /// This process listens. Contains the descriptors that a greeting would otherwise bring, if this process
+    /// This process listens. Contains the descriptors that a greeting would otherwise carry, if this process
     /// set up the walls itself.
     Listen(UnixListener, Option<Entrances>),
 }
@@ -50,7 +50,7 @@ impl Meeting {
         Self::Dial(Cell::new(NO_TOKEN))
     }
 
-    /// Starts to listen, and records the posture of this process before any user code runs.
+    /// Starts listening, and records this process's posture before any user code runs.
     pub fn listen(entrances: Option<Entrances>) -> io::Result<Self> {
         std::fs::set_permissions(HOME, std::fs::Permissions::from_mode(0o700))?;
         std::fs::write(POSTURE, posture::own()?)?;
@@ -91,7 +91,7 @@ fn is_from_outside(stream: &UnixStream, walled: bool) -> bool {
     sweep::is_from_outside(&status)
 }
 
-/// Runs `guest connect`: forwards bytes until either side closes. A channel is never half open.
+/// Runs `guest connect`: forwards bytes until either side closes, which closes the whole channel.
 pub fn connect() -> ExitCode {
     // The forwarded bytes concern only the node and process 1. Prevent all processes in the sandbox, whatever
     // their uid, from inspecting this process.
@@ -120,7 +120,7 @@ pub fn connect() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Returns true if a process is process 1 of its pid namespace, either this namespace or a nested one.
+/// Returns true if a process is process 1 of this pid namespace or of a nested pid namespace.
 fn is_first(pid: rustix::process::Pid) -> bool {
     let status =
         || std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
@@ -131,8 +131,8 @@ fn is_first(pid: rustix::process::Pid) -> bool {
 }
 
 /// Forwards bytes until the end of input, or until the other side is closed. `io::copy` is unsuitable,
-/// because it uses `splice`, and a splice from a socket to a pipe can report the end of input here although
-/// more bytes follow.
+/// because it uses `splice`, and a splice from a socket to a pipe can report the end of input although more
+/// bytes follow.
 fn pass_on(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
     let mut buffer = vec![0; PIECE_BYTES];
     loop {

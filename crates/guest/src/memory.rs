@@ -3,9 +3,9 @@
 //! The kernel counts the OOM kills in the cgroup of user code, and the node sends the guest a descriptor of
 //! that count. In cgroup version 2, the kernel kills all user code at once. In version 1, it kills one
 //! process and leaves the others, so an event notifies the guest, which kills the rest. gVisor has neither a
-//! count nor an event: exceeding the limit ends the sandbox, and the node reports this. If an engine runs the
-//! sandbox, the node sends no descriptor. Process 1 is then in the same cgroup as user code, and opens and
-//! polls the count itself.
+//! count nor an event: exceeding the limit ends the sandbox, and the node reports this. If a container engine
+//! runs the sandbox, the node sends no descriptor. Process 1 is then in the same cgroup as user code, and
+//! opens and polls the count itself.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -25,22 +25,22 @@ use crate::sweep::{self, Whom};
 use crate::watched::{Watched, watch};
 
 /// Directory of shared memory. Files that remain here after an OOM kill still count as used memory, and would
-/// make the next exec run out of memory too.
+/// make the next exec run out of memory as well.
 const SHARED_MEMORY: &str = "/dev/shm";
-/// Command that removes such files: this program, run as each owner.
+/// Command that removes the files in shared memory. It runs this program as each of their owners.
 const EMPTY: [&str; 2] = ["/.bellglass/guest", "empty"];
-/// Group of the cleanup processes: the first group above those of execs.
+/// Group of the cleanup processes: the first ID above the range of exec groups.
 const TIDY_GROUP: u32 = *limits::EXEC_GROUPS.end() + 1;
 
 /// Maximum number of users to clean up after. An exec can run as any of tens of thousands of users, but most
-/// sandboxes have one.
+/// sandboxes use only one.
 const OWNERS_MAX: usize = 16;
-/// Maximum number of checks for a kill after its event. The kill follows within about a millisecond; a total
-/// of one second is enough even on a busy machine.
+/// Maximum number of checks for an OOM kill after its event. The kill follows within about a millisecond, so
+/// a total of one second is enough even on a busy machine.
 const KILL_LOOKS: u32 = 500;
 const KILL_LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Maximum number of checks for the end of the cleanup before an exec starts anyway. Cleanup takes
-/// milliseconds. If it hangs, the exec is not delayed any longer, at the risk of being killed.
+/// milliseconds. If cleanup hangs, the exec starts anyway, at the risk of being killed by the cleanup.
 const SETTLE_LOOKS: u32 = 20;
 const SETTLE_LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -50,15 +50,15 @@ const OWN_COUNTS: [&str; 2] = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/m
 /// this long.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Counter of OOM kills, if this tier has one.
+/// Counter of OOM kills, if the sandbox's isolation tier has one.
 #[derive(Default)]
 pub struct Kills {
     count: RefCell<Option<OwnedFd>>,
-    /// Notified when the guest is about to kill user code because of an event, so that running execs get
-    /// their outcome.
+    /// Notified when the guest is about to kill user code after an OOM kill, so that running execs end with
+    /// the outcome `oom`.
     pub struck: Rc<Notify>,
     watching: Cell<bool>,
-    /// Number of OOM kills for which the cleanup is done.
+    /// Number of OOM kills whose cleanup is complete.
     tidied: Cell<u64>,
     /// Notified when `tidied` changes.
     settled: Notify,
@@ -92,7 +92,7 @@ impl Kills {
         });
     }
 
-    /// Kills all remaining user code and cleans up, unless this was already done for this number of kills.
+    /// Kills all remaining user code and cleans up, unless that was already done for `count` OOM kills.
     async fn strike(&self, count: u64) {
         if count > self.tidied.get() {
             self.struck.notify_waiters();
@@ -103,8 +103,8 @@ impl Kills {
         }
     }
 
-    /// Waits until the cleanup after the last OOM kill is done, so that it cannot hit a process that is
-    /// started now. Waits only for a limited time.
+    /// Waits until the cleanup after the last OOM kill is done, so that the cleanup cannot kill a process
+    /// that starts now. This wait has a time limit.
     pub async fn settled(&self) {
         for _ in 0..SETTLE_LOOKS {
             let settled = self.settled.notified();
@@ -115,7 +115,7 @@ impl Kills {
         }
     }
 
-    /// Cleans up after an OOM kill that ended an exec. If a watcher is active, waits until it has cleaned up.
+    /// Cleans up after an OOM kill that ended an exec, or waits until the watching task has done so.
     pub async fn tidy(&self) {
         if self.watching.get() {
             self.settled().await;
@@ -133,8 +133,8 @@ impl Kills {
         kills_in(&String::from_utf8_lossy(buffer.get(..length).unwrap_or_default()))
     }
 
-    /// Waits until the count exceeds `known`, and returns it. This wait is necessary because the kernel sends
-    /// the event before it kills.
+    /// Waits until the count exceeds `known`, and returns it. This wait is necessary, because the kernel
+    /// sends the event before it kills and counts.
     async fn more_than(&self, known: u64) -> Option<u64> {
         for _ in 0..KILL_LOOKS {
             match self.count() {
@@ -167,8 +167,8 @@ fn kills_in(text: &str) -> u64 {
 }
 
 /// Removes files and System V segments that dead processes left in shared memory. System V segments outlive
-/// every process. Each removal needs the permissions of the owner, so one child runs as each owner, up to a
-/// maximum number of owners.
+/// the processes that use them. Only an owner may remove its files and segments, so one child runs as each
+/// owner, for at most [`OWNERS_MAX`] owners.
 async fn empty_shared_memory() {
     let mut owners: Vec<u32> = segments().map(|(_, owner)| owner).chain([limits::UID]).collect();
     let entries = std::fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
@@ -229,8 +229,8 @@ fn segments() -> impl Iterator<Item = (libc::c_int, u32)> {
     })
 }
 
-/// Removes everything below a directory that this user may remove. Symbolic links are removed, never
-/// followed.
+/// Removes everything below a directory that this user may remove. Removes symbolic links without following
+/// them.
 fn empty_directory(directory: &Path) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());

@@ -17,8 +17,8 @@ use crate::spool::SpoolRead;
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// Maximum payload of one frame. It is large, so that a flood of output needs few frames.
 const CHUNK_BYTES: usize = 256 * 1024;
-/// Lower bound for the maximum payload when there are many readers. Each reader may have stopped reading with
-/// four frames in flight, and the guest has 64 MiB of memory.
+/// Lower bound for the maximum payload when there are many readers. Each reader may stall with four frames in
+/// flight, and the guest has only 64 MiB of memory.
 const CHUNK_BYTES_MIN: usize = 16 * 1024;
 /// Total payload size that all readers share. Up to four readers get full-size frames; with more readers,
 /// each gets smaller frames.
@@ -63,8 +63,8 @@ pub async fn send(exec: Rc<GuestExec>, mut at: Position, sender: Feed) {
         let changed = exec.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        // Get the end before reading the streams: if the exec is complete at this point, its spools hold all
-        // output.
+        // Get the end before reading the streams: if the exec is complete at this point, its spools already
+        // hold all output.
         let end = exec.end();
         let mut idle = true;
         for stream in [Stream::Stdout, Stream::Stderr, Stream::Results] {

@@ -33,7 +33,7 @@ use crate::sweep::{self, Whom};
 use crate::table::{Child, ExecTable};
 use crate::watched::Watched;
 
-/// Source of the entry program, which finds all other files in `SOURCES`.
+/// Source of the entry program, which loads all other files from `SOURCES`.
 const BOOT: &str = include_str!("interpreter/boot.py");
 
 macro_rules! sources {
@@ -41,11 +41,11 @@ macro_rules! sources {
 }
 /// Names and sources of all other Python files of the interpreter.
 const SOURCES: &[(&str, &str)] = &sources!["boxes" "channel" "charts" "context" "ending" "errors" "figures" "fork" "hooks" "identity" "missing" "packages" "pages" "parent" "plain" "results" "run" "shadow" "shell" "threads" "variables" "warm"];
-/// Group of the parent: the second group above those of execs.
+/// Group of the parent: the second ID above the range of exec groups.
 const GROUP: u32 = *limits::EXEC_GROUPS.end() + 2;
 /// Capabilities that the parent keeps, SETGID and SETUID, as a bit mask.
 const CAPABILITIES: u64 = 0b1100_0000;
-/// Timeout for the parent's start. Most imports take a second, but they can take many times as long on a busy
+/// Timeout for the parent's start. Imports usually take a second, but can take many times as long on a busy
 /// machine.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 /// Timeout for one fork, which normally takes milliseconds.
@@ -64,7 +64,7 @@ const HOME: &str = "/nonexistent";
 pub struct Parent {
     spec: RefCell<InterpreterSpec>,
     live: RefCell<Option<Rc<Live>>>,
-    /// Serializes requests, so that an answer always belongs to the latest request.
+    /// Held during a request, so that an answer always belongs to the latest request.
     turn: Mutex<()>,
 }
 
@@ -78,7 +78,7 @@ struct Live {
 }
 
 struct PendingFork {
-    /// ID of the request. If its caller has left, the answer must not go to the next caller.
+    /// ID of the request, so that a late answer does not go to the next caller.
     run: u32,
     child: Child,
     answer: oneshot::Sender<Result<Pid, String>>,
@@ -111,9 +111,9 @@ enum ParentRequest<'a> {
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ForkKind {
-    /// One run.
+    /// Run one piece of code.
     Run,
-    /// Cells of a context, until the process ends.
+    /// Run the cells of a context until the process ends.
     Context,
 }
 
@@ -132,7 +132,7 @@ impl Parent {
         self.spec.replace(spec);
     }
 
-    /// Returns the parent's description of itself, once it is ready.
+    /// Returns the information that the parent reported when it became ready. Starts the parent if necessary.
     pub async fn info(&self, table: &Rc<ExecTable>) -> Result<InterpreterInfo, Error> {
         let _turn = self.turn.lock().await;
         Ok(self.live(table).await?.info.clone())
@@ -259,7 +259,7 @@ async fn attend(table: Rc<ExecTable>, live: Rc<Live>) {
         match serde_json::from_slice(&record.bytes) {
             Ok(ParentMessage::Forked { run, pid }) => {
                 let waiting = live.waiting.borrow_mut().take_if(|waiting| waiting.run == run);
-                // A fork whose caller has left finds its channel closed, and exits.
+                // Ignore a fork whose caller has left: the fork finds its channel closed, and exits.
                 let (Some(waiting), Some(pid)) = (waiting, Pid::from_raw(pid)) else { continue };
                 // Register the process before reading the next message, which may already report its end.
                 table.adopt(pid, waiting.child);
@@ -282,8 +282,8 @@ async fn attend(table: Rc<ExecTable>, live: Rc<Live>) {
     live.gone.set(true);
     live.waiting.take();
     sweep::kill(Whom::Group(GROUP)).await;
-    // Process 1 has inherited the children. The outcome is unknown for a child that the parent reaped but did
-    // not report.
+    // Process 1 has inherited the children and reaps them. If the parent reaped a child but did not report
+    // it, the outcome is unknown.
     tokio::time::sleep(ORPHANS_WITHIN).await;
     for pid in live.children.take() {
         if rustix::process::test_kill_process(pid).is_err() {
@@ -318,7 +318,7 @@ fn program() -> std::io::Result<OwnedFd> {
     let mut file = std::fs::File::from(memory);
     std::io::Write::write_all(&mut file, text.as_bytes())?;
     // Forks inherit this descriptor, for interpreters that are started separately (`plain.py`). The seals
-    // keep one fork from changing code that others run.
+    // keep one fork from changing code that other forks run.
     rustix::fs::fcntl_add_seals(
         &file,
         SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,

@@ -31,7 +31,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 const DIAL_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum size of one read.
 const PIECE_BYTES: usize = 64 * 1024;
-/// Number of chunks that can wait for a slow reader.
+/// Maximum number of queued chunks per reader.
 const PIECES_WAITING: usize = 2;
 
 /// Permits for connections. They are global, because this process serves only one sandbox.
@@ -135,7 +135,7 @@ async fn pass(
     let (read, write) = stream.split();
     if tokio::try_join!(inwards(heard, write), outwards(read, say)).is_err() {
         // Reset the connection, so that the program in the sandbox does not mistake the break for a regular
-        // end either.
+        // end.
         let _ = stream.set_zero_linger();
     }
 }

@@ -1,6 +1,6 @@
 //! The observable privileges of a user process.
 //!
-//! The command `/.bellglass/guest posture` runs as an ordinary exec, so its result applies to every exec.
+//! The command `/.bellglass/guest posture` runs as an ordinary exec, so its result holds for every exec.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ pub fn print() -> ExitCode {
     }
 }
 
-/// Writes a text to standard output, in one write. Fails if the write is partial.
+/// Writes text to standard output in a single write. Fails if the write is partial.
 pub fn write(text: &[u8]) -> ExitCode {
     match rustix::io::write(rustix::stdio::stdout(), text) {
         Ok(written) if written == text.len() => ExitCode::SUCCESS,
@@ -49,7 +49,7 @@ fn descriptors() -> BTreeMap<u32, String> {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return BTreeMap::new() };
     let listed: Vec<u32> =
         entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    // The descriptor of the listing itself is closed by now, so its link cannot be read.
+    // Skip the descriptor that listed the directory: it is closed by now, so its link cannot be read.
     listed
         .into_iter()
         .filter_map(|number| {

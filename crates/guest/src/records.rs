@@ -1,8 +1,8 @@
 //! Records on a socket between this process and an interpreter. Each record is a JSON text, followed by a NUL
 //! byte, which JSON never contains.
 //!
-//! The other end of the socket is user code, so its input is not trusted. The size of a record is limited,
-//! and only one large record at a time is in memory, for a limited time.
+//! User code may hold the other end of the socket, so received records are not trusted. The size of a record
+//! is limited, and only one large record at a time is in memory, for a limited time.
 
 use std::cell::RefCell;
 use std::io;
@@ -26,7 +26,7 @@ use crate::watched::{Watched, watch};
 const RECORD_BYTES_MAX: usize = limits::RESULT_BYTES_MAX;
 /// Size above which a record counts as large. The guest has 64 MiB of memory for everything.
 const SMALL_BYTES: usize = 256 * 1024;
-/// Timeout for a large record, because other large records wait for its permit.
+/// Timeout for reading and handling a large record. Other large records wait for its permit.
 const LARGE_WITHIN: Duration = Duration::from_secs(10);
 const READ_BYTES: usize = 64 * 1024;
 /// Maximum number of descriptors sent with one record.
@@ -48,7 +48,7 @@ struct Unread {
     bytes: Vec<u8>,
     /// Start of the next record in `bytes`.
     from: usize,
-    /// Position up to which `bytes` contains no end of a record.
+    /// Position in `bytes` up to which no record ends.
     scanned: usize,
     /// True if the read of a large record was cancelled halfway. No more records can be read, because the
     /// start of the next one is unknown.

@@ -15,8 +15,8 @@ use crate::watched::Watched;
 
 /// Message that acknowledges a result, so that its sender can continue.
 pub const ACK: &[u8] = b"{\"ack\":{}}\0";
-/// Timeout for sending an acknowledgement. It can be short, because a process that has sent a result waits
-/// for nothing else.
+/// Timeout for sending an acknowledgement. It can be short, because a process that has sent a result is
+/// already waiting for it.
 const ACK_WITHIN: Duration = Duration::from_secs(1);
 
 /// A message from a process that runs code.
@@ -25,7 +25,7 @@ const ACK_WITHIN: Duration = Duration::from_secs(1);
 pub enum CodeMessage<'a> {
     /// The code begins now.
     Begun(IgnoredAny),
-    /// A result. It is not parsed, because parsing even a small message can use much memory.
+    /// A result. It is not parsed, because parsing even a small message can use a lot of memory.
     #[serde(borrow)]
     Result(&'a RawValue),
     /// The cell is done.
@@ -35,26 +35,26 @@ pub enum CodeMessage<'a> {
     /// The variables of a context.
     #[serde(borrow)]
     Variables(&'a RawValue),
-    /// No interrupt for an earlier cell is pending anymore.
+    /// No interrupt for an earlier cell is pending.
     Settled(IgnoredAny),
 }
 
-/// Content of the message that a cell is done.
+/// Content of [`CodeMessage::Done`].
 #[derive(Deserialize)]
 pub struct CellEnd {
     /// Exit code.
     pub code: i32,
 }
 
-/// Content of the message that code cannot begin.
+/// Content of [`CodeMessage::Refused`].
 #[derive(Deserialize)]
 pub struct StartRefusal {
     /// Reason, as text for the user.
     pub message: String,
 }
 
-/// Stores a result after the output that was written before it, then lets its process continue. If that
-/// output cannot be stored within `patience`, because a reader is too slow, a notice replaces the result.
+/// Stores a result after the output that was written before it, then acknowledges it, so that its process
+/// continues. If a slow reader prevents storing that output within `patience`, a notice replaces the result.
 pub async fn shown(
     exec: &GuestExec,
     streams: &[(Stream, Rc<Watched>)],

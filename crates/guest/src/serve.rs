@@ -1,5 +1,5 @@
-//! The HTTP routes of the channel, and nothing else. The modules that implement the requests document their
-//! effects.
+//! The HTTP routes of the channel between node and guest. The modules that implement the requests document
+//! their effects.
 //!
 //! | request | answer |
 //! |---|---|
@@ -52,30 +52,30 @@ use crate::sweep::{self, Whom};
 use crate::table::ExecTable;
 use crate::trust;
 
-/// Interval between keep-alive pings, and timeout for an answer. If no answer arrives in time, the node is
-/// gone, and the guest dials again.
+/// Interval between keep-alive pings, and timeout for an answer. If no answer arrives in time, the guest
+/// considers the node gone and dials again.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(10);
-/// Shorter interval and timeout for a connection through an intermediary, which may hold the connection open
-/// after the node is gone. Until the guest notices this, it serves no other connection. So their sum must be
-/// shorter than the time for which a request waits for a connection.
+/// Shorter interval and timeout for a connection through an intermediary, which may keep the connection open
+/// after the node is gone. Until the guest notices, it serves no other connection. So interval plus timeout
+/// must be shorter than the time that a request waits for a connection.
 const ENGINE_PING_EVERY: Duration = Duration::from_secs(2);
 const ENGINE_PING_WITHIN: Duration = Duration::from_secs(4);
-/// Maximum number of concurrent requests on one connection: every exec of a full table attached, plus a
-/// margin for other requests.
+/// Maximum number of concurrent requests on one connection: one for every exec of a full table, plus a margin
+/// for other requests.
 const STREAMS_MAX: u32 = 4096;
 /// Maximum unread output of one request that the guest buffers for a slow reader.
 const SEND_BUFFER_BYTES: usize = 512 * 1024;
 /// Maximum size of a frame. It is larger than HTTP/2's default, so that transferring a layer takes fewer
 /// wake-ups.
 const FRAME_BYTES: u32 = 256 * 1024;
-/// Maximum data that one request may send ahead of its consumer.
+/// Maximum data of one request that is in flight or not yet consumed by the guest.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
-/// Maximum data that all requests of a connection together may send ahead. This is the maximum of HTTP/2, so
-/// it is effectively unlimited. With a lower limit, input that one process does not read would use up the
-/// window of all other requests (attack A-16). The server limits bodies per project.
+/// The same maximum for all requests of a connection together. This is the largest value in HTTP/2, so it is
+/// effectively unlimited. With a lower limit, input that one process does not read would use up the window of
+/// all other requests (attack A-16). The server limits bodies per project.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
-/// Number of frames that can wait for a slow reader.
+/// Maximum number of queued frames per reader.
 const FRAMES_WAITING: usize = 2;
 
 type ResponseBody = Either<Full<Bytes>, Either<Streamed, Either<files::FileResponseBody, PortOutput>>>;

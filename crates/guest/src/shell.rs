@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-/// Main loop of the shell. Each cell is sourced, so that its declarations are global and an interrupt makes
-/// it return at any point. Descriptor 3 is the channel. It is closed while a cell runs, so that child
+/// Main loop of the shell. Each cell is sourced, so that its declarations are global and an interrupt can
+/// make it return at any point. Descriptor 3 is the channel, which is closed while a cell runs, so that child
 /// processes do not inherit it.
 const LOOP: &str = r#"while IFS= read -r -d '' -u 3 __cell; do
   trap 'return 130' INT
@@ -18,8 +18,8 @@ pub fn argv() -> Vec<String> {
     ["bash", "--noprofile", "--norc", "-c", LOOP, "bash"].map(str::to_owned).to_vec()
 }
 
-/// Command that sources the cell. The cell's text is in a variable, because a process that passes the text to
-/// the shell would become the shell's last job, `$!`.
+/// Command that sources the cell. The cell's text is in a variable, because a process that fed the text to
+/// the shell would become its last background job (`$!`).
 const SOURCED: &str = r#"source /dev/fd/9 9<<<'eval "$__source"'"#;
 
 /// Encodes a cell for the main loop. The environment variables apply to this cell only.

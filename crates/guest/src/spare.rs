@@ -1,4 +1,4 @@
-//! Spare files for spools.
+//! Spare files for spools, the output buffers of execs.
 //!
 //! The sandbox's disk reserves blocks for the guest, but no inodes, and user code can use up all inodes. So
 //! some files are created before any user code runs, and files of finished execs are emptied and reused.
@@ -51,7 +51,7 @@ pub fn give_back(file: File) {
             spare.push(file);
         }
     };
-    // Fails only during process exit, when the thread-local is already destroyed.
+    // This fails only during process exit, when the thread-local is already destroyed.
     let _ = SPARE.try_with(|spare| keep(&mut spare.borrow_mut()));
 }
 

@@ -1,6 +1,6 @@
 //! The bounded buffer of one output stream of an exec.
 //!
-//! Every byte that the process writes has an offset. The mode decides which bytes can still be read later:
+//! Every byte that the process writes has an offset. The mode decides which bytes remain readable:
 //!
 //! ```text
 //! keep    0 ────── head ┄┄┄┄ dropped ┄┄┄┄ written-tail ────── written     the process never waits
@@ -36,8 +36,7 @@ pub const MEMORY_BYTES: u64 = 64 * 1024;
 /// Number of bytes at the end of the output that mode `keep` always retains: the last lines usually show the
 /// result.
 pub const LAST_BYTES: u64 = 32 * 1024;
-/// Number of bytes for which disk blocks are reserved at a time in mode `block`: the size of one read from a
-/// pipe.
+/// Number of bytes whose disk blocks mode `block` reserves at a time: the size of one read from a pipe.
 const ASIDE_BYTES: u64 = 256 * 1024;
 
 /// The buffer of one stream.
@@ -45,7 +44,7 @@ pub struct Spool {
     mode: OutputMode,
     /// Bytes below this offset are never overwritten.
     head: u64,
-    /// Number of bytes that are retained after the head: always the newest ones.
+    /// Number of bytes that are retained after the head: always the newest bytes.
     tail: u64,
     /// Number of all bytes written so far.
     written: u64,
@@ -151,8 +150,8 @@ impl Spool {
         self.written - self.tail_start() + self.head_end()
     }
 
-    /// Returns how many more bytes are certain to fit now. If the number is 0, the process must wait. In the
-    /// modes in which the process never waits, there is no limit.
+    /// Returns how many more bytes are certain to fit now. If the number is 0, the process must wait. Modes
+    /// `keep` and `kill` have no limit, because the process never waits.
     pub fn room(&mut self) -> u64 {
         match self.mode {
             OutputMode::Block => self.certain_room(),
@@ -181,8 +180,8 @@ impl Spool {
             if self.set_aside(place, wanted).is_ok() {
                 continue;
             }
-            // The reservation failed at the end of the reserved blocks, so the ring has not wrapped yet. The
-            // stored bytes lie between 0 and `place`, which is also their layout in a ring of that size.
+            // The disk is full, so shrink the ring to the reserved blocks, which end at `place`. The ring has
+            // not wrapped yet, so every stored byte is already at its position in the smaller ring.
             self.tail = place;
             self.cramped = true;
             self.consume(self.sent);
@@ -271,18 +270,18 @@ impl Spool {
             SpoolStorage::File(file) => file.read_exact_at(buffer, place).is_ok(),
             SpoolStorage::Nowhere => false,
         };
-        // If the disk fails to return bytes, report them as a gap, so that the exec as a whole does not fail.
+        // If the disk cannot be read, report a gap, so that the exec as a whole does not fail.
         if done { SpoolRead::Data(wanted) } else { SpoolRead::Gap { to: end } }
     }
 
     /// Records that a reader has consumed all bytes below this offset (mode `block`). An offset below an
-    /// earlier one has no effect.
+    /// earlier offset has no effect.
     pub fn consume(&mut self, offset: u64) {
         self.consumed = self.consumed.max(offset.min(self.written));
     }
 
-    /// Records that all bytes below this offset were sent to a reader (mode `block`). If the disk was full,
-    /// the buffer is too small to wait for an acknowledgement, so the bytes count as consumed. Returns true
+    /// Records that all bytes below this offset were sent to a reader (mode `block`). If a full disk made the
+    /// ring smaller, the ring cannot wait for acknowledgements, so the bytes count as consumed. Returns true
     /// in that case.
     pub fn sent(&mut self, offset: u64) -> bool {
         self.sent = self.sent.max(offset.min(self.written));
@@ -326,7 +325,7 @@ impl Spool {
         if self.last.is_some() {
             return self.store_last(bytes);
         }
-        // Skip the part of a large write that its own end would overwrite.
+        // If a write is larger than the tail, skip its beginning, which its own end would overwrite.
         if self.written >= self.head && bytes.len() as u64 > self.tail {
             let skip = bytes.len() as u64 - self.tail;
             self.written += skip;

@@ -1,4 +1,4 @@
-//! The standard input of an exec. Its bytes have offsets, so that a write can be repeated.
+//! The standard input of an exec. Each byte has an offset, so that a write can be repeated safely.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -29,15 +29,15 @@ impl Stdin {
         self.received.get()
     }
 
-    /// Writes bytes, the first of which has this offset. Skips bytes that were accepted before, and waits
-    /// while the pipe is full.
+    /// Writes bytes, starting at this offset. Skips bytes that were accepted before, and waits while the pipe
+    /// is full.
     pub async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let known = self.received.get();
         if offset > known {
             return Err(closed(format!("standard input is at offset {known}, not {offset}")));
         }
         // Compute the rest again after every wait: two connections may send the same bytes, and the other
-        // connection may have written them meanwhile.
+        // connection may have written some of them meanwhile.
         let rest = || {
             let skip = usize::try_from(self.received.get() - offset).unwrap_or(usize::MAX);
             bytes.get(skip..).unwrap_or_default()

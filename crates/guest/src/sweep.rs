@@ -3,11 +3,11 @@
 //! Every exec runs with its own supplementary group ID. Code without capabilities cannot drop it, every
 //! descendant inherits it, and `/proc/<pid>/status` shows it under every runtime. A scan for this ID
 //! therefore also finds processes that have left their process group with `setsid` and a double fork. A
-//! process that forks during a scan can escape that scan, so a group counts as ended only after three scans
-//! that find nothing.
+//! process that forks during a scan can escape that scan, so a group counts as ended only after three
+//! consecutive scans find nothing.
 //!
-//! Root in a sandbox has the capability to drop its group. If a process has no known group, and started no
-//! earlier than an exec that runs as root, it counts as part of that exec: see [`Strays`].
+//! Root in a sandbox can drop its group. So a process also counts as part of an exec that runs as root if the
+//! process has no known group and started no earlier than that exec: see [`Strays`].
 //!
 //! gVisor writes a process's name into `/proc/<pid>/status` unescaped, including line breaks. The name comes
 //! first, so if several lines have the same key, the last line is the kernel's.
@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::descent::SETPCAP;
 
-/// Groups of the processes that process 1 starts for itself.
+/// Groups reserved for the guest's own processes, not for execs.
 const OWN_GROUPS: std::ops::RangeInclusive<u32> =
     *api::limits::EXEC_GROUPS.end() + 1..=*api::limits::EXEC_GROUPS.end() + 3;
 /// Clock ticks per second in `/proc`. The value is the same on every supported Linux system.
@@ -67,7 +67,7 @@ pub enum Whom {
     Everybody,
 }
 
-/// Declares that an engine, or another foreign system, can start processes in this sandbox from outside.
+/// Records that a container engine or similar system can start processes in this sandbox from outside.
 pub fn expect_visitors() {
     VISITED.set(true);
 }
@@ -80,12 +80,12 @@ impl Strays {
         // it.
         unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
         let (seconds, nanos) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
-        // Rounded down to whole ticks, like the kernel's value, so that a process that begins in the current
-        // tick is included.
+        // Round down to whole ticks, as the kernel does, so that a process that begins in the current tick is
+        // included.
         Self { since: seconds * TICKS + nanos * TICKS / 1_000_000_000, known: Rc::clone(known) }
     }
 
-    /// Returns the strays that are alive.
+    /// Returns the strays that are still alive.
     pub fn find(&self) -> Vec<Pid> {
         if api::defence::is_off("A-22") {
             return Vec::new();
@@ -133,7 +133,7 @@ pub fn census() -> HashMap<u32, u32> {
 pub fn signal(whom: Whom, signal: Signal) -> usize {
     let found = find(whom);
     for pid in &found {
-        // An error means that the process is already gone, which is fine.
+        // Ignore an error: the process is already gone.
         let _ = kill_process(*pid, signal);
     }
     found.len()
@@ -165,7 +165,7 @@ async fn kill_found(find: impl Fn() -> Vec<Pid>) {
     }
 }
 
-/// Sends SIGTERM to all processes that `whom` selects, waits up to `grace`, then kills the remaining ones.
+/// Sends SIGTERM to all processes that `whom` selects, waits up to `grace`, then kills the rest.
 pub async fn end(whom: Whom, grace: Duration) {
     if !grace.is_zero() && signal(whom, Signal::TERM) > 0 {
         let asked = tokio::time::Instant::now();
@@ -179,7 +179,7 @@ pub async fn end(whom: Whom, grace: Duration) {
 }
 
 /// Sends SIGTERM to all processes and waits until they are gone. This wait has no time limit: if it takes too
-/// long, the sender of the SIGTERM to process 1 kills process 1.
+/// long, the sender of process 1's SIGTERM kills process 1.
 pub async fn end_everybody() {
     signal(Whom::Everybody, Signal::TERM);
     while !find(Whom::Everybody).is_empty() {

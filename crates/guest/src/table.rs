@@ -1,4 +1,4 @@
-//! The table of execs. It owns the execs. Requests attach to execs and detach from them.
+//! The table that owns all execs. Requests attach to its execs and detach from them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -35,7 +35,7 @@ const ASSISTANTS_MAX: usize = 64;
 pub enum House {
     /// The node's own runtime.
     Ours,
-    /// An engine. Process 1 shares the cgroup of user code.
+    /// A container engine. Process 1 shares the cgroup of user code.
     Engine,
     /// Process 1, which has set up its own walls.
     Walls,
@@ -60,7 +60,7 @@ pub struct ExecTable {
     /// Groups in use.
     known: KnownGroups,
     assistants: Rc<Cell<usize>>,
-    /// End of the sandbox's time to live, which applies even without a node.
+    /// End of the sandbox's time to live, which applies even if the node is gone.
     expires: watch::Sender<Instant>,
     /// True if the sandbox is paused, or about to be.
     holding: Cell<bool>,
@@ -156,7 +156,7 @@ impl ExecTable {
     }
 
     /// Returns true if the sandbox has a user-space kernel: the node sent no cgroup descriptors, and no
-    /// engine is involved.
+    /// container engine runs the sandbox.
     pub fn in_user_kernel(&self) -> bool {
         self.cgroups.borrow().is_empty() && self.house == House::Ours
     }
@@ -181,8 +181,8 @@ impl ExecTable {
         Ok(exec)
     }
 
-    /// Starts the process of a new exec. This function awaits nothing, and the rest runs in a separate task.
-    /// So even if the connection of the request breaks, the exec is started completely or not at all.
+    /// Starts the process of a new exec. This function never awaits, and a separate task does the remaining
+    /// work. So even if the request's connection breaks, the exec is started completely or not at all.
     pub fn begin(
         self: &Rc<Self>,
         id: ExecId,
@@ -289,7 +289,7 @@ impl ExecTable {
         self.execs.borrow().get(id).cloned().ok_or_else(|| Error::not_found(format!("there is no exec {id}")))
     }
 
-    /// Describes all execs, in the order of their start.
+    /// Returns the current state of all execs, in the order of their start.
     pub fn list(&self) -> Vec<ExecInfo> {
         let census = sweep::census();
         let execs = self.execs.borrow();
@@ -307,7 +307,7 @@ impl ExecTable {
         Ok(())
     }
 
-    /// Reports the end of a reaped child to its owner. An orphan has no owner.
+    /// Reports the end of a reaped child to its owner. Ignores orphans, which have no owner.
     pub fn ended(&self, pid: Pid, outcome: Outcome) {
         match self.processes.borrow_mut().remove(&pid) {
             Some(Child::Exec(exec)) => exec.reaped(outcome),
@@ -349,8 +349,8 @@ impl ExecTable {
         Ok(())
     }
 
-    /// Discards the output of the oldest ended exec that has output on disk. Returns true if there was such
-    /// an exec.
+    /// Discards the output of the oldest ended exec that has output on disk. Returns true if it found such an
+    /// exec.
     pub fn forget_oldest(&self) -> bool {
         let (Ok(execs), Ok(order)) = (self.execs.try_borrow(), self.order.try_borrow()) else { return false };
         let oldest =
@@ -371,7 +371,7 @@ impl ExecTable {
         let mut group = self.next_group.get();
         if self.groups_reused.get() {
             let census = sweep::census();
-            // Ended execs can still be queried and signalled, which uses their group.
+            // Requests still query and signal ended execs by their group.
             let known: HashSet<u32> = self.execs.borrow().values().map(|exec| exec.group()).collect();
             while census.contains_key(&group) || known.contains(&group) {
                 group = next(group);
@@ -425,7 +425,7 @@ fn fingerprint(body: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Returns the time `ttl` from now, limited to a century so that it cannot overflow.
+/// Returns the time `ttl` from now, limited to a century so that the sum cannot overflow.
 fn after(ttl: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     Instant::now() + ttl.min(CENTURY)
@@ -466,7 +466,7 @@ mod tests {
             assert_eq!(Some(first), second.err());
             assert!(table.list().is_empty(), "what never was is not listed");
             assert_eq!(groups_taken(table), 1, "it was tried once");
-            // Without privileges, no process can be started. Both requests must then get the same error.
+            // Without privileges, the start fails. Both requests must then get the same error.
             match tokio::join!(start(table, "/bin/true"), start(table, "/bin/true")) {
                 (Ok(first), Ok(second)) => assert!(Rc::ptr_eq(&first, &second)),
                 (first, second) => assert_eq!(first.err().unwrap(), second.err().unwrap()),

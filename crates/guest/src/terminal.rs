@@ -25,16 +25,16 @@ pub struct Pair {
     pub slave: OwnedFd,
 }
 
-/// Opens a terminal of this size that belongs to this user.
+/// Opens a terminal with this size, owned by this user.
 pub fn open(size: TerminalSize, uid: u32) -> io::Result<Pair> {
     let pair = made_for(uid, open_pair)?;
     resize(&pair.master, size)?;
     Ok(pair)
 }
 
-/// Returns true if the kernel notifies the terminal's foreground processes of a new size. Linux does, gVisor
-/// does not. gVisor also does not return the foreground process group to a process that has only the master,
-/// so this call distinguishes the two.
+/// Returns true if the kernel notifies the terminal's foreground processes of a new size. Linux does; gVisor
+/// does not. Unlike Linux, gVisor also does not return the foreground process group for a master, so this
+/// call distinguishes the two.
 pub fn tells_sizes(master: &OwnedFd) -> bool {
     rustix::termios::tcgetpgrp(master).is_ok()
 }

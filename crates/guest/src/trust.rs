@@ -19,7 +19,7 @@ const OF_TEMPLATE: [&str; 4] = [
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// Maximum size of the template's file. Debian's file is a quarter of a megabyte.
+/// Maximum size of the template's file. Debian's file has a quarter of a megabyte.
 const OF_TEMPLATE_BYTES_MAX: u64 = 4 << 20;
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
@@ -76,7 +76,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(certificates(&bytes))
 }
 
-/// Extracts the certificates from a text, and drops all other text.
+/// Extracts the certificates from a file's content, and drops all other text.
 fn certificates(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut found = String::new();

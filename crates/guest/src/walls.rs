@@ -1,5 +1,5 @@
-//! The walls of a sandbox: isolation that process 1 sets up itself, in a foreign workspace where programs of
-//! the workspace's provider also run as root.
+//! The walls of a sandbox: isolation that process 1 sets up itself, in a third party's workspace, where the
+//! provider's programs also run as root.
 //!
 //! | module | holds |
 //! |---|---|
@@ -38,7 +38,7 @@ use crate::launch::done;
 
 pub use cgroup::Entrances;
 
-/// File in which the node describes the walls.
+/// File in which the node describes the isolation to set up.
 const WALLS: &str = "/.bellglass/walls.json";
 /// Message that process 1 sends through the status pipe when it is ready for connections.
 pub const READY: &[u8] = b"ready";
@@ -88,7 +88,7 @@ fn begin(ttl: Duration) -> Result<ExitCode, Failed> {
     }
 }
 
-/// Runs the keeper, and never returns.
+/// Runs the keeper, the parent of process 1. Never returns.
 fn keep(walls: &Walls, ttl: Duration, mut said: File) -> ! {
     let begun = prepare(walls).and_then(|entrances| {
         let (wait, go) = step("create a pipe", pipe())?;
@@ -98,7 +98,7 @@ fn keep(walls: &Walls, ttl: Duration, mut said: File) -> ! {
         Ok((_, _, go, Some(first))) => (first, go),
         Ok((entrances, mut wait, go, None)) => {
             drop(go);
-            // Wait until the keeper has recorded our pid, and exit if it could not.
+            // Wait until the keeper has recorded our pid, and exit if the keeper failed to do so.
             match wait.read_exact(&mut [0]) {
                 Ok(()) => be_first(walls, ttl, entrances, said),
                 Err(_) => std::process::exit(1),
@@ -153,7 +153,7 @@ fn be_first(walls: &Walls, ttl: Duration, entrances: Entrances, mut said: File) 
         let signal = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         step("set the parent-death signal", signal.map_err(Into::into))
     };
-    // The parent-death signal is set last, because a change of credentials can reset it.
+    // Set the parent-death signal last, because a change of credentials can reset it.
     let walled = mounts::put_up(walls)
         .and_then(|()| privileges::name_and_loopback())
         .and_then(|()| privileges::give_up(walls))
@@ -179,7 +179,7 @@ fn fork() -> std::io::Result<Option<Pid>> {
     Ok(Pid::from_raw(pid))
 }
 
-/// Adds the name of the failed action to an error.
+/// Converts an error to a message that names the failed action.
 fn step<T>(act: &str, result: std::io::Result<T>) -> Result<T, Failed> {
     result.map_err(|error| format!("cannot {act}: {error}"))
 }

@@ -1,4 +1,4 @@
-//! The decision whether this machine has capacity for one more sandbox, made before anything is created.
+//! Decides whether this machine has capacity for one more sandbox, before anything is created.
 //!
 //! Memory is overcommitted: most sandboxes use a hundredth of their limit, and each limit is enforced
 //! regardless of the usage of other sandboxes. The check therefore compares the memory that is free now with
@@ -12,8 +12,8 @@ use api::limits::Limits;
 use runtime::Tier;
 use runtime::tables::{self, FILES_RESERVE, TASKS_RESERVE, TableUsage};
 
-/// Memory that a starting sandbox in any tier uses before the machine's own figures show it. For example,
-/// gVisor uses 60 MiB of resident memory.
+/// Memory that a starting sandbox, in any tier, will use but that the machine's own figures do not show yet.
+/// For example, gVisor uses 60 MiB of resident memory.
 const START_MEMORY_BYTES: u64 = 64 << 20;
 
 /// Number of files that a sandbox needs in the data directory. Its directory, with a bundle, a disk, sockets
@@ -22,8 +22,8 @@ const START_INODES: u64 = 64;
 /// Number of inodes reserved for everything else, such as the store, logs, and layers that are being
 /// unpacked.
 const INODES_RESERVE: u64 = 1024;
-/// Number of tasks that a starting sandbox uses before the machine's own figures show them. These are threads
-/// of the OCI runtime and the guest.
+/// Number of tasks that a starting sandbox will use but that the machine's own figures do not show yet. They
+/// are threads of the OCI runtime and the guest.
 const START_TASKS: u64 = 16;
 
 /// Capacity limits and retention times that the operator sets.
@@ -60,9 +60,9 @@ pub struct Room {
     pub disk_free_bytes: u64,
     /// Number of free inodes in the file system.
     pub inodes_free: u64,
-    /// Process table of the machine.
+    /// Usage of the machine's process table.
     pub tasks: TableUsage,
-    /// Open-file table of the machine.
+    /// Usage of the machine's open-file table.
     pub files: TableUsage,
 }
 
@@ -72,7 +72,7 @@ pub type ResourceShortage = (&'static str, String);
 /// Checks that the machine has capacity for one more sandbox with these limits.
 ///
 /// # Errors
-/// Returns the first resource that is running short.
+/// Returns the first resource that is running short, if any is.
 pub fn admit(bounds: &Bounds, room: &Room, limits: &Limits, tier: Tier) -> Result<(), ResourceShortage> {
     if room.live >= bounds.sandboxes_max {
         return Err((

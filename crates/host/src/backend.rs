@@ -1,4 +1,4 @@
-//! The choice of isolation backends on this machine, with the reason for each choice.
+//! Chooses the isolation backends to use on this machine, and records the reason for each choice.
 //!
 //! If no order is configured, the first backend that works is used: OCI runtimes if the server runs as root,
 //! then Podman, then Docker. If a Daytona account is configured, it is tried before these backends, and the
@@ -39,8 +39,8 @@ pub enum Backend {
 pub struct Choice {
     /// Runtimes in use, in order of preference.
     pub runtimes: Vec<Arc<dyn Runtime>>,
-    /// Backends that are not in use but may still have sandboxes of this machine. Recovery includes these
-    /// backends, and takes over or removes their sandboxes.
+    /// Backends that are not in use but may still run sandboxes that this machine started. Recovery also
+    /// takes over or removes the sandboxes on these backends.
     pub kept: Vec<Arc<dyn Runtime>>,
     /// All backends that were considered, in order, with the reason why each one is or is not used.
     pub considered: Vec<BackendStatus>,
@@ -80,11 +80,12 @@ impl Choice {
         !self.considered.iter().any(|one| one.used)
     }
 
-    /// Returns the first runtime for which this machine can build templates. This is never Daytona, because a
-    /// local engine builds Daytona's images and pushes them.
+    /// Returns the first runtime for which this machine can build templates. This is never Daytona: a local
+    /// engine builds the images for Daytona and pushes them.
     ///
     /// # Errors
-    /// There is no such runtime. The error says why each backend is not used and how to fix that.
+    /// Returns an error if there is no such runtime. The error says why each backend is not used and how to
+    /// fix that.
     pub fn maker(&self) -> Result<Arc<dyn Runtime>, Error> {
         match self.runtimes.iter().find(|one| one.name() != daytona::NAME) {
             Some(runtime) => Ok(Arc::clone(runtime)),
@@ -110,7 +111,8 @@ impl Choice {
     /// Returns the first runtime whose isolation is at least as strong as `tier`. Never returns a weaker one.
     ///
     /// # Errors
-    /// There is no such runtime. The error says why each backend is not used and how to fix that.
+    /// Returns an error if there is no such runtime. The error says why each backend is not used and how to
+    /// fix that.
     pub fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
         match self.runtimes.iter().find(|one| one.tier() >= tier) {
             Some(runtime) => Ok(Arc::clone(runtime)),
@@ -132,7 +134,7 @@ impl Machine {
     /// `order` is empty.
     pub async fn choose(&self, order: &[Backend]) -> Choice {
         let automatic = [Backend::Daytona, Backend::Oci, Backend::Podman, Backend::Docker];
-        // If no account is configured, the report does not mention Daytona.
+        // If no Daytona account is configured, the report does not mention Daytona.
         let automatic = automatic.get(usize::from(!Account::is_meant())..).unwrap_or_default();
         let order = if order.is_empty() { (automatic, true) } else { (order, false) };
         let mut choice = Choice::default();
@@ -163,7 +165,7 @@ impl Machine {
             choice.considered.push(status);
         }
         if choice.runtimes.is_empty() {
-            // Backends that are unavailable now are tried again on every later call.
+            // No backend works now. The unavailable ones are kept, and each later call tries them again.
             choice.runtimes.extend(away);
         }
         for kind in EngineKind::ALL {
@@ -197,7 +199,7 @@ impl Machine {
         }
     }
 
-    /// Uses the account if its API responds and accepts the key (requirement A9.03).
+    /// Uses the Daytona account if Daytona's API responds and accepts the key (requirement A9.03).
     async fn find_daytona(&self) -> ProbeResult {
         let daytona = self.daytona()?;
         daytona.check().await?;
@@ -297,7 +299,7 @@ fn may_elsewhere(error: &Error) -> bool {
     matches!(error, Error::Deadline { .. })
 }
 
-/// Builds the error for a machine on which no backend works.
+/// Builds the error for a machine without a working backend.
 fn none(considered: &[BackendStatus]) -> api::Error {
     let reasons: Vec<String> = considered.iter().map(|one| format!("{}: {}", one.name, one.why)).collect();
     let fix = considered.iter().map(|one| one.fix.as_str()).find(|fix| !fix.is_empty()).unwrap_or_default();
@@ -311,7 +313,7 @@ fn none(considered: &[BackendStatus]) -> api::Error {
     }
 }
 
-/// Builds the error for a machine on which no runtime is strong enough.
+/// Builds the error for a machine whose runtimes all provide weaker isolation than requested.
 pub(crate) fn too_weak() -> api::Error {
     api::Error {
         code: api::ErrorCode::TierUnavailable,

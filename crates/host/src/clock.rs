@@ -1,7 +1,7 @@
 //! A clock that cannot be set: the time since this machine booted, including suspended time.
 //!
-//! Times to live are measured with this clock, so that neither a server restart nor a jump of the wall clock
-//! affects them. The wall clock is used only for times that are shown to people.
+//! A sandbox's time to live is measured with this clock, so that neither a server restart nor a jump of the
+//! wall clock affects it. The wall clock is used only for times that are shown to people.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ pub fn boot_ms() -> u64 {
 /// Returns the identifier of the current boot of this machine.
 ///
 /// # Errors
-/// `/proc` cannot be read.
+/// Returns an error if `/proc` cannot be read.
 pub fn boot_id() -> std::io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }

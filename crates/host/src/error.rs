@@ -1,4 +1,4 @@
-//! Errors on this machine, and their representation for clients.
+//! Errors that occur on this machine, and their representation for clients.
 
 use std::time::Duration;
 
@@ -26,18 +26,18 @@ pub enum Error {
     /// A wait reached its deadline.
     #[error("{what} timed out after {after:?}")]
     Deadline {
-        /// The operation that was waited for.
+        /// The operation that did not finish in time.
         what: &'static str,
         /// The time limit.
         after: Duration,
     },
-    /// The observed posture differs from the promised one.
+    /// The observed posture (the isolation that is in effect) differs from the promised one.
     #[error("the sandbox does not have the isolation that its tier guarantees: {}", .0.join("; "))]
     Posture(Vec<String>),
     /// A system call made by the server failed.
     #[error("cannot {act}")]
     System {
-        /// The action that failed, and its object.
+        /// The action that failed and the object it acted on, such as a path.
         act: String,
         /// The operating system's error.
         #[source]
@@ -57,7 +57,7 @@ impl Error {
         matches!(self, Self::Runtime(runtime::Error::NotFound(_)))
     }
 
-    /// Converts the error to the form in which clients receive it.
+    /// Converts the error to the form that clients receive.
     pub fn to_api(&self) -> api::Error {
         let (code, layer, ran, retry, fix) = match self {
             Self::Guest(error) | Self::Request(error) => return error.clone(),

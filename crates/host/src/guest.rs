@@ -10,11 +10,11 @@ use sha2::{Digest, Sha256};
 const GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest"));
 
 /// Installs the guest in the data directory, unless it is already there, and returns its path. The
-/// directory's name contains the guest's hash. The file's name does not, because sandboxes can see it in
-/// their mount tables.
+/// directory's name contains the guest's hash. The file's own name does not, because sandboxes can see that
+/// name in their mount tables.
 ///
 /// # Errors
-/// A file system operation failed.
+/// Returns an error if a file system operation fails.
 pub fn install(data: &Path) -> io::Result<PathBuf> {
     let hash: String = Sha256::digest(GUEST).iter().map(|byte| format!("{byte:02x}")).collect();
     let directory = data.join("guest").join(format!("sha256-{hash}"));

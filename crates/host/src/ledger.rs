@@ -1,9 +1,9 @@
-//! The number of bytes that each project stores on this machine, including uploads in progress.
+//! Counts the bytes that each project stores on this machine, including uploads in progress.
 //!
 //! Datasets, session files and artifacts count together against the project's `disk_bytes` quota (H-40). An
-//! upload counts from its first byte, or with its full size if its length is known. Therefore even concurrent
-//! uploads cannot exceed the quota. A project's usage is measured on disk when the project is first used, and
-//! is tracked in memory from then on. All code that writes or removes an object must update the ledger.
+//! upload counts from its first byte, or with its full size if its length is known. Even concurrent uploads
+//! therefore cannot exceed the quota. A project's usage is measured on disk when the project is first used,
+//! and is tracked in memory from then on. All code that writes or removes an object must update the ledger.
 
 use std::collections::HashMap;
 use std::fs;
@@ -66,10 +66,10 @@ impl Ledger {
         self.project(project).quota_bytes.store(bytes, Ordering::Release);
     }
 
-    /// Returns a project. Measures its usage first if that has not happened yet.
+    /// Returns a project. Measures the project's disk usage first if it has not been measured yet.
     ///
     /// # Errors
-    /// A file system operation failed.
+    /// Returns an error if a file system operation fails.
     pub async fn counted(&self, project: &str) -> Result<Arc<Project>, Error> {
         let found = self.project(project);
         found.counted.get_or_try_init(|| self.count(&found)).await?;
@@ -85,8 +85,8 @@ impl Ledger {
         Arc::clone(self.projects().entry(name.to_owned()).or_insert_with(fresh))
     }
 
-    /// Measures a project's usage on disk. No object of the project is written in the meantime, because every
-    /// write waits for the measurement.
+    /// Measures a project's usage on disk. The project's objects do not change during the measurement,
+    /// because every write waits for it.
     async fn count(&self, project: &Project) -> Result<(), Error> {
         let below = ["datasets", "sessions", "artifacts/kept", "artifacts/wanted"];
         let places = below.map(|place| self.data.join(place).join(&project.name));
@@ -216,8 +216,8 @@ pub fn is_refused(error: &Error) -> bool {
     }
 }
 
-/// Returns the number of bytes to count for all objects below a directory. Also removes partial files that
-/// killed servers left behind, because no live process is writing them.
+/// Returns the number of bytes to count for all objects below a directory. Also removes partial files, which
+/// killed servers left behind: no upload begins before this count is complete.
 fn count(directory: &Path) -> io::Result<u64> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),

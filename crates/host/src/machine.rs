@@ -25,13 +25,13 @@ impl Machine {
     /// Opens the data directory, and creates it if it does not exist.
     ///
     /// # Errors
-    /// The directory cannot be created or written.
+    /// Returns an error if the directory cannot be created or written.
     pub fn open(data: &Path) -> Result<Self, Error> {
         let failed = |source| Error::System { act: format!("write to {}", data.display()), source };
         let guest = guest::install(data).and_then(|guest| guest.canonicalize()).map_err(failed)?;
         let data = data.canonicalize().map_err(failed)?;
-        // The check applies only to root, because only the sandboxes that root creates have users that need
-        // access to the data directory.
+        // The check applies only to root, because only sandboxes that root creates run as separate host
+        // users, which need access to the data directory.
         if rustix::process::geteuid().is_root() {
             walkable(&data)?;
         }
@@ -56,7 +56,8 @@ impl Machine {
     /// Returns this machine's runtime with this name.
     ///
     /// # Errors
-    /// The name is unknown, or the runtime is not installed or does not work on this machine.
+    /// Returns an error if the name is unknown, or if the runtime is not installed or does not work on this
+    /// machine.
     pub fn runtime(&self, name: &str) -> Result<Arc<dyn Runtime>, Error> {
         if let Some(kind) = EngineKind::ALL.into_iter().find(|kind| kind.name() == name) {
             return Ok(Arc::new(self.engine(kind)?));
@@ -77,10 +78,10 @@ impl Machine {
         Ok(Arc::new(Oci::new(flavor.find()?, Dirs::below(&self.data))?))
     }
 
-    /// Returns the container engine with this name.
+    /// Returns this machine's container engine with this name.
     ///
     /// # Errors
-    /// No container engine has this name, or the engine was not found.
+    /// Returns an error if no container engine has this name, or if the engine is not found.
     pub fn engine_named(&self, name: &str) -> Result<Engine, Error> {
         let kind = EngineKind::ALL.into_iter().find(|kind| kind.name() == name);
         self.engine(kind.ok_or_else(|| runtime::Error::Unsupported {
@@ -94,7 +95,7 @@ impl Machine {
     /// Returns this machine's container engine of this kind. Does not contact the engine yet.
     ///
     /// # Errors
-    /// No such engine was found.
+    /// Returns an error if no such engine is found.
     pub fn engine(&self, kind: EngineKind) -> Result<Engine, Error> {
         Ok(Engine::new(EngineEndpoint::find(kind)?, &self.data)?)
     }
@@ -102,7 +103,7 @@ impl Machine {
     /// Returns the Daytona account that is configured for this machine. Does not contact Daytona yet.
     ///
     /// # Errors
-    /// No account is configured.
+    /// Returns an error if no account is configured.
     pub fn daytona(&self) -> Result<Daytona, Error> {
         Ok(Daytona::new(Account::find()?, &self.data)?)
     }
@@ -111,7 +112,7 @@ impl Machine {
     /// weaker one.
     ///
     /// # Errors
-    /// No installed runtime is strong enough.
+    /// Returns an error if no installed runtime is strong enough.
     pub fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
         let fit = || Self::flavors().into_iter().filter(|flavor| flavor.tier >= tier);
         match fit().find(|flavor| flavor.clone().find().is_ok()) {
@@ -128,8 +129,8 @@ impl Machine {
     /// when it next starts.
     ///
     /// # Errors
-    /// The journal cannot be read, or sandboxes cannot be listed or removed. The first such error is
-    /// returned.
+    /// Returns an error if the journal cannot be read, or if sandboxes cannot be listed or removed. The first
+    /// error ends the operation.
     pub async fn tidy(
         &self,
         journalled: impl Fn() -> Result<Vec<SandboxId>, Error>,
@@ -168,7 +169,7 @@ impl Machine {
 /// Returns a new random ID for a sandbox.
 ///
 /// # Errors
-/// The kernel's random number generator is unavailable.
+/// Returns an error if the kernel's random number generator is unavailable.
 pub fn fresh_id() -> Result<SandboxId, Error> {
     Ok(SandboxId::from_random(random()?))
 }
@@ -176,7 +177,7 @@ pub fn fresh_id() -> Result<SandboxId, Error> {
 /// Returns random bytes from the kernel.
 ///
 /// # Errors
-/// The kernel's random number generator is unavailable.
+/// Returns an error if the kernel's random number generator is unavailable.
 pub fn random<const COUNT: usize>() -> Result<[u8; COUNT], Error> {
     let mut bytes = [0; COUNT];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())

@@ -1,7 +1,7 @@
-//! This machine's object store, on which artifacts, datasets and session folders are built.
+//! This machine's object store, which holds artifacts, datasets and session folders.
 //!
-//! The [`Ledger`] counts the objects of projects. In addition, every upload checks the disk's free space
-//! before each chunk, and takes into account the chunks that other uploads are writing at that moment.
+//! The [`Ledger`] counts each project's objects. In addition, every upload checks the disk's free space
+//! before each chunk. The check subtracts the chunks that other uploads are writing at that moment.
 //!
 //! Objects are written atomically. Partial files that a killed server left behind have a `#` in their names.
 //! They are never listed, and [`Objects::sweep`] removes them. No path from a sandbox reaches this module,
@@ -31,13 +31,13 @@ use crate::admission;
 use crate::error::Error;
 use crate::ledger::{Charge, Ledger, OBJECT_BYTES, Project};
 
-/// Size of the chunks in which an upload is written.
+/// Number of buffered bytes that triggers the write of a chunk of an upload.
 const PIECE_BYTES: usize = 1 << 20;
 /// Age after which a partial file is removed. A writer must send each chunk within a minute, so an older file
 /// has no writer.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
-/// Number of locks for keys. All changes to one object use the same lock, and two objects rarely share a
-/// lock.
+/// Number of locks, each shared by a subset of the keys. All changes to one object use the same lock, and two
+/// objects rarely share a lock.
 const LOCKS: usize = 64;
 
 /// A directory of objects.
@@ -58,7 +58,7 @@ pub struct LedgerScope {
     pub depth: usize,
 }
 
-/// The free space of a disk.
+/// The disk's free space, and the bytes that must stay free or are about to be used.
 #[derive(Clone)]
 struct DiskSpace {
     root: PathBuf,
@@ -84,7 +84,7 @@ pub struct Incoming {
     charge: Option<Charge>,
 }
 
-/// Destination of an object, which may replace an existing one.
+/// The destination of an object, which may replace an existing object.
 struct ObjectDestination {
     store: Arc<LocalFileSystem>,
     key: Path,
@@ -121,7 +121,7 @@ impl Objects {
         }
     }
 
-    /// Returns true if the quota of the key's project and the disk both have room for this many bytes.
+    /// Returns true if both the disk and the quota of the key's project have room for this many bytes.
     pub async fn may_keep(&self, key: &Path, bytes: u64) -> Result<bool, Error> {
         let project = self.project(key).await?;
         Ok(self.has_room(bytes) && project.is_none_or(|project| project.has_room(bytes)))
@@ -173,7 +173,7 @@ impl Objects {
     /// Returns true if an object with this key exists.
     ///
     /// # Errors
-    /// A file system operation failed.
+    /// Returns an error if a file system operation fails.
     pub async fn has(&self, key: &Path) -> Result<bool, Error> {
         Ok(self.written(key).await?.is_some())
     }
@@ -205,7 +205,7 @@ impl Objects {
         }
     }
 
-    /// Lists all objects below a key as a stream, in the order in which they are found.
+    /// Lists all objects below a key as a stream, in no particular order.
     pub fn below(&self, prefix: &Path) -> BoxStream<'static, Result<ObjectMeta, Error>> {
         self.store.list(Some(prefix)).map(|found| found.map_err(failed("list"))).boxed()
     }
@@ -324,7 +324,8 @@ impl Incoming {
     /// Appends bytes. Waits until they are written, unless they fit into the buffer.
     ///
     /// # Errors
-    /// The project's quota is used up, the disk is full, or a file system operation failed.
+    /// Returns an error if the project's quota is used up, the disk is full, or a file system operation
+    /// fails.
     pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
         if let Some(charge) = &mut self.charge {
             charge.grow(bytes.len() as u64)?;
@@ -357,7 +358,7 @@ impl Incoming {
     /// Writes the rest and publishes the object atomically.
     ///
     /// # Errors
-    /// A file system operation failed.
+    /// Returns an error if a file system operation fails.
     pub async fn finish(mut self) -> Result<(), Error> {
         if !self.held.is_empty() {
             self.write().await?;
@@ -377,13 +378,13 @@ impl Outgoing {
     /// Returns the next bytes, or `None` at the end.
     ///
     /// # Errors
-    /// A file system operation failed.
+    /// Returns an error if a file system operation fails.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         self.stream.next().await.transpose().map_err(failed("read"))
     }
 }
 
-/// Joins names into a key. Each name is one part of it.
+/// Joins names into a key. Each name becomes one part of the key.
 pub fn key<'a>(names: impl IntoIterator<Item = &'a str>) -> Path {
     names.into_iter().collect()
 }
@@ -392,7 +393,7 @@ pub fn key<'a>(names: impl IntoIterator<Item = &'a str>) -> Path {
 pub fn is_full(error: &Error) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
-        // For an I/O error, `source` skips the wrapped error, so `get_ref` is used below.
+        // The `source` of an I/O error skips the error that it wraps, so `get_ref` is used below.
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
         if matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) {
             return true;

@@ -3,19 +3,19 @@
 //! ```text
 //! list the folders ─▶ record the request ─▶ start the exec ─▶ wait for its end ─▶ list again, copy out ─▶ manifest
 //!                           │                                     │
-//!                           └ a new server resumes here           └ a stop of the sandbox continues
+//!                           └ a restarted server resumes here     └ a stop of the sandbox continues
 //!                             if the sandbox is alive               here without waiting any longer
 //! ```
 //!
-//! A changed file is recognized by its version, which differs from the version that the guest reported before
-//! the exec was started; no clock is used. One task per exec does all the work, even if its client
-//! disconnects. The stop of a sandbox waits briefly for collections whose exec has ended.
+//! A file counts as changed if its version differs from the version that the guest reported before the exec
+//! started; no clock is used. One task per exec does all the work, and continues even if its client
+//! disconnects. Before a sandbox is stopped, its collections get a short time to finish.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `attendant` | the task of one exec |
-//! | `choice` | the choice of the files to keep, as a pure function |
-//! | `collect` | listing of folders, and copying of files |
+//! | `choice` | a pure function that selects the files to keep |
+//! | `collect` | code that lists folders and copies files |
 //! | `shelf` | storage of artifacts, and their retention |
 
 mod attendant;
@@ -41,17 +41,17 @@ pub(crate) use collect::regular_files;
 use shelf::Shelf;
 pub(crate) use shelf::{CollectionRequest, Of};
 
-/// Maximum number of collections that run at the same time. Each holds a page of a listing and a chunk of a
-/// file in memory.
+/// Maximum number of collections that run at the same time. Each keeps a listing page and a file chunk in
+/// memory.
 const COLLECTIONS_AT_ONCE: usize = 16;
 /// Maximum number of collections of one project at a time, so that a sandbox that is slow to read does not
 /// block other projects.
 const COLLECTIONS_OF_PROJECT: usize = 4;
 /// Maximum number of execs per sandbox with a collection in progress. Each collection polls its exec.
 const UNDER_WAY_MAX: usize = 64;
-/// Maximum time for which the stop of a sandbox waits for collections.
+/// Maximum time by which unfinished collections delay the stop of their sandbox.
 const SETTLE_WITHIN: Duration = Duration::from_secs(10);
-/// Total size of manifests in bytes at which a page of a listing ends.
+/// Total size of the manifests, in bytes, after which a listing page ends.
 pub(crate) const PAGE_BYTES_MAX: usize = 8 << 20;
 
 /// Stored artifacts, and collections in progress.
@@ -62,7 +62,7 @@ pub(crate) struct Keeper {
     under_way: Mutex<HashMap<Of, Arc<CollectionProgress>>>,
 }
 
-/// Progress of the collection of one exec.
+/// Progress of one exec's artifact collection.
 pub(crate) struct CollectionProgress {
     /// True if the sandbox is about to stop.
     pub closing: watch::Sender<bool>,
@@ -70,14 +70,14 @@ pub(crate) struct CollectionProgress {
     pub done: watch::Sender<bool>,
 }
 
-/// State of the launch of the exec.
+/// State of the exec's launch.
 #[derive(Clone)]
 pub(crate) enum Launch {
     NotYet,
     Started(Box<ExecInfo>),
     Refused(api::Error),
-    /// The result is not known here: the launch failed without a definite result, or an earlier server
-    /// recorded the request. The guest knows the state of the exec.
+    /// This server does not know the result: the launch failed without a definite result, or an earlier
+    /// server process recorded the request. Only the guest knows whether the exec started.
     Elsewhere,
 }
 
@@ -105,7 +105,7 @@ impl Keeper {
         Arc::clone(all.entry(project.to_owned()).or_insert_with(fresh))
     }
 
-    /// Waits for a limited time until the collections of a sandbox that is about to stop are complete.
+    /// Waits, for a limited time, until all collections of a sandbox that is about to stop are complete.
     pub async fn settle(&self, sandbox: &SandboxId) {
         let of_it: Vec<_> = self
             .under_way()
@@ -128,8 +128,8 @@ impl Keeper {
         self.shelf.tidy().await
     }
 
-    /// Returns the progress of an exec's collection, and creates it if needed. The flag is true if it was
-    /// created.
+    /// Returns the progress entry of an exec's collection, and creates the entry if it does not exist. The
+    /// flag is true if the entry was created.
     pub fn progress(&self, of: &Of, launch: Launch) -> Result<(Arc<CollectionProgress>, bool), Error> {
         let mut under_way = self.under_way();
         if let Some(progress) = under_way.get(of) {

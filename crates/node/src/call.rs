@@ -1,4 +1,4 @@
-//! A call: one use of a sandbox by a caller. While a call is held, the sandbox is not idle.
+//! A call: one use of a sandbox by a caller. While a call is held, the sandbox does not count as idle.
 
 mod code;
 
@@ -18,7 +18,7 @@ use crate::artifacts::regular_files;
 use crate::handle::Handle;
 use crate::message::DriverMessage;
 
-/// A call in progress. While it is held, the sandbox is not idle.
+/// A call in progress. While this value is held, the sandbox does not count as idle.
 pub struct Call {
     handle: Arc<Handle>,
     sandbox: Arc<Sandbox>,
@@ -36,9 +36,9 @@ impl Call {
         Ok(Self { handle: Arc::clone(handle), sandbox, root_files: false })
     }
 
-    /// Starts a command or code with this ID. The template provides the variables and the working directory
-    /// that the spec does not set. Repeating the request has no effect. This method does not keep artifacts;
-    /// [`crate::Node::start_exec`] does.
+    /// Starts an exec with this ID, which runs a command or code. The template provides the variables and the
+    /// working directory that the spec does not set. Repeating the request has no effect. This method does
+    /// not keep artifacts; [`crate::Node::start_exec`] does.
     ///
     /// # Errors
     /// See [`Sandbox::start_exec`].
@@ -76,7 +76,7 @@ impl Call {
         Ok(spec)
     }
 
-    /// Schedules a check of the sandbox for the time at which the exec should have ended.
+    /// Schedules a check of the sandbox for the time by which the exec should have ended.
     fn due(&self, spec: &ExecSpec) {
         if let Some(deadline) = spec.deadline_ms {
             let whole = deadline + spec.grace_ms.unwrap_or(limits::GRACE_MS) + guest_client::exec::OVERDUE_MS;
@@ -101,17 +101,17 @@ impl Call {
         self.handle.record().cwd
     }
 
-    /// Returns true if root of the sandbox's own user namespace may run commands.
+    /// Returns true if commands may run as root of the sandbox's own user namespace.
     pub fn has_root(&self) -> bool {
         self.handle.record().rooted
     }
 
-    /// Returns a reader of an exec.
+    /// Returns a reader for the output of an exec.
     pub fn exec_reader(&self, id: ExecId) -> Exec {
         self.sandbox.exec_reader(id)
     }
 
-    /// Connects to a port in the sandbox. The connection counts as a call for as long as it is held.
+    /// Connects to a port in the sandbox. The connection counts as a call for as long as it is open.
     ///
     /// # Errors
     /// Nothing listens on the port, the sandbox has reached its maximum number of connections, or the sandbox
@@ -143,7 +143,7 @@ impl Call {
     /// Makes this call open files as root of the sandbox's own user namespace.
     ///
     /// # Errors
-    /// Root may not run commands in the sandbox.
+    /// The sandbox does not allow root to run commands.
     pub fn with_root_files(mut self) -> Result<Self, Error> {
         let root = ExecSpec { uid: Some(0), ..ExecSpec::default() };
         root.check_root(self.has_root()).map_err(Error::Request)?;
@@ -174,7 +174,7 @@ impl Drop for Call {
     }
 }
 
-/// Gives root its own home directory, because the template's variables are meant for the normal user.
+/// Sets root's home directory and name, because the template's variables are meant for the normal user.
 fn at_home(mut spec: ExecSpec) -> ExecSpec {
     for (name, value) in [("HOME", "/root"), ("USER", "root"), ("LOGNAME", "root")] {
         spec.env.entry(name.into()).or_insert_with(|| value.into());

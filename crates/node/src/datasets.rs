@@ -1,4 +1,4 @@
-//! Datasets: files that a project stores here, copied into its sandboxes before their first run.
+//! Datasets: files that a project stores on the node, copied into its sandboxes before their first run.
 //!
 //! ```text
 //! <data>/datasets/<project>/<name>/dataset.json      names the current content; replaced atomically
@@ -161,7 +161,7 @@ impl Datasets {
             put = tokio::time::timeout(within, put) => {
                 put.unwrap_or(Err(Error::Deadline { what: "copying datasets into the sandbox", after: within }))
             }
-            // A closed channel does not match: the copy continues if the sender is gone.
+            // `Ok` does not match a closed channel, so the copy continues if the sender is gone.
             Ok(_) = unwanted.wait_for(|unwanted| *unwanted) => Ok(()),
         };
         match put {
@@ -173,8 +173,8 @@ impl Datasets {
         }
     }
 
-    /// Removes contents that no dataset references, which killed servers and disconnected clients left
-    /// behind.
+    /// Removes contents that no dataset references. Killed servers and disconnected clients leave such
+    /// contents behind.
     pub(crate) async fn tidy(&self) -> Result<(), Error> {
         self.objects.sweep().await?;
         for project in self.objects.names(&Path::default()).await? {
@@ -236,7 +236,7 @@ impl Datasets {
         Ok(self.objects.json(&key([project, name, POINTER])).await?.map(|(pointer, _)| pointer))
     }
 
-    /// Refuses a dataset that would exceed the maximum number of datasets of the project.
+    /// Returns an error if this dataset would exceed the project's maximum number of datasets.
     async fn check_count(&self, project: &str, name: &str) -> Result<(), Error> {
         let others = self.objects.names(&key([project])).await?;
         let count = others.iter().filter(|other| *other != name).count() + 1;
@@ -268,7 +268,7 @@ impl Putting<'_> {
     /// Completes the upload and replaces an existing dataset atomically.
     ///
     /// # Errors
-    /// See [`Putting::push`]. In addition, the hash may differ from the announced hash.
+    /// See [`Putting::push`]. In addition, fails if the hash differs from the announced hash.
     pub async fn finish(self) -> Result<Dataset, Error> {
         let (size_bytes, sha256) = (self.incoming.size_bytes(), self.incoming.sha256());
         if self.sha256.as_ref().is_some_and(|promised| *promised != sha256) {

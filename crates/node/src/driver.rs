@@ -32,7 +32,7 @@ use start::StartTask;
 /// Delay between two attempts to remove a sandbox.
 const TEAR_DOWN_AGAIN: Duration = Duration::from_secs(1);
 /// Maximum time to sleep between two checks. Timers stop while the machine is suspended, so the boot clock
-/// must be read this often.
+/// must be read at least this often.
 const SLEEP_MAX: Duration = Duration::from_secs(10);
 /// Delay before an unresponsive guest is checked again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub(crate) enum Beginning {
     /// Create the sandbox.
     Start(StartFor),
-    /// Take over a running or paused sandbox from a process that is gone.
+    /// Take over a running or paused sandbox from an earlier server process.
     Adopt,
     /// Remove the remains of the sandbox.
     End(EndReason),
@@ -56,7 +56,7 @@ pub(crate) struct Driver {
     /// The task that serves the sandbox's outgoing connections. It begins during startup if the template has
     /// `start` or `ready` commands, and otherwise once the sandbox is running.
     attendant: Option<Attendant>,
-    /// The error with which startup failed, to be written to the record.
+    /// The error that made startup fail, to be written to the record.
     error: Option<api::Error>,
     /// The background task that sends a changed time to live to the guest.
     telling: Option<AbortOnDropHandle<()>>,

@@ -5,7 +5,7 @@ pub use egress::gate::upstream::Upstreams;
 pub use egress::{Broker, BrokerReport, Decision, Gate, Party};
 pub use guest_client::egress::{attend, fixed, packages, pointed};
 
-/// A decision, with the sandbox and the project to which it applies.
+/// A decision about an outgoing connection, with its sandbox and project.
 #[derive(Clone, Debug)]
 pub struct Decided {
     /// The sandbox that requested the connection.

@@ -2,7 +2,7 @@
 //! sandboxes.
 //!
 //! The files are listed in a *manifest*, which is replaced atomically after their contents are written.
-//! Contents are stored as objects with numbers as names, so that no name from a sandbox becomes a name on the
+//! Contents are stored as objects whose names are numbers, so that no file name from a sandbox is used on the
 //! host. All transfers go through the guest. There is only one writer at a time: the task that holds the
 //! session's turn.
 
@@ -227,7 +227,7 @@ impl Folder {
         self.read(&[FILES, &kept.number.to_string()]).await
     }
 
-    /// Removes all files. Returns their number.
+    /// Removes all files, and returns how many there were.
     ///
     /// # Errors
     /// A file system operation failed.
@@ -247,7 +247,7 @@ impl Folder {
         self.objects.remove_below(&self.key(names), None).await
     }
 
-    /// Starts to write an object that is not in the list of files.
+    /// Starts writing an object that is not in the list of files.
     ///
     /// # Errors
     /// A file system operation failed.
@@ -279,7 +279,7 @@ impl Folder {
         Ok(self.objects.json(&self.key(names)).await?.map(|(value, _)| value))
     }
 
-    /// Starts to write an object of at most `bytes` bytes, if the disk has room for it.
+    /// Starts writing an object of at most `bytes` bytes, if the disk has room for it.
     ///
     /// # Errors
     /// The disk has no room, or a file system operation failed.
@@ -290,7 +290,7 @@ impl Folder {
         self.begin(names).await
     }
 
-    /// Starts to write a file and returns its number, or `None` if there is no room for it.
+    /// Starts writing a file and returns its number, or `None` if there is no room for the file.
     async fn begin_file(
         &self,
         manifest: &mut Manifest,

@@ -20,16 +20,16 @@ use crate::secrets::Vault;
 
 /// Timeout for sending the time to live to a guest.
 pub(crate) const LIFE_WITHIN: Duration = Duration::from_secs(10);
-/// Additional time for which a guest keeps running after the sandbox's time to live has passed, if the
-/// sandbox is then paused instead of stopped. A running server pauses the sandbox in time. A server that was
-/// down for longer finds the sandbox expired.
+/// Additional time to live of a guest whose sandbox is paused, not stopped, when the sandbox's own time to
+/// live has passed. A running server pauses the sandbox in time. A server that was down for longer than this
+/// margin finds the sandbox expired.
 pub(crate) const GUEST_MARGIN: Duration = Duration::from_secs(3600);
 
 /// The handle of one sandbox, shared by its driver and all other tasks.
 pub(crate) struct Handle {
     id: SandboxId,
     record: watch::Sender<SandboxRecord>,
-    /// Present from the time when startup finishes until the sandbox has ended.
+    /// Set when startup finishes, and cleared when the sandbox has ended.
     sandbox: Mutex<Option<Arc<Sandbox>>>,
     inbox: mpsc::Sender<DriverMessage>,
     /// Number of calls in progress.
@@ -154,7 +154,7 @@ impl Handle {
         locked(&self.uses).idle
     }
 
-    /// Locks the guest's time to live, so that the last value sent to the guest is the recorded one.
+    /// Locks the guest's time to live, so that the last value sent to the guest is also the recorded value.
     ///
     /// # Errors
     /// The wait timed out: the guest does not respond to the current holder of the lock.
@@ -270,7 +270,7 @@ impl Handle {
     }
 
     /// Records that the sandbox was resumed. The deadlines of its execs must be read from the guest again,
-    /// because paused time does not count.
+    /// because time spent paused does not count.
     pub fn resumed(&self, then: Instant) {
         let mut uses = locked(&self.uses);
         (uses.active, uses.due, uses.look) = (then, None, Some(then));

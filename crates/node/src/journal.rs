@@ -2,7 +2,7 @@
 //! created.
 //!
 //! ```text
-//! <data>/node/lock           held by the one server of this data directory
+//! <data>/node/lock           locked by the only server that uses this data directory
 //! <data>/node/<id>.packages  the packages that the sandbox received, one line of JSON each
 //! <data>/node/<id>.json      the record of the sandbox, from its request until its end is acknowledged
 //! <data>/node/<id>.copy      a copy of the record
@@ -12,8 +12,8 @@
 //! If a record cannot be read, its copy is used. If the copy cannot be read either, the record is set aside,
 //! and its sandbox is left alone if it is running: a damaged file must not end a user's work (attack L-13).
 //!
-//! A record is replaced atomically. If the disk is too full for that, the record is overwritten in place: it
-//! was created with spare space, so that the end of a sandbox can always be recorded.
+//! A record is replaced atomically. If the disk is too full for that, the file is overwritten in place, which
+//! needs no new space: each record has spare space, so that the end of a sandbox can always be recorded.
 
 mod packages;
 
@@ -35,14 +35,13 @@ use template::{InUse, Posture};
 
 use crate::token::{self, Token};
 
-/// Minimum spare space in a record: enough to add a reason and the text of an error.
+/// Minimum spare space in a record in bytes: enough to add an end reason and an error message.
 const SPARE_BYTES: usize = 2048;
-/// Maximum time to wait for the lock. A child that a server forked just before it was killed holds the lock
-/// until the child executes the runtime.
+/// Maximum time to wait for the lock. If a server is killed just after it forked a child, the child holds the
+/// lock until it executes the runtime.
 const LOCK_WITHIN: Duration = Duration::from_secs(2);
 const LOCK_EVERY: Duration = Duration::from_millis(20);
-/// How long a damaged record is kept after its sandbox is gone: one week, so that the operator can inspect
-/// it.
+/// Minimum time for which a damaged record is kept, so that the operator can inspect it: one week.
 const ASIDE_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Suffixes of records, of their copies, and of damaged records.
 const RECORD: &str = "json";
@@ -56,36 +55,36 @@ const BLOCK_BYTES: usize = 4096;
 pub struct SandboxRecord {
     /// The sandbox as clients see it.
     pub sandbox: Sandbox,
-    /// Name of the runtime on which the sandbox runs.
+    /// Name of the runtime that runs the sandbox.
     pub runtime: String,
     /// Keys of the sandbox's layers, which are in use as long as this record exists.
     pub layers: Vec<String>,
-    /// Environment variables of the template at the time of the sandbox's creation.
+    /// Environment variables from the template, as it was when the sandbox was created, and from the request.
     pub env: BTreeMap<String, String>,
-    /// Working directory of the template at the time of the sandbox's creation.
+    /// Working directory of the template when the sandbox was created.
     pub cwd: Option<String>,
-    /// Modules that the template's interpreter imports when it starts, at the time of the sandbox's creation.
+    /// Modules that the interpreter imports when it starts, from the template when the sandbox was created.
     /// Empty in records from releases without an interpreter.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub imports: Vec<String>,
     /// Posture that decides how much of its root file system the sandbox may change.
     #[serde(default, skip_serializing_if = "Posture::is_default")]
     pub posture: Posture,
-    /// True if root of the sandbox's own user namespace may run commands.
+    /// True if commands may run as root of the sandbox's own user namespace.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rooted: bool,
     /// True if the sandbox was pre-warmed and has not been claimed yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pooled: bool,
-    /// Settings for the requests that resume the sandbox while it is paused.
+    /// Settings that decide which requests resume the sandbox while it is paused.
     #[serde(default)]
     pub auto_resume: AutoResume,
-    /// Boot ID of the machine at the time of the sandbox's creation.
+    /// Boot ID of the machine when the sandbox was created.
     pub boot: String,
-    /// End of the sandbox's time to live, in milliseconds since that boot.
+    /// End of the sandbox's time to live, in milliseconds since the boot with the ID `boot`.
     pub expires_boot_ms: u64,
-    /// Policy with which the sandbox was created. A missing policy, as in records from earlier releases,
-    /// denies everything.
+    /// Initial policy of the sandbox. A missing policy, as in records from earlier releases, denies
+    /// everything.
     #[serde(default)]
     pub first_policy: Policy,
     /// Access to the sandbox's ports. Records from releases without ports have no tokens.
@@ -93,7 +92,7 @@ pub struct SandboxRecord {
     pub ports: Ports,
 }
 
-/// Settings for the requests that resume a paused sandbox, in addition to explicit resume requests.
+/// Settings that decide which requests resume a paused sandbox. Explicit resume requests always do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AutoResume {
     /// True if requests to ports and requests through the E2B API resume the sandbox. Requests through the
@@ -112,9 +111,10 @@ impl Default for AutoResume {
 /// Access to the ports of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ports {
-    /// Token that opens all ports.
+    /// Token that gives access to all ports.
     pub token: Token<token::AllPorts>,
-    /// Token that opens the agent to which E2B's SDKs connect. Missing in records from earlier releases.
+    /// Token that gives access to the agent to which E2B's SDKs connect. Missing in records from earlier
+    /// releases.
     #[serde(default)]
     pub agent: Token<token::Agent>,
     /// Token that E2B's SDKs send to ports and contexts. Missing in records from earlier releases.
@@ -128,7 +128,7 @@ pub struct Ports {
 }
 
 impl SandboxRecord {
-    /// Returns the profile with which the runtime starts the sandbox.
+    /// Returns the runtime profile of the sandbox.
     pub fn profile(&self) -> runtime::Profile {
         if self.rooted { runtime::Profile::Rooted } else { self.posture.profile() }
     }

@@ -15,18 +15,18 @@
 //! | `message` | messages to a driver |
 //! | [`plan`] | the template, limits and runtime that an order resolves to on this machine |
 //! | [`ready`] | the `start` and `ready` commands of a template |
-//! | [`lifecycle`] | the life of one sandbox, as a pure function |
+//! | [`lifecycle`] | the state machine of one sandbox, as a pure function |
 //! | [`journal`] | the records of sandboxes, written before anything is created |
-//! | `turns` | the scheduling of starts and launches |
-//! | `orphan` | removal of sandboxes and layers that dead processes left on this machine |
+//! | `turns` | scheduling of sandbox starts and command launches |
+//! | `orphan` | removal of sandboxes and layers that dead processes left behind on this machine |
 //! | [`egress`] | decisions about outgoing connections of sandboxes |
 //! | [`secrets`] | placeholders of secrets, and access to the vault |
 //! | [`folder`] | the stored files of a session |
 //! | [`datasets`] | stored files that are copied into a sandbox before its first run |
 //! | [`token`] | tokens of a sandbox, each kind with its own type |
 //!
-//! The crates below do the work on one sandbox: `host` (this machine), `guest_client` (the channel) and
-//! `template`. Types from these crates that appear in public signatures are re-exported here.
+//! Three other crates do the work on a single sandbox: `host` (this machine), `guest_client` (the channel)
+//! and `template`. Types from these crates that appear in public signatures are re-exported here.
 //!
 //! Invariants: every byte from a guest is untrusted. Every wait has a deadline. An exec is reported as
 //! successful only if its guest reported it as successful.

@@ -12,9 +12,9 @@
 //!    └────────NotPaused──────────┘                 │ └─────────────◀───────NotResumed────────┘
 //! ```
 //!
-//! If a pause that a timeout requested fails, the sandbox is stopped, because its time is over. A paused
-//! sandbox is stopped without settling, because nothing can be read from it. Neither a pause nor a resume is
-//! interrupted halfway: both have deadlines.
+//! If a timeout requested a pause and the pause fails, the sandbox is stopped, because its time is up. A
+//! paused sandbox is stopped without settling, because no results can be read from it. Neither a pause nor a
+//! resume is interrupted halfway: both have deadlines.
 //!
 //! Startup is never torn down halfway: it takes milliseconds and has its own deadline. The first reason for
 //! ending a sandbox is final; later events do not change it. The driver executes exactly the effects that
@@ -137,7 +137,7 @@ pub fn next(phase: Phase, event: Event) -> (Phase, Effect) {
     }
 }
 
-/// Returns the effect with which a phase continues after an event that does not apply to it.
+/// Returns the effect that continues a phase after an event that does not apply to the phase.
 fn effect(phase: Phase) -> Effect {
     match phase {
         Phase::Starting { .. } => Effect::AwaitStart,
@@ -232,7 +232,7 @@ mod tests {
         }
     }
 
-    /// Returns the events with which an effect can end when the driver executes it.
+    /// Returns the events that can follow when the driver executes an effect.
     fn results(effect: Effect, reason: EndReason) -> Vec<Event> {
         match effect {
             Effect::AwaitStart | Effect::AbandonStart => {
@@ -273,8 +273,8 @@ mod tests {
             }
         }
 
-        /// Each effect fits the phase after it: a sandbox is removed only while it is stopping, and watched
-        /// only while it is running.
+        /// Verifies that each effect fits the new phase: a sandbox is removed only while it is stopping, and
+        /// watched only while it is running.
         #[test]
         fn an_effect_fits_its_phase(story in prop::collection::vec(events(), 1..40)) {
             let mut phase = START;
@@ -292,8 +292,8 @@ mod tests {
             }
         }
 
-        /// After a request to stop, a driver that executes the effects reaches the end, whatever results the
-        /// effects have.
+        /// Verifies that a driver that executes the effects reaches the end after a request to stop, whatever
+        /// their results.
         #[test]
         fn a_sandbox_that_is_requested_to_stop_ends(
             choices in prop::collection::vec(0_usize..4, 0..30),
@@ -304,16 +304,16 @@ mod tests {
             loop {
                 let results = results(effect, reason);
                 let Some(last) = results.len().checked_sub(1) else { break };
-                // Once the choices are used up, starts and removals succeed, and a running sandbox is asked
-                // to stop.
+                // Once the choices are used up, starts and removals succeed, and a running sandbox receives a
+                // request to stop.
                 let event = results[choices.next().unwrap_or(0).min(last)];
                 (phase, effect) = next(phase, event);
             }
             prop_assert!(matches!(phase, Phase::Ended(_)), "{phase:?}");
         }
 
-        /// A sandbox is paused only by a pause that succeeded, and a timeout whose pause failed ends the
-        /// sandbox.
+        /// Verifies that clients see a pause only after it succeeded, and that a sandbox ends if its timeout
+        /// requested a pause that failed.
         #[test]
         fn clients_see_a_pause_only_after_it_succeeded(story in prop::collection::vec(events(), 1..60)) {
             let mut phase = START;

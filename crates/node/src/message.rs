@@ -14,8 +14,8 @@ pub(crate) enum DriverMessage {
     Pause(PauseReply),
     /// Resume the sandbox.
     Resume(ResumeRequest),
-    /// The idle time has changed, or an exec with a deadline was started: the next wake-up must be
-    /// recalculated.
+    /// Recalculate the next wake-up, because the idle timeout has changed or an exec with a deadline was
+    /// started.
     Look,
 }
 

@@ -67,12 +67,12 @@ impl Node {
         self.handle(id).map(|handle| handle.shown())
     }
 
-    /// Returns the name of the backend on which a sandbox runs.
+    /// Returns the name of the backend that runs a sandbox.
     pub fn runtime_of(&self, id: &api::SandboxId) -> Option<String> {
         self.known(id).ok().map(|handle| handle.record().runtime)
     }
 
-    /// Lists all sandboxes, including ended sandboxes until they are forgotten.
+    /// Lists all sandboxes, including ended sandboxes that have not been forgotten yet.
     pub fn list(&self) -> Vec<Shown> {
         let handles = self.shared.handles();
         handles.values().filter(|handle| !handle.is_pooled()).map(|handle| handle.shown()).collect()
@@ -185,7 +185,7 @@ impl Node {
         &self.shared.datasets
     }
 
-    /// Sets the quota of a project for datasets, session files and artifacts together.
+    /// Sets a project's total disk quota for datasets, session files and artifacts.
     pub fn set_quota(&self, project: &str, disk_bytes: u64) {
         self.shared.ledger.set_quota(project, disk_bytes);
     }

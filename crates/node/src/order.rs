@@ -1,5 +1,5 @@
-//! The spec with which a runtime starts a sandbox, and the choice of this runtime: the runtime in the
-//! sandbox's record, or another runtime if that one cannot start the sandbox.
+//! Builds the spec of a sandbox and chooses the runtime that starts it: the runtime in the sandbox's record,
+//! or the next suitable runtime if the recorded one cannot start the sandbox.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,8 +39,8 @@ impl NodeState {
             };
             tried.push(name.clone());
             let next = self.choice.next(&tried, runtime.tier(), spec.limits, &error);
-            // Root is allowed only on the container tier, because in a user-space kernel root could reach
-            // process 1.
+            // Root is allowed only on the container tier: with a user-space kernel, root could reach the
+            // sandbox's process 1.
             let rooted = spec.profile == Profile::Rooted;
             let next = next.filter(|next| !rooted || next.tier() == Tier::Container);
             let Some(next) = next else { return Err(error) };

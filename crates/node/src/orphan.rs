@@ -1,4 +1,4 @@
-//! Removes sandboxes and unused layers that dead processes left on this machine.
+//! Removes sandboxes and unused layers that dead processes left behind on this machine.
 
 use std::path::Path;
 
@@ -16,8 +16,8 @@ pub async fn remove_orphans(machine: &Machine) -> Result<Vec<SandboxId>, Error> 
     machine.tidy(|| kept(machine.data())).await
 }
 
-/// Removes incomplete layers, and layers that no template references, no recent step created and no sandbox
-/// uses. Call this function after [`remove_orphans`].
+/// Removes incomplete layers, and layers that no template references, no recent build step created and no
+/// sandbox uses. Call this function after [`remove_orphans`].
 ///
 /// # Errors
 /// Stored data cannot be read, or a layer cannot be removed. The first error is returned.

@@ -27,7 +27,7 @@ pub struct Order {
     pub may_open: bool,
     /// True if the project may run commands as root in a workstation.
     pub may_root: bool,
-    /// Settings for the requests that resume the sandbox while it is paused.
+    /// Settings that decide which requests resume the sandbox while it is paused.
     pub auto_resume: AutoResume,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct PoolKind {
     pub runtime: String,
     pub tier: Tier,
     pub template: String,
-    /// Limits of the sandbox. The time to live is that of an unclaimed sandbox.
+    /// Limits of the sandbox. Their time to live is [`READY_MS`].
     pub limits: Limits,
     /// True if root may run commands in the sandbox.
     pub rooted: bool,

@@ -8,9 +8,9 @@
 //! A pre-warmed sandbox is a sandbox whose startup is suspended halfway. Its record is marked `starting` and
 //! `pooled`; it belongs to no project, no client sees it, and no user code has run in it. A claim passes an
 //! order to the suspended startup, which then continues. A claim is therefore atomic for the same reason as
-//! every startup: one write records the sandbox as running and owned, and the next server removes all
-//! sandboxes that a killed server left in the state `starting`. A sandbox is claimed at most once, by one
-//! project, and never returns to the pool after use.
+//! every startup: one write records the sandbox as running and owned, and a restarted server removes all
+//! sandboxes that are still in the state `starting`. A sandbox is claimed at most once, by one project, and
+//! never returns to the pool after use.
 
 mod claim;
 pub(crate) mod deal;
@@ -42,14 +42,14 @@ use forget::{EvictionCandidate, KINDS_MAX, forgotten};
 const MAKING_AT_ONCE: usize = 2;
 /// Maximum number of pre-warmed sandboxes of one kind, regardless of demand.
 const OF_A_KIND_MAX: u32 = 256;
-/// Delay after a failed attempt to pre-warm a sandbox of a kind.
+/// Delay before the next attempt to pre-warm a sandbox of a kind after a failure.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
-/// Assumed memory use in bytes of a pre-warmed sandbox until one has been measured.
+/// Assumed memory use of a pre-warmed sandbox in bytes, until one sandbox of its kind has been measured.
 pub(crate) const UNKNOWN_BYTES: u64 = 64 << 20;
-/// Minimum memory use in bytes to assume, whatever was measured.
+/// Minimum memory use of a pre-warmed sandbox in bytes that is assumed, even if less was measured.
 const LEAST_BYTES: u64 = 1 << 20;
 
-/// All shelves, and the limits of the pool.
+/// All shelves, one for each kind of sandbox, and the limits of the pool.
 pub(crate) struct Pool {
     pub ready_least: u32,
     pub memory_bytes: u64,
@@ -63,7 +63,7 @@ pub(crate) struct Pool {
 pub(crate) struct Shelves {
     pub of: HashMap<PoolKind, Shelf>,
     pub last_claim: Option<Instant>,
-    /// Time at which pre-warming began to wait for a moment without claims.
+    /// Time at which pre-warming began to wait for a short period without claims.
     pub waiting: Option<Instant>,
     /// True if the pool accepts no more sandboxes, because the server is shutting down.
     pub closed: bool,
@@ -78,7 +78,7 @@ pub(crate) struct Shelf {
     pub project: String,
     /// True if the operator configured the template to be always pre-warmed.
     pub always: bool,
-    /// Memory use in bytes of the sandbox that was pre-warmed last.
+    /// Memory use in bytes of the most recently pre-warmed sandbox.
     pub each_bytes: u64,
     pub not_before: Option<Instant>,
     pub warm: u64,
@@ -95,7 +95,7 @@ pub(crate) struct Ready {
     pub until: Instant,
 }
 
-/// An announced claim.
+/// The announcement of a claim.
 #[derive(Clone)]
 pub(crate) struct Near {
     /// Time to live after the claim.
@@ -104,7 +104,7 @@ pub(crate) struct Near {
     pub request: Span,
 }
 
-/// The order with which a suspended startup continues.
+/// The claim that a suspended startup receives, and with which it continues.
 pub(crate) struct Claimed {
     /// New record of the sandbox, with its project.
     pub record: SandboxRecord,

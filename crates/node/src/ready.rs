@@ -15,7 +15,7 @@ use tracing::Span;
 
 use crate::datasets::Placed;
 
-/// Timeout for the `ready` command to succeed.
+/// Maximum time until the `ready` command must have succeeded.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 /// Delay between two runs of the `ready` command.
 const READY_EVERY: Duration = Duration::from_millis(100);

@@ -14,8 +14,8 @@ pub use egress::authority::{Authority, Error as AuthorityError};
 pub use egress::secret::{Keyring, SecretValue, Vault, placeholder};
 use tokio::sync::watch;
 
-/// Timeout for the vault to become available. Sandboxes are taken over before the server has opened its
-/// store, and a server waits at most this long for the store.
+/// Timeout for the vault to become available. A restarted server takes over sandboxes before it has opened
+/// its store, and waits at most this long for the store.
 const THERE_WITHIN: Duration = Duration::from_secs(15);
 
 /// A vault that becomes available later. Requests that arrive before that wait for a limited time.

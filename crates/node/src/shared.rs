@@ -38,7 +38,7 @@ pub(crate) type Handles = HashMap<SandboxId, Arc<Handle>>;
 /// State that all drivers share.
 pub(crate) struct NodeState {
     pub journal: Journal,
-    /// Scheduler of starts.
+    /// Scheduler of sandbox starts.
     pub turns: Arc<Turns>,
     /// Scheduler of command launches.
     pub launches: Arc<Turns>,

@@ -3,7 +3,7 @@
 //! No token is derived from another token or from any other value, so one token reveals nothing about the
 //! others. Tokens are stored in clear text, in journal files with mode 0600, because clients request them
 //! again and E2B's file signatures are verified with one of them. A token never appears in a log: its `Debug`
-//! form contains no digit of it.
+//! output contains none of its digits.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,13 +13,13 @@ use sha2::{Digest, Sha256};
 
 use host::error::Error;
 
-/// Kind of the token that opens all ports of a sandbox and nothing else. It appears in URLs and cookies that
-/// users share.
+/// Kind of the token that gives access to all ports of a sandbox and to nothing else. It appears in URLs and
+/// cookies that users share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllPorts;
 
-/// Kind of the token that opens the agent to which E2B's SDKs connect: commands, code and files. It is also
-/// the key of E2B's file signatures.
+/// Kind of the token that gives access to the agent to which E2B's SDKs connect: commands, code and files. It
+/// is also the key of E2B's file signatures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Agent;
 
@@ -28,7 +28,7 @@ pub struct Agent;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic;
 
-/// A token of one kind. An empty token opens nothing.
+/// A token of one kind. An empty token gives access to nothing.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Token<K> {
@@ -53,7 +53,7 @@ impl<K> Token<K> {
         !self.is_empty() && same(shown.as_ref(), self.digits.as_bytes())
     }
 
-    /// Returns true if the token opens nothing, as in a record from a release without such tokens.
+    /// Returns true if the token is empty, as in a record from a release without tokens of this kind.
     pub fn is_empty(&self) -> bool {
         self.digits.is_empty()
     }

@@ -1,5 +1,5 @@
 //! The scheduler of sandbox starts and command launches. Only a few run at a time, projects are served
-//! round-robin, and a queue that does not shrink is not allowed to grow.
+//! round-robin, and a queue that does not empty may not grow.
 //!
 //! Bursts are queued. For [`TurnLimits::burst`] after a queue forms, a request is accepted if its turn is
 //! expected within `longest`. This burst credit is used up while requests wait, and refills while the queue
@@ -26,7 +26,7 @@ pub(crate) const STARTS: TurnLimits = TurnLimits {
     unknown: Duration::from_millis(50),
 };
 /// Limits for launches of commands. More launches than starts run per core, because a launch is mostly kernel
-/// work inside the sandbox, and half of the rest is waiting for a response.
+/// work inside the sandbox, and half of its remaining time is spent waiting for a response.
 pub(crate) const LAUNCHES: TurnLimits = TurnLimits {
     for_each_core: 4,
     least: 8,
@@ -35,18 +35,18 @@ pub(crate) const LAUNCHES: TurnLimits = TurnLimits {
     soon: Duration::from_millis(50),
     unknown: Duration::from_millis(5),
 };
-/// Timeout for the turn of a launch, regardless of the estimated wait on which it was accepted.
+/// Maximum time for which a launch waits for its turn, even if a shorter wait was estimated.
 pub(crate) const LAUNCH_WITHIN: Duration = Duration::from_secs(10);
 /// Maximum length of the queue across all projects.
 const WAITING_MAX: usize = 1024;
-/// Weight of the newest turn in the average duration: one part in this many.
+/// Inverse weight of the newest turn in the moving average of durations: the newest counts one eighth.
 const PARTS: u32 = 8;
 
-/// Limits of one kind of work.
+/// Limits for one kind of work: sandbox starts or command launches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TurnLimits {
     for_each_core: usize,
-    /// Minimum number of turns at a time, for small machines.
+    /// Minimum number of concurrent turns, for machines with few cores.
     least: usize,
     /// Time for which a queue may exist before it counts as overload.
     burst: Duration,
@@ -70,9 +70,9 @@ pub(crate) struct Turns {
 struct Queue {
     running: usize,
     waiting: usize,
-    /// Projects with waiting requests, the next one first.
+    /// Projects with waiting requests, in the order in which they are served.
     projects: VecDeque<(String, VecDeque<oneshot::Sender<TurnPermit>>)>,
-    /// Time at which the queue formed or became empty.
+    /// Time at which the queue last formed or became empty.
     since: Instant,
     /// Time from `since` until a queue counts as overload. It shrinks while requests wait, and refills while
     /// the queue is empty.
@@ -171,8 +171,8 @@ impl Turns {
         while queue.running < self.most
             && let Some(next) = queue.pop()
         {
-            // If the request has been cancelled, its turn is not counted. If it is cancelled later, the turn
-            // is dropped with the channel.
+            // If the request has been cancelled, its turn is not counted. If the request is cancelled later,
+            // the turn is dropped with the channel.
             match next.send(self.begin()) {
                 Ok(()) => queue.running += 1,
                 Err(turn) => turn.forget(),

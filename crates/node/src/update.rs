@@ -1,5 +1,5 @@
-//! The only way to change a sandbox's record: the journal is updated first, then the memory, and then the
-//! subscribers.
+//! The only way to change a sandbox's record: the journal is written first, then the record in memory is
+//! replaced, and then subscribers are notified.
 
 use api::sandbox::SandboxEvent;
 use api::trace::STEP;
@@ -29,9 +29,9 @@ impl NodeState {
         Ok(record)
     }
 
-    /// Moves a sandbox to another phase, with the error that caused the change, if any. A phase is a fact and
-    /// cannot be refused: if the journal fails, clients still see the new phase, but a restarted server finds
-    /// the sandbox in its last journalled phase.
+    /// Moves a sandbox to a new phase, and records the error that caused the change, if any. A phase is a
+    /// fact and cannot be refused: if the journal fails, clients still see the new phase, but a restarted
+    /// server finds the sandbox in its last journalled phase.
     pub(crate) fn enter(&self, handle: &Handle, phase: Phase, error: Option<api::Error>) {
         let _alone = handle.alone();
         let before = handle.record();

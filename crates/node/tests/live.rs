@@ -19,7 +19,7 @@ use runtime::sim::Sim;
 use runtime::{Exit, Runtime};
 use tempfile::TempDir;
 
-/// Longer than any wait in these tests, in real or simulated time.
+/// Timeout that is longer than any wait in these tests, in real or simulated time.
 const WITHIN: Duration = Duration::from_secs(30);
 
 struct Place {
@@ -58,7 +58,7 @@ impl Place {
     }
 }
 
-/// Returns a gate that fetches nothing.
+/// Returns a package gate that fetches nothing.
 fn gate(data: &std::path::Path) -> node::egress::Gate {
     node::egress::Gate::new(&node::egress::packages(data), node::egress::Upstreams::default(), 0)
 }
@@ -118,7 +118,7 @@ async fn a_sandbox_is_made_used_stopped_and_forgotten() {
     let shown = node.stop(&id("a"), EndReason::Stopped).await.unwrap();
     assert_eq!((shown.state, shown.reason), (SandboxState::Ended, Some(EndReason::Stopped)));
     assert_eq!(place.sim.list().await.unwrap(), []);
-    // A second stop keeps the first reason, and a stop of an unknown ID finds nothing.
+    // A second stop keeps the first reason, and stopping an unknown ID returns `None`.
     assert_eq!(node.stop(&id("a"), EndReason::Idle).await.unwrap().reason, Some(EndReason::Stopped));
     assert!(node.stop(&id("b"), EndReason::Stopped).await.is_none());
     let refused = node.call(&id("a")).await.err().unwrap().to_api();
@@ -306,8 +306,8 @@ async fn a_life_ends_on_time_whatever_runs() {
 
 #[tokio::test]
 async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
-    // The next server adopts a sandbox with its exec, completes an interrupted start and an interrupted stop,
-    // and removes an orphan.
+    // After a restart, the server adopts a sandbox with its exec, ends a sandbox whose start was interrupted,
+    // completes an interrupted stop, and removes an orphan.
     let mut place = Place::new();
     let node = place.node().await;
     for name in ["kept", "dies", "halfway"] {
@@ -330,7 +330,7 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
     place.kill(node);
     place.sim.kill(&id("dies"), Exit::Unknown).unwrap();
     place.sim.faults(|faults| *faults = runtime::sim::Faults::default());
-    // An orphan: started by a process that recorded nothing.
+    // Starts an orphan: a sandbox that no journal contains.
     let spec = runtime::Spec {
         layers: vec!["/".into()],
         image: String::new(),
@@ -358,7 +358,8 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
     assert_eq!(place.sim.list().await.unwrap()[0].id, id("kept"));
 }
 
-/// A server may be killed as soon as it has responded.
+/// Verifies that each state is journalled before the response: a server may be killed right after it
+/// responds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_told_is_written_down_before() {
     let place = Place::new();
@@ -407,8 +408,8 @@ async fn a_change_that_cannot_be_journalled_changes_nothing() {
     assert_eq!(after.policy, policy);
     let ports = node.ports(&id("a")).unwrap().1;
     assert!(ports.all_public && ports.public.contains(&8000));
-    // Each change that clients can see is one event, in the order of the changes. Changes to ports cause no
-    // event.
+    // Each change that clients can see causes one event, in the order of the changes. Changes to ports cause
+    // no event.
     let published: Vec<_> = std::iter::from_fn(|| events.try_recv().ok()).collect();
     let [
         SandboxEvent::Changed { sandbox: renewed },
@@ -466,7 +467,7 @@ async fn a_machine_that_cannot_tell_whether_a_sandbox_lives_has_not_told_that_it
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(place.sim.faults(|faults| faults.wait_errors), 0, "it was asked");
     assert_eq!(node.find(&id("a")).unwrap().state, SandboxState::Running);
-    // An actual end is still noticed afterwards.
+    // The actual end of the sandbox is still noticed afterwards.
     place.sim.kill(&id("a"), Exit::Exited(1)).unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(node.find(&id("a")).unwrap().reason, Some(EndReason::Died));
@@ -487,8 +488,8 @@ async fn a_deadline_that_the_guest_kept_costs_no_sandbox() {
     assert_eq!(node.find(&id("a")).unwrap().state, SandboxState::Running);
 }
 
-/// The reader of the exec that caused the stop of its sandbox receives the outcome of this exec, not the loss
-/// of the sandbox.
+/// Verifies that the reader of the overdue exec receives a timeout, while readers of other execs receive the
+/// loss of the sandbox.
 #[tokio::test]
 async fn a_deadline_that_the_guest_could_not_keep_is_a_timeout_and_ends_the_sandbox() {
     let place = Place::new();

@@ -20,7 +20,7 @@ use runtime::sim::Sim;
 use runtime::{Exit, Runtime};
 use tempfile::TempDir;
 
-/// Longer than any wait in these tests.
+/// Timeout that is longer than any wait in these tests.
 const WITHIN: Duration = Duration::from_secs(30);
 
 struct Place {
@@ -39,7 +39,7 @@ impl Place {
         place
     }
 
-    /// Saves the template `base` with a layer whose key consists of this letter.
+    /// Saves the template `base` with one layer, whose key repeats this letter.
     fn template(&self, letter: char) {
         let template = Template { layers: vec![letter.to_string().repeat(64)], ..Template::of("base") };
         let data = self.machine.data();
@@ -134,7 +134,7 @@ async fn whoever_asks_for_what_was_asked_for_before_finds_one_ready() {
     assert_eq!((second.start, second.project.as_str()), (Start::Warm, "q"));
     assert_eq!((second.state, second.limits.ttl_ms), (SandboxState::Running, Limits::default().ttl_ms));
     says_hello(&node, &second.id).await;
-    // Its record is like the record of a normal sandbox, and it ends like a normal sandbox.
+    // Its record is like that of any other sandbox, and it can be stopped like any other sandbox.
     assert_eq!(node.find(&second.id).unwrap(), second);
     ready(&node, 1).await;
     let ended = node.stop(&second.id, EndReason::Stopped).await.unwrap();
@@ -328,7 +328,7 @@ async fn what_is_ready_ends_with_the_server_or_with_the_next() {
     until("what was ready gone", async || place.there().await.len() == 2).await;
     assert_eq!(node.list().len(), 2);
     says_hello(&node, &mine).await;
-    // Orderly shutdown.
+    // The server shuts down in an orderly way.
     create(&node, "p").await.unwrap();
     ready(&node, 1).await;
     node.close_pool().await;

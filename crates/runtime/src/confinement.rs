@@ -7,34 +7,34 @@ use serde_json::{Value, json};
 
 use crate::{Tier, probe, tables};
 
-/// Maximum number of queued signals and timers for all of a sandbox's processes together. Each takes a little
-/// kernel memory, and a program that uses real-time signals needs only a few.
+/// Maximum number of queued signals and timers for all of a sandbox's processes together. Each signal or
+/// timer takes a little kernel memory, and programs that use real-time signals need only a few.
 const SIGNALS: u64 = 1024;
-/// Maximum amount of locked memory, which cannot be swapped out. This was the kernel's default for a long
-/// time, and is enough for cryptographic keys.
+/// Maximum amount of locked memory, which cannot be swapped out. The kernel had this default for a long time,
+/// and it is enough for cryptographic keys.
 const LOCKED_BYTES: u64 = 64 << 10;
 /// Maximum size of `/dev/shm`. If it were larger, it would amount to a second `/tmp`.
 const SHARED_BYTES: u64 = 64 << 20;
-/// Divisor of the memory limit: `/dev/shm` may use at most a quarter of it. The contents of `/dev/shm` stay
-/// charged after an OOM kill, so they must leave room for the next exec.
+/// Divisor that limits `/dev/shm` to a quarter of the memory limit. The contents of `/dev/shm` still count
+/// toward the memory limit after an OOM kill, so they must leave room for the next exec.
 const SHARED_SHARE: u64 = 4;
 /// Ratio of the sandbox's terminal limit to the number of terminals that the platform may open. The other
 /// half of the limit is for programs that open their own terminals, such as `tmux` and `script`.
 const TERMINALS_SHARE: usize = 2;
 /// Maximum number of files in `/tmp`. Each file takes kernel memory.
 const TMP_INODES_MAX: u64 = 65_536;
-/// Page size of the kernel. `/tmp` may hold one file per page of its size, so that small files reach the file
-/// limit no earlier than the size limit.
+/// Page size of the kernel. `/tmp` may hold one file per page of its size, so that even one-page files fill
+/// `/tmp` before they reach the file limit.
 const PAGE_BYTES: u64 = 4096;
 
 /// Capabilities that process 1 needs to start, group and kill user processes, and to empty their bounding
 /// sets.
 pub(crate) const RUNS: [&str; 4] = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SETPCAP"];
 
-/// Paths in `/proc` and `/sys` that are hidden because they reveal information about the host. They show its
-/// hardware, keys and timers, and counters and names through which one sandbox could observe or signal
-/// another. For example, the disks of all sandboxes are listed there as block devices, with their paths,
-/// sizes and traffic.
+/// Paths in `/proc` and `/sys` that are hidden because they reveal information about the host. They show the
+/// host's hardware, keys and timers, and counters and names through which one sandbox could observe or signal
+/// another. For example, they list the disks of all sandboxes as block devices, with paths, sizes and
+/// traffic.
 pub(crate) const MASKED: [&str; 29] = [
     "/proc/acpi",
     "/proc/asound",
@@ -113,8 +113,8 @@ pub(crate) fn signals() -> u64 {
     allowed(Resource::Sigpending, wanted)
 }
 
-/// Returns the maximum size of POSIX message queues, which is zero, because queues outlive their processes
-/// and hardly any program uses them.
+/// Returns the maximum size of POSIX message queues. It is zero, because queues outlive their processes and
+/// hardly any program uses them.
 pub(crate) fn queue_bytes() -> u64 {
     if api::defence::is_off("C-35") { allowed(Resource::Msgqueue, u64::MAX) } else { 0 }
 }

@@ -1,8 +1,8 @@
-//! The backend for workspaces of a Daytona account, driven through Daytona's public API.
+//! The backend that runs sandboxes in the workspaces of a Daytona account, through Daytona's public API.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`account`] | the address and key of an account, and the errors if they do not work |
+//! | [`account`] | an account's address and key, and the errors for an account that cannot be used |
 //! | [`workspace`] | one workspace: creating, querying and removing it, running commands and uploading files |
 //! | [`channel`] | the channel to the guest, carried by a terminal in the workspace |
 //! | [`walls`] | the isolation settings for the guest |
@@ -14,11 +14,11 @@
 //! ```
 //!
 //! A workspace is a machine that Daytona provides, and Daytona's agent runs in it as root. The guest isolates
-//! the sandbox inside the workspace with its own walls: namespaces, cgroups, mounts and a system call filter.
-//! The limits and the posture are therefore the same as with every other backend, and user code can reach
-//! neither the agent nor a network. If the guest cannot set up one of the walls, the sandbox does not start.
-//! The workspace itself has no network either, so the guest cannot connect to the node. Instead, the channel
-//! is a terminal that the agent provides.
+//! the sandbox inside the workspace with its own confinement (the walls): namespaces, cgroups, mounts and a
+//! system call filter. The limits and the privileges are therefore the same as with every other backend, and
+//! user code can reach neither the agent nor a network. If the guest cannot set up one of the walls, the
+//! sandbox does not start. The workspace itself has no network either, so the guest cannot connect to the
+//! node. Instead, the channel is a terminal that the agent provides.
 
 mod account;
 mod channel;
@@ -55,14 +55,14 @@ pub const NAME: &str = "daytona";
 /// rate.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_LAST: Duration = Duration::from_secs(3);
-/// Timeout for the creation of a workspace, which takes seconds if the snapshot is already on Daytona's
+/// Timeout for the creation of a workspace. It takes only seconds if the snapshot is already on Daytona's
 /// machine.
 const MADE_WITHIN: Duration = Duration::from_secs(180);
 const REMOVED_WITHIN: Duration = Duration::from_secs(120);
 /// Maximum duration of one wait request to the guest. A longer wait is split into several requests, because
 /// no connection stays open forever.
 const WAIT_PIECE: Duration = Duration::from_secs(45);
-/// Exit code of `guest wait` and `guest end` while process 1 is alive.
+/// Exit code of `guest wait` and `guest end` if process 1 is still alive.
 const NOT_YET: i64 = 4;
 /// Memory of a workspace that is not available to user code, because the guest, spooled output and the agent
 /// need it.
@@ -93,18 +93,18 @@ pub struct Daytona {
 struct DaytonaState {
     account: Account,
     written: BackendRecords,
-    /// Name that distinguishes our workspaces from other workspaces in the same account.
+    /// Name that distinguishes this data directory's workspaces from other workspaces in the same account.
     owner: String,
     /// The terminals that this process is using.
     terminals: Terminals,
 }
 
 impl Daytona {
-    /// Creates a runtime for this account, which keeps its records in this data directory. Does not contact
+    /// Creates a runtime for this account that keeps its records in this data directory. Does not contact
     /// Daytona yet.
     ///
     /// # Errors
-    /// The directory cannot be created.
+    /// Returns an error if the directory cannot be created.
     pub fn new(account: Account, data: &Path) -> Result<Self, Error> {
         let home = data.join(NAME);
         std::fs::create_dir_all(&home).map_err(|source| files::failed("create directory", &home, source))?;
@@ -114,7 +114,8 @@ impl Daytona {
         Ok(Self { shared: Arc::new(DaytonaState { account, written, owner, terminals }) })
     }
 
-    /// Returns true if sandboxes that this data directory has recorded may exist in an account.
+    /// Returns true if this data directory has records of sandboxes, which may still exist in a Daytona
+    /// account.
     pub fn has_before(data: &Path) -> bool {
         crate::written::address_in(&data.join(NAME).join("sandboxes")).is_some()
     }
@@ -122,7 +123,7 @@ impl Daytona {
     /// Checks that Daytona responds and accepts the key.
     ///
     /// # Errors
-    /// Daytona does not respond, or rejects the key.
+    /// Returns an error if Daytona does not respond or rejects the key.
     pub async fn check(&self) -> Result<(), Error> {
         Workspace::all(&self.shared.account, &self.shared.owner, None, 1).await.map(|_| ())
     }
@@ -132,7 +133,8 @@ impl Daytona {
         self.shared.account.address()
     }
 
-    /// Returns the workspace of a sandbox, or `None` if it does not exist or is not ours.
+    /// Returns the workspace of a sandbox, or `None` if it does not exist or belongs to a different data
+    /// directory.
     async fn find(&self, id: &SandboxId) -> Result<Option<Workspace>, Error> {
         let found = Workspace::find(&self.shared.account, id).await?;
         Ok(found.filter(|found| found.is_of(&self.shared.owner)))
@@ -152,7 +154,7 @@ impl Daytona {
             pause.take().await;
             match self.find(id).await {
                 Ok(found) => workspace = found.ok_or_else(|| Error::Ended(id.clone()))?,
-                // A single missing response is not a reason to give up on the workspace.
+                // A single missing response does not mean that the workspace has failed.
                 Err(Error::Unavailable { .. }) => {}
                 Err(error) => return Err(error),
             }

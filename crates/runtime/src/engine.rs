@@ -1,4 +1,4 @@
-//! The backends for Docker and Podman, driven through the API that both provide.
+//! The backends for Docker and Podman, which use the API that both provide.
 //!
 //! | module | holds |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | [`image`] | sealed images: root file systems that contain the guest |
 //! | [`known`] | the image ID that is recorded for each image name |
 //! | [`channel`] | the channel to the guest, carried by the streams of an exec |
-//! | [`posture`] | comparison of the reported posture with the expected one |
+//! | [`posture`] | comparison of the reported posture (privileges and isolation) with the expected one |
 //!
 //! ```text
 //! (nothing) ──directory, lock──▶   recorded   ─sealed image, container─▶ created ─start──▶ running
@@ -18,8 +18,8 @@
 //!
 //! An engine keeps everything that belongs to a sandbox in one container. The container's name is derived
 //! from the sandbox's ID, and its labels name the owner. Nothing from this machine is mounted into the
-//! container (except, with Podman, a hosts file), so Docker may run on a different machine. On this machine,
-//! a sandbox has only a directory with a lock.
+//! container (except, with Podman, a hosts file), so Docker may run on a different machine. On the server's
+//! own machine, a sandbox has only a directory with a lock.
 
 pub(crate) mod channel;
 pub(crate) mod container;
@@ -59,7 +59,7 @@ use crate::{
 };
 use container::Dialect;
 
-/// Delay between attempts to reach an engine, which is unavailable for a few seconds while it restarts.
+/// Delay between attempts to reach an engine. An engine that restarts is unavailable for a few seconds.
 const AGAIN: Duration = Duration::from_millis(200);
 /// Maximum delay between attempts to make process 1 connect. Each attempt runs a process in the sandbox,
 /// which fails while the sandbox is at its process limit.
@@ -84,18 +84,18 @@ struct EngineState {
     place: EngineEndpoint,
     /// Local records of the sandboxes on this engine.
     written: BackendRecords,
-    /// Name that distinguishes our sandboxes from others on the same engine.
+    /// Name that distinguishes this data directory's sandboxes from others on the same engine.
     owner: String,
     /// The engine's client and reported capabilities, obtained on first use.
     reached: OnceCell<(Docker, Facts)>,
 }
 
 impl Engine {
-    /// Creates a runtime for the engine at this address, which keeps its records in this data directory. Does
-    /// not contact the engine yet.
+    /// Creates a runtime for the engine at this address. The runtime keeps its records in this data
+    /// directory. Does not contact the engine yet.
     ///
     /// # Errors
-    /// The directory cannot be created.
+    /// Returns an error if the directory cannot be created.
     pub fn new(place: EngineEndpoint, data: &std::path::Path) -> Result<Self, Error> {
         let home = data.join("engine");
         std::fs::create_dir_all(&home).map_err(|source| files::failed("create directory", &home, source))?;
@@ -106,7 +106,7 @@ impl Engine {
         Ok(Self { shared: Arc::new(EngineState { place, written, owner, reached: OnceCell::new() }) })
     }
 
-    /// Returns the runtime for the engine on which this data directory has recorded sandboxes, regardless of
+    /// Returns the runtime for the engine that this data directory's recorded sandboxes run on, regardless of
     /// the current configuration. Returns `None` if no sandboxes are recorded.
     pub fn of_before(kind: EngineKind, data: &std::path::Path) -> Option<Self> {
         let address = written::address_in(&data.join("engine").join(kind.name()))?;
@@ -116,7 +116,8 @@ impl Engine {
     /// Returns the properties and capabilities that the engine reports.
     ///
     /// # Errors
-    /// The engine does not respond, or cannot enforce every sandbox's limits and system call filter.
+    /// Returns an error if the engine does not respond, or cannot enforce every sandbox's limits and system
+    /// call filter.
     pub async fn facts(&self) -> Result<&Facts, Error> {
         Ok(&self.reach().await?.1)
     }
@@ -431,8 +432,8 @@ fn is_over(state: &ContainerState) -> bool {
     matches!(state.status, Some(Status::EXITED | Status::DEAD | Status::REMOVING))
 }
 
-/// Returns how process 1 ended. Engines report exit codes and signals in the same number, and the guest uses
-/// no exit codes above 128. The number is also 0 while the engine does not know it yet, so 0 is reported as
+/// Returns how process 1 ended. Engines report exit codes and signals as one number, and the guest uses no
+/// exit codes above 128. The number is also 0 until the engine knows the outcome, so 0 is reported as
 /// unknown.
 fn exit(state: &ContainerState) -> Exit {
     match state.exit_code.and_then(|code| i32::try_from(code).ok()) {

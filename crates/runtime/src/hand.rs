@@ -1,4 +1,4 @@
-//! Ownership of a sandbox, in the form of a file lock. The kernel releases the lock when the owning process
+//! Represents the ownership of a sandbox as a file lock. The kernel releases the lock when the owning process
 //! dies, regardless of the reason.
 
 use std::fs::{File, OpenOptions};

@@ -4,7 +4,7 @@ use api::hello::{HELLO_BYTES, Hello, Kind};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
-/// Performs the handshake: reads the guest's hello and sends ours. No descriptors are sent, because the
+/// Performs the handshake: reads the guest's hello and sends the node's. No descriptors are sent, because the
 /// backend's stream cannot transfer them.
 pub(crate) async fn greet(mut stream: UnixStream) -> Result<UnixStream, String> {
     let mut bytes = [0; HELLO_BYTES];

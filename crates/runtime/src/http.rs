@@ -10,7 +10,7 @@ use rustls_platform_verifier::BuilderVerifierExt as _;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// Creates a client builder; the caller adds the API key or the socket.
+/// Creates a client builder, to which the caller adds the API key or the socket.
 pub(crate) fn client() -> Result<ClientBuilder, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;

@@ -51,8 +51,8 @@ impl Fixture {
         let (runtime, id) = ((self.instance)(), self.id()?);
         runtime.start(&id, &self.spec).await.map_err(|error| said("start", &error))?;
         let kept = law(runtime.as_ref(), &id).await;
-        // Stop the sandbox with a fresh instance, because the law may have taken it over with a different
-        // instance.
+        // Stop the sandbox with a fresh instance, because the law may have taken the sandbox over with a
+        // different instance.
         drop(runtime);
         let stopped = (self.instance)().stop(&id, Duration::ZERO).await;
         kept.and(stopped.map_err(|error| said("the final stop", &error)))
@@ -93,7 +93,7 @@ pub async fn channel(fixture: &Fixture) -> Vec<LawVerdict> {
     ]
 }
 
-/// Runs the laws about limits and posture.
+/// Runs the laws about limits and about posture, the observed privileges of process 1.
 pub async fn walls(fixture: &Fixture) -> Vec<LawVerdict> {
     vec![
         ("usage_counts", usage_counts(fixture).await),
@@ -217,8 +217,8 @@ async fn an_id_can_be_used_again_after_stop(fixture: &Fixture) -> Result<(), Str
     fixture.with_sandbox(law).await
 }
 
-/// `connect` returns a connection after the handshake. The connection is open, and no handshake bytes are
-/// left to read.
+/// `connect` returns a connection that has completed the handshake. The connection is open, and no handshake
+/// bytes are left to read.
 async fn connect_gives_a_greeted_channel(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         let stream = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`oci`] | the OCI runtimes `runc`, `runsc` and `youki`, driven through their command line |
 //! | [`engine`] | Docker and Podman, driven through the API that both provide |
-//! | [`daytona`] | workspaces of a Daytona account, isolated by walls that the guest sets up |
+//! | [`daytona`] | workspaces of a Daytona account, in which the guest applies its own confinement |
 //! | `sim` | an in-memory runtime without isolation, for tests; requires the `sim` feature |
 //! | [`confinement`], [`seccomp`] | confinement that every backend applies: capabilities, hidden paths, limits, the system call filter |
 //! | [`memory_disks`], [`posture`], [`handshake`] | code for backends that cannot use the machine's disks or pass file descriptors |
@@ -75,7 +75,7 @@ pub struct Spec {
 /// Privileges of process 1 and of the code that runs in the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// Runs code with the default posture.
+    /// Runs code with the default privileges.
     Run,
     /// Like [`Profile::Run`], but the root file system is also writable, for people and agents that install
     /// software. Changes go to the sandbox's disk, and file permissions still apply. No process has more
@@ -177,10 +177,10 @@ pub enum Error {
     /// No sandbox has this ID.
     #[error("there is no sandbox {0}")]
     NotFound(SandboxId),
-    /// A limit or a part of the posture cannot be enforced on this machine.
+    /// A limit or a part of the isolation cannot be enforced on this machine.
     #[error("{what} is not supported here: {why}")]
     Unsupported {
-        /// Name of the limit, or of the part of the posture.
+        /// Name of the limit, or of the part of the isolation.
         what: &'static str,
         /// The missing prerequisite, followed by the software to install or the setting to change.
         why: String,
@@ -203,7 +203,7 @@ pub enum Error {
         /// The available and requested amounts.
         why: String,
     },
-    /// A command failed. It was either an OCI runtime or a system tool.
+    /// A command of an OCI runtime or a system tool failed.
     #[error("`{argv}` failed with {status}: {stderr}")]
     Command {
         /// The command line.
@@ -216,7 +216,7 @@ pub enum Error {
     /// A system call failed.
     #[error("cannot {act}")]
     System {
-        /// The operation that failed, and its object.
+        /// The operation that failed and the object it acted on, such as a path.
         act: String,
         /// The operating system's error.
         #[source]
@@ -288,7 +288,7 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// Creates the usual properties of a backend with this name and tier.
+    /// Returns the usual properties for a backend with this name and tier.
     pub fn new(name: &'static str, tier: Tier) -> Self {
         let shares_limits = tier == Tier::UserKernel;
         Self { name, tier, takes_images: false, shares_limits, prewarms: true }
@@ -317,8 +317,8 @@ pub trait Runtime: Inspect + Send + Sync {
         Ok(false)
     }
 
-    /// Returns these limits, each reduced to the maximum that this backend can enforce. Used for default
-    /// limits only: if the caller sets a limit explicitly and it is too large, [`Runtime::start`] refuses it.
+    /// Returns these limits, each reduced to the maximum that this backend can enforce. Used only for default
+    /// limits: [`Runtime::start`] refuses an explicit limit that is too large.
     fn within(&self, limits: Limits) -> Limits {
         limits
     }
@@ -369,7 +369,7 @@ pub trait Inspect: Send + Sync {
         Ok(None)
     }
 
-    /// Returns the parts of the tier's default posture that this backend does not provide, one line each.
+    /// Returns the parts of the tier's full isolation that this backend does not provide, one line each.
     async fn lacks(&self) -> Result<Vec<String>, Error> {
         Ok(Vec::new())
     }

@@ -6,10 +6,10 @@ use crate::{Error, confinement};
 
 /// Divisor of the disk size: the home directory gets a quarter of the disk, and the workspace gets the rest.
 const HOME_SHARE: u64 = 4;
-/// Number of bytes of disk for which one inode is allowed.
+/// Number of disk bytes per allowed inode.
 const FILE_BYTES: u64 = 1024;
-/// The spool's size as a divisor of the memory limit, and the spool's maximum size. The spool holds output
-/// that process 1 does not keep in its own memory.
+/// Divisor of the memory limit that yields the spool's size, and the spool's maximum size. The spool holds
+/// output that process 1 does not keep in its own memory.
 const SPOOL_SHARE: u64 = 8;
 const SPOOL_BYTES_MAX: u64 = 64 << 20;
 

@@ -7,9 +7,9 @@
 //! | [`record`] | the record that is written before anything else is created, and the ownership lock |
 //! | [`config`] | the configuration for the OCI runtime |
 //! | [`cgroup`], [`disk`], [`blank`], [`mounts`], [`nodes`], [`owners`] | the resources that a start creates itself |
-//! | [`channel`] | the socket to which the guest connects |
+//! | [`channel`] | the socket that the guest connects to |
 //! | [`posture`] | comparison of process 1's observed privileges with the expected ones |
-//! | [`locks`] | detection of sandboxes with too many file locks, which Linux does not limit |
+//! | [`locks`] | detection of sandboxes that hold too many file locks, which Linux does not limit |
 //! | [`process`] | processes held by descriptor, and commands that run to completion |
 //!
 //! ```text
@@ -19,7 +19,7 @@
 //! ```
 //!
 //! There is only one cleanup path, and it works from any state. It is used by a failed start, by a stop, and
-//! by the next process if this one is killed.
+//! by the next server process if this one is killed.
 
 mod blank;
 mod cgroup;
@@ -84,13 +84,13 @@ struct Hand {
 }
 
 impl Oci {
-    /// Creates a runtime that drives this OCI runtime and stores everything below these directories.
+    /// Creates the backend that drives this OCI runtime and stores all its data in these directories.
     ///
     /// From then on, this process adopts its orphaned descendants. Process 1 of each sandbox becomes such an
     /// orphan, and only the process that adopts it can read its exit status.
     ///
     /// # Errors
-    /// The directories cannot be created, or the machine's cgroups cannot be read.
+    /// Returns an error if the directories cannot be created or the machine's cgroups cannot be read.
     pub fn new(flavor: Flavor, dirs: Dirs) -> Result<Self, Error> {
         dirs.prepare(flavor.name)?;
         process::inherit_orphans()?;

@@ -1,4 +1,4 @@
-//! Comparison of the posture that process 1 reports about itself with the expected one.
+//! Compares the posture (privileges and isolation) that process 1 reports about itself with the expected one.
 
 use api::posture::Posture;
 

@@ -1,4 +1,4 @@
-//! Detection of kernel features that are available inside a user namespace, by trying them once in a child
+//! Detects kernel features that are available inside a user namespace, by trying each one once in a child
 //! process.
 
 use std::io;

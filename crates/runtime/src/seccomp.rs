@@ -5,8 +5,8 @@
 //! foreign ABI (i386, x32) kills the process: call numbers have different meanings there, and i386's
 //! `socketcall` hides a socket's family from every filter.
 //!
-//! The rules for one call never overlap, because it would depend on the OCI runtime which of two overlapping
-//! rules applies.
+//! The rules for one call never overlap, because OCI runtimes differ in which of two overlapping rules they
+//! apply.
 
 use serde_json::{Value, json};
 
@@ -65,8 +65,8 @@ const WAITING: &str = "\
     nanosleep pause pipe pipe2 poll ppoll \
     pselect6 select setitimer signalfd signalfd4 time timer_create timer_delete timer_getoverrun timer_gettime \
     timer_settime timerfd_create timerfd_gettime timerfd_settime times";
-/// Calls of the kernel's older asynchronous I/O interface, with which one sandbox could exhaust a limit of
-/// the whole machine (`fs.aio-max-nr`). The filter does not list these calls, so they return `ENOSYS`, and
+/// Calls of the kernel's older asynchronous I/O interface, through which one sandbox could exhaust a
+/// machine-wide limit (`fs.aio-max-nr`). The filter does not list these calls, so they return `ENOSYS`, and
 /// programs use threads instead.
 const ASYNCHRONOUS: &str = "io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit";
 /// Calls for memory management. Placement on NUMA nodes and handling of page faults in user space are
@@ -151,8 +151,8 @@ fn clone() -> Vec<Value> {
 }
 
 /// Returns the rule for `unshare`. In a container, the call is refused. With a user-space kernel, the filter
-/// allows it to create a user namespace, because process 1 creates one for the parent of the interpreters.
-/// Process 1 prevents all other processes from doing the same.
+/// allows it to create a user namespace, because process 1 creates one for the process that starts the
+/// interpreters. Process 1 prevents all other processes from doing the same.
 fn unshare(tier: Tier) -> Value {
     match tier {
         Tier::Container => refuse("unshare", EPERM, &[]),

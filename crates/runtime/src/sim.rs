@@ -12,8 +12,8 @@
 //!
 //! ```text
 //! Sim::new ──▶ process ──clone──▶ the same process        machine: sandboxes, their guests and execs, faults
-//!                 ├─beside──▶ another process, which lives at the same time
-//!                 └─restart─▶ the next process; all before it are gone, and nothing is owned
+//!                 ├─beside──▶ another process, which runs at the same time
+//!                 └─restart─▶ the next process; all earlier ones are dead, and no sandbox is owned
 //! ```
 //!
 //! A call on a dead process fails, and a call that is in progress when its process dies never returns. A dead
@@ -95,7 +95,7 @@ impl Sim {
     /// counts. Everything else that belongs to the sandbox remains until the sandbox is stopped.
     ///
     /// # Errors
-    /// There is no such sandbox.
+    /// Returns an error if there is no such sandbox.
     pub fn kill(&self, id: &SandboxId, exit: Exit) -> Result<(), Error> {
         self.world.see(id, |sandbox| sandbox.guest.life.end(exit))
     }
@@ -103,7 +103,7 @@ impl Sim {
     /// Sets the resource usage that the sandbox reports from now on.
     ///
     /// # Errors
-    /// There is no such sandbox.
+    /// Returns an error if there is no such sandbox.
     pub fn set_usage(&self, id: &SandboxId, usage: Usage) -> Result<(), Error> {
         self.world.see(id, |sandbox| sandbox.usage = usage)
     }
@@ -273,7 +273,7 @@ fn refuse(spec: &Spec) -> Result<(), Error> {
     checked.map_err(|refusal| Error::Capacity { what: "a sandbox with these limits", why: refusal.message })
 }
 
-/// Builds an error like the one from a real runtime whose start failed.
+/// Builds the error that a real runtime returns when its command fails.
 fn broken_command(id: &SandboxId) -> Error {
     Error::Command {
         argv: format!("sim run {id}"),

@@ -28,7 +28,7 @@ const OPEN_FILES: u64 = 65_536;
 /// Lowest limit on open files per process. This is the traditional default, which programs rely on.
 const OPEN_FILES_MIN: u64 = 1024;
 /// Divisor of the machine's maximum number of open files: all of a sandbox's processes together may open an
-/// eighth of it.
+/// eighth of that number.
 const FILES_SHARE: u64 = 8;
 
 /// Size and usage of a kernel table.

@@ -13,10 +13,10 @@ use api::SandboxId;
 use crate::hand::{self, Lock};
 use crate::{Error, files};
 
-/// Name of the file that holds the address of the backend on which the sandbox may exist.
+/// Name of the file that holds the backend address where the sandbox may exist.
 const MADE: &str = "made";
 
-/// Records of the sandboxes of one backend and one data directory, with the locks that this process
+/// Records of the sandboxes that one data directory has on one backend, with the locks that this process
 /// holds.
 pub(crate) struct BackendRecords {
     home: PathBuf,
@@ -144,7 +144,7 @@ impl BackendRecords {
     }
 }
 
-/// Returns an address at which the sandboxes recorded in this directory may exist, or `None` if no such
+/// Returns a backend address where sandboxes recorded in this directory may exist, or `None` if no such
 /// sandbox is recorded.
 pub(crate) fn address_in(home: &Path) -> Option<String> {
     std::fs::read_dir(home).ok()?.flatten().find_map(|entry| {

@@ -13,7 +13,7 @@ use crate::ports::name::Domain;
 /// State that all routes share. Cheap to clone; clones share the same state.
 #[derive(Clone)]
 pub struct App {
-    /// The platform.
+    /// Platform that handles the requests.
     pub platform: Arc<Platform>,
     /// State for access to sandbox ports.
     pub ports: Arc<Ports>,

@@ -166,7 +166,7 @@ impl Coming {
     /// Creates a reader for a request's body.
     ///
     /// # Errors
-    /// The body is compressed, or it is a form.
+    /// Returns an error if the body is compressed or a form.
     pub fn of(request: Request) -> Answer<Self> {
         let kind = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
         if kind.and_then(|kind| kind.get(..10)).is_some_and(|kind| kind.eq_ignore_ascii_case(b"multipart/")) {
@@ -186,7 +186,7 @@ impl Coming {
     /// Returns the next chunk, or `None` at the end of the body.
     ///
     /// # Errors
-    /// The body ends early, or no data arrives in time.
+    /// Returns an error if the body ends early or if no data arrives in time.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         match timeout(IDLE_MAX, self.0.frame()).await {
             Ok(None) => Ok(None),
@@ -208,7 +208,7 @@ impl Coming {
 /// sent.
 ///
 /// # Errors
-/// The body is too long, is compressed, arrives too late, or does not fit into the memory budgets.
+/// Returns an error if the body is too long, compressed or late, or exceeds the memory budgets.
 pub async fn message(request: Request, most: usize) -> Answer<Bytes> {
     let (parts, body) = request.into_parts();
     let (bytes, room) = counted(&parts, body, most).await?;

@@ -24,7 +24,7 @@ pub(crate) fn describe_bodies(operation: &mut Operation) {
     describe_bytes(operation);
 }
 
-/// Describes each response that has no description by the name of its status, because OpenAPI requires a
+/// Sets the description of each response that has none to the name of its status, because OpenAPI requires a
 /// description.
 fn describe_responses(operation: &mut Operation) {
     for (status, response) in &mut operation.responses.responses {

@@ -73,7 +73,7 @@ impl Idempotency {
     /// Returns an exec ID. The same key always yields the same ID; without a key, the ID is random.
     ///
     /// # Errors
-    /// The kernel's random number generator is unavailable.
+    /// Returns an error if the kernel's random number generator is unavailable.
     pub fn exec_id(&self) -> Answer<ExecId> {
         Ok(ExecId::from_random(self.bytes()?))
     }
@@ -81,7 +81,7 @@ impl Idempotency {
     /// Returns a context ID. The same key always yields the same ID; without a key, the ID is random.
     ///
     /// # Errors
-    /// The kernel's random number generator is unavailable.
+    /// Returns an error if the kernel's random number generator is unavailable.
     pub fn context_id(&self) -> Answer<ContextId> {
         Ok(ContextId::from_random(self.bytes()?))
     }

@@ -121,7 +121,7 @@ pub enum TlsError {
 /// Reads a certificate and its key.
 ///
 /// # Errors
-/// A file cannot be read, or the certificate and the key do not match.
+/// Returns an error if a file cannot be read or if the certificate and the key do not match.
 pub fn tls(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
     let unreadable = |path: &Path, why: String| TlsError::File { path: path.to_owned(), why };
     let certificates = CertificateDer::pem_file_iter(&files.certificate)
@@ -152,7 +152,7 @@ pub fn tls(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
 /// second.
 ///
 /// # Errors
-/// The kernel rejects the address.
+/// Returns an error if the kernel rejects the address.
 pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     // Allow binding to the address while connections of a previous server process are still closing.

@@ -75,7 +75,7 @@ pub fn service() -> Service {
 /// Handles a client's request.
 ///
 /// # Errors
-/// The client's session does not exist, or there are too many sessions.
+/// Returns an error if the client's session does not exist or if there are too many sessions.
 pub async fn serve(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
@@ -200,7 +200,7 @@ impl Host for Talk {
     }
 }
 
-/// Converts a machine error, without the details that clients must not see.
+/// Converts a node error, and removes the details that clients must not see.
 fn discreet(error: node::Error) -> Error {
     Rejection::from(error).error().clone()
 }

@@ -36,7 +36,7 @@ const GROWS_TO_MAX: u64 = LINE_BYTES_MAX as u64 / 8;
 pub struct Output {
     /// Platform that serves the stream.
     pub platform: Arc<Platform>,
-    /// Call that keeps the sandbox from being idle.
+    /// Call to the sandbox. While it exists, the sandbox does not count as idle.
     pub call: Call,
     /// Reader of the output, positioned at the start offsets.
     pub exec: Exec,
@@ -86,13 +86,13 @@ struct OutputReader {
 }
 
 impl OutputReader {
-    /// Returns the next line or several lines.
+    /// Returns the next line or lines.
     async fn step(&mut self) -> Bytes {
         if let Some(exec) = self.output.started.take() {
             return written(&[OutputLine::Started { exec }]);
         }
         let there = self.output.until.is_some_and(|until| until.is_within(&self.reached));
-        // If the exec has ended, its end event follows immediately. Otherwise, there is nothing to wait for.
+        // If the exec has ended, its end event follows immediately. Otherwise, the stream ends here.
         let within = if there { END_WITHIN } else { Duration::from_millis(HEARTBEAT_MS) };
         let heard = tokio::time::timeout(within, self.output.exec.next()).await;
         let is_end = matches!(heard, Ok(Ok(Some(Event::End(_))) | Ok(None) | Err(_)));

@@ -73,7 +73,7 @@ pub struct InHost(pub SandboxId);
 /// Ports that the server itself serves for every sandbox. Requests to these ports never reach the sandbox.
 #[derive(Clone)]
 pub struct ServedPorts {
-    /// The ports.
+    /// Port numbers in each sandbox.
     pub ports: &'static [u16],
     /// Routes that serve the ports. Their handlers receive the sandbox as [`InHost`].
     pub routes: Router,
@@ -103,8 +103,8 @@ impl Ports {
         }
     }
 
-    /// Returns the end of a grant that exists only because a port is public. It occurs when the port becomes
-    /// private. If there are many entries, also removes the entries of ended sandboxes.
+    /// Returns the end of a grant that exists only because a port is public. The grant ends when the port
+    /// becomes private. If there are many entries, also removes the entries of ended sandboxes.
     fn until_private(&self, sandbox: &SandboxId, port: u16, runs: impl Fn(&SandboxId) -> bool) -> Ends {
         let mut public = self.public.lock().unwrap_or_else(PoisonError::into_inner);
         if public.len() >= PUBLIC_MAX {
@@ -116,7 +116,7 @@ impl Ports {
     /// Returns a permit for one connection of this project.
     ///
     /// # Errors
-    /// `rate_limited`: the project has too many connections to ports.
+    /// Returns `rate_limited` if the project has too many connections to ports.
     pub fn place(&self, project: &str) -> Answer<OwnedSemaphorePermit> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         // Remove projects without open connections; they need no entry.
@@ -128,7 +128,7 @@ impl Ports {
     }
 }
 
-/// Returns a router that puts the ports of sandboxes in front of the public API.
+/// Returns a router that sends requests for sandbox ports to the ports, and all others to the public API.
 pub fn before(api: Router, inside: ServedPorts, app: &App) -> Router {
     let (platform, ports) = (Arc::clone(&app.platform), Arc::clone(&app.ports));
     Router::new().fallback(route).with_state(Front { platform, ports, api, inside })
@@ -217,7 +217,7 @@ fn by_name(
     sandbox: SandboxId,
 ) -> Answer<Going> {
     let platform = &front.platform;
-    // Treat a sandbox that does not exist like a sandbox with a different token.
+    // Treat a missing sandbox like a sandbox with a different token, to hide which sandboxes exist.
     let (project, gate) = platform.node.ports(&sandbox).unwrap_or_default();
     let by_token = match ticket::admit(parts, &outside, &gate, port)? {
         Admitted::Yes { by_token } => by_token,

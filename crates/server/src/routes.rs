@@ -1,4 +1,4 @@
-//! Routes of the public API. Each handler states its checks step by step, from top to bottom.
+//! Routes of the public API. Each handler performs its checks explicitly, from top to bottom.
 //!
 //! | module | routes |
 //! |---|---|
@@ -192,7 +192,7 @@ pub fn description() -> utoipa::openapi::OpenApi {
     crate::description::simplify(native().into_description())
 }
 
-/// A different vendor's API, which this server offers to that vendor's SDKs.
+/// The API of a third-party vendor, which this server offers to that vendor's SDKs.
 pub struct VendorApi {
     /// Routes at the API's address.
     pub routes: Table<App>,
@@ -208,7 +208,7 @@ fn own() -> Table<App> {
     native().route(On::Any, "/mcp", crate::mcp::serve)
 }
 
-/// Returns each route of this crate with its need.
+/// Returns each route of this crate with its need, the credential that it requires.
 pub fn rows() -> Vec<Row> {
     own().into_rows()
 }

@@ -53,11 +53,11 @@ const LINGER: Duration = Duration::from_secs(1);
 /// Maximum size of a client's message.
 pub const MESSAGE_BYTES_MAX: usize = INPUT_BYTES_MAX + api::terminal::OFFSET_BYTES;
 
-/// Platform that serves the connection.
+/// One client's WebSocket connection to an exec's terminal.
 pub struct TerminalSession {
     /// Platform on which the exec runs.
     pub platform: Arc<Platform>,
-    /// Call that keeps the sandbox from being idle.
+    /// Call to the sandbox. While it exists, the sandbox does not count as idle.
     pub call: Call,
     /// The exec's state when the client connected.
     pub info: ExecInfo,

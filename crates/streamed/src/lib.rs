@@ -51,7 +51,7 @@ impl Feed {
     /// Queues a chunk. Waits while the queue is full.
     ///
     /// # Errors
-    /// The reader has disconnected.
+    /// Returns an error if the reader has disconnected.
     pub async fn send(&self, piece: Bytes) -> Result<(), Unread> {
         self.pieces.send(Ok(Frame::data(piece))).await.map_err(|_| Unread)
     }

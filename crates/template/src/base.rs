@@ -1,7 +1,7 @@
 //! A Debian system built from packages by `mmdebstrap` and unpacked as one layer.
 //!
 //! The packages come from Debian and are signed. As in any Debian installation, their scripts run as root;
-//! here they run in a directory of this machine, in separate mount and PID namespaces. The mounts of
+//! here they run in a directory on this machine, in separate mount and PID namespaces. The mounts of
 //! `mmdebstrap` therefore never appear in the host's mount table, and all processes end when the command
 //! ends, for whatever reason. The result is unpacked like any other layer.
 
@@ -71,8 +71,8 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// processes are killed.
 const ALONE: [&str; 7] =
     ["--mount", "--propagation=private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--"];
-/// Environment variables with which the operator configures proxies for package downloads. No other variables
-/// of the operator are passed on.
+/// Environment variables that configure the operator's proxies for package downloads. No other environment
+/// variables are passed on.
 const PROXIES: [&str; 5] = ["http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"];
 
 /// Definition of a Debian base: its release, package source and additional packages.
@@ -233,7 +233,7 @@ impl Drop for Building {
             }
             std::thread::sleep(WAIT_EVERY);
         }
-        // If the removal fails, the next command tries again.
+        // Errors are ignored, because a later command removes the directory.
         let _ = layers::remove(&self.scratch);
     }
 }

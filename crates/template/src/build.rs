@@ -16,7 +16,8 @@ use crate::step::{Ears, Setting, StepWork, check_imported};
 use crate::unpack::Source;
 use crate::{Builder, LayerPosition, ProgressSink, Store, Template, TemplateProgress, copy, failed, store};
 
-/// Maximum number of characters of the Python version that are logged. The version comes from the sandbox.
+/// Maximum number of characters of the Python version that are logged. The version comes from the sandbox,
+/// which is not trusted.
 const VERSION_CHARS_MAX: usize = 64;
 
 /// A request to build a template.
@@ -25,7 +26,7 @@ pub struct BuildOrder<'a> {
     pub name: &'a str,
     /// The recipe of the template.
     pub recipe: &'a Recipe,
-    /// The directory from which `copy` steps copy.
+    /// The source directory of `copy` steps.
     pub home: &'a Path,
     /// Number of leading steps that were added by the server, not by the recipe's author. Progress messages
     /// and errors do not count them.
@@ -181,8 +182,8 @@ impl Builder {
         // and egress policy.
         let mut done = json!({ "runs": work.commands, "policy": work.policy });
         if let (Some((name, digest)), Some(done)) = (&mut work.archive, done.as_object_mut()) {
-            // On an error, reports the start of the step first, so that the caller can see which step's files
-            // are missing.
+            // Reports the start of the step before an error is returned, so that the caller sees which step's
+            // files are missing.
             *digest =
                 Archives::open(&self.data)?.digest(name).await.inspect_err(|_| begins(rising, false))?;
             done.insert("sent".into(), digest.as_str().into());
@@ -233,8 +234,8 @@ impl Builder {
         Ok(())
     }
 
-    /// Checks that the recipe's modules can be imported in advance, with the interpreter in a sandbox of the
-    /// finished template.
+    /// Checks that the recipe's modules can be imported in advance. Runs the interpreter in a sandbox of the
+    /// finished template for this.
     async fn check_imports(
         &self,
         order: &BuildOrder<'_>,
@@ -273,7 +274,7 @@ impl Rising {
         Ok(())
     }
 
-    /// Adds the cached layer of a step and returns true, if there is such a layer and `fresh` is false.
+    /// Adds the cached layer of a step. Returns false if there is no such layer, or if `fresh` is true.
     fn find(&mut self, data: &Path, fresh: bool, key: &StepKey) -> Result<bool, Error> {
         let found = if fresh { None } else { cache::find(data, &self.layers, key)? };
         let Some(layer) = found else { return Ok(false) };

@@ -22,11 +22,11 @@ use sha2::{Digest, Sha256};
 use crate::layers::{self, Layers, hexadecimal, is_key};
 use crate::{failed, store};
 
-/// Version of the procedure by which steps are run. Increase it when the procedure changes, so that old
-/// results are not reused.
+/// Version of the procedure that runs steps. Increase it when the procedure changes, so that old results are
+/// not reused.
 const STEP_FORM: &str = "step 2";
-/// How long unused results are retained. An expired result is removed, and so is its layer unless a template
-/// references the layer.
+/// How long unused results are retained. An expired result is removed, together with its layer if nothing
+/// else uses the layer.
 const KEPT: Duration = Duration::from_secs(14 * 24 * 3600);
 /// Maximum size of a build log in bytes.
 const LOG_BYTES_MAX: u64 = 64 << 20;
@@ -110,7 +110,7 @@ pub(super) fn layers_kept(data: &Path) -> Result<Vec<String>, Error> {
         let modified = path.metadata().and_then(|found| found.modified());
         let age = modified.ok().and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
         if path.extension().is_some_and(|ending| ending == "part") {
-            // The process that wrote this file is gone: no layer is being created now.
+            // No build is running, so the process that wrote this file is gone.
             fs::remove_file(&path).map_err(failed("remove", &path))?;
             continue;
         }
@@ -130,7 +130,7 @@ pub(super) fn log_path(data: &Path, name: &str) -> Result<PathBuf, Error> {
 }
 
 impl Log {
-    /// Starts the log with this name, replacing any existing log.
+    /// Creates the log with this name, replacing any existing log.
     pub(super) fn begin(data: &Path, name: &str) -> Result<Self, Error> {
         let path = log_path(data, name)?;
         let directory = directory(data);
@@ -145,13 +145,13 @@ impl Log {
         if std::mem::take(&mut self.open) {
             self.write(b"\n");
         }
-        // The text becomes a single line, whatever characters a recipe or a name contains.
+        // Control characters are replaced, so that no recipe or name can start a second line.
         let line: String = line.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         self.write(line.as_bytes());
         self.write(b"\n");
     }
 
-    /// Writes output of a program, in the chunks in which it arrives.
+    /// Writes a chunk of a program's output.
     pub(super) fn print(&mut self, bytes: &[u8]) {
         if api::defence::is_off("U-21") {
             return self.write(bytes);

@@ -20,7 +20,7 @@ const USERS: &str = "for list in passwd group; do \\
  echo 'USER:x:UID:UID:USER:/home/USER:/bin/sh' >> /etc/passwd; echo 'USER:x:UID:' >> /etc/group; \\
  mkdir -p /workspace /home/USER; chown UID:UID /workspace /home/USER";
 
-/// Returns the name by which people and recipes refer to a template's image.
+/// Returns the name that people and recipes use for a template's image.
 pub(super) fn named(template: &str) -> String {
     format!("localhost/bellglass/{template}:latest")
 }
@@ -58,7 +58,7 @@ impl Recipe {
         Ok(text)
     }
 
-    /// Returns the name of the template on which the recipe is based, if it is based on a template.
+    /// Returns the name of the template that the recipe is based on, if any.
     pub(super) fn ground(&self) -> Option<&str> {
         match &self.from {
             Ground::Named(template) if !template.contains(['/', ':']) => Some(template),

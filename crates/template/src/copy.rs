@@ -1,5 +1,5 @@
-//! Archives of files that a recipe copies. Names are sorted, owners are root and times are zero, so that the
-//! same files always produce the same bytes.
+//! Builds archives of the files that a recipe copies. Names are sorted, owners are root and times are zero,
+//! so that the same files always produce the same bytes.
 //!
 //! Paths are resolved through descriptors below the recipe's directory. A symlink is copied, not followed.
 
@@ -16,7 +16,7 @@ use tar::{Builder, EntryType, Header};
 use crate::recipe::Copy;
 use crate::{failed, unsound};
 
-/// Maximum number of files and directories in one copy, and maximum number of bytes in total.
+/// Maximum number of files and directories in one copy, and their maximum total size in bytes.
 const ENTRIES_MAX: usize = 100_000;
 const BYTES_MAX: u64 = 4 << 30;
 const DEPTH_MAX: usize = 128;

@@ -77,7 +77,7 @@ pub async fn build(
     Ok(kept)
 }
 
-/// Removes images that no template needs any more from all engines of this machine.
+/// Removes images that templates no longer need from all engines on this machine.
 ///
 /// # Errors
 /// An engine that has such images does not respond, or a template cannot be read.
@@ -99,7 +99,7 @@ struct GroundImage {
 }
 
 impl GroundImage {
-    /// Tags the image of the template on which the recipe is based, if it is based on a template.
+    /// Tags the image of the template that the recipe is based on, if any.
     async fn of(data: &Path, engine: &Engine, recipe: &Recipe) -> Result<Option<Self>, Error> {
         let Some(template) = recipe.ground() else { return Ok(None) };
         let template = Store::new(data).load(template)?;

@@ -90,8 +90,8 @@ impl Builder {
             options.read(true).write(true).create_new(true).open(&path).map_err(failed("create", &path))?;
         std::fs::remove_file(&path).map_err(failed("remove", &path))?;
         let mut archive = made.try_clone().map_err(failed("create", &path))?;
-        // The archive contains no image name. Otherwise, the engine would take that name away from the image
-        // that has it now.
+        // The archive contains no image name. Otherwise, the engine would move that name from the image that
+        // currently has it.
         let nameless = Template { name: String::new(), ..template.clone() };
         self.write_image(&nameless, &layers, OutputFile { file: made, path: &path }, watch).await?;
         io::Seek::rewind(&mut archive).map_err(failed("read", &path))?;

@@ -36,7 +36,7 @@ pub(super) struct Image {
     pub(super) env: BTreeMap<String, String>,
     /// The working directory that the image sets, if any.
     pub(super) cwd: Option<String>,
-    /// The template fields that images lack, if the image was exported from a template.
+    /// The template fields that the image format lacks, if the image was exported from a template.
     pub(super) note: Option<Note>,
     /// The image's configuration, unmodified.
     pub(super) configuration: Vec<u8>,
@@ -113,10 +113,10 @@ struct RootFs {
 }
 
 impl Image {
-    /// Reads the metadata of the image for this machine, of which there must be exactly one.
+    /// Reads the metadata of the image for this machine. The package must contain exactly one such image.
     pub(super) fn read(package: &Package) -> Result<Self, Error> {
-        // Newer `docker save` archives contain both formats. The layout is preferred, because it has digests
-        // for all parts.
+        // Newer `docker save` archives contain both formats. The OCI layout is preferred, because it has
+        // digests for all parts.
         if package.has("index.json") {
             let index: Index = strict("index.json", &package.document("index.json", None)?, &keys::INDEX)?;
             return Self::pick(package, &index.manifests, 0);
@@ -222,7 +222,8 @@ impl Image {
     }
 }
 
-/// Returns the template fields that images lack, validated in the same way as the fields of a request.
+/// Reads the template fields that the image format lacks from a label, and validates them like the fields of
+/// a request.
 fn note(wishes: &Wishes) -> Result<Option<Note>, Error> {
     let Some(text) = wishes.labels.as_ref().and_then(|labels| labels.get(LABEL)) else { return Ok(None) };
     let note: Note = parse("the label of the template", text.as_bytes())?;
@@ -342,7 +343,7 @@ fn named(name: &str) -> Option<String> {
     layers::is_key(bare).then(|| format!("sha256:{bare}"))
 }
 
-/// Parses a document that other programs also read, and refuses it if they could interpret it differently.
+/// Parses a document that other programs also read, and rejects it if they could interpret it differently.
 fn strict<T: DeserializeOwned>(name: &str, text: &[u8], shape: &'static keys::Shape) -> Result<T, Error> {
     match keys::check(text, shape) {
         Err(error) if !api::defence::is_off("I-10") => Err(unsound(

@@ -1,9 +1,8 @@
-//! Checks of the keys in an image's JSON documents. They are as strict as all readers of these documents
-//! combined.
+//! Validates the keys in an image's JSON documents, as strictly as all readers of these documents combined.
 //!
 //! Engines are written in Go, whose JSON reader ignores the case of keys and uses the last of several equal
 //! keys. Bellglass's reader requires exact keys. A key `repoTags` next to `RepoTags` would therefore mean one
-//! thing to Bellglass and another to the engine. For this reason, a document is refused if it contains a key
+//! thing to Bellglass and another to the engine. For this reason, a document is rejected if it contains a key
 //! twice, or a key that differs only in case from a known key.
 
 use std::collections::HashSet;
@@ -48,7 +47,7 @@ const WISHES: Shape =
     Shape(&[("Env", None), ("WorkingDir", None), ("Labels", None), ("Volumes", None), ("User", None)]);
 const ROOT: Shape = Shape(&[("type", None), ("diff_ids", None)]);
 
-/// Refuses a document that two readers could interpret differently. The error names the key.
+/// Rejects a document that two readers could interpret differently. The error names the key.
 pub(super) fn check(text: &[u8], shape: &'static Shape) -> Result<(), serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     Check(Some(shape)).deserialize(&mut reader)?;

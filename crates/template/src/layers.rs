@@ -1,9 +1,9 @@
-//! The layers of this machine, by content, and the removal of unused and incomplete layers.
+//! Stores the layers of this machine by content, and removes unused and incomplete layers.
 //!
 //! ```text
 //! <data>/layers/making-<pid>-<sandbox>/fs     being filled by that sandbox
 //! <data>/layers/<key>/fs                      complete; <key>/layer.json records its source archive
-//! <data>/layers/empty/fs                      the root of sandboxes that unpack
+//! <data>/layers/empty/fs                      root directory of sandboxes that unpack layers
 //! ```
 //!
 //! A process that creates layers holds a shared lock on `<data>/layers` while it does so. [`tidy`] takes the
@@ -30,9 +30,9 @@ use crate::{Store, Template, cache, failed, mounts};
 /// unpacked differently are not reused.
 const LAYER_FORM: &str = "layer 1";
 const TOP_FORM: &str = "top 1";
-/// Name of the layer that serves as the root directory of sandboxes that unpack.
+/// Name of the layer that serves as the root directory of sandboxes that unpack layers.
 const EMPTY: &str = "empty";
-/// Mode of directories that build processes must be able to traverse but not to list.
+/// Mode of directories that build processes may traverse but not list.
 const WALKED: u32 = 0o711;
 /// Mode of complete layers. Their files belong to user IDs that have no meaning on this machine.
 const CLOSED: u32 = 0o700;
@@ -87,7 +87,7 @@ impl Layers {
         }
     }
 
-    /// Returns the digest of the archive from which a complete layer was made.
+    /// Returns the digest of a complete layer's source archive.
     pub(super) fn digest(&self, key: &str) -> Result<String, Error> {
         let path = self.path().join(key).join("layer.json");
         let text = fs::read(&path).map_err(failed("read", &path))?;
@@ -114,7 +114,7 @@ impl Layers {
         Ok(Making { path, layers: self.path() })
     }
 
-    /// Returns the root of sandboxes that unpack. It contains only directories and files to mount on, and is
+    /// Returns the root directory of sandboxes that unpack layers. It contains only mount points, and is
     /// created on first use.
     pub(super) fn empty(&self) -> Result<PathBuf, Error> {
         let path = self.path().join(EMPTY);
@@ -224,9 +224,9 @@ pub async fn using(data: &Path) -> Result<File, Error> {
 }
 
 /// Removes incomplete layers that dead commands left behind, and layers that no template, no recently used
-/// step and no sandbox uses. Journals record the layers that a server's sandboxes use. A sandbox without a
-/// record was started by a command and may use any layer, so no complete layer is removed while such a
-/// sandbox exists. Call this function after the sandboxes of dead commands have been removed.
+/// cache entry and no sandbox uses. Journals record the layers that a server's sandboxes use. A sandbox
+/// without a record was started by a command and may use any layer, so no complete layer is removed while
+/// such a sandbox exists. Call this function after the sandboxes of dead commands have been removed.
 ///
 /// # Errors
 /// A layer could not be removed, or the state of this machine could not be read.
@@ -264,9 +264,9 @@ pub fn tidy(data: &Path, in_use: impl FnOnce() -> Result<InUse, Error>) -> Resul
     Ok(())
 }
 
-/// Returns the key of the layer whose archive has the last of these digests, on top of layers whose archives
-/// have the other digests. The key covers all of them, because the result of unpacking depends on the layers
-/// below: whiteouts, hard links and symlinks refer to them.
+/// Returns the key of the last of these layers, given the digests of their archives, lowest first. The key
+/// covers all digests, because the result of unpacking depends on the layers below: whiteouts, hard links and
+/// symlinks refer to them.
 pub(super) fn key(diff_ids: &[String], top: bool) -> String {
     let form = if top { TOP_FORM } else { LAYER_FORM };
     hexadecimal(&Sha256::digest(format!("{form}\n{}", diff_ids.join("\n"))))
@@ -404,7 +404,7 @@ mod tests {
         assert!(!layers.has(&name, "sha256:x").unwrap());
         making.keep(&name, &report()).unwrap();
         assert!(layers.has(&name, "sha256:x").unwrap() && !layers.has(&name, "sha256:y").unwrap());
-        // The second layer with the same content is discarded.
+        // A second layer with the same content is discarded.
         layers.making(&"s2".parse().unwrap()).unwrap().keep(&name, &report()).unwrap();
         assert_eq!(names(&data.path().join("layers")).unwrap(), [name]);
     }

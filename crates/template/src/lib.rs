@@ -10,7 +10,7 @@
 //! | `keys` | checks of the keys in an image's JSON documents, which all readers must interpret in the same way |
 //! | `loadable` | an image rewritten without names, to be loaded into an engine |
 //! | `mounts` | detection of mounts in a tree, so that a removal does not cross into them |
-//! | `note` | the template fields that images lack, stored in a label of the image |
+//! | `note` | the template fields that the image format lacks, stored in a label of the image |
 //! | `base` | a Debian system built from packages |
 //! | `recipe` | the definition of a template, in steps, and its validation |
 //! | `build` | the build of a recipe, step by step |
@@ -107,7 +107,7 @@ pub enum TemplateProgress<'a> {
     },
     /// The number of bytes of the current layer transferred so far.
     Bytes(u64),
-    /// A message for people, for example a line that the build program printed.
+    /// A message to show to the user, for example a line that the build program printed.
     Says(&'a str),
     /// Output of a step's commands, as it arrives.
     Output(&'a [u8]),
@@ -150,7 +150,7 @@ impl Builder {
     /// future of the operation has been dropped.
     ///
     /// # Errors
-    /// A sandbox could not be stopped. The next command tries again.
+    /// A sandbox could not be stopped. A later command tries again.
     pub async fn abandon(&self) -> Result<(), Error> {
         let made = std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner));
         for id in made {
@@ -240,7 +240,7 @@ impl Builder {
         match unpack.run(source, watch).await {
             Ok(unpacked) => Ok((making, unpacked)),
             Err(error) => {
-                // If the sandbox could not be stopped, it may still write to the layer. The next command then
+                // If the sandbox could not be stopped, it may still write to the layer. A later command then
                 // removes the layer.
                 if error.stopped {
                     making.discard()?;
@@ -275,8 +275,8 @@ struct Unpacked {
     digest: String,
 }
 
-/// Refuses to write `bytes` bytes next to `path` if that would leave less free disk space than the machine's
-/// reserve.
+/// Returns an error if writing `bytes` bytes next to `path` would leave less free disk space than the
+/// machine's reserve.
 fn check_room(path: &Path, bytes: u64) -> Result<(), Error> {
     let reserve = host::admission::Bounds::default().disk_reserve_bytes;
     let free = host::admission::disk_free_bytes(path.parent().unwrap_or(path));

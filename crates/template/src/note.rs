@@ -1,4 +1,4 @@
-//! The template fields that images lack, stored in a label of the image.
+//! The template fields that the image format lacks, stored in a label of the image.
 
 use api::limits::WantedLimits;
 use api::policy::Policy;
@@ -10,7 +10,7 @@ use crate::{Posture, Template};
 /// The label of an image that holds the note.
 pub(super) const LABEL: &str = "dev.bellglass.template";
 
-/// The template fields that images lack.
+/// The template fields that the image format lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Note {
@@ -36,7 +36,7 @@ impl Note {
         }
     }
 
-    /// Refuses values that a recipe could not contain.
+    /// Returns an error if a recipe could not contain these values.
     pub(super) fn check(&self) -> Result<(), Error> {
         crate::recipe::check_policy(&self.policy)?;
         self.limits.over(api::limits::Limits::default()).check().map_err(Error::Request)?;

@@ -52,7 +52,7 @@ pub(super) enum Member {
         offset: u64,
         size: u64,
     },
-    /// The same content as another member.
+    /// A link to the member with this name, which has the content.
     Same(String),
 }
 
@@ -190,7 +190,7 @@ fn open(path: &Path) -> Result<(File, bool), Error> {
     plain(file, path)
 }
 
-/// Returns the file, with true for a directory and false for a regular file. Refuses other file types.
+/// Returns the file. The flag is true for a directory and false for a regular file. Other types are refused.
 fn plain(file: File, path: &Path) -> Result<(File, bool), Error> {
     let kind = file.metadata().map_err(failed("read", path))?.file_type();
     if kind.is_file() || kind.is_dir() {
@@ -287,8 +287,8 @@ impl Ahead {
                     match record.key_bytes() {
                         b"path" => self.name = Some(value()),
                         b"linkpath" => self.target = Some(value()),
-                        // Occurs for a member of 8 GiB or more, or in an archive that was crafted so that
-                        // different readers interpret it differently.
+                        // Such a record occurs for a member of 8 GiB or more, or in an archive that was
+                        // crafted so that readers interpret it differently.
                         b"size" => {
                             return Err(
                                 "the size of a member is in an extended header, which is not supported"

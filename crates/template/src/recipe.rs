@@ -1,4 +1,4 @@
-//! The definition of a template, in steps. This module parses and validates recipes; it runs nothing.
+//! Parses and validates recipes, which define templates step by step. This module runs nothing.
 //!
 //! ```toml
 //! from = "base"                                   # a template, an image reference, or { debian = "trixie" }
@@ -48,7 +48,7 @@ const COVERED: [&str; 7] = ["/proc", "/sys", "/dev", "/tmp", "/workspace", "/hom
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// The base on which the first step builds.
+    /// The base of the first step.
     pub from: Ground,
     /// The steps, in order.
     #[serde(default)]
@@ -59,7 +59,7 @@ pub struct Recipe {
     /// The command that must succeed before a sandbox counts as started.
     #[serde(default)]
     pub ready: Option<Command>,
-    /// Modules that Python imports in advance. The build imports them once, to check that it works.
+    /// Modules that Python imports in advance. The build imports them once, to check that the import works.
     #[serde(default)]
     pub imports: Vec<String>,
     /// Default limits of sandboxes.
@@ -126,7 +126,7 @@ pub enum Step {
 pub struct Copy {
     /// A path below the recipe's directory.
     pub from: String,
-    /// The path of the copy itself in the template, not the path of a directory in which to put it.
+    /// The path of the copy itself in the template, not the path of the directory that will contain it.
     pub to: String,
 }
 
@@ -243,7 +243,7 @@ impl Step {
     /// Validates the step.
     ///
     /// # Errors
-    /// The step is invalid. The error is the reason.
+    /// The step is invalid. The error states the reason.
     pub fn check(&self) -> Result<(), String> {
         match self {
             Self::Apt(names) => packages(names, debian_word),
@@ -327,7 +327,7 @@ pub(super) fn check_directory(path: &str) -> Result<(), Error> {
         .map_err(|why| unsound(format!("the template {why}"), "Choose another directory."))
 }
 
-/// Refuses a policy that a template cannot have.
+/// Returns an error if a template cannot have this policy.
 pub(super) fn check_policy(policy: &Policy) -> Result<(), Error> {
     policy.check().map_err(Error::Request)?;
     match policy.secrets.first() {
@@ -372,7 +372,7 @@ fn packages(names: &[String], fine: impl Fn(&str) -> bool) -> Result<(), String>
     }
 }
 
-/// Refuses a target path whose files would be invisible in sandboxes.
+/// Returns an error if files at this target path would be invisible in sandboxes.
 pub(super) fn place(path: &str) -> Result<(), String> {
     let parts = absolute(path)?;
     if parts == Path::new("/") || parts == Path::new("/home") || is_covered(path) {
@@ -390,7 +390,7 @@ fn absolute(path: &str) -> Result<PathBuf, String> {
     Err(format!("names {path:?}, which is not an absolute path without `..`"))
 }
 
-/// Returns true if this is a valid environment variable.
+/// Returns true if the name and the value form a valid environment variable.
 pub(super) fn is_variable(name: &str, value: &str) -> bool {
     let starts = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
     starts
@@ -449,7 +449,8 @@ mod tests {
 
     #[test]
     fn names_that_would_be_options_paths_or_programs_are_refused() {
-        // Case 86: a word of a recipe that a program would interpret as an option, a path or a program.
+        // Covers case 86: a word in a recipe that a program would interpret as an option, a path or a
+        // program.
         for step in [
             r#"{ apt = ["--allow-unauthenticated"] }"#,
             r#"{ apt = ["git; touch /pwned"] }"#,

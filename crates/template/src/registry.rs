@@ -2,9 +2,9 @@
 //! an exported image.
 //!
 //! All requests to registries pass through the broker that serves sandboxes, under a policy that allows only
-//! the internet. A registry, a redirect target or an authentication server is refused if its name resolves to
-//! a private address. A registry at a private address is contacted only if the operator names it, and then
-//! only its host is exempt.
+//! public addresses. A registry, a redirect target or an authentication server is refused if its name
+//! resolves to a private address. A registry at a private address is contacted only if the operator names it,
+//! and then only its host is exempt.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -36,7 +36,7 @@ const CONFIG_BYTES_MAX: i64 = 4 << 20;
 /// Maximum total size of an image's layers in bytes, as transferred.
 const IMAGE_BYTES_MAX: u64 = 16 << 30;
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);
-/// Timeout between two reads of a response.
+/// Maximum time to wait for the next bytes of a response.
 const READ_WITHIN: Duration = Duration::from_secs(60);
 /// Timeout for the whole image.
 const PULL_WITHIN: Duration = Duration::from_secs(40 * 60);
@@ -158,7 +158,7 @@ impl RegistryConnection {
         let count = manifest.layers.len();
         for (index, layer) in manifest.layers.iter().enumerate() {
             if known.get(index).copied().unwrap_or(false) {
-                // The import does not read a layer that already exists, but checks its size.
+                // The import reads only the size of a layer that already exists, so a sparse file suffices.
                 let path = blobs.join(hash(layer)?);
                 let file = std::fs::File::create(&path).map_err(failed("write", &path))?;
                 file.set_len(size(layer)).map_err(failed("write", &path))?;

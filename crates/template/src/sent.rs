@@ -32,7 +32,7 @@ const KEPT: Duration = Duration::from_secs(14 * 24 * 3600);
 const LASTS: Duration = Duration::from_secs(24 * 3600);
 /// Number of bytes received between two checks of the free disk space.
 const LOOK_EVERY_BYTES: u64 = 64 << 20;
-/// Directory in the sandbox into which the guest unpacks an archive.
+/// Directory in the sandbox where the guest unpacks an archive.
 const UNPACKED: &str = "/var/tmp/.sent";
 
 /// Script that moves the unpacked files to their target, following the rules of Docker's `COPY`. The content

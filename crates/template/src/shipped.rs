@@ -40,8 +40,8 @@ pub fn find(name: &str) -> Result<Option<Recipe>, Error> {
     found.map(|(_, text)| Recipe::parse(text)).transpose()
 }
 
-/// Writes the files that the recipes copy to a directory below the data directory, and returns that
-/// directory.
+/// Creates a directory below the data directory with the files for the recipes' `copy` steps, and returns its
+/// path.
 ///
 /// # Errors
 /// The data directory cannot be written.

@@ -36,7 +36,7 @@ use crate::{Builder, LayerPosition, ProgressSink, TemplateProgress, layers};
 /// Timeout for one command of a step.
 const STEP_WITHIN: Duration = Duration::from_secs(60 * 60);
 /// Timeout for the first byte of the changes. The guest stops all other processes of the sandbox before it
-/// sends them.
+/// sends the changes.
 const PACK_WITHIN: Duration = Duration::from_secs(60);
 /// Limits of a step's sandbox, with room for compilers and package managers. The disk holds the step's
 /// changes. On a machine with less memory, the memory limit is lower.

@@ -128,7 +128,7 @@ impl Template {
         image(&self.layers)
     }
 
-    /// Adds the template's variables and working directory to an exec where the exec does not set its own.
+    /// Adds the template's variables and working directory to an exec, unless the exec sets its own.
     #[must_use]
     pub fn apply(&self, spec: ExecSpec) -> ExecSpec {
         apply(&self.env, self.cwd.as_ref(), spec)
@@ -148,7 +148,7 @@ fn image(layers: &[String]) -> String {
     format!("{IMAGES}:{}", digest.get(..IMAGE_DIGITS).unwrap_or_default())
 }
 
-/// Adds these variables and this working directory to an exec where the exec does not set its own.
+/// Adds these variables and this working directory to an exec, unless the exec sets its own.
 #[must_use]
 pub fn apply(env: &BTreeMap<String, String>, cwd: Option<&String>, mut spec: ExecSpec) -> ExecSpec {
     for (name, value) in env {
@@ -159,7 +159,7 @@ pub fn apply(env: &BTreeMap<String, String>, cwd: Option<&String>, mut spec: Exe
 }
 
 impl Store {
-    /// Creates the store below this data directory.
+    /// Creates a store for the templates in this data directory.
     pub fn new(data: &Path) -> Self {
         Self { data: data.to_owned() }
     }
@@ -238,7 +238,7 @@ impl Store {
         fs::rename(&fresh, &path).map_err(failed("write", &path))
     }
 
-    /// Removes a template. The next [`crate::tidy`] removes its layers, once they cannot be in use.
+    /// Removes a template. A later [`crate::tidy`] removes its layers once they are no longer in use.
     ///
     /// # Errors
     /// The template does not exist, or a file system operation failed.

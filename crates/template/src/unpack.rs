@@ -1,4 +1,4 @@
-//! Unpacking of one layer, streamed into a dedicated sandbox.
+//! Unpacks one layer, which is streamed into a dedicated sandbox.
 //!
 //! ```text
 //! thread: read, hash ──pieces──▶ body of PUT /layer ──▶ guest unpacks ──▶ report
@@ -76,9 +76,9 @@ pub(super) struct Source {
 
 /// A message from the thread that reads a source.
 pub(super) enum SourceMessage {
-    /// Some bytes.
+    /// A chunk of the source's bytes.
     Bytes(Bytes),
-    /// A message for people.
+    /// A message to show to the user.
     Says(String),
     /// The end of the source, with the digest of all bytes.
     End(String),
@@ -230,7 +230,7 @@ impl Unpack {
         let asking = sandbox.link().stream::<LayerReport>(&ask, body, LAYER_WITHIN);
         let feeding = feed(source.pieces, sender, watch);
         tokio::pin!(asking, feeding);
-        // A guest that rejects the layer responds before it has read all of it.
+        // A guest that rejects a layer responds before it has read the whole layer.
         let digest = tokio::select! {
             biased;
             fed = &mut feeding => fed?,
@@ -261,8 +261,7 @@ fn too_large(bytes_max: u64) -> Error {
     })
 }
 
-/// Reads to the end, and hashes and forwards the bytes. Returns their digest, or an error if the receiver is
-/// gone.
+/// Hashes and forwards all bytes of `reader`. Returns their digest, or an error if the receiver is gone.
 pub(super) fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<SourceMessage>) -> io::Result<String> {
     let mut hasher = layers::Hashing::default();
     loop {

@@ -14,7 +14,7 @@ use crate::ran::EndedExec;
 pub const OUTPUT: &str = "/tmp/output";
 /// Maximum number of files that one answer lists (requirement A5.04).
 pub const FILES_MAX: usize = 20;
-/// Exclusive upper limit for the size of `content` in bytes (requirement A6.11).
+/// Size in bytes that `content` must stay below (requirement A6.11).
 pub const CONTENT_BYTES_MAX: usize = 5 << 20;
 /// Error for a path outside the two permitted directories (requirement A6.10).
 const INVALID_PATH: &str = "Invalid path: must be /tmp/* or /workspace/*";
@@ -173,7 +173,7 @@ pub fn definitions() -> Vec<Definition> {
 /// Validates a call. A file tool may refuse a call with its own answer, before a sandbox is involved.
 ///
 /// # Errors
-/// The tool does not exist, or an argument is missing or invalid. The error names the tool or the argument.
+/// Returns an error that names the tool if it is unknown, or the argument that is missing or invalid.
 pub fn asked(tool: &str, call: &Call) -> Result<Result<AnalysisCall, FileToolRefusal>, Error> {
     match tool {
         "sandbox_exec" => {
@@ -219,24 +219,24 @@ pub fn asked(tool: &str, call: &Call) -> Result<Result<AnalysisCall, FileToolRef
 }
 
 impl FileToolRefusal {
-    /// Returns the refusal of a path outside the permitted directories (requirement A6.10).
+    /// Returns the refusal for a path outside the permitted directories (requirement A6.10).
     pub fn path(file_path: &str) -> Self {
         Self::new(INVALID_PATH.into(), file_path, "Invalid path. Use /tmp/ or /workspace/ only.")
     }
 
-    /// Returns the refusal of content that is too large (requirement A6.11).
+    /// Returns the refusal for content that is too large (requirement A6.11).
     fn too_large(file_path: &str, bytes: usize) -> Self {
         let error = format!("Content too large: {bytes} bytes (limit 5MB)");
         Self::new(error, file_path, "Content too large. Write less, or create the data with a script.")
     }
 
-    /// Returns the refusal of an edit without text to replace (requirement A6.14).
+    /// Returns the refusal for an edit without text to replace (requirement A6.14).
     fn empty(file_path: &str) -> Self {
         let hint = "Edit failed - old_string is empty. Give the text to replace.";
         Self::new("old_string is empty".into(), file_path, hint)
     }
 
-    /// Returns the refusal of an edit whose text occurs `count` times: more than once (requirement A6.13) or
+    /// Returns the refusal for an edit whose text occurs `count` times: more than once (requirement A6.13) or
     /// not at all (requirement A6.14).
     pub fn occurrences(file_path: &str, count: usize) -> Self {
         match count {
@@ -253,13 +253,13 @@ impl FileToolRefusal {
         }
     }
 
-    /// Returns the refusal of an edit to a file that is not text (requirement A6.14).
+    /// Returns the refusal for an edit of a file that is not text (requirement A6.14).
     pub fn not_text(file_path: &str) -> Self {
         let hint = "Edit failed - the file is not text. Rewrite it with sandbox_write_file or with a script.";
         Self::new("File is not UTF-8 text".into(), file_path, hint)
     }
 
-    /// Returns the refusal of an edit to a file that does not exist (requirement A6.14).
+    /// Returns the refusal for an edit of a file that does not exist (requirement A6.14).
     pub fn no_file(file_path: &str) -> Self {
         let hint = "Edit failed - file not found. Create it with sandbox_write_file.";
         Self::new("File not found".into(), file_path, hint)

@@ -3,7 +3,7 @@
 use api::Error;
 use serde_json::{Map, Value};
 
-/// Maximum size of a reasoning trace in bytes. A longer text is not an explanation anymore.
+/// Maximum size of a reasoning trace in bytes. A longer text is no longer an explanation.
 const REASONING_BYTES_MAX: usize = 64 << 10;
 
 /// Arguments of one call, and the model's reason for the call.
@@ -11,16 +11,16 @@ const REASONING_BYTES_MAX: usize = 64 << 10;
 pub struct Call {
     /// Arguments by name.
     pub arguments: Map<String, Value>,
-    /// Reason that the model gives for the call. It is for people to read (requirement A6.02).
+    /// Reason that the model gives for the call, for people to read (requirement A6.02).
     pub reasoning_trace: Option<String>,
 }
 
 impl Call {
-    /// Parses a call of this tool. The body is either the arguments alone, or an object of the form `{"tool",
-    /// "parameters", "reasoning_trace"}` (requirement A6.02).
+    /// Parses a call to this tool. The body contains either only the arguments, or an object of the form
+    /// `{"tool", "parameters", "reasoning_trace"}` (requirement A6.02).
     ///
     /// # Errors
-    /// The body has neither of these forms.
+    /// Returns an error if the body has neither of these forms.
     pub fn read(tool: &str, body: Value) -> Result<Self, Error> {
         let Value::Object(mut body) = body else {
             return Err(wrong("the arguments are not an object", "Send the arguments as a JSON object."));
@@ -55,10 +55,10 @@ impl Call {
         Ok(Self { arguments, reasoning_trace })
     }
 
-    /// Rejects arguments that the tool does not have.
+    /// Rejects the call if it has arguments that the tool does not have.
     ///
     /// # Errors
-    /// The call has an unknown argument. The error names the first such argument.
+    /// Returns an error if the call has an unknown argument. The error names the first such argument.
     pub fn only(&self, known: &[&str]) -> Result<(), Error> {
         only(&self.arguments, known)
     }
@@ -66,7 +66,7 @@ impl Call {
     /// Returns a required string argument.
     ///
     /// # Errors
-    /// The argument is missing or not a string.
+    /// Returns an error if the argument is missing or not a string.
     pub fn text(&self, name: &str) -> Result<&str, Error> {
         match self.arguments.get(name) {
             Some(Value::String(text)) => Ok(text),
@@ -78,7 +78,7 @@ impl Call {
     /// Returns an optional argument that must be an array of strings.
     ///
     /// # Errors
-    /// The argument is not an array of strings.
+    /// Returns an error if the argument is not an array of strings.
     pub fn texts(&self, name: &str) -> Result<Option<Vec<String>>, Error> {
         let refused = || {
             wrong(
@@ -99,7 +99,7 @@ impl Call {
     /// Returns an optional argument that must be a number of seconds.
     ///
     /// # Errors
-    /// The argument is not a number, or is outside the range from 1 to `most`.
+    /// Returns an error if the argument is not a number, or is outside the range from 1 to `most`.
     pub fn seconds(&self, name: &str, most: u64) -> Result<Option<f64>, Error> {
         let refused =
             |what: String| wrong(what, format!("Give `{name}` as a number of seconds from 1 to {most}."));

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 /// Maximum size of one stream in an answer, in bytes (requirement A3.02).
 pub const TEXT_BYTES_MAX: usize = 10_240;
-/// Maximum size of a UTF-8 character. A character that truncation would split is omitted.
+/// Maximum size of a UTF-8 character. A character is omitted if truncation would split it.
 const CHARACTER_BYTES_MAX: usize = 4;
 const KEPT: usize = TEXT_BYTES_MAX + CHARACTER_BYTES_MAX;
 
@@ -48,8 +48,8 @@ impl Capture {
         (text.get(..cut).unwrap_or_default().to_owned(), !is_all || cut < text.len())
     }
 
-    /// Returns the end of the stream as text, and true if the stream was truncated. If `line` is given, it is
-    /// appended as the last line. The text has at most [`TEXT_BYTES_MAX`] bytes, including this line.
+    /// Returns the end of the stream as text, and true if the stream was truncated. `line`, if given, becomes
+    /// the last line. The text has at most [`TEXT_BYTES_MAX`] bytes, including this line.
     pub fn ending(&self, line: Option<&str>) -> (String, bool) {
         let is_all = self.total <= TEXT_BYTES_MAX as u64;
         let (front, back) = self.tail.as_slices();
@@ -73,7 +73,7 @@ impl Capture {
 fn whole_end(bytes: &[u8]) -> &[u8] {
     let bytes = bytes.get(..TEXT_BYTES_MAX.min(bytes.len())).unwrap_or(bytes);
     match bytes.utf8_chunks().last() {
-        // Only an incomplete character is removed. Other invalid bytes remain, and are shown as replacement
+        // Only an incomplete character is removed. Other invalid bytes remain, and appear as replacement
         // characters.
         Some(chunk) if is_begun(chunk.invalid()) => {
             bytes.get(..bytes.len() - chunk.invalid().len()).unwrap_or(bytes)

@@ -10,7 +10,7 @@ use crate::publish::{Category, Definition, Facts};
 use crate::python::checked_code;
 use crate::ran::{EndedExec, megabytes};
 
-/// Directory in which code runs and to which it saves its files.
+/// Directory in which code runs and saves its files.
 pub const WORKSPACE: &str = "/workspace";
 /// File name under which the code is stored (requirement A5.07).
 pub const SCRIPT: &str = "script.py";
@@ -18,12 +18,12 @@ pub const SCRIPT: &str = "script.py";
 pub const STDOUT: &str = "stdout.txt";
 /// Maximum number of files that one answer lists (requirement A5.09).
 pub const FILES_MAX: usize = 10;
-/// Maximum size of a file that an answer lists, in bytes. A larger file remains in the session's folder only
+/// Maximum size of a file that an answer lists, in bytes. A larger file remains only in the session's folder
 /// (requirement A5.09).
 pub const FILE_BYTES_MAX: u64 = 10 << 20;
 /// Maximum size of an image that an answer contains, in bytes (requirement A5.11).
 pub const PICTURE_BYTES_MAX: u64 = 5 << 20;
-/// Directory that contains [`HOOK`]. Python imports modules from this directory when it starts.
+/// Directory that contains [`HOOK`]. At startup, Python imports the hook from this directory.
 pub const HOOK_DIRECTORY: &str = "/tmp/.bellglass";
 /// Python hook that saves open figures when the code ends (requirement A5.12).
 pub const HOOK: &str = include_str!("sitecustomize.py");
@@ -96,7 +96,7 @@ pub fn definitions(facts: &Facts) -> Vec<Definition> {
 /// Validates a call and returns the code.
 ///
 /// # Errors
-/// The tool does not exist, or an argument is missing or invalid. The error names the tool or the argument.
+/// Returns an error that names the tool if it is unknown, or the argument that is missing or invalid.
 pub fn asked(tool: &str, call: &Call) -> Result<String, Error> {
     if tool != "execute_python_code" {
         return Err(crate::publish::no_tool(ToolSet::Interpreter, tool));
@@ -106,12 +106,12 @@ pub fn asked(tool: &str, call: &Call) -> Result<String, Error> {
     Ok(code)
 }
 
-/// Returns the folder of a session's files in the form that answers contain (requirement A8.05).
+/// Returns the path of a session's files as it appears in answers (requirement A8.05).
 pub fn output_dir(session: &SessionId) -> String {
     format!("data/files/{session}/output/code")
 }
 
-/// Returns true if answers list files with this name (requirement A5.08).
+/// Returns true if answers list files with names like this (requirement A5.08).
 pub fn is_collected(name: &str) -> bool {
     const ENDINGS: [&str; 9] = ["png", "jpg", "jpeg", "svg", "csv", "json", "txt", "html", "pdf"];
     let own = [SCRIPT, STDOUT].contains(&name);

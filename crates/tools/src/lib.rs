@@ -1,9 +1,9 @@
 //! The tool sets that LLMs call: the names, descriptions and schemas of the tools, the validation of calls,
 //! and the answers.
 //!
-//! This crate does not run anything. The component that runs a call ([`control`](../control/index.html), in a
-//! session) first uses this crate to validate the call, and then to format the result. All texts that a model
-//! reads are therefore in this crate, and its tests compare them byte by byte.
+//! This crate does not run anything. The component that runs a call in a session
+//! ([`control`](../control/index.html)) uses this crate first to validate the call, and then to format the
+//! result. All texts that a model reads are therefore in this crate, and its tests compare them byte by byte.
 //!
 //! | module | holds |
 //! |---|---|

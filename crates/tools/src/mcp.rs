@@ -1,7 +1,7 @@
 //! Tools over the Model Context Protocol (MCP), on standard input and output or over streamable HTTP.
 //!
-//! `rmcp` implements the protocol. A [`Host`] runs the tools: in a session on the server in this process, or
-//! on a server on another machine. This module connects `rmcp` to the host and handles everything else:
+//! `rmcp` implements the protocol. A [`Host`] runs the tools in a session, either on the server in this
+//! process or on a remote server. This module connects `rmcp` to the host and handles everything else:
 //! lifetime and ownership of sessions, limits on calls, and the form in which a model receives answers,
 //! errors, images and files.
 //!
@@ -17,7 +17,7 @@
 //!
 //! Protocol versions from 2026-07-28 on have no sessions, so two calls in the same conversation could not
 //! share a sandbox. This module does not offer these versions. Every client that supports them also supports
-//! the previous version and falls back to it.
+//! the previous version, and falls back to it.
 
 mod answer;
 mod progress;
@@ -49,8 +49,8 @@ use self::server::Server;
 use self::session::McpSession;
 use crate::publish::{self, Facts};
 
-/// Maximum size of an artifact that is read as a resource, in bytes. Encoded in base64, such an artifact is
-/// smaller than the message limit of clients, which is 16 MiB.
+/// Maximum size of an artifact that a client can read as a resource, in bytes. In base64, such an artifact is
+/// below the message limit of clients, which is 16 MiB.
 pub const ARTIFACT_BYTES_MAX: u64 = 10_000_000;
 
 /// Maximum size of all images in one answer, in base64. The official Python client limits a message to 1 MiB.
@@ -58,7 +58,7 @@ const IMAGES_BYTES_MAX: usize = 700_000;
 
 /// Component that runs the tools of one client.
 ///
-/// A host holds no resources before its first call, because a client may list the tools and disconnect.
+/// A host holds no resources before its first call, because a client may only list the tools and disconnect.
 #[async_trait]
 pub trait Host: Send + Sync + 'static {
     /// Returns the tools in the order in which clients list them.
@@ -70,12 +70,12 @@ pub trait Host: Send + Sync + 'static {
     /// Runs a tool in the host's session. The first call creates the session. Dropping the future cancels the
     /// run.
     ///
-    /// Calls may overlap. While a call runs, its messages to `progress` are consumed immediately. After the
-    /// call, they are no longer consumed.
+    /// Calls may overlap. Messages to `progress` are consumed immediately while the call runs, and are no
+    /// longer consumed after it.
     ///
     /// # Errors
-    /// The call failed, and the model should see the error. If a run itself fails, the result is a
-    /// [`ToolAnswer`] instead.
+    /// Returns an error if the call fails and the model should see why. If the run itself fails, returns a
+    /// [`ToolAnswer`].
     async fn call(
         &self,
         tool: &str,
@@ -83,21 +83,21 @@ pub trait Host: Send + Sync + 'static {
         progress: mpsc::Sender<CallProgress>,
     ) -> Result<ToolAnswer, api::Error>;
 
-    /// Lists the artifacts of the session. Before the first call, there are none.
+    /// Lists the artifacts of the session. Before the first call, the list is empty.
     ///
     /// # Errors
-    /// The session is not available.
+    /// Returns an error if the session is not available.
     async fn artifacts(&self) -> Result<Vec<Artifact>, api::Error>;
 
     /// Returns an artifact and its content.
     ///
     /// # Errors
-    /// The artifact does not exist (`not_found`), or it is larger than [`ARTIFACT_BYTES_MAX`] (`too_large`).
-    /// The size is checked before the artifact is read.
+    /// Returns an error if the artifact does not exist (`not_found`), or it is larger than
+    /// [`ARTIFACT_BYTES_MAX`] (`too_large`). The size is checked before the artifact is read.
     async fn artifact(&self, name: &str) -> Result<Content, api::Error>;
 
     /// Ends the session, if one exists, after the client has disconnected. This function is called once,
-    /// after every call has ended or was dropped.
+    /// after every call has ended or its future was dropped.
     async fn end(&self);
 }
 
@@ -181,8 +181,8 @@ pub fn of_set(set: ToolSet, facts: &Facts) -> Vec<Tool> {
 }
 
 impl ToolAnswer {
-    /// Creates the answer of a tool. Images in base64 are removed from the text, where a model could not use
-    /// them, and added as images. Images beyond the size limit are available only as resources.
+    /// Creates the answer of a tool. Base64 images are moved from the text, where a model could not use them,
+    /// to the images of the answer. Images beyond the size limit are available only as resources.
     pub fn of(text: &str, failed: bool) -> Self {
         let mut result: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
         let (mut images, mut left) = (Vec::new(), IMAGES_BYTES_MAX);
@@ -216,12 +216,12 @@ pub enum StdioError {
 /// Serves one client on standard input and output until the client disconnects or `stop` is cancelled. Then
 /// ends the host's session.
 ///
-/// If a client closes its end while calls are running, it can receive their answers for another five seconds.
-/// Scripts that pipe their requests rely on this. A client that wants to stop a server sends SIGTERM about
-/// two seconds after closing its end. The handler of this signal should cancel `stop`.
+/// If a client closes its end while calls are running, it can still receive their answers for five seconds.
+/// Scripts that pipe their requests rely on this. To stop a server, a client closes its end and sends SIGTERM
+/// about two seconds later. The handler of this signal should cancel `stop`.
 ///
 /// # Errors
-/// The client does not speak MCP, or the task that served the client failed.
+/// Returns an error if the client does not speak MCP, or the task that served the client failed.
 pub async fn stdio(host: Arc<dyn Host>, stop: CancellationToken) -> Result<(), StdioError> {
     serve(host, stdio_pipes(), stop).await
 }

@@ -31,7 +31,7 @@ pub enum Category {
     FileManagement,
 }
 
-/// Limits that tool descriptions mention.
+/// Limits that the tool descriptions state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Timeout of a run in seconds.

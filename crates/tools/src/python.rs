@@ -11,7 +11,7 @@ use crate::capture::TEXT_BYTES_MAX;
 use crate::publish::{Category, Definition};
 use crate::ran::EndedExec;
 
-/// Path to which a script is written before it runs (requirement A7.04).
+/// Path of the file that a script is written to before it runs (requirement A7.04).
 pub const SCRIPT: &str = "/workspace/task.py";
 
 /// Prefix of the error for a failed installation (requirement A4.05).
@@ -40,7 +40,7 @@ pub enum PythonCall {
     Cleanup,
 }
 
-/// Answer of `execute_python`. It always has the first three fields, and has a flag for each truncated stream
+/// Answer of `execute_python`. It always has the first three fields, plus a flag for each truncated stream
 /// (requirements A7.03, A3.02).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PythonAnswer {
@@ -97,7 +97,7 @@ pub fn definitions() -> Vec<Definition> {
 /// Validates a call.
 ///
 /// # Errors
-/// The tool does not exist, or an argument is missing or invalid. The error names the tool or the argument.
+/// Returns an error that names the tool if it is unknown, or the argument that is missing or invalid.
 pub fn asked(tool: &str, call: &Call) -> Result<PythonCall, Error> {
     match tool {
         "execute_python" => {
@@ -160,7 +160,7 @@ impl PythonAnswer {
         }
     }
 
-    /// Creates the answer for a failed installation, after which the script did not run (requirement A4.05).
+    /// Creates the answer for a failed installation, after which the script does not run (requirement A4.05).
     /// The answer always begins with the prefix. If the error message is too long, only its end is kept.
     pub fn not_installed(ran: &EndedExec) -> Self {
         let Self { stderr, stderr_truncated, .. } = Self::new(ran);

@@ -1,4 +1,4 @@
-//! The end of an exec, in wording that all tool sets share.
+//! Ended execs, described in wording that all tool sets share.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ impl EndedExec {
         let (stdout, stdout_truncated) = self.stdout.beginning();
         let (stderr, stderr_truncated) = self.stderr.ending(self.line().as_deref());
         let exit_code = match self.outcome {
-            // Requirement A2.05, for a tier in which exceeding the memory limit also ends the sandbox.
+            // Requirement A2.05 also applies in tiers where exceeding the memory limit ends the sandbox.
             Outcome::SandboxLost { cause: LostCause::Oom } => Outcome::Oom.shell_code(),
             Outcome::Exited { .. }
             | Outcome::Signaled { .. }
@@ -76,8 +76,8 @@ impl EndedExec {
         ExecSummary { exit_code, stdout, stdout_truncated, stderr, stderr_truncated }
     }
 
-    /// Returns a line with the reason why the exec was terminated, or `None` if the program ended on its own
-    /// or by a signal.
+    /// Returns a line that states why the exec was terminated, or `None` if the program ended on its own or
+    /// was killed by a signal.
     fn line(&self) -> Option<String> {
         match &self.outcome {
             Outcome::Exited { .. } | Outcome::Signaled { .. } => None,

@@ -23,7 +23,7 @@ const UP: &str = "upload of 1 KiB";
 const DOWN: &str = "download of 1 KiB";
 /// Size of a small file in bytes.
 const FILE_BYTES: usize = 1024;
-/// Number of file names in use. Fewer file jobs than this are in progress at a time, so no two of them use
+/// Number of distinct file names. Fewer file jobs than this are in progress at a time, so no two of them use
 /// the same file. A sandbox has space for this many files.
 const FILES: u64 = 512;
 
@@ -33,11 +33,11 @@ pub(super) type StepResult = (&'static str, Result<Duration, (TargetFailure, Dur
 /// State that all jobs share.
 pub(super) struct Jobs {
     pub target: SharedTarget,
-    /// Long-lived sandboxes.
+    /// Long-lived sandboxes, in which execs, cells and file transfers run.
     pub standing: Vec<String>,
     mix: Mix,
     files: AtomicU64,
-    /// Tally of how sandboxes were started.
+    /// Number of warm and cold starts since the tally was last taken.
     starts: Mutex<AttemptTally>,
 }
 
@@ -54,7 +54,7 @@ pub(super) enum Job {
 }
 
 impl Jobs {
-    /// Creates the state. Kinds of work that the target does not support are removed from the mix.
+    /// Creates the shared state, and removes kinds of work that the target does not support from the mix.
     pub(super) fn new(target: SharedTarget, standing: Vec<String>, mix: Mix) -> Self {
         let stays = u32::from(!standing.is_empty());
         let mix = Mix {
@@ -93,12 +93,12 @@ impl Jobs {
         Job::Life
     }
 
-    /// Returns a tally of how sandboxes were started since the last call.
+    /// Returns the tally of warm and cold starts since the last call, and resets it.
     pub(super) fn take_starts(&self) -> AttemptTally {
         self.starts.lock().map(|mut starts| std::mem::take(&mut *starts)).unwrap_or_default()
     }
 
-    /// Runs a job. If a step that the next step depends on fails, the job ends.
+    /// Runs a job. The job ends early if a step fails and the next step depends on it.
     pub(super) async fn run(&self, job: Job) -> Vec<StepResult> {
         match job {
             Job::Life => self.live().await,

@@ -19,10 +19,10 @@ use crate::target::TargetFailure;
 const STARTS_WITHIN: Duration = Duration::from_secs(30);
 /// Timeout for the shutdown. During this time, the server removes several dozen pre-warmed sandboxes.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
-/// Quota of sandboxes: the maximum that a scenario uses, plus the additional starts that are measured
-/// meanwhile.
+/// Sandbox quota: the maximum number of live sandboxes in a scenario, plus the additional starts that the
+/// scenario measures.
 const SANDBOXES_MAX: u32 = 2100;
-/// Quota that is never reached, so that requests are refused only for lack of capacity.
+/// Quota that no scenario reaches, so that requests are refused only for lack of capacity.
 const PLENTY: Quota = Quota {
     sandboxes: SANDBOXES_MAX,
     memory_bytes: 1 << 50,
@@ -35,7 +35,7 @@ const PLENTY: Quota = Quota {
 
 /// Running server.
 pub(super) struct Server {
-    /// URL on which the server listens.
+    /// URL of the server.
     pub url: String,
     /// First API key.
     pub key: String,
@@ -108,7 +108,7 @@ pub fn binary() -> PathBuf {
     std::env::var_os("BELLGLASS_BINARY").map_or_else(|| "bellglass".into(), PathBuf::from)
 }
 
-/// Returns the URL that the server prints when it is ready, or `None` if the server does not start.
+/// Returns the URL that the server prints when it is ready, or `None` if the server fails to start.
 async fn address(child: &mut Child) -> Option<String> {
     let mut lines = BufReader::new(child.stdout.take()?).lines();
     let found = async {

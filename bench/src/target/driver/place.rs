@@ -1,9 +1,9 @@
-//! The environments in which drivers run. Their packages from PyPI are installed once, below [`KEPT`].
+//! Environments in which drivers run. Their packages from PyPI are installed once, below [`KEPT`].
 //!
-//! `jupyter` and its kernels run in a single container of bare runc, on the root file system with the data
-//! stack. They have the same Python and the same packages as the sandboxes with which they are compared, but
-//! kernels are not isolated from each other. `llm-sandbox` runs on this machine in a virtual environment, and
-//! uses the Docker engine.
+//! `jupyter` and its kernels run in a single bare runc container, on the root file system with the data
+//! stack. They have the same Python and the same packages as the sandboxes in the comparison, but the kernels
+//! are not isolated from each other. `llm-sandbox` runs on this machine in a virtual environment, and uses
+//! the Docker engine.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -68,8 +68,8 @@ pub async fn llm_sandbox(place: &TargetResources<'_>) -> Result<Driver, TargetFa
     Driver::start("llm-sandbox", command, None, place.deadline).await
 }
 
-/// Returns the Python interpreter of a virtual environment with these packages. The environment is created
-/// only once.
+/// Returns the Python interpreter of a virtual environment with these packages. Creates the environment if it
+/// does not exist yet.
 async fn environment(name: &str, packages: &[&str]) -> Result<PathBuf, TargetFailure> {
     let home = Path::new(KEPT).join(format!("venv-{name}"));
     let (python, done) = (home.join("bin/python"), home.join("installed"));

@@ -21,8 +21,8 @@ pub(super) fn envelope(message: &Value) -> Vec<u8> {
     bytes
 }
 
-/// Returns the exit code of the process that the stream describes. This JSON encoding omits fields with the
-/// value 0.
+/// Returns the exit code of the process that the stream describes. A missing code means 0, because this JSON
+/// encoding omits fields with the value 0.
 pub(super) fn exit_code(stream: &[u8]) -> Result<i64, TargetFailure> {
     let mut rest = stream;
     let mut code = None;

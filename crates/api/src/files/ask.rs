@@ -1,4 +1,4 @@
-//! Requests for the files of a sandbox that are sent over its channel, and their responses.
+//! Requests about a sandbox's files on the channel between node and guest, and their responses.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::layer::Compression;
 use crate::limits;
 
-/// Request for the files of a sandbox. It is executed in the sandbox, as the user that runs user code.
+/// Request about a sandbox's files. It runs in the sandbox, as the user that runs user code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case", deny_unknown_fields)]
 pub enum FileAsk {
@@ -74,7 +74,7 @@ pub enum FileAsk {
         #[serde(default, skip_serializing_if = "Hashing::is_default")]
         digest: Hashing,
     },
-    /// Creates a directory and its parents. Succeeds if it already exists.
+    /// Creates a directory and its parents. Succeeds if the directory already exists.
     Make {
         /// Path of the directory.
         path: FilePath,
@@ -97,7 +97,7 @@ pub enum FileAsk {
         /// True to replace an existing file at the target path.
         replace: bool,
     },
-    /// Removes a file or a directory. Succeeds if it does not exist.
+    /// Removes a file or a directory. Succeeds if the path does not exist.
     Remove {
         /// Path to remove.
         path: FilePath,
@@ -130,7 +130,7 @@ pub enum FileAsk {
         /// Compression of the archive: none or gzip.
         compression: Compression,
     },
-    /// Extracts the archive that follows into a directory, which is created if necessary.
+    /// Extracts the archive that follows the request into a directory, which is created if necessary.
     Unpack {
         /// Path of the directory.
         path: FilePath,
@@ -221,7 +221,7 @@ pub enum FileEnd {
 }
 
 impl FileAsk {
-    /// Returns true if data follows the request.
+    /// Returns true if the client sends data after the request.
     pub fn sends(&self) -> bool {
         matches!(self, Self::Write { .. } | Self::Unpack { .. })
     }
@@ -248,7 +248,7 @@ impl FileAsk {
     /// Checks the request.
     ///
     /// # Errors
-    /// A field is invalid. The error names the first invalid field.
+    /// Returns an error if a field is invalid. The error names the first invalid field.
     pub fn check(&self) -> Result<(), Error> {
         match self {
             Self::List { depth, limit, .. } => {

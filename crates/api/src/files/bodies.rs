@@ -1,4 +1,4 @@
-//! Bodies, stream lines and headers for file requests in the public API. The channel does not use them.
+//! Bodies, stream lines and headers for file requests in the public API. Node and guest do not use them.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,8 +7,8 @@ use crate::error::Error;
 
 /// Header with the digest of a body, in the format of RFC 9530: `sha-256=:…:`, in base64.
 pub const DIGEST_HEADER: &str = "content-digest";
-/// Trailer with the BLAKE3 hash, as 64 hexadecimal digits. It replaces [`DIGEST_HEADER`], because RFC 9530
-/// does not define BLAKE3.
+/// Trailer with the BLAKE3 hash, as 64 hexadecimal digits. For BLAKE3, it replaces [`DIGEST_HEADER`], because
+/// RFC 9530 does not define BLAKE3.
 pub const BLAKE3_TRAILER: &str = "bellglass-blake3";
 /// Trailer with the state of a file after a read: [`FILE_WHOLE`] or [`FILE_CHANGED`].
 pub const FILE_TRAILER: &str = "bellglass-file";

@@ -1,7 +1,7 @@
 //! Hash algorithms and hashes of files.
 //!
 //! SHA-256 is available everywhere and is the default. On processors without SHA-256 instructions, BLAKE3
-//! takes a tenth of the processor time. It is intended for transfers in which both ends run Bellglass.
+//! needs a tenth of SHA-256's processor time. It is intended for transfers in which both ends run Bellglass.
 
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +63,7 @@ impl Hash {
     }
 }
 
-/// Returns true if a text consists of 64 hexadecimal digits, like every hash.
+/// Returns true if the text consists of 64 hexadecimal digits, the form of every hash.
 pub fn are_digits(text: &str) -> bool {
     text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -95,7 +95,7 @@ mod tests {
         }
     }
 
-    /// A guest that is older than its node knows only SHA-256, and rejects unknown fields.
+    /// Verifies that SHA-256 requests omit `digest`: older guests know only SHA-256 and reject new fields.
     #[test]
     fn a_request_for_sha256_does_not_speak_of_kinds() {
         let ask = |digest| FileAsk::Hash { path: FilePath::new("a").unwrap(), digest };

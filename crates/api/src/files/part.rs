@@ -6,7 +6,7 @@
 //! response   head: FileAnswer    data…   end: FileEnd
 //! ```
 //!
-//! A request without an end part was interrupted and is not reported as done. Nothing follows a refusal.
+//! A request without an end part was interrupted and is not reported as done. A refusal is the last part.
 
 use crate::limits;
 
@@ -55,7 +55,7 @@ impl Part {
     /// Decodes a header.
     ///
     /// # Errors
-    /// The header is not in a form that [`Part::encode`] would write, or the payload is empty or too large.
+    /// Returns an error if [`Part::encode`] never writes such a header, or the payload is empty or too large.
     pub fn decode(bytes: [u8; PART_HEADER_BYTES]) -> Result<Self, BadPart> {
         let [kind, 0, 0, 0, l0, l1, l2, l3] = bytes else { return Err(BadPart) };
         let length = u32::from_be_bytes([l0, l1, l2, l3]);

@@ -16,7 +16,7 @@ impl FilePath {
     /// Creates a path from bytes.
     ///
     /// # Errors
-    /// The path is empty, too long, or contains a NUL byte or `..`.
+    /// Returns an error if the path is empty, too long, or contains a NUL byte or `..`.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, Error> {
         let bytes = bytes.into();
         let wrong = |why: &str, fix: &str| Err(Error::invalid(format!("the path {why}"), fix));
@@ -42,8 +42,8 @@ impl FilePath {
     /// Decodes a percent-encoded path. Bytes that are not encoded are accepted as they are.
     ///
     /// # Errors
-    /// The path contains a `%` that is not followed by two hexadecimal digits, or [`FilePath::new`] rejects
-    /// the decoded path.
+    /// Returns an error if the path contains a `%` that is not followed by two hexadecimal digits, or
+    /// [`FilePath::new`] rejects the decoded path.
     pub fn decode(text: &str) -> Result<Self, Error> {
         let mut bytes = Vec::with_capacity(text.len().min(PATH_BYTES_MAX));
         let mut rest = text.bytes();

@@ -9,7 +9,7 @@ use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
 use crate::show;
 
-/// Exit code after an interrupt, as in shells.
+/// Exit code after an interrupt, as shells use it.
 const INTERRUPTED: u8 = 130;
 
 /// Arguments of `bellglass attach`.
@@ -35,7 +35,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Follows the command, and returns the exit code of the command.
+/// Follows the command, and returns the command's exit code.
 pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let (sandbox, id) = (&arguments.sandbox, &arguments.exec);

@@ -154,7 +154,7 @@ fn show_variables(variables: &[Variable], json: bool) -> Result<(), Error> {
     show::table(&["name", "type", "shape", "size", "value"], &variables.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Returns the state of a context. If the context lost its variables, the text includes the reason.
+/// Returns the state of a context. If the context lost its variables, the text also states the reason.
 fn state(info: &ContextInfo) -> String {
     match info.state {
         ContextState::Idle => "idle".into(),

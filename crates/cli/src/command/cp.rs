@@ -40,9 +40,9 @@ use down::Down;
 use place::CopyLocation;
 use up::Up;
 
-/// Timeout for removing incomplete files on this machine and in the sandbox after an interrupt.
+/// Timeout for removing incomplete files from this machine and from the sandbox after an interrupt.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
-/// Exit codes after SIGINT and SIGTERM, as in shells.
+/// Exit codes after SIGINT and SIGTERM, as shells use them.
 const INTERRUPTED: u8 = 130;
 const TERMINATED: u8 = 143;
 
@@ -84,7 +84,7 @@ enum Target {
 /// State shared by all copies of one command.
 struct CopyState {
     bar: ProgressBar,
-    /// Each thread that accesses local files holds a clone of this sender until the thread ends.
+    /// Each thread that accesses local files holds a clone, so that an interrupted copy can wait for all.
     alive: mpsc::Sender<()>,
 }
 
@@ -113,8 +113,8 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
     };
     work.bar.finish_and_clear();
     drop(work);
-    // The copy was dropped. Its threads end at the next chunk. Incomplete files in the sandbox still have
-    // temporary names, and `tidy` removes them.
+    // The copy was cancelled, and its threads end at the next chunk. Incomplete files in the sandbox still
+    // have temporary names, and `tidy` removes them.
     let leaving = async {
         let _ = threads.recv().await;
         match &target {
@@ -179,7 +179,7 @@ async fn expand(client: &Client, places: Vec<CopyLocation>) -> Result<Vec<CopyLo
     Ok(sources)
 }
 
-/// Returns the sources that are in sandboxes.
+/// Returns the sources that are in sandboxes, with a client for each sandbox's files.
 fn of_sandboxes(client: &Client, sources: Vec<CopyLocation>) -> impl Iterator<Item = (Files, FilePath)> {
     sources.into_iter().filter_map(|source| match source {
         CopyLocation::There { sandbox, path } => Some((client.files(&sandbox), path)),
@@ -187,7 +187,7 @@ fn of_sandboxes(client: &Client, sources: Vec<CopyLocation>) -> impl Iterator<It
     })
 }
 
-/// Checks that the sources or the target are in a sandbox, and that only one sandbox is involved.
+/// Checks that each copy involves a sandbox, and does not go from one sandbox to a different sandbox.
 fn can_be_copied(places: &[CopyLocation], target: &CopyLocation) -> Result<(), Error> {
     for place in places {
         match (place, target) {
@@ -234,7 +234,7 @@ pub async fn pour(files: &Files, path: &FilePath) -> Result<Heard, Error> {
             return Ok(Heard::No);
         }
     }
-    // Only flushing shows whether the last bytes were written.
+    // Only a flush shows whether the last bytes were written.
     show::heard(stdout.flush().await)
 }
 

@@ -1,7 +1,7 @@
 //! `bellglass doctor`: tests this machine by running real sandboxes.
 //!
 //! A tier is `ok` if a real sandbox started in it, had the promised posture, and ran a command. A tier is
-//! `degraded` if the same is true but its runtime lacks known fixes or its backend lacks protections.
+//! `degraded` if all of this is true, but its runtime lacks known fixes or its backend lacks protections.
 //! Otherwise, the tier is `refused`, with the reason and the fix, or `absent` if it is not installed. A
 //! version number alone never determines the verdict.
 
@@ -20,7 +20,7 @@ use runtime::{Inspect as _, Profile, Spec, Tier, tables};
 use crate::command::run;
 use crate::{advisories, show};
 
-/// Number of sandboxes that the machine should be able to run. It is the default maximum of a server.
+/// Number of sandboxes that the machine should be able to run, which is the default maximum of a server.
 const CROWD: u64 = 1000;
 
 /// Arguments of `bellglass doctor`.
@@ -57,8 +57,8 @@ impl FindingStatus {
         }
     }
 
-    /// Returns the verdict for a component that works. The verdict is `degraded` if the component lacks fixes
-    /// or protections.
+    /// Returns the verdict for a working component: `degraded` if the component lacks fixes or protections,
+    /// and `ok` otherwise.
     fn working(lacking: &[&str]) -> Self {
         if lacking.is_empty() { Self::Ok } else { Self::Degraded }
     }
@@ -104,7 +104,7 @@ pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Checks a tier by starting a sandbox that contains only the guest. Starting a sandbox runs a command in it.
+/// Checks a tier by starting a sandbox that contains only the guest. The start itself runs a command in it.
 async fn tier(machine: &Machine, flavor: Flavor) -> Finding {
     let part = format!("{} ({})", tier_name(flavor.tier), flavor.name);
     let finding = |version: &str, verdict, detail: String| Finding {
@@ -140,7 +140,7 @@ async fn tier(machine: &Machine, flavor: Flavor) -> Finding {
     }
 }
 
-/// Checks a container engine. Like `tier`, but first queries the capabilities of the engine.
+/// Checks a container engine. Works like `tier`, but first queries the capabilities of the engine.
 async fn engine(machine: &Machine, kind: EngineKind) -> Finding {
     let part = format!("container ({})", kind.name());
     let finding = |version: &str, verdict, detail: String| Finding {
@@ -178,8 +178,8 @@ async fn engine(machine: &Machine, kind: EngineKind) -> Finding {
     }
 }
 
-/// Checks a Daytona account. Because the account may have no snapshot, this check shows only that Daytona
-/// accepts the key.
+/// Checks the configured Daytona account. The check shows only that Daytona accepts the key, because the
+/// account may have no snapshot from which a sandbox could start.
 async fn daytona(machine: &Machine) -> Finding {
     let tried = async {
         let daytona = machine.daytona()?;
@@ -218,7 +218,7 @@ async fn try_out(machine: &Machine, runtime: &str) -> Result<Duration, Error> {
     };
     let began = Instant::now();
     let id = machine::fresh_id().map_err(|error| error.to_api())?;
-    // Starting a sandbox already runs an exec and checks its posture, so no further check is needed.
+    // The start already runs an exec and checks its posture, so no further check is needed.
     let sandbox = Sandbox::start(runtime, id, &spec).await.map_err(|error| error.to_api())?;
     let took = began.elapsed();
     sandbox.stop(Duration::ZERO).await.map_err(|error| error.to_api())?;
@@ -252,8 +252,8 @@ fn memory_controllers() -> Finding {
     Finding { part: "cgroups".into(), version: version.into(), verdict, detail: detail.into() }
 }
 
-/// Checks that the machine allows enough processes for `CROWD` sandboxes that each use their full process
-/// limit.
+/// Checks that the machine allows enough processes for `CROWD` sandboxes, each with its full process limit in
+/// use.
 fn processes() -> Finding {
     let (total, each) = (tables::tasks_of_all(), tables::tasks_of(&Limits::default(), Tier::Container));
     let enough = format!(
@@ -271,8 +271,8 @@ fn processes() -> Finding {
     Finding { part: "processes".into(), version: tables::tasks().total.to_string(), verdict, detail }
 }
 
-/// Checks the maximum number of open files per process. It is lower if the machine allows few open files in
-/// total.
+/// Checks the maximum number of open files per process. The maximum is reduced if the machine allows few open
+/// files in total.
 fn open_files() -> Finding {
     let (each, most) = (tables::open_files(&Limits::default()), tables::open_files(&Limits::MIN));
     let (verdict, detail) = if each == most {
@@ -286,8 +286,8 @@ fn open_files() -> Finding {
     Finding { part: "open files".into(), version: tables::files().total.to_string(), verdict, detail }
 }
 
-/// Checks whether the kernel counts file locks. Linux does not limit file locks, so the server must count
-/// them.
+/// Checks whether the kernel counts file locks. Linux does not limit file locks, so the server uses this
+/// count to stop containers with too many.
 fn file_locks() -> Finding {
     let (verdict, detail) = match tables::locks() {
         Some(_) => (

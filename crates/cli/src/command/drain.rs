@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::connect::{ServerConnection, answer};
 use crate::{quantity, show};
 
-/// Polling interval. Sandboxes take minutes to end, so more frequent polling has no benefit.
+/// Polling interval. Sandboxes take minutes to end, so more frequent polling would be of no benefit.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Maximum time to wait: the maximum lifetime of a sandbox.
 const WAIT_MAX: Duration = Duration::from_millis(limits::DEADLINE_MS_MAX);

@@ -7,7 +7,7 @@ use api::Error;
 use crate::connect::{ServerConnection, answer};
 use crate::show;
 
-/// Key prefix that E2B's SDKs require. Hexadecimal digits must follow it.
+/// Key prefix that E2B's SDKs require, followed by hexadecimal digits.
 const PREFIX: &str = "e2b_";
 /// Prefix of Bellglass keys. It is replaced by [`PREFIX`].
 const OWN_PREFIX: &str = "bgk_";

@@ -39,7 +39,7 @@ pub struct Arguments {
     all: bool,
 }
 
-/// Local copy of a file. The copy is deleted on drop.
+/// Local copy of a file, which is deleted on drop.
 struct Copy {
     path: PathBuf,
 }
@@ -95,7 +95,7 @@ fn conflict(path: &FilePath) -> Error {
 fn open_editor(path: &Path) -> Result<(), Error> {
     let named = |name| std::env::var(name).ok().filter(|editor| !editor.trim().is_empty());
     let editor = named("VISUAL").or_else(|| named("EDITOR")).unwrap_or_else(|| "vi".into());
-    // A shell starts the editor, because the variable may contain options. Other programs do this too.
+    // A shell starts the editor, as in other programs, because `VISUAL` and `EDITOR` may contain options.
     let status = std::process::Command::new("/bin/sh")
         .args(["-c", &format!("{editor} \"$1\""), "sh"])
         .arg(path)
@@ -135,8 +135,8 @@ impl Copy {
         Ok(bytes)
     }
 
-    /// Keeps the local copy if it differs from the original file, and adds its path to the error. The local
-    /// copy is the only copy of the user's edits.
+    /// Keeps the local copy if it differs from the original file, and adds the path of the copy to the error.
+    /// The copy is the only place that holds the user's edits.
     fn kept_after(mut self, error: Error, before: &[u8]) -> Error {
         if self.read().is_ok_and(|bytes| bytes == before) {
             return error;

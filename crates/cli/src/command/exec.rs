@@ -11,7 +11,7 @@ use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
 use crate::{request, show};
 
-/// Maximum time to wait for a run's artifacts after the run has ended.
+/// Maximum time to wait for an exec's artifacts after the exec has ended.
 const ARTIFACTS_WITHIN: Duration = Duration::from_secs(120);
 
 /// Arguments of `bellglass exec`.

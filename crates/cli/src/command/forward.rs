@@ -16,8 +16,8 @@ use crate::{platform, show};
 
 /// Size of the copy buffer for each direction of a connection.
 const COPY_BYTES: usize = 64 * 1024;
-/// Delay before the next attempt after a connection could not be accepted, for example because no descriptors
-/// were available.
+/// Delay before the next attempt if a connection cannot be accepted, for example because there are no free
+/// descriptors.
 const ACCEPT_AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Arguments of `bellglass forward`.
@@ -75,7 +75,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
         }
         return Ok(ExitCode::SUCCESS);
     }
-    // If the sandbox does not exist, the command fails here, before it listens. From here on, the ID is used,
+    // If the sandbox does not exist, the command fails here, before it listens. From here on, it uses the ID,
     // because the name could later belong to a different sandbox.
     let sandbox = answer(&client, client.sandbox(&sandbox)).await?.id;
     let places = Arc::new(Semaphore::new(ports::CONNECTIONS_MAX));

@@ -45,7 +45,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the state of a sandbox. If the sandbox has ended, the text includes the reason.
+/// Returns the state of a sandbox. If the sandbox has ended, the text also states the reason.
 pub fn state(sandbox: &Sandbox) -> String {
     match sandbox.reason {
         Some(reason) => format!("{} ({})", sandbox.state.name(), reason.name()),

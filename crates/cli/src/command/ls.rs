@@ -40,7 +40,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
     let path = path(&arguments.path)?;
     let info = answer(&client, files.stat(&path)).await?;
     let (items, base) = match info.kind {
-        // As in `ls`, a symlink named on the command line is followed if it leads to a directory.
+        // As with `ls`, a symlink named on the command line is followed if it leads to a directory.
         FileKind::Directory | FileKind::Symlink => {
             match answer(&client, files.list(&path, arguments.depth)).await {
                 Err(_) if info.kind == FileKind::Symlink => (vec![info], String::new()),

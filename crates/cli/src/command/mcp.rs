@@ -30,11 +30,11 @@ pub struct Arguments {
     set: ToolSet,
 }
 
-/// The session of the connected MCP client, on a server.
+/// Session of the connected MCP client, on a server.
 struct Talk {
     client: Client,
     set: ToolSet,
-    /// Session ID. The first call creates the session.
+    /// Session ID, which is set when the first call creates the session.
     session: OnceCell<SessionId>,
 }
 
@@ -45,7 +45,7 @@ pub async fn run(connection: &ServerConnection, arguments: &Arguments) -> Result
     let stop = CancellationToken::new();
     let stopping = stop.clone();
     tokio::spawn(async move {
-        // If no signal handler can be installed, a signal simply ends the process.
+        // Without a signal handler, a signal simply ends the process.
         if crate::wait_for_end().await.is_ok() {
             stopping.cancel();
         }
@@ -99,7 +99,7 @@ impl Host for Talk {
         };
         let ended = result.get("exit_code").and_then(Value::as_i64).unwrap_or(0);
         let failed = ended != 0 || result.get("success").and_then(Value::as_bool) == Some(false);
-        // The result is returned even if the artifacts cannot be listed.
+        // Return the result even if the artifacts cannot be listed.
         let artifacts = self
             .artifacts()
             .await
@@ -135,7 +135,7 @@ impl Host for Talk {
 
     async fn end(&self) {
         if let Some(session) = self.session.get() {
-            // If the server cannot be reached, it stops the session's sandbox when the idle timeout expires.
+            // If the server cannot be reached, its idle timeout stops the session's sandbox later.
             let _ = self.client.end_session(session).await;
         }
     }

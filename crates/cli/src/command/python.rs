@@ -88,13 +88,13 @@ impl LanguageName {
     }
 }
 
-/// Runner for any number of pieces of code in one sandbox.
+/// Runner that can run any number of pieces of code in one sandbox.
 pub struct Runner<'a> {
     /// Client for the server.
     pub client: &'a Client,
     /// Sandbox that runs the code.
     pub sandbox: &'a SandboxId,
-    /// Exec request. The source code is added for each run.
+    /// Exec request without the source code, which is added for each run.
     pub spec: ExecSpec,
 }
 
@@ -109,12 +109,12 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
         install_missing: arguments.install_missing,
         ..Code::default()
     };
-    // A cell must not block until its output is read, because the context also serves other cells.
+    // A cell must not block until a client reads its output, because the context also serves other cells.
     let bounded = arguments.json || arguments.context.is_some() || source.is_none();
     let spec = ExecSpec {
         code: Some(code),
         deadline_ms: arguments.timeout.0.map(request::millis),
-        // Output that is collected in memory must be bounded. Streamed output can be unbounded.
+        // Output that is collected in memory must be limited. Streamed output need not be.
         output: if bounded { OutputMode::Keep } else { OutputMode::Block },
         ..ExecSpec::default()
     };
@@ -131,7 +131,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
 }
 
 impl Runner<'_> {
-    /// Runs code until it ends, and returns the exit code of the code.
+    /// Runs code until it ends, and returns its exit code.
     pub async fn run(&self, source: String, output: &mut Output) -> Result<ExitCode, Error> {
         let (client, sandbox) = (self.client, self.sandbox);
         let code = Code { source, ..self.spec.code.clone().unwrap_or_default() };

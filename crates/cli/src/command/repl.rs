@@ -1,8 +1,8 @@
 //! Interactive prompt: the lines typed at a terminal become the cells of one context.
 //!
 //! A separate thread reads the input line by line. A cell runs as soon as it is complete. Ctrl-C discards an
-//! incomplete cell or interrupts the running cell. Ctrl-D exits. If the context was created for this prompt,
-//! it is then removed.
+//! incomplete cell or interrupts the running cell. Ctrl-D exits, and removes the context if it was created
+//! for this prompt.
 
 use std::io::{BufRead as _, Write as _};
 use std::process::ExitCode;
@@ -26,9 +26,9 @@ const LINES_WAITING: usize = 1;
 /// Input event at the prompt.
 enum Typed {
     Line(String),
-    /// Ctrl-C was pressed. The incomplete cell is discarded.
+    /// The user pressed Ctrl-C. The incomplete cell is discarded.
     GivenUp,
-    /// Ctrl-D was pressed, or a signal that ends this program arrived.
+    /// The user pressed Ctrl-D, or a signal arrived that ends this program.
     Left,
 }
 
@@ -97,7 +97,7 @@ async fn cells(
         }
         match runner.run(cell, &mut output).await {
             Ok(_) => {}
-            // The sandbox or its context is gone, so no further cell can run.
+            // The sandbox or its context no longer exists, so no further cell can run.
             Err(error) if matches!(error.code, ErrorCode::SandboxLost | ErrorCode::NotFound) => {
                 return Err(error);
             }
@@ -110,7 +110,7 @@ impl Prompt {
     fn open() -> Result<Self, Error> {
         let ended = [watch(SignalKind::terminate())?, watch(SignalKind::hangup())?];
         let (sender, lines) = mpsc::channel(LINES_WAITING);
-        // Only a blocking read works with a terminal that is shared with the parent process.
+        // Only a blocking read works on a terminal that is shared with the parent process.
         std::thread::spawn(move || {
             let mut input = std::io::stdin().lock();
             loop {

@@ -29,7 +29,7 @@ use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
 use crate::{LocalOptions, request, show};
 
-/// Time that the sandbox lives beyond the time limit of the exec, so that the outcome can still be reported.
+/// Additional lifetime of the sandbox after the exec's time limit, to report the outcome.
 const AFTERWARDS: Duration = Duration::from_secs(60);
 /// Maximum number of blocked hosts to report.
 const TOLD_MAX: usize = 20;
@@ -51,8 +51,8 @@ pub struct Arguments {
     exec: request::ExecOptions,
 }
 
-/// Runs the command on the configured server, or on this machine if no server is configured. Returns the exit
-/// code of the command.
+/// Runs the command on the configured server, or on this machine if no server is configured. Returns the
+/// command's exit code.
 pub async fn run(
     place: &LocalOptions,
     connection: &ServerConnection,
@@ -139,14 +139,12 @@ async fn on_this_machine(
     }
     .map_err(|error| error.to_api())?;
     let runtime = match &arguments.runtime {
-        // A runtime that the user named but that is too weak is rejected below, with an error that contains
-        // its name.
+        // If the user named a runtime that is too weak, it is rejected below, with an error that names it.
         Some(_) => choice.at_least(Tier::Container),
         None => choice.at_least(tier),
     }
     .map_err(|error| error.to_api())?;
-    // If a Daytona account is configured, the user expects Daytona to be used and should learn that it is
-    // not.
+    // If a Daytona account is configured, the user expects Daytona to be used, so a note says if it is not.
     let unused = choice.considered.iter().find(|one| one.name == runtime::daytona::NAME && !one.used);
     if let Some(daytona) = unused {
         show::note(&format!("{}; using the next backend", daytona.why));
@@ -241,7 +239,7 @@ async fn weaker(runtime: &dyn Runtime) {
     }
 }
 
-/// Serves the sandbox's egress as the policy allows, and reports each blocked host once.
+/// Serves the network requests that the policy allows, and reports each blocked host once.
 async fn let_out(sandbox: Arc<Sandbox>, policy: Policy, broker: Broker) {
     let told = Mutex::new(BTreeSet::new());
     let tell = move |told_of: BrokerReport| {
@@ -313,8 +311,8 @@ async fn feed(exec: &Exec) {
     loop {
         let count = stdin.read(&mut buffer).await.unwrap_or(0);
         let bytes = bytes::Bytes::copy_from_slice(buffer.get(..count).unwrap_or_default());
-        // This timeout is longer than the lifetime of the sandbox, so a command that never reads its input
-        // does not make the run fail.
+        // This timeout exceeds the lifetime of the sandbox, so that the run does not fail if the command
+        // never reads its input.
         let within = Duration::from_millis(limits::DEADLINE_MS_MAX);
         let sent = exec.write_stdin(offset, bytes, count == 0, within).await;
         if count == 0 || sent.is_err() {

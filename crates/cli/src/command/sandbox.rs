@@ -20,7 +20,7 @@ use crate::{LocalOptions, show};
 const USUAL: &str = "interpreter";
 /// Time limit of each check.
 const CHECK_MS: u64 = 20_000;
-/// Deadline of the check that is expected to time out.
+/// Deadline of the check that must time out.
 const SHORT_MS: u64 = 1000;
 /// Memory limit of test sandboxes.
 const MEMORY_BYTES: u64 = 128 << 20;
@@ -50,7 +50,7 @@ pub struct Test {
     template: String,
 }
 
-/// Check of one property of a sandbox: its description, a script, and the expected result.
+/// Check of one property of a sandbox, with its description, script and expected result.
 struct Check {
     what: &'static str,
     script: &'static str,
@@ -107,7 +107,7 @@ pub async fn build(place: &LocalOptions, arguments: Build) -> Result<ExitCode, E
     try_out(&machine, &runtime, &Store::new(&place.data).load(&name).map_err(|error| error.to_api())?).await
 }
 
-/// Prints the backend in use and which templates are ready on it. Exits with 1 if no template is ready.
+/// Prints the backend in use and the templates that are ready on it. Exits with 1 if no template is ready.
 pub async fn status(place: &LocalOptions, arguments: Status) -> Result<ExitCode, Error> {
     let machine = Machine::open(&place.data).map_err(|error| error.to_api())?;
     let choice = machine.choose(&place.backends).await;

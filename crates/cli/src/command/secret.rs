@@ -121,19 +121,18 @@ fn value(name: &str) -> Result<String, Error> {
             .map_err(failed)?
             .ok_or_else(|| Error::invalid("interrupted: nothing was set", "Run the command again."))?;
     } else {
-        // Slightly more than the maximum length is enough to reject a value that is too long without reading
-        // all of it.
+        // Reading slightly more than the maximum length is enough to reject a value that is too long.
         let most = u64::try_from(VALUE_BYTES.end() + 2).unwrap_or(u64::MAX);
         stdin.take(most).read_to_end(&mut bytes).map_err(failed)?;
     }
-    // The conversion error is dropped, because it would contain the value.
+    // The conversion error is discarded, because it would contain the value.
     let text = String::from_utf8(bytes)
         .map_err(|_| Error::invalid("the value is not valid UTF-8", "Pass one line of UTF-8 text."))?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
     Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
 }
 
-/// Reads typed keys up to the end of the line. Returns `None` if the user interrupts the input.
+/// Reads typed keys up to the end of the line. Returns `None` if the user presses Ctrl-C.
 fn typed(keys: impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     for key in keys.bytes() {

@@ -4,8 +4,8 @@
 //! check configuration ─▶ open machine, take over running sandboxes ─▶ update store ─▶ listen
 //! ```
 //!
-//! A shutdown does not stop sandboxes. A signal ends the server, the sandboxes keep running, and the next
-//! `serve` takes them over.
+//! A shutdown does not stop sandboxes: a signal ends only the server, and the next `serve` takes over the
+//! running sandboxes.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ const FIRST_PROJECT: &str = "default";
 /// Timeout for the store at startup. On a busy machine, the store takes a second or two to respond.
 const STORE_WITHIN: Duration = Duration::from_secs(15);
 const STORE_AGAIN: Duration = Duration::from_millis(100);
-/// Timeout for removing unused pre-warmed sandboxes at shutdown. Each removal takes milliseconds.
+/// Timeout for removing unused pre-warmed sandboxes at shutdown. Removing one takes milliseconds.
 const POOL_WITHIN: Duration = Duration::from_secs(5);
 
 /// Arguments of `bellglass serve`.
@@ -93,8 +93,8 @@ async fn serve(
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
     let gate =
         Gate::new(&node::egress::packages(data), configuration.upstreams(), configuration.disk_reserve_bytes);
-    // Without a working backend, the server still starts, so that it can explain why it cannot create
-    // sandboxes (requirement A12.01).
+    // The server starts even without a working backend, so that it can explain why it cannot create sandboxes
+    // (requirement A12.01).
     let choice = machine.choose(&configuration.backends).await;
     choice.log();
     let node = Node::open(&machine, choice, configuration.bounds(), gate).await;
@@ -125,12 +125,12 @@ async fn serve(
     platform.node.keep_ready(&configuration.pool_templates);
     platform.audit.record(Entry::new(clock::wall_ms(), Act::ServerStart));
     let scheme = if configuration.tls()?.is_some() { "https" } else { "http" };
-    // The handler is installed before the address is printed, so that a signal directly afterwards does not
-    // kill the server.
+    // The handler is installed before the address is printed, so that a signal immediately afterwards does
+    // not kill the server.
     let signalled = crate::signalled()?;
     announce(&format!("{scheme}://{address}"), new.as_ref(), arguments)?;
     signalled.await;
-    // If any pre-warmed sandboxes remain, the next server removes them.
+    // The next server removes any pre-warmed sandboxes that remain.
     let _ = tokio::time::timeout(POOL_WITHIN, platform.node.close_pool()).await;
     let live = platform.node.status().sandboxes;
     if live > 0 {
@@ -143,8 +143,8 @@ async fn serve(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Verifies the audit log in the background, and logs an error if the log is damaged. The server runs even
-/// then, because new actions can still be recorded.
+/// Verifies the audit log in the background, and logs an error if the log is damaged. The server keeps
+/// running in that case, because it can still record new actions.
 fn check_audit(audit: Audit, log: PathBuf) {
     tokio::task::spawn_blocking(move || {
         if let Err(damaged) = verify(&log, false, None) {
@@ -155,8 +155,7 @@ fn check_audit(audit: Audit, log: PathBuf) {
     });
 }
 
-/// Retries an operation while the store does not respond. At startup, waiting longer than for a request is
-/// acceptable.
+/// Retries an operation while the store does not respond. A startup may wait longer than a request.
 async fn patiently<T>(ask: impl AsyncFn() -> Result<T, control::store::Error>) -> Result<T, Error> {
     let begun = Instant::now();
     loop {
@@ -223,7 +222,7 @@ fn write_key(path: &Path, secret: &str) -> Result<(), Error> {
 }
 
 /// Raises the limit on open descriptors to its maximum. Each sandbox needs four descriptors and each
-/// connection one, so the usual limit is far too low for a full machine.
+/// connection needs one, so the usual limit is far too low for a full machine.
 fn more_descriptors() {
     let now = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: now.maximum, maximum: now.maximum };

@@ -22,12 +22,12 @@ use crate::output::Output;
 use crate::quantity::{self, Limit};
 use crate::{request, show};
 
-/// Size of the buffer for reading the local terminal. A large paste takes several reads.
+/// Size of the buffer for reading the local terminal. A large paste needs several reads.
 const KEYS_BYTES: usize = 4096;
-/// Maximum number of chunks of input in the queue. Further input waits in the local terminal's buffer.
+/// Maximum number of queued chunks of input. Further input waits in the local terminal's buffer.
 const KEYS_WAITING: usize = 4;
-/// Number of bytes of earlier output to show when reattaching. They fill many screens but cause no noticeable
-/// delay.
+/// Number of bytes of earlier output to show after reattaching. They fill many screens, but cause no
+/// noticeable delay.
 const SCROLLBACK_BYTES: u64 = 256 * 1024;
 /// Timeout for sending the last keys when detaching.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
@@ -125,7 +125,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
             show::note(&format!(
                 "detached; the program keeps running. To return: bellglass shell --exec {id} {sandbox}"
             ));
-            // After a disconnect, the outcome of the program is unknown, and the user did not ask to detach.
+            // A disconnect is a failure: the outcome is unknown, and the user did not ask to detach.
             if matches!(left, Left::Cut) { ExitCode::from(crate::FAILED) } else { ExitCode::SUCCESS }
         }
     })
@@ -167,7 +167,7 @@ async fn stay(terminal: &mut Terminal) -> Result<Left, Error> {
                 None => return Err(crate::platform("the terminal stream closed without an end event".into())),
             },
             typed = keys.recv(), if terminal.room() >= KEYS_BYTES => {
-                // The local terminal was closed, so the command ends too.
+                // The local terminal was closed, so this command ends as well.
                 let Some(typed) = typed else { return Ok(Left::Cut) };
                 let (bytes, leaves) = escape.typed(&typed);
                 terminal.write(&bytes).map_err(|error| explain(&error))?;
@@ -189,7 +189,7 @@ async fn until_ended([hangup, terminate, interrupt]: &mut [Signal; 3]) {
     }
 }
 
-/// Waits briefly for the last keys to arrive.
+/// Waits briefly until the server has received the last keys.
 async fn leave(terminal: &mut Terminal) -> Result<Left, Error> {
     let arriving = async {
         while !terminal.is_received() {
@@ -209,7 +209,7 @@ async fn leave(terminal: &mut Terminal) -> Result<Left, Error> {
     Ok(ended.map_or(Left::Detached, Left::Ended))
 }
 
-/// Shows a terminal event. If the event is the end of the exec, returns it.
+/// Shows a terminal event. If the exec has ended, returns its outcome and totals.
 fn show_seen(seen: TerminalUpdate) -> Option<ExecEnd> {
     match seen {
         TerminalUpdate::Output { bytes, .. } => {
@@ -225,7 +225,7 @@ fn show_seen(seen: TerminalUpdate) -> Option<ExecEnd> {
     None
 }
 
-/// Prints a note while the terminal is in raw mode, where a line feed does not return to the first column.
+/// Prints a note while the terminal is in raw mode, in which a line feed does not return to the first column.
 fn say(text: &str) {
     let _ = write!(std::io::stderr().lock(), "\r\nbellglass: {}\r\n", show::escape(text));
 }
@@ -301,7 +301,7 @@ impl Escape {
         Self { state: EscapeState::Begin }
     }
 
-    /// Returns the keys to send to the program, and true if the user then detaches.
+    /// Returns the keys to send to the program, and true if the user detaches after them.
     fn typed(&mut self, keys: &[u8]) -> (Vec<u8>, bool) {
         let mut inside = Vec::with_capacity(keys.len() + 1);
         for key in keys {

@@ -195,8 +195,8 @@ fn find(data: &Path, text: &str) -> Result<NamedRecipe, Error> {
     Ok(NamedRecipe { recipe, name: stem(path), home: home.to_owned() })
 }
 
-/// Returns the container engine that builds templates, or `None` if this process can build layers itself. For
-/// that, the process must run as root and an OCI runtime must be available.
+/// Returns the container engine that builds templates, or `None` if this process can build layers itself,
+/// because it runs as root and an OCI runtime is available.
 async fn only_engine(machine: &Machine, place: &LocalOptions) -> Result<Option<Engine>, Error> {
     if rustix::process::geteuid().is_root() && machine.at_least(Tier::Container).is_ok() {
         return Ok(None);
@@ -206,8 +206,7 @@ async fn only_engine(machine: &Machine, place: &LocalOptions) -> Result<Option<E
     machine.engine_named(runtime.name()).map(Some).map_err(|error| error.to_api())
 }
 
-/// Builds a recipe. If the recipe is based on a built-in recipe that is not built yet, builds that recipe
-/// first.
+/// Builds a recipe. If the recipe is based on a built-in recipe without a template, builds that recipe first.
 async fn build(
     machine: &Machine,
     engine: Option<&Engine>,
@@ -262,8 +261,8 @@ pub async fn make_ready(machine: &Machine, runtime: &dyn Runtime, recipe: &str) 
         build(machine, Some(&engine), &wanted, options).await?;
         return Ok(wanted.name);
     }
-    // Layers are built in the usual way, with each step under its policy, and are then loaded into the
-    // engine.
+    // Layers are built by this process, with the recipe's egress policy in each step, and are then loaded
+    // into the engine.
     build(machine, None, &wanted, options).await?;
     with_bar(machine, async |builder, watch| builder.load(&wanted.name, &engine, watch).await).await?;
     show::note(&format!("{} has template {}", runtime.name(), wanted.name));
@@ -316,7 +315,7 @@ async fn with_bar<T>(
         TemplateProgress::Step { number, count, what, kept } => {
             bar.set_position(0);
             bar.set_message("");
-            // The step is printed above the bar. Without a terminal there is no bar, and these lines are the
+            // The step is printed above the bar. Without a terminal, there is no bar, and these lines are the
             // only visible progress.
             let note = if kept { " (cached)" } else { "" };
             bar.suspend(|| show::note(&format!("step {number} of {count}: {}{note}", show::escape(what))));

@@ -41,8 +41,8 @@ struct UsageRow {
     cpu_percent: f64,
 }
 
-/// Last measurement of each sandbox: the time of the measurement, and the processor time in microseconds used
-/// until then.
+/// Last measurement of each sandbox: the time of the measurement, and the processor time used until then in
+/// microseconds.
 type LastMeasurements = HashMap<SandboxId, (Instant, u64)>;
 
 /// Shows the resource usage, once or until the command is interrupted.
@@ -50,7 +50,7 @@ pub async fn run(connection: &ServerConnection, arguments: Arguments) -> Result<
     let client = connection.client()?;
     let mut seen = LastMeasurements::new();
     // Processor usage is the difference between two measurements, so the first measurement only sets the
-    // start values.
+    // starting values.
     look(&client, &mut seen).await?;
     let live = !arguments.once && !arguments.json && std::io::stdout().is_terminal();
     loop {

@@ -15,8 +15,8 @@ const COLUMNS: usize = 80;
 const COLUMNS_MAX: usize = 160;
 /// Maximum width of step names. The bars use the remaining width.
 const NAME_MAX: usize = 40;
-/// Minimum width of the duration column. It fits durations of up to a hundred seconds, in milliseconds with
-/// one decimal. Longer durations widen the column.
+/// Minimum width of the duration column. It fits durations up to a hundred seconds, in milliseconds with one
+/// decimal. Longer durations widen the column.
 const TIME_MIN: usize = 7;
 /// Minimum width of the bars. Narrower bars would not be readable and are omitted.
 const BAR_MIN: usize = 8;
@@ -84,12 +84,11 @@ fn text(trace: &Trace, age: &str, columns: usize) -> String {
     text
 }
 
-/// Returns all steps except the first, each with its depth. Each step follows its parent.
+/// Returns all steps except the first, each with its depth. Each step appears after its parent.
 fn in_order(steps: &[Step]) -> Vec<(usize, &Step)> {
     let mut below: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
     for (place, step) in steps.iter().enumerate().skip(1) {
-        // A parent must precede its child. A step with an invalid parent is shown as a child of the first
-        // step.
+        // A parent must precede its child. A step with an invalid parent becomes a child of the first step.
         let parent = step.parent.map_or(0, |parent| parent as usize);
         let parent = if parent < place { parent } else { 0 };
         if let Some(children) = below.get_mut(parent) {
@@ -116,8 +115,8 @@ fn name(step: &Step, depth: usize) -> String {
     whole.chars().take(NAME_MAX - 1).chain(['…']).collect()
 }
 
-/// Returns the bar for a step. The bar shows the step's start and duration to scale, and is always wide
-/// enough to be visible.
+/// Returns the bar for a step. The bar shows the step's start and duration to scale, and is never too narrow
+/// to be visible.
 fn bar(step: &Step, whole: u64, columns: usize) -> String {
     let eighths = |us: u64| {
         let scaled = u128::from(us.min(whole)) * 8 * columns as u128 / u128::from(whole);
@@ -125,8 +124,7 @@ fn bar(step: &Step, whole: u64, columns: usize) -> String {
     };
     let took = step.took_us.unwrap_or(whole.saturating_sub(step.begun_us));
     let long = eighths(took).max(1);
-    // Bars begin at whole columns. The start is rounded, and limited so that the bar does not extend beyond
-    // the line.
+    // Bars begin at whole columns. The start is rounded, and capped so that the bar stays within the line.
     let begin = ((eighths(step.begun_us) + 4) / 8).min((8 * columns - long) / 8);
     let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"].get(long % 8).unwrap_or(&"");
     format!("{:begin$}{}{rest}", "", "█".repeat(long / 8))
@@ -162,7 +160,7 @@ mod tests {
             Step { what: Some("keep".into()), ..step("store", Some(0), 35_000, 5_000) },
             step("disk", Some(2), 12_000, 2_000),
         ];
-        // Twenty columns remain for the bars, so each column represents two milliseconds.
+        // Twenty columns remain for the bars, and each represents two milliseconds.
         let shown = text(&trace(steps), "3 s", 13 + 2 + TIME_MIN + 2 + 20);
         let lines = [
             "create: 40.0 ms, 3 s ago",

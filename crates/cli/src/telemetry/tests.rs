@@ -13,7 +13,7 @@ use tracing::subscriber::DefaultGuard;
 
 use super::*;
 
-/// Maximum duration of a request while a collector does not respond.
+/// Maximum duration of a request even if a collector does not respond.
 const UNHINDERED: Duration = Duration::from_secs(2);
 
 /// Starts a collector that accepts everything. Returns its URL and the requests that it receives.
@@ -31,7 +31,7 @@ fn collector() -> (String, Receiver<(String, ExportTraceServiceRequest)>) {
     (address, told)
 }
 
-/// Reads one request. Returns its first line and its decoded body.
+/// Reads one request, and returns its first line and its decoded body.
 fn hear(mut stream: &TcpStream) -> Option<(String, ExportTraceServiceRequest)> {
     let mut lines = BufReader::new(stream);
     let (mut first, mut length) = (String::new(), 0);
@@ -85,7 +85,7 @@ async fn a_collector_gets_the_steps_and_nothing_else() {
     let (address, told) = collector();
     let (_exporter, _on) = sending(&address);
     request(None);
-    // A step outside a request.
+    // This step is outside of any request, so it must not be exported.
     info_span!(target: STEP, "store").in_scope(|| {});
     let spans = spans(&told);
     let [step, root] = spans.as_slice() else { panic!("{spans:?}") };

@@ -25,7 +25,7 @@ impl Files {
     /// Downloads a file, or a directory with its content, as an archive.
     ///
     /// # Errors
-    /// The path does not exist, or it cannot be read.
+    /// Returns an error if the path does not exist or cannot be read.
     pub async fn pack(&self, path: &FilePath, compression: Compression) -> Result<Archive, Error> {
         let link = &self.client.link;
         let route = self.route("/archive", &[("path", path)]);
@@ -45,8 +45,8 @@ impl Files {
     /// reader can be read only once.
     ///
     /// # Errors
-    /// The data is not a valid archive, or there is not enough space. Files that were extracted before the
-    /// error remain.
+    /// Returns an error if the data is not a valid archive or if there is not enough space. Files that were
+    /// extracted before the error remain.
     pub async fn unpack(
         &self,
         path: &FilePath,
@@ -64,7 +64,7 @@ impl Archive {
     /// Returns the next bytes, or `None` at the end.
     ///
     /// # Errors
-    /// The download was interrupted; the bytes received so far are not a complete archive.
+    /// Returns an error if the download was interrupted. The bytes received so far are then incomplete.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         let link = &self.files.client.link;
         let silence = link.options.answer_within;

@@ -1,4 +1,4 @@
-//! A reader of one file. It returns the bytes in order, over as many connections as necessary.
+//! A reader of one file. It returns the bytes in order and reconnects as often as necessary.
 //!
 //! ```text
 //!            ┌─ disconnected, silent: `Range` from the current offset, `If-Match` the same version ─┐
@@ -49,7 +49,7 @@ impl Files {
     /// Returns a reader of the current version of a regular file.
     ///
     /// # Errors
-    /// The path is not a regular file (`not_regular`), or it does not exist.
+    /// Returns an error if the path is not a regular file (`not_regular`) or does not exist.
     pub async fn reader(&self, path: &FilePath) -> Result<FileReader, Error> {
         let info = self.stat(path).await?;
         if info.kind != FileKind::File {
@@ -82,10 +82,10 @@ impl FileReader {
         self.spoiled
     }
 
-    /// Returns the next bytes, or `None` at the end, after all bytes have been verified.
+    /// Returns the next bytes, or `None` once all bytes have been read and verified.
     ///
     /// # Errors
-    /// The file changed (`conflict`) or no longer exists, or the server no longer responds.
+    /// Returns an error if the file changed (`conflict`) or is gone, or the server no longer responds.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         while !self.ended {
             match self.step().await {
@@ -134,7 +134,7 @@ impl FileReader {
                 }
             },
             Ok(None) => {
-                // A proxy removed the trailers.
+                // The response ended without trailers, for example because a proxy removed them.
                 self.finish(&HeaderMap::new()).await.map(|()| None)
             }
             Ok(Some(Err(error))) => {

@@ -124,7 +124,7 @@ pub fn worked(bytes: u64) -> Duration {
     STALL_MAX + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
 }
 
-/// Returns the maximum time that the transfer and the processing of a body of this size may take.
+/// Returns the maximum time for transferring and processing a body of this many bytes.
 pub fn carried(bytes: u64) -> Duration {
     worked(bytes) + Duration::from_secs(bytes / SLOWEST_LINK_BYTES_PER_SECOND)
 }

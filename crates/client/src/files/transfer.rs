@@ -40,14 +40,14 @@ const OWNER: u32 = 0o600;
 /// Progress callback. Receives the number of bytes transferred so far.
 pub type ProgressCallback<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
-/// A local file that is not complete yet. If it is dropped before it gets its final name, the file is
-/// removed.
+/// A local file that is not complete yet. The file is removed if this value is dropped before the file gets
+/// its final name.
 struct PartialFile {
     path: PathBuf,
     named: bool,
 }
 
-/// A partial file in the sandbox that has not been renamed to its final name yet. If it is dropped in this
+/// A partial file in the sandbox that does not have its final name yet. If this value is dropped in this
 /// state, [`Files::tidy`] removes the file later.
 struct Unnamed<'a> {
     files: &'a Files,
@@ -66,8 +66,8 @@ impl Files {
     /// partial file. The returned hash is SHA-256 for a small file and BLAKE3 for a large one.
     ///
     /// # Errors
-    /// The file cannot be read locally or written in the sandbox, it changed during the upload (`conflict`),
-    /// or the server no longer responds.
+    /// Returns an error if the file cannot be read locally or written in the sandbox, it changed during the
+    /// upload (`conflict`), or the server no longer responds.
     pub async fn upload(
         &self,
         local: &Path,
@@ -114,7 +114,7 @@ impl Files {
     /// Removes the partial files that dropped uploads left in the sandbox.
     ///
     /// # Errors
-    /// A partial file cannot be removed, or the server does not respond.
+    /// Returns an error if a partial file cannot be removed or if the server does not respond.
     pub async fn tidy(&self) -> Result<(), Error> {
         loop {
             let part = self.left.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -126,9 +126,9 @@ impl Files {
     /// Downloads a file from the sandbox to this machine, with its permissions.
     ///
     /// # Errors
-    /// The file cannot be read in the sandbox or written locally, the local path is not a regular file
-    /// (`not_regular`), the file keeps changing during the read (`conflict`), or the server no longer
-    /// responds.
+    /// Returns an error if the file cannot be read in the sandbox or written locally, the local path is not a
+    /// regular file (`not_regular`), the file keeps changing during the read (`conflict`), or the server no
+    /// longer responds.
     pub async fn download(
         &self,
         path: &FilePath,
@@ -297,7 +297,7 @@ async fn replaceable(local: &Path) -> Result<(), Error> {
     }
 }
 
-/// Returns a hidden, unique name for a partial file in the same directory.
+/// Returns the path of a partial file with a hidden, unique name in the directory of `path`.
 fn beside(path: &[u8]) -> Result<Vec<u8>, Error> {
     let at = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
     let (directory, name) = path.split_at(at);

@@ -17,13 +17,13 @@ pub struct FileWatch {
     deep: bool,
     lines: Option<Lines<WatchLine>>,
     attempts: Attempts,
-    /// True if the reader has been connected before. A new connection then means that events were missed.
+    /// True if the reader has connected before. A new connection is then reported as a loss of events.
     connected: bool,
 }
 
 impl Files {
-    /// Watches a file or a directory. With `deep`, also watches all of its subdirectories.
-    /// [`FileWatch::begin`] connects.
+    /// Watches a file or a directory. With `deep`, also watches all of its subdirectories. The watch is
+    /// active only after [`FileWatch::begin`] returns.
     pub fn watch(&self, path: &FilePath, deep: bool) -> FileWatch {
         let attempts = self.client.link.attempts();
         let (files, path) = (self.clone(), path.clone());
@@ -35,7 +35,7 @@ impl FileWatch {
     /// Waits until the watch is active. All events from then on are reported.
     ///
     /// # Errors
-    /// The path does not exist, or the server does not respond.
+    /// Returns an error if the path does not exist or if the server does not respond.
     pub async fn begin(&mut self) -> Result<(), Error> {
         while !self.connected {
             if self.step().await?.is_some() {
@@ -49,7 +49,7 @@ impl FileWatch {
     /// events were missed. Cancel-safe.
     ///
     /// # Errors
-    /// The sandbox no longer exists, or the server no longer responds.
+    /// Returns an error if the sandbox no longer exists or if the server no longer responds.
     pub async fn next(&mut self) -> Result<FileEvent, Error> {
         loop {
             if let Some(event) = self.step().await? {

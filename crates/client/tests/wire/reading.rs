@@ -137,8 +137,8 @@ fn result(offset: u64, next: u64) -> OutputLine {
     OutputLine::Result { offset, next, line: serde_json::from_value(value).unwrap() }
 }
 
-/// A result is not delivered if the connection breaks in the middle of it; the next connection starts with
-/// it.
+/// If the connection breaks in the middle of a result, the result is not delivered. The next connection
+/// starts with this result.
 #[tokio::test]
 async fn results_arrive_once_wherever_the_connection_breaks() {
     let all = |request: &Request| {

@@ -19,7 +19,7 @@ pub struct Request {
     pub body: Vec<u8>,
 }
 
-/// A response: the bytes that the server sends before it closes the connection.
+/// A response: the bytes that the server sends before it closes or stalls the connection.
 pub struct Answer {
     bytes: Vec<u8>,
     /// True if the connection stays open after these bytes, without any further data.
@@ -87,19 +87,19 @@ impl Answer {
         Self { bytes: head.into_bytes(), stalls: false }
     }
 
-    /// Returns a complete stream of lines.
+    /// Returns a complete chunked response that consists of these lines.
     pub fn lines(lines: &[OutputLine]) -> Self {
         Self::text(&text(lines))
     }
 
-    /// Returns a stream with this text as its body and a proper end.
+    /// Returns a chunked response with this text as its body and a proper end.
     pub fn text(text: &str) -> Self {
         let mut answer = Self::cut(text, text.len());
         answer.bytes.extend_from_slice(b"0\r\n\r\n");
         answer
     }
 
-    /// Returns a stream that breaks after this many bytes of its body.
+    /// Returns a chunked response that breaks off after this many bytes of its body.
     pub fn cut(text: &str, after: usize) -> Self {
         let mut bytes =
             b"HTTP/1.1 200 OK\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();

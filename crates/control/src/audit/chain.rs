@@ -10,8 +10,8 @@ use sha2::{Digest, Sha256};
 
 use super::{Act, Damaged, Entry, files};
 
-/// Maximum length of a line: twice the length of a line in which every field is at its limit and every byte
-/// is escaped.
+/// Maximum length of a line. This is twice the length of a line whose fields are all at their limits, with
+/// every byte escaped.
 pub(super) const LINE_BYTES_MAX: usize = 4096;
 /// Maximum number of times that verification starts over because a file became full while the log was being
 /// read.
@@ -24,22 +24,22 @@ const NOTHING: [u8; 32] = [0; 32];
 pub struct Verified {
     /// Number of entries.
     pub entries: u64,
-    /// Number of the first entry. It is above 0 if older entries were removed.
+    /// Sequence number of the first entry. It is above 0 if older entries were removed.
     pub begins: u64,
-    /// Numbers of the entries that report missing entries before them.
+    /// Sequence numbers of the entries that report that earlier entries are missing.
     pub cuts: Vec<u64>,
-    /// Hash of the last line. If it is stored elsewhere, a later check can prove that no line up to this one
-    /// was removed or changed.
+    /// Hash of the last line. If a copy of it is stored elsewhere, a later check can prove that no line up to
+    /// this one was removed or changed.
     pub head: String,
-    /// True if the log ends with an incomplete line, left behind by a killed server. The next server removes
-    /// that line.
+    /// True if the log ends with an incomplete line, left behind by a killed server. The server removes that
+    /// line when it starts.
     pub torn: bool,
 }
 
-/// End of a chain: the data that is needed to write the next line.
+/// End of a chain, which contains the data for writing the next line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ChainEnd {
-    /// The number of the next line.
+    /// Sequence number of the next line.
     pub seq: u64,
     /// Hash of the last line.
     pub head: [u8; 32],
@@ -69,8 +69,8 @@ struct AuditLine {
 /// the line with this hash. A server may write to the log during the check.
 ///
 /// # Errors
-/// A line does not continue the chain, or a file is missing or unreadable. The error describes the first such
-/// problem.
+/// Returns an error that describes the first problem: a line does not continue the chain, or a file is
+/// missing or unreadable.
 pub fn verify(path: &Path, archived: bool, head: Option<&str>) -> Result<Verified, Damaged> {
     let mut again = VERIFIED_AGAIN;
     loop {
@@ -95,8 +95,8 @@ fn verify_once(path: &Path, archived: bool, wanted: Option<&str>) -> Result<Veri
     let mut reading = ChainReader { head, wanted, ..ChainReader::default() };
     let full = listed.len();
     for (place, file) in listed.into_iter().map(|(_, file)| file).chain([path.to_owned()]).enumerate() {
-        // The current file may be missing: a server that is killed during rotation has renamed the full file
-        // but not created the next one.
+        // The current file may be missing: a server that was killed during rotation may have renamed the full
+        // file before it created the next one.
         if place < full || full == 0 || file.exists() {
             reading.file(&file, place < full)?;
         }
@@ -133,15 +133,15 @@ fn verify_once(path: &Path, archived: bool, wanted: Option<&str>) -> Result<Veri
     }
 }
 
-/// State of reading a log.
+/// Reader of a log, and the state of the chain so far.
 #[derive(Default)]
 struct ChainReader {
     /// End of the chain so far; `None` before the first line.
     link: Option<ChainEnd>,
-    /// Start of the chain.
+    /// Start of the chain: the sequence number of the first line, and the hash of the line before it.
     begins: ChainEnd,
-    /// Positions at which the chain may begin, because older files were removed to stay within the size
-    /// limit.
+    /// Positions at which the chain may begin, according to entries about files that were removed because of
+    /// the size limit.
     pruned: Vec<(u64, String)>,
     cuts: Vec<u64>,
     torn: bool,
@@ -152,7 +152,7 @@ struct ChainReader {
 }
 
 impl ChainReader {
-    /// Reads one file. Only the last line of the last file may be incomplete.
+    /// Reads one file and checks its lines. Only the last line of the last file may be incomplete.
     fn file(&mut self, path: &Path, is_full: bool) -> Result<(), Damaged> {
         let unreadable =
             |line: u64| move |error: std::io::Error| (line, format!("the line cannot be read: {error}"));
@@ -187,7 +187,8 @@ impl ChainReader {
         let link = match self.link {
             Some(link) => link,
             None => {
-                // After all files have been read, `verify_once` checks that the log may begin here.
+                // This is the first line of the log. After reading all files, `verify_once` checks that the
+                // log may begin here.
                 let before = unhex(&prev).ok_or("the line has no valid hash of the previous line")?;
                 let link = if seq == 0 { ChainEnd::first() } else { ChainEnd { seq, head: before } };
                 self.begins = link;
@@ -213,7 +214,7 @@ impl ChainReader {
     }
 }
 
-/// Returns the detail of the entry about a removed file: the position at which the remaining log begins.
+/// Returns the detail for the entry about a removed file: the position at which the remaining log begins.
 pub(super) fn prune_detail(link: &ChainEnd) -> String {
     format!("begins at {} sha256:{}", link.seq, hex(&link.head))
 }

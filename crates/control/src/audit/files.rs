@@ -15,12 +15,13 @@ use std::path::{Path, PathBuf};
 
 use super::chain::{ChainEnd, hex};
 
-/// Number of files among which the log's maximum size is divided. The log therefore loses a sixteenth of its
-/// content when the oldest file is removed.
+/// Maximum number of files of a log. Removing the oldest file therefore discards a sixteenth of the log's
+/// maximum size.
 const FILES: u64 = 16;
-/// Minimum size at which a file counts as full. This is enough for a handful of lines.
+/// Lower limit for the size at which a file counts as full. This is enough for several lines.
 const FILE_BYTES_MIN: u64 = 4 << 10;
-/// Size of the head file. It is padded to this length, so that each write replaces it completely.
+/// Size of the head file. Its content is padded to this length, so that each write replaces the previous
+/// content completely.
 const HEAD_BYTES: usize = 128;
 
 /// Size limits of the log.

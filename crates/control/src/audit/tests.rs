@@ -34,8 +34,8 @@ fn place() -> Place {
     Place { path: directory.path().join("audit.log"), _directory: directory }
 }
 
-/// Opens the log. Retries while the log is in use, because a previous writer that was just dropped may need a
-/// moment to close it.
+/// Opens the log. Retries while the log is in use, because a writer that was just dropped may need a moment
+/// to close the file.
 fn open(path: &Path) -> Audit {
     let began = Instant::now();
     loop {
@@ -195,7 +195,7 @@ async fn a_line_torn_by_a_kill_is_cut_off_and_the_log_says_so() {
     }
 }
 
-/// Runs this test again in a child process, which only writes to the log, and kills that process.
+/// Runs this test again in a child process that only writes to the log, and kills the child.
 #[test]
 fn a_log_goes_on_after_its_writer_was_killed_at_any_time() {
     // Attack L-01: the process that writes the log is killed at an arbitrary time.
@@ -243,7 +243,7 @@ fn rotated(path: &Path, entries: u64, bounds: Bounds) {
 
 #[test]
 fn the_chain_goes_on_from_file_to_file_and_over_restarts() {
-    // Attack L-14: the chain continues across files and restarts.
+    // Verifies that the chain, which detects attack L-14, continues across files and restarts.
     let place = place();
     let large = Bounds { bytes_max: 16 * SMALL.file_bytes() };
     rotated(&place.path, 60, large);
@@ -301,7 +301,7 @@ fn what_is_missing_or_changed_in_any_file_shows() {
 
 #[test]
 fn the_oldest_files_are_removed_and_the_rest_is_still_whole() {
-    // Attack L-14: removing the oldest file because of the size limit does not break the chain.
+    // Verifies that the size limit, which removes the oldest files, does not look like attack L-14.
     let place = place();
     rotated(&place.path, 300, SMALL);
     let files = full(&place.path).unwrap();
@@ -384,7 +384,7 @@ async fn entries_of_many_at_once_are_all_written_or_counted() {
     }
     recording.join_all().await;
     audit.flush().await;
-    // With the next entry, the writer also records the number of entries missed so far.
+    // Together with the next entry, the writer also records the number of missed entries.
     audit.record(Entry::new(1, Act::ServerStop));
     audit.flush().await;
     let (mut written, mut missed) = (0, 0);
@@ -416,7 +416,7 @@ async fn everything_recorded_is_written_when_the_log_is_dropped() {
 
 #[tokio::test]
 async fn a_disk_that_is_full_loses_entries_and_says_so_once_it_has_room() {
-    // Attack L-05: the server runs out of a resource, in this test disk space.
+    // Attack L-05: the server runs out of a resource. In this test, the resource is disk space.
     let place = place();
     let missed = Arc::<AtomicU64>::default();
     let mut writer = Writer::open(&place.path, 1, Arc::clone(&missed), Bounds::default()).unwrap();
@@ -426,7 +426,7 @@ async fn a_disk_that_is_full_loses_entries_and_says_so_once_it_has_room() {
     writer.write(vec![Entry::new(2, Act::Exec), Entry::new(3, Act::Exec)]);
     writer.write(vec![Entry::new(4, Act::Exec)]);
     assert_eq!(missed.load(Ordering::Relaxed), 3);
-    // Simulate a partial write: only half of a line fit on the disk.
+    // Simulate a partial write: the disk had space for only half of a line.
     (&file).write_all(b"{\"seq\":1,").unwrap();
     writer.swap_file(file);
     writer.write(vec![Entry::new(5, Act::Exec)]);

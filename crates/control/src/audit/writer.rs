@@ -15,11 +15,11 @@ use super::chain::{ChainEnd, LINE_BYTES_MAX, damaged, prune_detail};
 use super::files::{self, Bounds};
 use super::{Act, Damaged, Entry, Error, SYNC_EVERY};
 
-/// Maximum number of entries in one write. It is large enough that a burst takes few system calls. In
-/// practice, the size of one write is at most a quarter of a megabyte.
+/// Maximum number of entries in one write. It is large enough to write a burst with few system calls. In
+/// practice, one write has at most a quarter of a megabyte.
 const GROUP: usize = 512;
 
-/// Message to the writer thread.
+/// A message to the writer thread.
 pub(super) enum Word {
     /// Write an entry.
     Entry(Box<Entry>),
@@ -47,7 +47,7 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Opens the file, finds the end of its chain, and removes any incomplete line after that end. Adds an
-    /// entry if a line was removed, or if entries are missing according to the head file.
+    /// entry if it removed a line, or if the head file shows that entries are missing.
     pub fn open(path: &Path, now_ms: u64, missed: Arc<AtomicU64>, bounds: Bounds) -> Result<Self, Error> {
         let failed =
             |act: &'static str| move |source| Error::File { act, path: path.display().to_string(), source };
@@ -196,7 +196,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Replaces the file, so that tests can simulate disk errors.
+    /// Replaces the open file and returns the previous one, so that tests can simulate disk errors.
     #[cfg(test)]
     pub fn swap_file(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
@@ -237,7 +237,7 @@ fn last(path: &Path) -> io::Result<Result<Option<ChainEnd>, Damaged>> {
     Ok(end(&file, whole, &newest)?.map(|(_, link)| link))
 }
 
-/// Returns the offset after the last complete line, and the end of the chain at that offset. The latter is
+/// Returns the offset after the last complete line, and the end of the chain there. The end of the chain is
 /// `None` if the file has no complete line.
 fn end(file: &File, whole: u64, path: &Path) -> io::Result<Result<(u64, Option<ChainEnd>), Damaged>> {
     // The tail is long enough for the last complete line with its newline, the newline before that line, and

@@ -1,6 +1,6 @@
-//! Rate limit for audit log entries about invalid keys. At most a few entries are written per second, and
-//! each states how many failures were suppressed since the previous entry. Without this limit, a client with
-//! many addresses could fill the log and displace all other entries.
+//! Rate limit for audit log entries about invalid keys. At most a few such entries are written per second.
+//! Each one states how many failures were not recorded since the previous entry. Without this limit, a client
+//! with many addresses could fill the log and displace all other entries.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 /// Maximum number of entries per second. At this rate, the entries take about 3 MiB per hour.
 const LINES_PER_SECOND: NonZeroU32 = NonZeroU32::new(5).unwrap();
 
-/// Rate limiter that counts the failures it suppresses.
+/// Rate limiter that counts the failures that it leaves out of the log.
 pub struct Failures {
     lines: DefaultDirectRateLimiter,
     unsaid: AtomicU64,
@@ -23,8 +23,8 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// Counts a failure. If an entry about it may be recorded now, returns the number of failures suppressed
-    /// since the previous entry; otherwise returns `None`.
+    /// Counts a failure. If the caller may record an entry now, returns the number of failures left out since
+    /// the previous entry. Otherwise returns `None`.
     pub fn say(&self) -> Option<u64> {
         if self.lines.check().is_ok() {
             return Some(self.unsaid.swap(0, Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! The grant of a request, and the need of a route.
+//! Grants, which are the rights of requests, and needs, which are the requirements of routes.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -28,9 +28,9 @@ pub enum Credential {
     Agent,
     /// The traffic token, which E2B's SDKs send with requests to ports and contexts.
     Traffic,
-    /// An E2B file signature, which is computed with the agent token.
+    /// An E2B file signature, which is computed from the agent token.
     Signature,
-    /// A ticket, which is valid for one request.
+    /// A ticket, which authorizes a single request.
     Ticket,
 }
 
@@ -75,15 +75,15 @@ pub enum Need {
     Key(Role),
     /// The agent token of the sandbox that the request names.
     Agent,
-    /// The agent token or the traffic token of that sandbox.
+    /// The agent token or the traffic token of the sandbox that the request names.
     Contexts,
     /// The agent token, or a file signature that permits this operation on the requested path.
     File(FileAct),
-    /// A ticket for this upload. A ticket can be used only once.
+    /// A ticket for the requested upload. A ticket can be used only once.
     Ticket,
 }
 
-/// Extractor that declares the need of a route. The extraction succeeds only for requests that satisfy this
+/// Extractor that declares the need of a route. The extraction succeeds only if the request satisfies this
 /// need.
 pub trait States {
     /// Need of the route.

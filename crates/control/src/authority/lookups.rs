@@ -6,11 +6,11 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::account::busy;
 use crate::fault::Answer;
 
-/// Maximum number of concurrent lookups. This is enough for a burst of new clients, because a lookup takes
-/// less than a millisecond.
+/// Maximum number of concurrent lookups. A lookup takes less than a millisecond, so this is enough for a
+/// burst of new clients.
 const LOOKUPS_MAX: usize = 128;
 
-/// Permits for lookups.
+/// Permits for key lookups.
 pub struct Lookups(Semaphore);
 
 impl Default for Lookups {
@@ -23,7 +23,7 @@ impl Lookups {
     /// Acquires a permit for one lookup.
     ///
     /// # Errors
-    /// `rate_limited`: all permits are in use.
+    /// Returns `rate_limited` if all permits are in use.
     pub fn place(&self) -> Answer<SemaphorePermit<'_>> {
         self.0
             .try_acquire()

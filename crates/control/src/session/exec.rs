@@ -22,15 +22,15 @@ use crate::output::Carried;
 /// object.
 const SMALL_BYTES: usize = tools::capture::TEXT_BYTES_MAX;
 
-/// Exec to run, and the run that uses its output.
+/// An exec to start, and the run that it belongs to.
 pub(super) struct RunExec<'a> {
     /// The session.
     pub live: &'a Live,
-    /// The sandbox.
+    /// Call that gives access to the sandbox.
     pub call: &'a Call,
     /// The run that the exec belongs to.
     pub run: &'a ExecId,
-    /// True if the output of the exec is the output of the run. It is then published to the session's
+    /// True if the exec's output is the output of the run, and is therefore published to the session's
     /// listeners.
     pub told: bool,
     /// Timeout of the exec.
@@ -82,11 +82,11 @@ impl RunExec<'_> {
         Ok(FinishedExec { ran, kept, gaps: [None; 2] })
     }
 
-    /// Runs the exec to its end. A program that cannot be started counts as ended with code 127, with the
+    /// Runs the exec until it ends. If the program cannot be started, the result is exit code 127, with the
     /// cause on standard error (requirement A6.05).
     ///
     /// # Errors
-    /// The request is invalid, or it is unknown whether the exec ran.
+    /// Returns an error if the request is invalid or if it is unknown whether the exec ran.
     pub async fn exec(
         &self,
         id: &ExecId,
@@ -132,8 +132,7 @@ impl RunExec<'_> {
                         Stream::Results => continue,
                     };
                     capture.skip(to - from);
-                    // A stream has at most one gap, because only the middle of a stream that is too long is
-                    // dropped.
+                    // A stream has at most one gap: if the stream is too long, only its middle is dropped.
                     gap.get_or_insert((from, to));
                     self.tell(carried.flush(stream));
                 }

@@ -20,17 +20,17 @@ use crate::fault::Answer;
 
 /// Maximum number of symlinks that are followed when a path is resolved, as in Linux.
 const LINKS_MAX: usize = 40;
-/// Maximum size of a file to edit. The file is held in memory.
+/// Maximum size of a file to edit, because the whole file is held in memory.
 const EDIT_BYTES_MAX: u64 = api::files::EDIT_BYTES_MAX;
 
 /// Versions of the files in a folder, by file name.
 pub(super) type Versions = HashMap<String, String>;
 
 impl Live {
-    /// Returns the files that the session has stored.
+    /// Lists the files that the session has stored.
     ///
     /// # Errors
-    /// A file system operation failed.
+    /// Returns an error if a file system operation fails.
     pub async fn artifacts(&self) -> Result<Vec<SessionArtifact>, node::Error> {
         let session = self.shown().await;
         let manifest = self.folder.manifest().await?;
@@ -40,7 +40,7 @@ impl Live {
     /// Returns the content of a stored file.
     ///
     /// # Errors
-    /// A file system operation failed.
+    /// Returns an error if a file system operation fails.
     pub async fn artifact(&self, name: &str) -> Result<Option<(SessionArtifact, Outgoing)>, node::Error> {
         let session = self.shown().await;
         let manifest = self.folder.manifest().await?;
@@ -52,18 +52,19 @@ impl Live {
     /// Removes the stored files, and returns their number.
     ///
     /// # Errors
-    /// A file system operation failed.
+    /// Returns an error if a file system operation fails.
     pub async fn clear(self: &Arc<Self>) -> Answer<usize> {
         let _waiting = self.wait()?;
         let _turn = self.turn.lock().await;
         Ok(self.folder.clear().await?)
     }
 
-    /// Stores the text files and pictures among the first files of the output folder (requirement A5.04), and
-    /// publishes the new pictures. Returns the names of all files in the folder, and the newly stored files.
+    /// Stores new text files and pictures from the output folder (requirement A5.04), and publishes the
+    /// pictures. Considers only the first `FILES_MAX` files of the folder. Returns the names of all its
+    /// files, and the newly stored files.
     ///
     /// # Errors
-    /// The sandbox does not respond, or a file system operation failed.
+    /// Returns an error if the sandbox does not respond or a file system operation fails.
     pub(super) async fn keep_outputs(
         &self,
         turn: &mut TurnState,
@@ -100,7 +101,7 @@ impl Live {
     /// (requirements A5.08, A5.09, A5.11).
     ///
     /// # Errors
-    /// The sandbox does not respond, or a file system operation failed.
+    /// Returns an error if the sandbox does not respond or a file system operation fails.
     pub(super) async fn keep_workspace(
         &self,
         session: &Session,
@@ -159,8 +160,8 @@ impl Live {
         Ok((files, artifacts))
     }
 
-    /// Restores the content of pictures in a stored response, if the pictures are still stored and have the
-    /// same size.
+    /// Adds the content of pictures to a stored response again, if they are still stored and have the same
+    /// size.
     pub(super) async fn put_pictures_back(&self, result: &mut Value) {
         let session = self.shown().await;
         let Ok(manifest) = self.folder.manifest().await else { return };
@@ -294,7 +295,7 @@ fn artifact(session: &Session, name: &str, kept: &StoredFile) -> SessionArtifact
 
 /// Returns the path of a file relative to a folder.
 fn below(folder: &str, info: &FileInfo) -> String {
-    // Two names that are not UTF-8 may have the same lossy text, but their encoded forms differ.
+    // Prefer the encoded path. Two different paths that are not valid UTF-8 may have the same lossy text.
     let path = info.path_encoded.as_ref().unwrap_or(&info.path);
     let rest = path.strip_prefix(folder).unwrap_or(path);
     rest.trim_start_matches('/').to_owned()

@@ -17,7 +17,7 @@ pub struct ToolReply {
     pub artifacts: Vec<SessionArtifact>,
 }
 
-/// Result of a call.
+/// Result of a tool call: the tool's reply, or an error.
 pub type Landing = Result<ToolReply, Error>;
 
 /// A call in progress.
@@ -28,16 +28,16 @@ pub struct Flight {
     landed: watch::Sender<Option<Arc<Landing>>>,
 }
 
-/// Guard that cancels a call when dropped. Has no effect after the call has ended.
+/// Guard that cancels a call when the guard is dropped. Has no effect after the call has ended.
 pub struct EndsWith(Option<Arc<Flight>>);
 
 impl Flight {
-    /// Creates the flight for a call, from the hash of the call.
+    /// Creates the flight for a call with this hash.
     pub(super) fn of(call: &str) -> Self {
         Self { call: call.to_owned(), cancel: watch::Sender::new(false), landed: watch::Sender::new(None) }
     }
 
-    /// Checks that a call with the same idempotency key also has the same hash.
+    /// Checks that a call with the same idempotency key is the same call, by its hash.
     pub(super) fn check(&self, call: &str) -> Result<(), Error> {
         if self.call == call { Ok(()) } else { Err(another_call()) }
     }
@@ -62,7 +62,7 @@ impl Flight {
     /// Waits for the result.
     ///
     /// # Errors
-    /// The call was rejected, or its result was lost.
+    /// Returns an error if the call was rejected or its result was lost.
     pub async fn landing(&self) -> Landing {
         let mut landed = self.landed.subscribe();
         match landed.wait_for(Option::is_some).await.ok().and_then(|landing| landing.clone()) {

@@ -61,13 +61,13 @@ pub(super) struct Runner {
     keyed: bool,
 }
 
-/// Position in the queue, assigned when the call arrived: the guard of the lock if the lock was free, and the
-/// future that acquires the lock otherwise.
+/// Position in the queue, assigned when the call arrived. It contains the lock's guard if the lock was free.
+/// Otherwise, the future acquires the lock.
 type QueuePosition =
     (Option<OwnedMutexGuard<TurnState>>, Pin<Box<dyn Future<Output = OwnedMutexGuard<TurnState>> + Send>>);
 
-/// Guard for the task of a call. If the task ends without a result, reports an error to the callers that wait
-/// for it.
+/// Guard for the task of a call. If the task ends without a result, the guard reports an error to the waiting
+/// callers.
 struct Aloft {
     live: Arc<Live>,
     id: ExecId,
@@ -78,8 +78,8 @@ impl Live {
     /// Starts a tool call, or returns the call that an earlier identical request started.
     ///
     /// # Errors
-    /// The tool does not exist, the idempotency key was used for a different call, or the call failed and its
-    /// tool set has no format for errors.
+    /// Returns an error if the tool does not exist, the idempotency key was used for a different call, or the
+    /// call failed and its tool set has no format for errors.
     pub async fn call(
         self: &Arc<Self>,
         platform: &Arc<Platform>,
@@ -172,7 +172,7 @@ impl Live {
     /// Returns the stored runs, oldest first.
     ///
     /// # Errors
-    /// A file system operation failed.
+    /// Returns an error if a file system operation fails.
     pub async fn runs(&self) -> Result<Vec<Run>, node::Error> {
         let ids = self.record.lock().await.runs.clone();
         let mut runs = Vec::with_capacity(ids.len());
@@ -185,17 +185,17 @@ impl Live {
     /// Returns a stored run.
     ///
     /// # Errors
-    /// A file system operation failed.
+    /// Returns an error if a file system operation fails.
     pub async fn run(&self, id: &ExecId) -> Result<Option<Run>, node::Error> {
         Ok(self.written(id).await?.map(|written| written.run))
     }
 
-    /// Returns the output of a run on one stream, beginning at an offset (requirement A3.02). The returned
-    /// output ends at the gap, if the stream has one. For an offset inside the gap, returns the output after
-    /// the gap.
+    /// Returns a run's output on one stream, beginning at an offset (requirement A3.02). A stream may have a
+    /// gap, which was not stored. For an offset before the gap, returns the output up to the gap; otherwise,
+    /// the output after the gap.
     ///
     /// # Errors
-    /// A file system operation failed.
+    /// Returns an error if a file system operation fails.
     pub async fn run_output(
         &self,
         id: &ExecId,
@@ -234,7 +234,8 @@ impl Live {
         self.folder.json(&["runs", id.as_str(), "record"]).await
     }
 
-    /// Returns the call that an earlier identical request started. The call may be in progress or have ended.
+    /// Returns the call that an earlier identical request started, whether it is still in progress or has
+    /// ended.
     async fn known(
         &self,
         session: &Session,
@@ -260,8 +261,8 @@ impl Live {
             let told = ToolReply { text: result.to_string(), failed, artifacts: Vec::new() };
             return Ok(Some(Flight::landed(Ok(told))));
         }
-        // The server was killed during the run. If the session still has the same sandbox, the exec can be
-        // found there by its ID. In a different sandbox, the code would run a second time.
+        // The server was killed during the run. If the session still has the same sandbox, the new call finds
+        // the exec there by its ID. In a different sandbox, it would run the code a second time.
         let same = session.persistence == Persistence::Session && run.sandbox == session.sandbox;
         if same || run.sandbox.is_none() {
             return Ok(None);
@@ -317,7 +318,7 @@ impl Runner {
         self.run.duration_ms = clock::millis(begun.elapsed());
         self.run.result = landing.as_ref().ok().map(|told| without_pictures(&told.text));
         let failed = landing.as_ref().map_or(true, |told| told.failed);
-        // The code of the call did not run, so the call may be repeated. Forget the run in this case.
+        // If the code of the call did not run, forget the run, so that the client can repeat the call.
         let written = if not_begun { self.forget().await } else { self.write_down(failed).await };
         if let Err(fault) = written {
             tracing::warn!(
@@ -362,7 +363,8 @@ impl Runner {
     /// Returns the sandbox of the session, after all earlier runs in it have ended.
     pub(super) async fn sandbox(&mut self, turn: &mut TurnState) -> Answer<Used> {
         let used = match self.live.sandbox(&self.platform, &self.account).await {
-            // The sandbox of the previous run may still be stopping, and then still counts against the quota.
+            // The sandbox of the previous run may still be stopping. Until it has stopped, it counts against
+            // the quota.
             Err(fault) if fault.error().code == ErrorCode::QuotaExceeded && turn.leaving.is_some() => {
                 if let Some(leaving) = turn.leaving.take() {
                     let _ = leaving.await;
@@ -384,8 +386,8 @@ impl Runner {
         Ok(used)
     }
 
-    /// Waits for execs that a previous server left running, because the runs of a session must never overlap
-    /// (requirement A3.04).
+    /// Waits for execs that were started before the server restarted and are still running, because the runs
+    /// of a session must never overlap (requirement A3.04).
     async fn alone(&mut self, used: &Used) -> Answer<()> {
         let own = [self.run.id.clone(), beside(&self.run.id, "install")];
         for info in used.call.execs().await? {
@@ -407,7 +409,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Releases a sandbox that was used only for this run, or that is unusable. Stops it in the background.
+    /// Detaches a sandbox that was created only for this run, or that is unusable, and stops it in the
+    /// background.
     pub(super) async fn leave(&self, turn: &mut TurnState, used: &Used) {
         let mut record = self.live.record.lock().await;
         if record.session.sandbox.as_ref() != Some(&used.id) {
@@ -438,8 +441,8 @@ impl Runner {
         }));
     }
 
-    /// Runs an exec and records its result in the run. If `told` is false, the output is not published, and
-    /// the result is recorded only if the exec failed.
+    /// Runs an exec and records its result in the run. If `told` is false, does not publish the output, and
+    /// records the result only if the exec failed.
     pub(super) async fn exec(
         &mut self,
         used: &Used,
@@ -482,14 +485,14 @@ impl Runner {
     }
 }
 
-/// Returns the ID of an additional exec of a run. The same run and the same `what` always yield the same ID.
+/// Returns the ID for an additional exec of a run. The same `run` and `what` always yield the same ID.
 pub(super) fn beside(run: &ExecId, what: &str) -> ExecId {
     let hash = Sha256::digest(format!("{run} {what}"));
     ExecId::from_random(hash.first_chunk::<16>().copied().unwrap_or_default())
 }
 
-/// Converts an offset of the stream into a range of the stored bytes. Depending on the offset, the range ends
-/// at the gap or lies after it.
+/// Converts an offset in the stream into a range of the stored bytes. For an offset before the gap, the range
+/// ends at the gap. For any other offset, the range lies after the gap.
 fn within(offset: u64, kept: u64, gap: Option<(u64, u64)>) -> (u64, u64) {
     match gap {
         Some((from, _)) if offset < from => (offset, from),
@@ -527,7 +530,7 @@ mod tests {
 
     #[test]
     fn offsets_are_those_of_the_stream_whatever_was_not_kept() {
-        // Requirement A3.02: 10 of 25 bytes are stored; bytes 5 to 20 are missing.
+        // Requirement A3.02: of 25 bytes, 10 are stored; bytes 5 to 19 are missing.
         for (offset, expected) in
             [(0, (0, 5)), (4, (4, 5)), (5, (5, 10)), (12, (5, 10)), (20, (5, 10)), (23, (8, 10))]
         {

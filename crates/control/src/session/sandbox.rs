@@ -1,5 +1,5 @@
-//! The sandbox of a session: created for the first call, reused for later calls, replaced after it has ended,
-//! and finally released.
+//! Manages the sandbox of a session: creates it for the first call, reuses it for later calls, replaces it
+//! after it has ended, and finally releases it.
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ use crate::trace;
 
 /// Folders that are created in every new sandbox of a session (requirement A5.03).
 const FOLDERS: [&str; 2] = ["/tmp/data", "/tmp/output"];
-/// Maximum idle time of a sandbox that is used for a single run. It is short so that the sandbox ends soon if
-/// its server is killed.
+/// Maximum idle time of a sandbox that is used for a single run. It is short, so that the sandbox ends soon
+/// if the server is killed.
 const RUN_IDLE_MS: u64 = 60_000;
-/// Maximum number of retries if the requested sandbox has already ended. One retry is enough unless several
-/// sandboxes have ended unnoticed.
+/// Maximum number of retries if a create request returns a sandbox that has already ended. One retry is
+/// enough unless several sandboxes have ended unnoticed.
 const TRIES: u32 = 3;
 
 /// A sandbox in use.
@@ -32,22 +32,23 @@ pub struct Used {
     pub id: SandboxId,
     /// Call that keeps the sandbox in use.
     pub call: Call,
-    /// True if the sandbox does not have its initial files yet.
+    /// True until the sandbox has its initial files.
     pub fresh: bool,
 }
 
 impl Live {
-    /// Returns the session's sandbox, with all datasets copied into it. The record stays locked until then,
-    /// so a concurrent request to end the session waits and then stops this sandbox too.
+    /// Returns the session's sandbox, with all datasets copied into it. The session's record stays locked
+    /// during this time, so a concurrent request to end the session waits, and then stops this sandbox too.
     ///
     /// # Errors
-    /// The session has ended, no sandbox can be created, or a dataset cannot be copied. In the last case, the
-    /// next call tries to copy it again.
+    /// Returns an error if the session has ended, no sandbox can be created, or a dataset cannot be copied.
+    /// In the last case, the next call tries to copy it again.
     pub(super) async fn sandbox(&self, platform: &Arc<Platform>, account: &Arc<Account>) -> Answer<Used> {
         let mut record = self.record.lock().await;
         check_open(&record.session)?;
         let used = self.found_or_made(platform, account, &mut record).await?;
-        // A server that was killed during an installation may have left the installation's policy in place.
+        // If the server was killed while it installed packages, the more permissive policy for installations
+        // may still be in place.
         let shown = platform.node.find(&used.id);
         if shown.is_some_and(|shown| shown.policy != record.session.policy) {
             platform.node.set_policy(&used.id, record.session.policy.clone()).await?;
@@ -64,7 +65,7 @@ impl Live {
     ) -> Answer<Used> {
         if let Some(id) = record.session.sandbox.clone() {
             match platform.node.call(&id).await {
-                // The sandbox was left behind by a run whose server was killed. No other run may use it
+                // The sandbox belongs to a run during which the server was killed. No other run may use it
                 // (requirement A10.04).
                 Ok(_) if record.session.persistence == Persistence::Run => {
                     self.release(platform, account, record).await;
@@ -97,8 +98,8 @@ impl Live {
                 }
                 return used;
             }
-            // An earlier server, which was killed, created this sandbox for the same call, and the sandbox
-            // has ended since.
+            // The server created this sandbox for the same call and was then killed. The sandbox has ended
+            // since.
             self.spend(record);
             self.save(platform, record).await?;
             if tries.next().is_none() {
@@ -135,7 +136,7 @@ impl Live {
             limits: session.limits,
             idle_ms: match session.persistence {
                 Persistence::Session => session.idle_ms,
-                // A sandbox for a single run is in use until it is stopped. It becomes idle only if its
+                // A sandbox for a single run is in use until it is stopped. It becomes idle only if the
                 // server is killed.
                 Persistence::Run => session.idle_ms.min(RUN_IDLE_MS),
             },

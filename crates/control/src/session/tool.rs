@@ -1,4 +1,4 @@
-//! The steps that each tool performs. The texts and formats of responses are in [`tools`].
+//! The steps that each tool performs. The crate [`tools`] defines the texts and formats of responses.
 
 use api::code::Code;
 use api::exec::{ExecSpec, OutputMode};
@@ -221,7 +221,7 @@ impl Runner {
         let ran = self.exec(used, &beside(&self.run.id, "install"), false, spec, self.seconds()).await;
         if let Err(error) = self.platform.node.set_policy(&used.id, closed).await {
             // No code may run while the package index stays reachable, so release the sandbox. If the
-            // installation failed as well, return its error instead.
+            // installation failed as well, return the error of the installation.
             self.leave(turn, used).await;
             ran?;
             return Err(error.into());
@@ -233,7 +233,7 @@ impl Runner {
         let script = format!("{}/{}", interpreter::WORKSPACE, interpreter::SCRIPT);
         write(&used.call, &script, code).await?;
         let mut before = versions(&used.call).await?;
-        // This server wrote the script, so it counts as new in each run.
+        // The server itself has just written the script, so treat the script as new in each run.
         before.remove(interpreter::SCRIPT);
         let seconds = self.seconds();
         let env = [("PYTHONPATH", interpreter::HOOK_DIRECTORY), ("MPLBACKEND", "Agg")];
@@ -253,8 +253,7 @@ impl Runner {
         Ok(ToolReply { artifacts, ..told(&executed, !executed.is_well()) })
     }
 
-    /// Releases all resources that the session uses on the machine (requirement A7.08), and removes the files
-    /// stored for the next sandbox.
+    /// Stops the session's sandbox (requirement A7.08), and removes the files stored for the next sandbox.
     async fn cleanup(&mut self) -> Answer<ToolReply> {
         let mut record = self.live.record.lock().await;
         let success = self.live.release(&self.platform, &self.account, &mut record).await;
@@ -274,8 +273,8 @@ impl Runner {
 /// Validates a call, before anything is created for it.
 ///
 /// # Errors
-/// The call is invalid, and the tool has no format of its own for this refusal. A refusal in the tool's
-/// format is returned as a response instead.
+/// Returns an error if the call is invalid and the tool has no format of its own for this error. If the tool
+/// has one, returns the error as a response in that format.
 pub(super) fn checked(
     session: &Session,
     tool: &str,
@@ -312,7 +311,7 @@ fn told(answer: &impl Serialize, failed: bool) -> ToolReply {
     ToolReply { text, failed, artifacts: Vec::<SessionArtifact>::new() }
 }
 
-/// Returns the options that all execs of tools share (requirements A2.08, A2.10, A3.05).
+/// Returns the options that all execs started by tools share (requirements A2.08, A2.10, A3.05).
 fn limited(timeout_seconds: f64) -> ExecSpec {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few hundred seconds")]
     let deadline_ms = (timeout_seconds * 1000.0).round() as u64;

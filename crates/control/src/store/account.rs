@@ -1,5 +1,5 @@
-//! Projects and keys. Every write in this module, except for the last uses of keys, is on disk when its
-//! method returns.
+//! Projects and keys. Every write in this module, except for last-use times, is on disk when its method
+//! returns.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ impl Store {
     /// Creates a project, or changes its quota.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn put_project(&self, name: &str, quota: &Quota, now_ms: u64) -> Result<Project, Error> {
         const ACT: &str = "save a project";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
@@ -38,7 +38,7 @@ impl Store {
     /// Returns all projects, ordered by name.
     ///
     /// # Errors
-    /// The store does not respond, or a row is damaged.
+    /// Returns an error if the store does not respond or a row is damaged.
     pub async fn projects(&self) -> Result<Vec<Project>, Error> {
         const ACT: &str = "list projects";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -53,7 +53,7 @@ impl Store {
     /// Returns a project, if it exists.
     ///
     /// # Errors
-    /// The store does not respond, or a row is damaged.
+    /// Returns an error if the store does not respond or a row is damaged.
     pub async fn project(&self, name: &str) -> Result<Option<Project>, Error> {
         const ACT: &str = "look up a project";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -69,7 +69,8 @@ impl Store {
     /// Saves a new key under the SHA-256 of its secret.
     ///
     /// # Errors
-    /// The project does not exist, another key has the same ID or secret, or the store does not respond.
+    /// Returns an error if the project does not exist, another key has the same ID or secret, or the store
+    /// does not respond.
     pub async fn create_key(&self, key: &Key, secret_hash: &KeyHash) -> Result<(), Error> {
         const ACT: &str = "save a key";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
@@ -84,7 +85,7 @@ impl Store {
     /// earlier. Both changes are made in one transaction. Returns false if the old key is no longer valid.
     ///
     /// # Errors
-    /// The store does not respond, or another key has the new ID or secret.
+    /// Returns an error if the store does not respond or another key has the new ID or secret.
     pub async fn rotate_key(
         &self,
         old: &str,
@@ -123,10 +124,10 @@ impl Store {
         Ok(true)
     }
 
-    /// Saves the last uses of keys, by key ID.
+    /// Saves the last-use times of keys, by key ID.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn keys_used(&self, used_ms: &HashMap<String, u64>) -> Result<(), Error> {
         const ACT: &str = "save when keys were last used";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
@@ -145,7 +146,7 @@ impl Store {
     /// Returns all keys that are not revoked, oldest first.
     ///
     /// # Errors
-    /// The store does not respond, or a row is damaged.
+    /// Returns an error if the store does not respond or a row is damaged.
     pub async fn keys(&self) -> Result<Vec<Key>, Error> {
         const ACT: &str = "list keys";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -165,10 +166,11 @@ impl Store {
     }
 
     /// Revokes a key permanently. Returns false if no valid key has this ID. If the store cannot be written,
-    /// the key is refused nevertheless, and the revocation is saved beside the store.
+    /// the server still refuses the key, and saves the revocation in a file beside the store.
     ///
     /// # Errors
-    /// The revocation could not be saved. The key is refused until this server stops.
+    /// Returns an error if the revocation cannot be saved. The key is then refused only until this server
+    /// stops.
     pub async fn revoke_key(&self, id: &str, now_ms: u64) -> Result<bool, Error> {
         match self.write_revocation(id, now_ms).await {
             Err(Error::Unavailable { .. }) if !api::defence::is_off("L-11") => {
@@ -208,7 +210,7 @@ impl Store {
     /// caller must check the expiry of the key against the current time.
     ///
     /// # Errors
-    /// The store does not respond, or a row is damaged.
+    /// Returns an error if the store does not respond or a row is damaged.
     pub async fn key_by_hash(&self, hash: &KeyHash) -> Result<Option<(Key, Project)>, Error> {
         const ACT: &str = "look up a key";
         let mut reader = self.reader(For::Stranger, ACT).await?;
@@ -229,7 +231,7 @@ impl Store {
     /// Returns true if any key is not revoked.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn has_keys(&self) -> Result<bool, Error> {
         const ACT: &str = "check whether keys exist";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -258,7 +260,7 @@ async fn insert_key(
     Ok(())
 }
 
-/// Converts the driver's error for an insert into a table whose rows belong to a project.
+/// Converts a driver error into a store error, for an insert into a table whose rows belong to projects.
 pub(super) fn refused(error: sqlx::Error, act: &'static str, project: &str) -> Error {
     let (foreign, unique) = error
         .as_database_error()

@@ -9,8 +9,8 @@ use tracing::{Instrument as _, info_span};
 use super::read::For;
 use super::{Error, Store, failed, integer, parse};
 
-/// Position after which a page begins. Positions of rows never change, so paging is not affected by new rows,
-/// which are added before the first page.
+/// Position after which a page begins. The positions of rows never change. New rows are newer than the first
+/// page, so they do not affect later pages.
 pub(super) struct Cursor {
     pub created_at_ms: u64,
     pub id: String,
@@ -20,7 +20,7 @@ impl Store {
     /// Returns the project's sandbox with this ID or, if there is none, its live sandbox with this name.
     ///
     /// # Errors
-    /// The store does not respond, or the row is damaged.
+    /// Returns an error if the store does not respond or the row is damaged.
     pub async fn sandbox(&self, project: &str, id_or_name: &str) -> Result<Option<Sandbox>, Error> {
         const ACT: &str = "look up a sandbox";
         let mut reader = self.reader(For::Project(project), ACT).await?;
@@ -42,7 +42,7 @@ impl Store {
     /// Returns true if a sandbox was requested with this idempotency key.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn knows_key(&self, project: &str, key: &str) -> Result<bool, Error> {
         const ACT: &str = "look up a request";
         let mut reader = self.reader(For::Project(project), ACT).await?;
@@ -60,7 +60,7 @@ impl Store {
     /// Returns a page of a project's sandboxes, newest first.
     ///
     /// # Errors
-    /// The cursor was not returned with any page, the store does not respond, or a row is damaged.
+    /// Returns an error if no page returned this cursor, the store does not respond, or a row is damaged.
     pub async fn sandboxes(
         &self,
         project: &str,
@@ -98,7 +98,7 @@ impl Store {
     /// Returns the live sandboxes of all projects.
     ///
     /// # Errors
-    /// The store does not respond, or a row is damaged.
+    /// Returns an error if the store does not respond or a row is damaged.
     pub async fn live(&self) -> Result<Vec<Sandbox>, Error> {
         const ACT: &str = "list live sandboxes";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -125,7 +125,8 @@ impl Cursor {
         // Session IDs have the same form, so they also pass this check.
         let id = id.parse::<SandboxId>().map_err(|_| Error::Cursor)?.to_string();
         let cursor = Self { created_at_ms, id };
-        // The same number can be written in several ways, of which only one occurs in cursors.
+        // A number can be written in several ways, such as with leading zeros. Accept only the form that the
+        // server writes.
         if cursor.spell() == text { Ok(cursor) } else { Err(Error::Cursor) }
     }
 }

@@ -1,10 +1,10 @@
 //! Connections for reading, and their scheduling. A project can use at most half of the connections. If a
-//! project floods the store with reads, its own reads queue up, while those of other projects wait only for a
-//! few short reads.
+//! project floods the store with reads, its own reads queue up, while the reads of other projects wait only
+//! for a few short reads.
 //!
-//! The connections are not in a pool of the driver. Such a pool takes connections back in a separate task. On
-//! a busy server, that task is late, and a caller that was dropped still holds its connection. The number of
-//! free connections would then not match the number of permits.
+//! The connections are not in the driver's own pool, because it takes connections back in a separate task. On
+//! a busy server, that task runs late, so the connection of a dropped caller is not free yet although its
+//! permit is.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -17,8 +17,8 @@ use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
 use super::{Error, OPENING, Store, WAIT, failed};
 
-/// Number of connections. A read is a single index lookup or fetches one page, so even two cores cannot use
-/// more connections at once.
+/// Number of connections. A read is a single index lookup or fetches one page, so two cores cannot keep more
+/// connections busy.
 const READERS: usize = 4;
 /// Maximum number of concurrent reads of one project.
 const PROJECT_READERS: usize = READERS / 2;
@@ -71,7 +71,7 @@ impl Readers {
         Ok(Self { connections, places: Arc::new(Semaphore::new(READERS)), turns: Arc::default() })
     }
 
-    /// Waits until the party may read, and returns a connection.
+    /// Waits for a free connection and returns it. Any party except the server first waits for a permit.
     pub(super) async fn next(&self, whom: For<'_>) -> Result<ReadConnection, sqlx::Error> {
         let turn = match whom {
             For::Server => None,
@@ -85,7 +85,7 @@ impl Readers {
         Ok(ReadConnection { connection, _place: place, _turn: turn })
     }
 
-    /// Waits for running reads, and prevents new ones.
+    /// Waits until running reads have ended, and prevents new ones.
     pub(super) async fn close(&self) {
         for connection in self.connections.iter() {
             drop(connection.lock().await);
@@ -121,7 +121,7 @@ impl DerefMut for ReadConnection {
 }
 
 impl Store {
-    /// Waits until the party may read, and returns a connection.
+    /// Waits for a free connection and returns it. Any party except the server first waits for a permit.
     pub(super) async fn reader(&self, whom: For<'_>, act: &'static str) -> Result<ReadConnection, Error> {
         self.readers.next(whom).await.map_err(failed(act))
     }

@@ -1,5 +1,5 @@
-//! The row of a sandbox, from its request to its end. The row is created once, within the quota, and its
-//! state only moves forward.
+//! The row of a sandbox in the store, from the create request until the sandbox ends. The row is created
+//! once, within the quota, and its state only moves forward.
 
 use api::SandboxId;
 use api::account::Quota;
@@ -37,14 +37,14 @@ pub enum Requested {
 impl Store {
     /// Records the request for a sandbox, before any part of the sandbox is created.
     ///
-    /// An idempotency key stays in use for as long as the sandbox's row exists, except that a sandbox that
-    /// never ran (`start_failed`, `interrupted`) releases its key. A caller that is dropped while it waits
-    /// cannot know whether the row exists. Therefore sandboxes are created in separate tasks, not in the task
-    /// of the request.
+    /// An idempotency key stays in use for as long as the sandbox's row exists, unless the sandbox never ran
+    /// (`start_failed`, `interrupted`). If the caller's task is dropped while it waits, it cannot know
+    /// whether the row was written. Therefore sandboxes are created in separate tasks, not in the task of the
+    /// request.
     ///
     /// # Errors
-    /// The idempotency key was used for a different request, the name is taken, the quota is used up, or the
-    /// project does not exist.
+    /// Returns an error if the idempotency key was used for a different request, the name is taken, the quota
+    /// is used up, or the project does not exist.
     pub async fn request(&self, ask: &Request<'_>) -> Result<Requested, Error> {
         const ACT: &str = "save a request for a sandbox";
         let project = &ask.sandbox.project;
@@ -85,12 +85,12 @@ impl Store {
         Ok(Requested::New(sandbox))
     }
 
-    /// Saves the changes of a sandbox: its state, the reason for its end, its idle time. Its other parameters
-    /// stay as requested. Returns false if the store did not change: the sandbox is unknown, has ended, is
+    /// Saves changes to a sandbox: its state, the reason why it ended, its idle time. Other parameters stay
+    /// as requested. Returns false if the store did not change: the sandbox is unknown, has ended, is
     /// unchanged, or already has a later state in the store.
     ///
     /// # Errors
-    /// The store does not respond, or the row is damaged.
+    /// Returns an error if the store does not respond or the row is damaged.
     pub async fn moved(&self, sandbox: &Sandbox) -> Result<bool, Error> {
         Ok(self.moved_all(std::slice::from_ref(sandbox)).await? == [true])
     }
@@ -110,11 +110,11 @@ impl Store {
         Ok(moved)
     }
 
-    /// Deletes the row of a sandbox that was requested but of which nothing was created. Returns true if the
-    /// row existed.
+    /// Deletes the row of a requested sandbox if no part of the sandbox was created. Returns true if the row
+    /// existed.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn withdraw(&self, id: &SandboxId) -> Result<bool, Error> {
         const ACT: &str = "withdraw a request for a sandbox";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
@@ -127,12 +127,12 @@ impl Store {
     }
 
     /// Adds a sandbox that the node has and the store lacks, because the store was lost or restored from a
-    /// copy. A sandbox that already exists is not refused because of its quota or its name: an unknown
-    /// project is created with the default quota, and a name that another live sandbox has is omitted.
-    /// Returns false if the store already has the sandbox.
+    /// copy. The sandbox already exists, so neither quota nor name can prevent this: an unknown project is
+    /// created with the default quota, and a name that another live sandbox has is omitted. Returns false if
+    /// the store already has the sandbox.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn adopt(&self, sandbox: &Sandbox) -> Result<bool, Error> {
         const ACT: &str = "add a running sandbox";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
@@ -169,7 +169,8 @@ impl Store {
     /// Deletes the sandboxes that ended before `ended_before_ms`, and returns their number.
     ///
     /// # Errors
-    /// The store does not respond. Rows that were deleted before the failure stay deleted.
+    /// Returns an error if the store does not respond. Rows that were deleted before the failure stay
+    /// deleted.
     pub async fn prune(&self, ended_before_ms: u64) -> Result<u64, Error> {
         const ACT: &str = "delete old sandboxes";
         let mut pruned = 0;
@@ -256,8 +257,8 @@ fn rank(state: SandboxState) -> u8 {
     }
 }
 
-/// Returns the end time that [`Store::prune`] uses. Without an end time, an ended sandbox would be kept
-/// forever.
+/// Returns the end time that [`Store::prune`] uses, or the creation time if the end time is unknown. Without
+/// it, the row would be kept forever.
 fn ended_at_ms(sandbox: &Sandbox) -> Option<i64> {
     sandbox.state.is_terminal().then(|| integer(sandbox.ended_at_ms.unwrap_or(sandbox.created_at_ms)))
 }

@@ -1,4 +1,4 @@
-//! Disk space reserved beside the store, so that a key can be revoked on a full disk (attack L-11).
+//! Disk space reserved beside the store, so that a key can be revoked even if the disk is full (attack L-11).
 //!
 //! ```text
 //! <store>.ballast   blocks that are released to the file system, so that the store can be written again
@@ -21,9 +21,9 @@ use super::{Error, Store, beside};
 use crate::audit::hex;
 
 /// Size of the ballast. This is enough for a write-ahead log with the pages of a hundred revocations, and for
-/// the same amount of data again during the checkpoint of that log.
+/// the checkpoint of that log, which writes the same pages again.
 const BALLAST_BYTES: usize = 512 << 10;
-/// Minimum free disk space for recreating the ballast. With less free space, the ballast would take space
+/// Minimum free disk space for recreating the ballast. If less is free, the ballast would only take space
 /// that an administrator has just freed.
 const BALLAST_BELOW_BYTES: u64 = 64 << 20;
 /// Length of one revocation on the slate: a key ID, a time, a checksum, and padding with spaces.
@@ -78,7 +78,7 @@ impl Reserve {
         self.pending().iter().any(|one| one.key == key)
     }
 
-    /// Adds a key to the pending revocations in memory, so that the key is refused from now on.
+    /// Adds a key to the pending revocations in memory. The server refuses the key from now on.
     fn refuse(&self, key: &str, at_ms: u64) {
         let mut pending = self.pending();
         if pending.iter().all(|one| one.key != key) {
@@ -103,8 +103,8 @@ impl Reserve {
     fn written(&self, key: &str) {
         self.pending().retain(|one| one.key != key);
         if let Err(error) = self.note() {
-            // The revocation stays on the slate. After a restart, the key is revoked again, which has no
-            // effect.
+            // The revocation stays on the slate. After a restart, the server revokes the key again, which
+            // changes nothing.
             tracing::warn!(%error, "cannot remove a saved revocation from the pending revocations");
         }
     }
@@ -145,9 +145,8 @@ impl Revocation {
 }
 
 impl Store {
-    /// Revokes a key after the store has failed to do so. The key is refused from memory at once. The
-    /// revocation is then written to the store with the help of the ballast's space or, if that fails too, to
-    /// the slate.
+    /// Revokes a key after the store has failed to do so. The server refuses the key at once. It then
+    /// releases the ballast and writes the revocation to the store or, if that fails too, to the slate.
     pub(super) async fn revoke_anyway(&self, id: &str, now_ms: u64) -> Result<bool, Error> {
         // If the lookup fails as well, assume that the key exists.
         if id.len() > KEY_BYTES_MAX || matches!(self.has_key(id).await, Ok(false)) {
@@ -164,7 +163,7 @@ impl Store {
         }
     }
 
-    /// Moves pending revocations from the slate into the store, until one cannot be written. Recreates the
+    /// Moves pending revocations from the slate into the store, and stops at the first failure. Recreates the
     /// ballast after all of them have been moved.
     pub(super) async fn write_revocations(&self) -> Result<(), Error> {
         let pending = self.reserve.pending().clone();
@@ -177,7 +176,7 @@ impl Store {
     }
 }
 
-/// Creates a file whose blocks are allocated on disk. Leaves no file behind on failure.
+/// Creates a file and allocates its blocks by writing these bytes. Leaves no file behind on failure.
 fn set_aside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
@@ -209,7 +208,7 @@ mod tests {
 
     #[test]
     fn the_slate_holds_over_a_restart_and_a_damaged_line_harms_no_other() {
-        // Attack L-11: keys are revoked on a full disk.
+        // Attack L-11: the disk is full, so that keys cannot be revoked in the store.
         let directory = tempfile::tempdir().unwrap();
         let store = directory.path().join("bellglass.db");
         let reserve = Reserve::open(&store);

@@ -11,7 +11,8 @@ impl Store {
     /// Saves an encrypted value under a name, and replaces any previous value.
     ///
     /// # Errors
-    /// The project does not exist or has the maximum number of secrets, or the store does not respond.
+    /// Returns an error if the project does not exist, it has the maximum number of secrets, or the store
+    /// does not respond.
     pub async fn put_secret(
         &self,
         project: &str,
@@ -53,7 +54,7 @@ impl Store {
     /// Returns the secrets of a project, ordered by name, without their values.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn secrets(&self, project: &str) -> Result<Vec<Secret>, Error> {
         const ACT: &str = "list secrets";
         let mut reader = self.reader(For::Project(project), ACT).await?;
@@ -75,7 +76,7 @@ impl Store {
     /// Returns the encrypted value of a secret, if the secret exists.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn sealed_secret(&self, project: &str, name: &str) -> Result<Option<Vec<u8>>, Error> {
         const ACT: &str = "look up a secret";
         let mut reader = self.reader(For::Project(project), ACT).await?;
@@ -90,7 +91,7 @@ impl Store {
     /// Removes a secret. Succeeds if the secret does not exist.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn remove_secret(&self, project: &str, name: &str) -> Result<(), Error> {
         const ACT: &str = "remove a secret";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
@@ -109,7 +110,7 @@ impl Store {
     /// Returns true if any project has a secret.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn has_secrets(&self) -> Result<bool, Error> {
         const ACT: &str = "check whether secrets exist";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -122,7 +123,7 @@ impl Store {
     /// Returns the certificate of a project's certificate authority, and its encrypted key.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn authority(&self, project: &str) -> Result<Option<(String, Vec<u8>)>, Error> {
         const ACT: &str = "look up a certificate authority";
         let mut reader = self.reader(For::Project(project), ACT).await?;
@@ -136,7 +137,7 @@ impl Store {
     /// Saves the certificate authority of a project, and replaces any previous one.
     ///
     /// # Errors
-    /// The project does not exist, or the store does not respond.
+    /// Returns an error if the project does not exist or the store does not respond.
     pub async fn put_authority(
         &self,
         project: &str,

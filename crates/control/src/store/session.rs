@@ -1,4 +1,4 @@
-//! Sessions, and the sandbox that each session uses. The node stores the files of sessions
+//! Stores sessions, and the sandbox that each session uses. The files of sessions are stored by the node
 //! ([`node::folder`]).
 
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ pub const SESSIONS_MAX: u64 = 100_000;
 pub struct SessionRecord {
     /// The public part.
     pub session: Session,
-    /// Number of sandboxes that the session has released. This number makes the idempotency key of the next
+    /// Number of sandboxes that the session has released. It makes the idempotency key of the session's next
     /// create request unique.
     #[serde(default)]
     pub spent: u64,
@@ -41,8 +41,8 @@ impl Store {
     /// a session, returns that session.
     ///
     /// # Errors
-    /// The idempotency key was used for a different request, the project has the maximum number of sessions,
-    /// or the store does not respond.
+    /// Returns an error if the idempotency key was used for a different request, the project has the maximum
+    /// number of sessions, or the store does not respond.
     pub async fn create_session(
         &self,
         record: &SessionRecord,
@@ -96,7 +96,7 @@ impl Store {
     /// Returns a session of a project.
     ///
     /// # Errors
-    /// The store does not respond, or the row is damaged.
+    /// Returns an error if the store does not respond or the row is damaged.
     pub async fn session(&self, project: &str, id: &SessionId) -> Result<Option<SessionRecord>, Error> {
         const ACT: &str = "look up a session";
         let mut reader = self.reader(For::Project(project), ACT).await?;
@@ -113,7 +113,7 @@ impl Store {
     /// Returns a page of a project's sessions, newest first.
     ///
     /// # Errors
-    /// The cursor was not returned with any page, the store does not respond, or a row is damaged.
+    /// Returns an error if no page returned this cursor, the store does not respond, or a row is damaged.
     pub async fn sessions(
         &self,
         project: &str,
@@ -147,10 +147,10 @@ impl Store {
         Ok(Page { items, next })
     }
 
-    /// Saves the current state of a session. Returns false if it no longer exists.
+    /// Saves the current state of a session. Returns false if the session no longer exists.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn put_session(&self, record: &SessionRecord, now_ms: u64) -> Result<bool, Error> {
         const ACT: &str = "save a session";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
@@ -168,7 +168,7 @@ impl Store {
     /// Returns up to one page of sessions that have not changed since `before_ms`.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn old_sessions(&self, before_ms: u64) -> Result<Vec<Session>, Error> {
         const ACT: &str = "list old sessions";
         let mut reader = self.reader(For::Server, ACT).await?;
@@ -193,7 +193,7 @@ impl Store {
     /// Deletes a session.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub async fn forget_session(&self, id: &SessionId) -> Result<(), Error> {
         const ACT: &str = "delete a session";
         let mut connection = self.connection(Lasting::Process, ACT).await?;

@@ -32,7 +32,7 @@ impl Place {
         ask(&self.store, sandbox, &Quota::default(), None).await
     }
 
-    /// Runs a statement on a separate connection.
+    /// Runs an SQL statement on a separate connection.
     pub(crate) async fn meddle(&self, statement: &'static str) {
         use sqlx::{ConnectOptions, Connection};
         let mut connection = super::options(&self.path).connect().await.unwrap();

@@ -1,9 +1,9 @@
 //! Tracking of the latest observed time, so that expired keys stay expired even if the machine's clock is set
 //! back (attack L-12).
 //!
-//! This time never goes back and never stops. It is the later of the machine's clock and the sum of the
-//! previously observed time and the time elapsed since then, which is measured with a clock that cannot be
-//! set. It is saved in the store, so that it survives a restart.
+//! The latest observed time never goes back and never stops. It is the later of two times: the machine's
+//! clock, and the previously observed time plus the time elapsed since then, which is measured with the boot
+//! clock, which cannot be set. It is saved in the store, so that it survives a restart.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -14,11 +14,11 @@ use tokio::sync::Notify;
 
 use super::{Error, Lasting, Store, Writer, failed, integer};
 
-/// Maximum lag of the time in the store. If the server is killed and the clock is then set back, an expired
-/// key may become valid again for at most this long.
+/// Maximum lag of the stored time behind the observed time. If the server is killed and the clock is then set
+/// back, an expired key may become valid again for at most this long.
 const WRITE_EVERY_MS: u64 = 60_000;
-/// Minimum lag of the machine's clock for which a warning is logged. Corrections by a time server are
-/// smaller.
+/// Minimum lag of the machine's clock behind the observed time that causes a warning. Corrections by a time
+/// server are smaller.
 const BEHIND_MS: u64 = 60_000;
 
 /// The latest observed time.
@@ -66,7 +66,7 @@ impl Store {
         now_ms
     }
 
-    /// Loads the time from the store. Logs a warning if the machine's clock is behind it.
+    /// Loads the time from the store. Logs a warning if the machine's clock is behind the stored time.
     pub(super) async fn read_time(&self) -> Result<(), Error> {
         let latest: Option<i64> = sqlx::query_scalar("SELECT latest_ms FROM clock")
             .fetch_optional(&self.writer)
@@ -90,7 +90,7 @@ impl Store {
         let _ = tokio::time::timeout(within, self.latest.due.notified()).await;
     }
 
-    /// Saves the time if it is much later than the time in the store.
+    /// Saves the time if it is much later than the stored time.
     pub(super) async fn write_time_if_due(&self) -> Result<(), Error> {
         const ACT: &str = "save the time";
         if !self.latest.is_due(self.now_ms(clock::wall_ms())) {

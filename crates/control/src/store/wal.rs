@@ -1,4 +1,4 @@
-//! The write-ahead log of the store: validation and truncation.
+//! Validates and truncates the write-ahead log of the store.
 //!
 //! SQLite treats a log with an invalid header as empty, and reports no error. All changes since the last
 //! checkpoint are then lost, and a key that was revoked since then becomes valid again. Two rules prevent
@@ -6,9 +6,9 @@
 //!
 //! - When the store is opened, a log that has content but no valid header is refused.
 //! - Data that must survive a power failure ([`super::Lasting::Machine`]: keys, projects, secrets) is moved
-//!   into the store's file when it is written, and the log is truncated. A checkpoint without truncation is
-//!   not enough. SQLite reads a log that is damaged in the middle up to the damage, and the older pages from
-//!   that log would override the newer pages in the file.
+//!   into the store's file when it is written, and the log is truncated. A checkpoint without truncation is not
+//!   enough: if the log is later damaged in the middle, SQLite reads it up to the damage, and its older pages
+//!   would override the newer pages in the file.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -29,7 +29,7 @@ const VERSION: u32 = 3_007_000;
 impl Store {
     /// Moves all changes from the log into the store's file, and empties the log. Waits for readers only
     /// briefly. If they do not finish in time, nothing is lost: the log is already on disk, and
-    /// [`Store::upkeep`] tries again.
+    /// [`Store::upkeep`] retries.
     pub(super) async fn checkpoint(&self, writer: &mut Writer) {
         if api::defence::is_off("L-10") {
             return;
@@ -45,7 +45,7 @@ impl Store {
     /// Empties the log if an earlier attempt failed.
     ///
     /// # Errors
-    /// The store does not respond.
+    /// Returns an error if the store does not respond.
     pub(super) async fn checkpoint_if_due(&self) -> Result<(), Error> {
         if !self.turns.unfolded.load(Ordering::Acquire) {
             return Ok(());
@@ -56,7 +56,7 @@ impl Store {
     }
 }
 
-/// Rejects a log that has content but that SQLite would ignore.
+/// Rejects a log that has content but no valid header, because SQLite would ignore its content.
 pub(super) fn check(path: &Path) -> Result<(), Error> {
     let log = beside(path, "-wal");
     let mut header = Vec::new();
@@ -122,7 +122,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_must_outlive_the_machine_is_never_only_in_the_log() {
-        // Attack L-10: a damaged log must not bring back a revoked key.
+        // Attack L-10: the log is damaged, so that a revoked key becomes valid again.
         let place = Place::new().await;
         place.ask(&sandbox("s1")).await.unwrap();
         let log = beside(&place.path, "-wal");

@@ -1,4 +1,4 @@
-//! Steps of the latest requests, in memory.
+//! Keeps the steps of the latest requests in memory.
 //!
 //! A trace is visible as soon as its sandbox is known, even while the request is in progress. A step in
 //! progress has no end yet. Each trace has its own lock, which is held while a step is added or ended. The
@@ -223,7 +223,7 @@ impl Span {
 }
 
 impl SpanFields {
-    /// Reads the fields of a new span. Most steps have no fields, so check for that first, which is cheap.
+    /// Reads the fields of a new span. First does a cheap check for the common case, a step without fields.
     fn in_new(attributes: &Attributes<'_>) -> Self {
         let mut said = Self::default();
         if !attributes.fields().is_empty() {
@@ -269,7 +269,7 @@ mod tests {
     use super::super::{Steps, about, about_exec, create, exec};
     use super::*;
 
-    /// Records the steps of this thread until the guard is dropped.
+    /// Returns a recorder that records the steps of this thread until the guard is dropped.
     fn recorded() -> (Recorder, tracing::subscriber::DefaultGuard) {
         let recorder = Recorder::default();
         let layer = recorder.clone().with_filter(Steps);
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!((kept.traces.len(), kept.of_sandbox.len()), (TRACES_MAX, TRACES_MAX));
     }
 
-    /// The limit is for a build without optimization, with a margin for a busy machine.
+    /// The time limit suits an unoptimized build, with a margin for a busy machine.
     #[test]
     fn a_step_costs_microseconds() {
         const STEPS: u32 = 20_000;

@@ -1,4 +1,4 @@
-//! Tests that encrypted data can be decrypted only at its place and with its key.
+//! Tests that encrypted data can be decrypted only under its own project and name, and with its own key.
 
 // Tests fail by panicking, so these lints do not apply here.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
@@ -52,7 +52,7 @@ async fn a_secret_is_had_by_its_project_and_told_without_its_value() {
 
 #[tokio::test]
 async fn files_of_the_store_hold_no_value_and_the_key_is_its_owners_alone() {
-    // Attack S-06: no file of the store contains the value of a secret.
+    // Verifies that attack S-06 fails: no file of the store contains the value of a secret.
     let (data, store, vault) = ground().await;
     vault.put("a", "KEY", value()).await.unwrap();
     vault.authority("a").await.unwrap();
@@ -115,7 +115,7 @@ async fn a_key_that_is_missing_or_foreign_is_told_as_such_and_never_made_anew_ov
     fs::write(&key, kept).unwrap();
     store.remove_secret("a", "KEY").await.unwrap();
     fs::remove_file(&key).unwrap();
-    // No stored secret needs the missing key, so a new key is created.
+    // The store contains no more secrets, so the vault creates a new key in place of the missing one.
     Vault::new(store, data.path()).put("a", "KEY", value()).await.unwrap();
     assert!(key.exists());
 }

@@ -2,8 +2,8 @@
 //! simulated internet ([`e2e::world`]).
 //!
 //! Every address that a payload tries to reach has a server behind it. The control runs the same payload
-//! without a sandbox, with an unrestricted proxy on the same port. The addresses that the control reaches
-//! prove that the attack works.
+//! without a sandbox, with an unrestricted proxy on the same port. Each address that the control reaches
+//! proves that the attack works without the defence.
 //!
 //! | module | contains |
 //! |---|---|
@@ -26,8 +26,8 @@ use e2e::world::in_a_world;
 
 use ground::on_each_tier;
 
-/// Attacks N-01, N-02, N-03 and N-06: internal addresses stay blocked, even if the policy is `open` or names
-/// these addresses.
+/// Verifies that attacks N-01, N-02, N-03 and N-06 fail: internal addresses stay blocked, even if the policy
+/// is `open` or names these addresses.
 #[test]
 fn what_is_not_the_internet_stays_closed_when_all_of_it_is_open() {
     in_a_world(async |world| {
@@ -58,8 +58,8 @@ fn what_is_not_the_internet_stays_closed_when_all_of_it_is_open() {
     });
 }
 
-/// Attacks N-04, N-05, N-07, N-08, N-09, N-11 and N-15: a policy that allows one host cannot be bypassed to
-/// reach a different host.
+/// Verifies that attacks N-04, N-05, N-07, N-08, N-09, N-11 and N-15 fail: a policy that allows one host
+/// cannot be bypassed to reach a different host.
 #[test]
 fn one_host_that_is_allowed_opens_no_other() {
     in_a_world(async |world| {
@@ -82,8 +82,8 @@ fn one_host_that_is_allowed_opens_no_other() {
     });
 }
 
-/// Attacks N-10 and N-12: a name is resolved only if a rule allows the host, and the rate of new names is
-/// limited.
+/// Verifies that attacks N-10 and N-12 fail: a name is resolved only if a rule allows the host, and the rate
+/// of new names is limited.
 #[test]
 fn names_carry_no_words_out() {
     in_a_world(async |world| {
@@ -115,7 +115,7 @@ fn names_carry_no_words_out() {
     });
 }
 
-/// Attacks N-20 and D-02: an empty or invalid policy never counts as open.
+/// Verifies that attacks N-20 and D-02 fail: an empty or invalid policy never counts as open.
 #[test]
 fn a_policy_that_is_empty_or_wrong_opens_nothing() {
     in_a_world(async |world| {
@@ -143,8 +143,8 @@ fn a_policy_that_is_empty_or_wrong_opens_nothing() {
     });
 }
 
-/// Attacks N-19 and N-21: a policy change closes connections that the new policy does not allow, and a
-/// restarted server enforces the same policy as before.
+/// Verifies that attacks N-19 and N-21 fail: a policy change closes connections that the new policy does not
+/// allow, and a restarted server enforces the same policy as before.
 #[test]
 fn a_policy_holds_for_what_is_under_way_and_after_a_restart() {
     in_a_world(async |world| {
@@ -175,7 +175,7 @@ fn a_policy_holds_for_what_is_under_way_and_after_a_restart() {
     });
 }
 
-/// Attack C-15: a flood of connections does not slow down a neighbouring sandbox.
+/// Verifies that attack C-15 fails: a flood of connections does not slow down a neighbouring sandbox.
 #[test]
 fn as_many_connections_as_there_can_be_leave_the_neighbour_its_own() {
     in_a_world(async |world| {

@@ -11,8 +11,8 @@
 //! | [`forms`] | U-07: bodies that are forms |
 //! | [`ground`] | setup that all of them share |
 //!
-//! Each attack has a control in a separate directory, which shows how the attack affects a program without
-//! the defence.
+//! Each attack has a control, which runs in a separate directory and shows how the attack affects a program
+//! without the defence.
 
 mod archives;
 mod forms;

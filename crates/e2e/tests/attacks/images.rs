@@ -96,7 +96,7 @@ fn registry(world: &World) -> e2e::world::Inside {
     registry
 }
 
-/// Attack U-10: malformed images are refused or made harmless.
+/// Verifies that attack U-10 fails: malformed images are refused or made harmless.
 #[test]
 fn images_that_nobody_should_have_made_are_refused_or_made_harmless() {
     in_a_world(async |world| {
@@ -153,13 +153,13 @@ fn images_that_nobody_should_have_made_are_refused_or_made_harmless() {
     });
 }
 
-/// Attack U-11: a registry cannot redirect a pull to a forbidden address.
+/// Verifies that attack U-11 fails: a registry cannot redirect a pull to a forbidden address.
 #[test]
 fn a_pull_is_not_led_to_where_it_may_not_go() {
     in_a_world(async |world| {
         let _registry = registry(world);
         let place = Place::new();
-        // Control: the same registry does redirect a client that lacks this defence.
+        // Control: a client without this defence follows the redirect of the same registry.
         let naive = "import re, ssl, sys, urllib.request, urllib.error\ntry: urllib.request.urlopen(sys.argv[1], context=ssl._create_unverified_context())\nexcept urllib.error.HTTPError as error: urllib.request.urlopen(re.search('realm=\"([^\"]*)\"', error.headers['www-authenticate'])[1])";
         let words = ["python3", "-c", naive, &format!("https://evil.example:{PORT}/v2/realm/manifests/1")];
         let output = world.command(&words.map(str::to_owned)).output().unwrap();
@@ -218,8 +218,8 @@ fn a_pull_is_not_led_to_where_it_may_not_go() {
     });
 }
 
-/// An image from a real registry, installed from Debian, becomes a template. Bellglass exported the image,
-/// and another tool pushed it to the registry.
+/// Checks that an image from a real registry (Debian's package) becomes a template. Bellglass exports the
+/// image, and a different tool pushes it to the registry.
 #[test]
 fn an_image_of_a_real_registry_becomes_a_template_that_runs() {
     in_a_world(async |world| {
@@ -237,7 +237,7 @@ fn an_image_of_a_real_registry_becomes_a_template_that_runs() {
             std::net::TcpStream::connect("93.184.216.40:5000").is_ok()
         })
         .await;
-        // Export a template of this machine as one file that another tool can read.
+        // Export a template of this machine as one file that a different tool can read.
         std::fs::create_dir_all(place.data()).unwrap();
         lend_template(&place.data(), "base", 'b');
         let bellglass = |words: &[&str]| {
@@ -264,8 +264,8 @@ fn an_image_of_a_real_registry_becomes_a_template_that_runs() {
         assert!(pulled.status.success(), "{}", said(&pulled));
         let ran = bellglass(&["run", "--template", "pulled", "--", "python3", "-c", "print(6 * 7)"]);
         assert_eq!(String::from_utf8_lossy(&ran.stdout), "42\n", "{}", said(&ran));
-        // All layers are already present, but the build still fetches the manifest, so it fails without the
-        // registry's blobs.
+        // All layers are already present, but the build still fetches the manifest, so it fails once the
+        // registry's blobs are removed.
         fs::remove_dir_all(store.join("docker/registry/v2/blobs/sha256")).unwrap();
         let gone = world.command(&place.build("again", reference, &[])).output().unwrap();
         assert!(!gone.status.success(), "the manifest is still asked for: {}", said(&gone));

@@ -21,7 +21,8 @@
 //! | [`field`] | setup that all of them share: payloads, and a comparison of the host before and after an attack |
 //! | [`room`] | environment of the controls: plain runc in separate namespaces, with the defences off |
 //!
-//! Controls run as users that own nothing on the host, on copies, and under limits. No limit is ever removed.
+//! Controls run on copies, under limits, and as users that own nothing on the host. No control removes a
+//! limit.
 
 mod archives;
 mod devices;

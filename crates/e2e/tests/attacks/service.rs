@@ -39,8 +39,8 @@
 //! | [`flow`] | setup that `untaken` and `floods` share: held connections, memory, hand-written HTTP/2 |
 //! | [`ground`] | setup that all of them share: raw requests, payloads, memory, a bystander |
 //!
-//! Each test has a control, which shows that the attack reaches the point where its defence stops it.
-//! Exhaustion is tested only under limits.
+//! Each test has a control, which shows that the attack gets far enough for the defence to stop it. Tests
+//! exhaust resources only under limits.
 
 mod begun;
 mod bodies;

@@ -1,4 +1,4 @@
-//! The house rules, each of which is an ordinary test over the files of the repository.
+//! The house rules. Each rule is an ordinary test that checks the repository's files.
 //!
 //! | module | rules about |
 //! |---|---|
@@ -9,9 +9,9 @@
 //! | [`shape`] | properties of Rust files that must not get worse: methods, names, tuples, lengths |
 //! | [`words`] | every file: words and paths that must not be committed |
 //!
-//! A rule is a pure function that returns a file's violations, so each rule has a test which shows that it
-//! detects violations. Rules that never detect any are removed. `docs/style.md` states the reason for each
-//! rule.
+//! A rule is a pure function that returns a file's violations, so each rule has a test that shows that it
+//! detects violations. Rules that never detect violations are removed. `docs/style.md` states the reason for
+//! each rule.
 
 mod manifest;
 mod modules;
@@ -238,15 +238,15 @@ fn documents_are_written_in_plain_english() {
     assert!(count * 10_000 <= HABITS_MAX * all, "more than {HABITS_MAX} per 10,000 words");
 }
 
-/// Fails unless a figure equals the recorded one. If the figure has improved, the message asks to record the
-/// new one.
+/// Panics unless a figure equals the recorded figure. If the figure has improved, the message asks the
+/// developer to record it.
 fn held(what: &str, now: usize, recorded: usize) {
     assert!(now <= recorded, "{what}: {now}, more than {recorded}");
     assert!(now == recorded, "{what}: {now}, fewer than {recorded}; record the new figure");
 }
 
-/// Fails with all lines in all files that violate a rule. It also fails if there are no files to check,
-/// because the rule would then be pointless.
+/// Panics with a list of all lines in all files that violate a rule. Also panics if there are no files to
+/// check, because the rule would then check nothing.
 fn obey(rule: impl Fn(&File) -> Vec<String>, files: Vec<File>) {
     assert!(!files.is_empty(), "no file under {} is one that this rule is about", tree::root().display());
     let broken: Vec<String> = files

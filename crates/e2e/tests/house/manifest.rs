@@ -10,7 +10,7 @@ const IO_CRATES: [&str; 6] = ["async-trait", "hyper", "libc", "rustix", "tokio",
 /// The crates in the workspace, each with the crates that it may use.
 pub(crate) type Layers = BTreeMap<String, BTreeSet<String>>;
 
-/// Parses the table whose columns are crate, is, may use.
+/// Parses the table whose columns are `crate`, `is` and `may use`.
 pub(crate) fn layers(architecture: &str) -> Layers {
     let mut layers = Layers::new();
     let mut is_table = false;

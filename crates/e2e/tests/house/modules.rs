@@ -1,7 +1,7 @@
 //! Rules about the modules of a crate: import cycles.
 //!
-//! A module is a file or directory directly below `src`. An import is `crate::name`; the name may also be one
-//! that the crate's root reexports from a module.
+//! A module is a file or directory directly below `src`. An import has the form `crate::name`, where the name
+//! is a module, or an item that the crate's root reexports from a module.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,7 +2,7 @@
 
 use crate::tree::File;
 
-/// Meaningless words: a name that contains such a word does not describe its content.
+/// Meaningless words, which names must not contain, because they do not describe content.
 const EMPTY_WORDS: [&str; 7] = ["util", "utils", "helper", "helpers", "common", "misc", "manager"];
 /// Meaningless names. Unlike [`EMPTY_WORDS`], these are allowed as a part of a longer name.
 const EMPTY_NAMES: [&str; 1] = ["types"];
@@ -10,7 +10,7 @@ const EMPTY_NAMES: [&str; 1] = ["types"];
 const EMPTY_ENDINGS: [&str; 2] = ["_inner", "_impl"];
 /// Crates that may contain `unsafe`.
 const UNSAFE_CRATES: [&str; 2] = ["crates/runtime/", "crates/guest/"];
-/// Minimum number of words in a test's name. Two words are only a label; three can be a sentence.
+/// Minimum number of words in a test's name. Two words are only a label, but three can be a sentence.
 const WORDS_MIN: usize = 3;
 
 /// Checks that a file begins with a module doc.
@@ -48,7 +48,7 @@ pub(crate) fn names(file: &File) -> Vec<String> {
     broken
 }
 
-/// Checks that `unsafe` appears only in crates where it is reviewed.
+/// Checks that `unsafe` appears only in the crates that may contain it.
 pub(crate) fn unsafe_place(file: &File) -> Vec<String> {
     if UNSAFE_CRATES.iter().any(|krate| file.path.starts_with(krate)) {
         return Vec::new();
@@ -119,7 +119,7 @@ pub(crate) fn code(text: &str) -> String {
         } else {
             out.push(first);
             // A quote inside a word does not begin a literal. Consume the whole word, so that a final `r` or
-            // `b` is not taken for the prefix of a literal either.
+            // `b` is not mistaken for the prefix of a literal.
             if is_word(first) {
                 let word = left.find(|c: char| !is_word(c)).unwrap_or(left.len());
                 let (word, left) = left.split_at(word);

@@ -48,7 +48,7 @@ const HABITS: [&str; 24] = [
 /// Markers of unfinished work, which belongs in the issue tracker. Each is split in two, so that this file
 /// complies with the rule.
 const UNFINISHED: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
-/// Prefixes of paths that exist only on one developer's machine.
+/// Prefixes of paths that exist only on a developer's machine.
 const MACHINE_PATHS: [&str; 5] = [
     concat!("/wo", "rk/"),
     concat!("/Us", "ers/"),
@@ -65,12 +65,12 @@ pub(crate) fn unfinished(file: &File) -> Vec<String> {
     })
 }
 
-/// Checks that a file contains no paths that exist only on one developer's machine.
+/// Checks that a file contains no paths that exist only on a developer's machine.
 pub(crate) fn machine_paths(file: &File) -> Vec<String> {
     found(file, |line| MACHINE_PATHS.iter().find(|path| line.contains(**path)).map(|path| (*path).to_owned()))
 }
 
-/// Checks that install commands name no package that looks like Bellglass, except for our own packages.
+/// Checks that install commands name no package whose name begins with "bell", except for our own packages.
 pub(crate) fn installs(file: &File) -> Vec<String> {
     found(file, |line| {
         let (_, after) = INSTALLERS.iter().find_map(|command| line.split_once(&format!("{command} ")))?;

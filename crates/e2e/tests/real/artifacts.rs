@@ -1,5 +1,5 @@
-//! Artifacts and datasets of real sandboxes. Artifacts outlive their sandbox and every kill of the server,
-//! and no file is omitted without being reported.
+//! Artifacts and datasets of real sandboxes. Artifacts outlive their sandbox and survive every kill of the
+//! server. Every file that is left out is reported.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ async fn run(client: &Client, id: &SandboxId, text: &str, keep: Keep) -> (ExecId
     (of, kept)
 }
 
-/// Fails unless every file that was found is either kept, or listed or counted as left out.
+/// Panics unless every file that was found is either kept, or reported as left out, by name or in the count.
 fn whole(kept: &Artifacts) {
     assert!(!kept.pending, "{kept:?}");
     let told = kept.items.len() as u64 + kept.left_out.len() as u64 + kept.more_left_out;
@@ -172,7 +172,7 @@ fn hostile_names_and_files_that_never_rest_do_no_harm() {
         assert_eq!(odd.path_encoded.as_deref(), Some("/workspace/out/%FF%FE"));
         assert!(names(&kept).contains(&"manifest.json") && names(&kept).contains(&"new\nline"));
         client.stop(&id).await.unwrap();
-        // One folder does not exist; another path is not a folder but a file.
+        // The first folder does not exist; the second path is a file, not a folder.
         let id = client.create(&roomy(tier)).await.unwrap().id;
         let (_, none) = run(&client, &id, "true", Keep::folders(vec!["/nowhere".into()])).await;
         assert!(none.complete && none.found == 0, "{none:?}");

@@ -1,5 +1,5 @@
-//! Templates that are built from recipes: steps in sandboxes, packages through the gate, cached layers, and
-//! export to a single file.
+//! Templates that are built from recipes: steps in sandboxes, packages through the gate (the package proxy),
+//! cached layers, and export to a single file.
 
 use std::fs;
 use std::path::Path;
@@ -107,7 +107,7 @@ fn packages_come_through_the_gate_and_only_what_changed_is_built_again() {
         fs::write(home.path().join("app/hello.py"), "print('changed')\n").unwrap();
         let (_, made) = build(lab, "tools", &recipe("\"idna\""), home.path()).await.unwrap();
         assert!(made[0].starts_with("copy") && !made.iter().any(|what| what.starts_with("apt")), "{made:?}");
-        // Removing unused layers keeps the layers of cached steps, even if no template names them.
+        // Removing unused layers keeps the layers of cached steps, even if no template uses them.
         node::remove_unused_layers(lab.data()).unwrap();
         let (_, made) = build(lab, "tools", &recipe("\"idna\""), home.path()).await.unwrap();
         assert_eq!(made, free);

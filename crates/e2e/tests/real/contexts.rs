@@ -11,8 +11,8 @@ use api::code::{Code, ContextSpec, ContextState, Language, RunResult};
 use api::exec::{ExecSpec, Outcome};
 use e2e::room::{cell, coded, in_a_room};
 
-/// A context does the opposite of requirement A3.06: variables, imports, magics, `await` and the last value
-/// persist. Environment variables of one call do not.
+/// In a context, unlike in the runs of requirement A3.06, variables, imports and the last value persist, and
+/// magics and `await` work. The environment variables of one call do not persist.
 #[test]
 fn what_a_cell_leaves_is_there_for_the_next() {
     in_a_room(async |_, room| {
@@ -35,7 +35,7 @@ fn what_a_cell_leaves_is_there_for_the_next() {
         let failed = room.cell(&context, "x = 21\n1 / 0").await;
         assert_eq!((failed.code(), failed.error().frames[0].line), (1, 2));
         assert_eq!(room.cell(&context, "input()").await.error().name, "EOFError");
-        // Code that cannot be parsed is reported in the same way as by Python, without frames from IPython.
+        // A syntax error is reported in the same way as by Python, without frames from IPython.
         for (source, name, line, told) in [
             ("y = 1\nx = (", "SyntaxError", 2, "never closed"),
             ("if x:\n    y = 1\n  z = 2", "IndentationError", 3, "unindent"),
@@ -75,8 +75,8 @@ fn what_a_cell_leaves_is_there_for_the_next() {
     });
 }
 
-/// Requirement A3.04: the cells of a context run in order, each caller gets its own output, and contexts run
-/// in parallel.
+/// Checks requirement A3.04: the cells of a context run in order, each caller gets its own output, and
+/// contexts run in parallel.
 #[test]
 fn cells_take_turns_and_contexts_do_not_wait_for_each_other() {
     in_a_room(async |_, room| {

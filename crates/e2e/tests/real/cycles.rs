@@ -1,5 +1,5 @@
-//! A thousand and more life cycles of sandboxes, while the server and its clients are killed: nothing is left
-//! behind, and nothing grows.
+//! A thousand or more life cycles of sandboxes, during which the server and its clients are killed. Nothing
+//! is left behind, and the server does not grow.
 
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -21,11 +21,10 @@ const AT_ONCE: u32 = 8;
 /// cache of freed memory (per thread, the C library keeps seven chunks of each of 64 sizes), and each
 /// connection to the store has filled its page cache.
 const GROWN_AFTER: u32 = 1000;
-/// Number of cycles after which a server without per-thread caches has reached its full size. It is much
-/// lower.
+/// Number of cycles after which a server without per-thread caches has reached its full size.
 const GROWN_WITHOUT_CACHES_AFTER: u32 = 100;
 /// Command prefix that disables the C library's per-thread caches of freed memory. The server's size then
-/// reveals memory that is never freed.
+/// reveals memory leaks.
 const WITHOUT_CACHES: [&str; 2] = ["env", "GLIBC_TUNABLES=glibc.malloc.tcache_count=0"];
 /// Timeout for the end of the sandboxes of killed `bellglass run` clients. The server keeps each sandbox for
 /// a minute, so that its client can reconnect.
@@ -50,7 +49,8 @@ fn held(pid: u32) -> (u64, usize) {
 
 /// Measures an idle server, which has no connections and no sandboxes.
 async fn at_rest(service: &Service) -> (u64, usize) {
-    // The store opens its few connections on first use. Make it open all of them now.
+    // The store opens its few connections on first use. These concurrent requests make the store open all of
+    // them now.
     let mut looks = JoinSet::new();
     for _ in 0..64 {
         let wire = service.wire();
@@ -69,7 +69,7 @@ async fn at_rest(service: &Service) -> (u64, usize) {
     least
 }
 
-/// Creates and stops sandboxes concurrently, and closes its connections afterwards.
+/// Creates and stops this many sandboxes, several at a time, and closes the connections afterwards.
 async fn cycle(service: &Service, cycles: u32) {
     let (client, left) = (service.client(), Arc::new(AtomicU32::new(cycles)));
     let mut workers = JoinSet::new();
@@ -84,8 +84,8 @@ async fn cycle(service: &Service, cycles: u32) {
     workers.join_all().await;
 }
 
-/// Fails if the server has grown during the `more` cycles that follow the `first` ones, or if anything is
-/// left behind.
+/// Panics if the server grows during `more` cycles that follow the `first` cycles, or if anything is left
+/// behind.
 async fn assert_does_not_grow(service: &Service, first: u32, more: u32) {
     let begun = Instant::now();
     cycle(service, first).await;
@@ -120,7 +120,7 @@ fn a_thousand_cycles_leave_nothing_and_the_server_does_not_grow() {
     });
 }
 
-/// Without per-thread caches, memory that is never freed shows after a few cycles.
+/// Without per-thread caches, a memory leak becomes visible after a few cycles.
 #[test]
 fn nothing_of_a_sandbox_stays_in_the_memory_of_the_server() {
     served(async || {
@@ -130,7 +130,7 @@ fn nothing_of_a_sandbox_stays_in_the_memory_of_the_server() {
     });
 }
 
-/// Takes a sandbox from create to stop, with a client that does not know about kills of the server.
+/// Creates, uses and stops a sandbox with a client that does nothing special when the server is killed.
 async fn whole_life(client: Client) -> SandboxId {
     let id = client.create(&small()).await.unwrap().id;
     let spec = script("echo once >> /workspace/runs; cat /workspace/runs");

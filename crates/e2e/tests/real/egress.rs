@@ -163,7 +163,7 @@ print(got, time.monotonic() - began)";
     });
 }
 
-/// A program that connects while no server is running waits, and the next server handles its request.
+/// A program that connects while no server is running waits, and the restarted server handles its request.
 #[test]
 fn the_next_server_lets_out_what_the_one_before_it_did() {
     in_a_world(async |world| {

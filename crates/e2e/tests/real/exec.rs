@@ -54,8 +54,8 @@ fn a_start_that_is_asked_for_twice_at_once_is_answered_the_same_twice() {
     });
 }
 
-/// Attack A-17: a daemon that keeps stdout open does not delay the end of its exec, and its later output is
-/// not recorded.
+/// Verifies that attack A-17 fails: a daemon that keeps stdout open does not delay the end of its exec, and
+/// its later output is not recorded.
 #[test]
 fn a_daemon_that_keeps_stdout_does_not_hold_the_exec() {
     on(EVERYWHERE, async |lab| {
@@ -207,7 +207,8 @@ fn a_program_may_open_its_streams_by_their_names() {
     });
 }
 
-/// Attack A-09: orphaned grandchildren are reaped, and no zombie is counted as a running process.
+/// Verifies that attack A-09 fails: orphaned grandchildren are reaped, and no zombie is counted as a running
+/// process.
 #[test]
 fn ten_thousand_orphans_leave_no_zombie() {
     on(RUNC, async |lab| {
@@ -225,7 +226,8 @@ fn ten_thousand_orphans_leave_no_zombie() {
     });
 }
 
-/// 300 KB of arguments and 200 KB of environment work. Beyond the limits, the error is `limit_exceeded`.
+/// An exec can have 300 KB of arguments and 200 KB of environment. Beyond the limits, the error is
+/// `limit_exceeded`.
 #[test]
 fn long_command_lines_work_or_are_refused_by_name() {
     on(EVERYWHERE, async |lab| {
@@ -292,8 +294,8 @@ fn what_an_exec_leaves_behind_can_be_ended_with_it() {
     });
 }
 
-/// Requirements A2.03 and A2.04: every exec has a user, a UTF-8 locale, UTC, a writable home and a read-only
-/// root file system.
+/// Checks requirements A2.03 and A2.04: every exec has a user, a UTF-8 locale, UTC, a writable home and a
+/// read-only root file system.
 #[test]
 fn every_exec_finds_a_usable_home() {
     on(EVERYWHERE, async |lab| {
@@ -324,7 +326,7 @@ fn every_exec_finds_a_usable_home() {
         assert!(lines[10].parse::<u32>().unwrap() <= 15 + 9, "{text}");
         let files = sh(&sandbox, "ulimit -Hn; ulimit -c").await;
         let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
-        // The limit is at most a sandbox's share of the machine's open files.
+        // The limit must not exceed a sandbox's share of the machine's open files.
         let share = runtime::tables::open_files(&api::limits::Limits::default());
         assert_eq!(e2e::lab::text(&files), format!("{}\n0\n", hard.min(share)));
     });

@@ -91,7 +91,7 @@ fn every_byte_sequence_comes_back_as_it_was_sent() {
     });
 }
 
-/// Attack P-10: any valid file name survives a round trip, and `..` is refused.
+/// Verifies that attack P-10 fails: any valid file name survives a round trip, and `..` is refused.
 #[test]
 fn every_valid_name_comes_back_byte_for_byte() {
     on_each(async |_, client, id| {

@@ -1,7 +1,8 @@
-//! The laws, tested on every backend of this machine, on stock runc, and on mutants that each break one law.
+//! Tests of the laws (the behaviour that every backend must have) on every backend of this machine, on stock
+//! runc, and on mutants that each break one law.
 //!
 //! These tests need root and the OCI runtimes. They are skipped unless `BELLGLASS_REAL` is set. If it is set,
-//! anything missing is a failure. On a machine that lacks some runtimes, `BELLGLASS_RUNTIMES` names the
+//! a missing prerequisite is a failure. On a machine that lacks some runtimes, `BELLGLASS_RUNTIMES` names the
 //! runtimes to test. `youki` is tested only if it is installed.
 
 mod ground;

@@ -15,8 +15,8 @@ use runtime::oci::{Dirs, Flavor, Oci};
 
 const RUNC: &[&str] = &["runc"];
 
-/// Attack A-07: a deadline kills the whole process tree. The test checks this both from the host and from
-/// inside.
+/// Verifies that attack A-07 fails: a deadline kills the whole process tree. The test checks this both from
+/// the host and from inside.
 #[test]
 fn a_deadline_ends_the_whole_tree() {
     on(EVERYWHERE, async |lab| {
@@ -33,8 +33,8 @@ fn a_deadline_ends_the_whole_tree() {
     });
 }
 
-/// Attack A-06: a process that ignores SIGTERM gets SIGKILL after its grace period, and the outcome is
-/// `timeout`.
+/// Verifies that attack A-06 fails: a process that ignores SIGTERM gets SIGKILL after its grace period, and
+/// the outcome is `timeout`.
 #[test]
 fn a_process_that_ignores_sigterm_is_killed_after_its_grace() {
     on(EVERYWHERE, async |lab| {
@@ -79,7 +79,8 @@ fn a_deadline_is_a_time_or_absent_and_nothing_else() {
     });
 }
 
-/// Attack A-01: when the guest is killed with SIGKILL, every stream ends with a typed outcome.
+/// Verifies that attack A-01 fails: when the guest is killed with SIGKILL, every stream ends with a typed
+/// outcome.
 #[test]
 fn the_death_of_process_1_ends_every_stream_within_two_seconds() {
     on(EVERYWHERE, async |lab| {
@@ -117,7 +118,7 @@ fn a_sandbox_ends_by_itself_when_its_time_is_over() {
     });
 }
 
-/// Execs and their output outlive the process that started them.
+/// Execs and their output outlive the host process that started them.
 #[test]
 fn a_new_process_takes_over_and_loses_nothing() {
     on(EVERYWHERE, async |lab| {
@@ -129,7 +130,8 @@ fn a_new_process_takes_over_and_loses_nothing() {
         let (id, exec_id) = (sandbox.id().clone(), exec.id().clone());
         drop(exec);
         drop(sandbox);
-        // Wait until the first instance's tasks notice the drop and release it, as if its process had died.
+        // Wait until the first instance's tasks notice the drop and release the sandbox, as if their process
+        // had died.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let second = lab.again();
         let sandbox = Sandbox::attach(second, id, Limits::default().memory_bytes);
@@ -167,8 +169,8 @@ fn execs_started_on_breaking_connections_all_end_with_their_outcome() {
     });
 }
 
-/// Code that a user can inject into the start of a program runs only after the last restriction has been
-/// applied.
+/// Code that a user injects into the start of a program, for example by `LD_PRELOAD`, runs only after the
+/// last restriction has been applied.
 #[test]
 fn preloads_and_start_up_files_run_with_nothing_more_than_any_exec() {
     on(EVERYWHERE, async |lab| {
@@ -272,8 +274,8 @@ fn a_start_killed_at_any_step_is_removed_by_the_next_command() {
     });
 }
 
-/// Reaps the orphans of a killed process, which this process adopts. The orphan is the process that holds a
-/// user namespace and ends with its parent.
+/// Reaps the orphans of a killed process, which this process adopts. The only orphan is the process that
+/// holds a user namespace and exits when its parent dies.
 fn reap_adopted() {
     for _ in 0..50 {
         match rustix::process::wait(rustix::process::WaitOptions::NOHANG) {
@@ -284,7 +286,7 @@ fn reap_adopted() {
     }
 }
 
-/// Not a test: this is the process that the previous test starts, and that is killed at the given step.
+/// Acts as the process that the previous test starts and that is killed at a given step. It is not a test.
 #[test]
 fn crash_here_when_told_to() {
     let Ok(told) = std::env::var(CRASHER) else { return };

@@ -17,7 +17,8 @@ fn small() -> Limits {
     Limits { memory_bytes: 96 * MIB, disk_bytes: 96 * MIB, tmp_bytes: 48 * MIB, ..Limits::default() }
 }
 
-/// Attack C-01: a fork bomb is contained, and both its own sandbox and other sandboxes still respond.
+/// Verifies that attack C-01 fails: a fork bomb is contained, and both its own sandbox and other sandboxes
+/// still respond.
 #[test]
 fn a_process_bomb_is_contained_and_everybody_else_is_answered() {
     on(RUNC, async |lab| {
@@ -85,8 +86,8 @@ async fn assert_oom(sandbox: &Sandbox, tier: Tier, spec: &ExecSpec) {
     assert!(began.elapsed() < promised(20), "{:?}", began.elapsed());
 }
 
-/// Attack C-04, requirement A2.05: exceeding the memory limit is reported whether a process, a child or an
-/// orphan does so, and whether memory grows quickly or slowly.
+/// Verifies that attack C-04 fails (requirement A2.05): exceeding the memory limit is reported whether a
+/// process, a child or an orphan does so, and whether memory grows quickly or slowly.
 #[test]
 fn too_much_memory_is_oom_whoever_takes_it_and_however() {
     on(EVERYWHERE, async |lab| {
@@ -134,8 +135,8 @@ fn memory_in_files_is_charged_and_does_not_outlive_its_oom() {
     });
 }
 
-/// Attacks C-08 and C-09, requirement A2.10: writes fail when disk space or inodes run out, and output is
-/// still kept.
+/// Verifies that attacks C-08 and C-09 fail (requirement A2.10): writes fail when disk space or inodes run
+/// out, and output is still kept.
 #[test]
 fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
     on(EVERYWHERE, async |lab| {
@@ -145,14 +146,14 @@ fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
         assert!(String::from_utf8_lossy(&fill.stderr).contains("No space left"), "{fill:?}");
         let size: u64 = text(&fill).trim().parse().unwrap();
         assert!(size > 16 * MIB && size < 96 * MIB, "{size}");
-        // Retained output is on the same disk, in blocks that user code cannot use.
+        // Retained output is stored on the same disk, in blocks that are reserved from user code.
         let done = sh(&sandbox, "head -c 3000000 /dev/zero").await;
         assert_eq!(done.end.stdout_bytes, 3_000_000);
-        // gVisor writes as a user that cannot use reserved blocks, so there only the byte count is
-        // guaranteed.
+        // Under gVisor, the guest and user code write as the same user, so no blocks are reserved, and only
+        // the byte count is guaranteed.
         assert!(done.end.stdout_dropped == 0 || lab.runtime.tier() == Tier::UserKernel);
         if lab.runtime.name() == "podman" {
-            // For Podman, Bellglass reports that the number of files is not limited.
+            // With Podman, Bellglass reports that it cannot limit the number of files.
             assert!(lab.runtime.lacks().await.unwrap().iter().any(|lack| lack.starts_with("disk_inodes")));
             return;
         }
@@ -162,14 +163,14 @@ fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
         )
         .await;
         let made: u64 = text(&inodes).trim().parse().unwrap();
-        // ext4 rounds the number up to fill a block of its inode table. In an engine, a quarter of the inodes
-        // belongs to the home directory.
+        // ext4 rounds the number of inodes up, so that they fill the last block of its inode table. In an
+        // engine, a quarter of the inodes belongs to the home directory.
         let least = if lab.runtime.properties().takes_images { 700 } else { 900 };
         assert!((least..=1024).contains(&made), "{made}");
     });
 }
 
-/// Requirement A2.06: CPU time is capped at the limit.
+/// Checks requirement A2.06: CPU time is capped at the limit.
 #[test]
 fn processor_time_is_capped() {
     on(RUNC, async |lab| {

@@ -1,6 +1,6 @@
 //! Many runs of a script that uses everything that a fork can break: pandas, which is imported before the
-//! fork; polars with its threads, which is imported after it; and threads of its own. `BELLGLASS_RUNS` sets
-//! the number of runs. `just soak` uses 10,000.
+//! fork; polars with its threads, which is imported after the fork; and threads of its own. `BELLGLASS_RUNS`
+//! sets the number of runs. `just soak` uses 10,000.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -20,7 +20,7 @@ use e2e::wire::{Answer, sandbox};
 use rustix::fs::FallocateFlags;
 use tempfile::TempDir;
 
-/// Creates a directory that every user can traverse.
+/// Creates a temporary directory that every user can traverse.
 fn walked() -> TempDir {
     let place = tempfile::Builder::new().prefix("bellglass-outage").tempdir().unwrap();
     std::fs::set_permissions(place.path(), Permissions::from_mode(0o711)).unwrap();
@@ -61,7 +61,8 @@ async fn create(service: &Service) -> (Answer, Duration) {
     (answer, begun.elapsed())
 }
 
-/// Attack L-06: a server refuses to start if another server already uses its address or its data directory.
+/// Verifies that attack L-06 fails: a server refuses to start if another server already uses its address or
+/// its data directory.
 #[test]
 fn a_server_that_cannot_have_its_port_or_its_data_says_so_and_ends() {
     served(async || {
@@ -167,8 +168,8 @@ impl Drop for Locked {
     }
 }
 
-/// Attack L-04: while the store is locked, running sandboxes continue, and create requests are refused with
-/// `store_unavailable`.
+/// Verifies that attack L-04 fails: while the store is locked, running sandboxes continue, and create
+/// requests are refused with `store_unavailable`.
 #[test]
 fn while_the_store_is_locked_what_runs_goes_on_and_what_is_new_is_refused_soon() {
     const LOCKED_FOR: Duration = Duration::from_secs(6);

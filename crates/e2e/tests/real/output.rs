@@ -10,8 +10,8 @@ use e2e::cutter::Cutter;
 use e2e::lab::{EVERYWHERE, collect, exec, on, script, sh, sized, start, text};
 use node::{Event, Sandbox};
 
-/// Length after which the test output repeats. It is not a multiple of any buffer size, so a lost, duplicated
-/// or moved byte changes the bytes at later offsets.
+/// Period of the test output in bytes. It is not a multiple of any buffer size, so a lost, duplicated or
+/// moved byte changes the bytes at later offsets.
 const BLOCK_BYTES: u64 = 1_000_003;
 const NUMBERED: &str = "import sys,os\nn=int(sys.argv[1]);m=1000003;b=bytes((i*i>>7)&255 for i in range(m))*2\n\
     v=memoryview(b);at=0\nwhile at<n: at+=os.write(1,v[at%m:at%m+min(m,n-at)])";
@@ -173,7 +173,7 @@ fn a_blocked_process_waits_for_its_reader() {
     });
 }
 
-/// Attack O-01: in mode `kill`, endless output is stopped at the limit.
+/// Verifies that attack O-01 fails: in mode `kill`, endless output is stopped at the limit.
 #[test]
 fn a_flood_in_mode_kill_ends_with_output_limit() {
     on(EVERYWHERE, async |lab| {
@@ -237,7 +237,7 @@ fn both_streams_are_complete_at_the_end_and_each_in_order() {
     });
 }
 
-/// Output that contains frames or events of our protocol cannot forge an exec's outcome.
+/// Output that contains frames or events of Bellglass's protocol cannot forge an exec's outcome.
 #[test]
 fn output_that_imitates_our_frames_forges_nothing() {
     on(EVERYWHERE, async |lab| {

@@ -1,5 +1,5 @@
-//! Packages through the gate: pip, npm and apt in sandboxes that can reach nothing else. The gate uses the
-//! package indexes that this machine uses.
+//! Packages through the gate, the package proxy: pip, npm and apt in sandboxes that can reach nothing else.
+//! The gate uses the same package indexes as this machine.
 
 use api::SandboxId;
 use api::exec::{ExecSpec, Outcome};

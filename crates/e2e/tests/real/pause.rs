@@ -118,8 +118,8 @@ fn a_paused_sandbox_continues_where_it_was() {
     });
 }
 
-/// If a server is killed at any moment of a pause or a resume, the next server finds the sandbox paused or
-/// running, and the sandbox continues.
+/// If a server is killed at any moment of a pause or a resume, the restarted server finds the sandbox paused
+/// or running, and the sandbox continues.
 #[test]
 fn a_server_killed_during_a_pause_or_a_resume_loses_nothing() {
     served(async || {

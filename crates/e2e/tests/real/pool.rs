@@ -1,5 +1,5 @@
-//! Pre-warmed sandboxes on real runtimes: they equal cold sandboxes, each is claimed once, and a killed
-//! server leaves none behind.
+//! Pre-warmed sandboxes on real runtimes. They are identical to cold sandboxes, each is claimed only once,
+//! and a killed server leaves none behind.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -61,7 +61,7 @@ async fn alike(tier: Tier) {
     assert_eq!((cold.start, warm.start), (Start::Cold, Start::Warm));
     assert_eq!((&cold.limits, &cold.policy, cold.tier), (&warm.limits, &warm.policy, warm.tier));
     // The pre-warmed sandbox has the same files, environment and processes as the cold one, and nothing from
-    // another user.
+    // a different user.
     let look = "ls -laR /workspace /tmp /home 2>&1 | sed 's/[A-Z][a-z][a-z]  *[0-9]* [0-9:]*//'; env | sort; id; \
                 ps -e -o user,args 2>/dev/null || ls /proc | grep -c '^[0-9]'; cat /proc/sys/kernel/hostname";
     let (seen, other) = (said(&client, &warm, look).await, said(&client, &cold, look).await);
@@ -131,7 +131,7 @@ async fn many() {
         ends.spawn(async move { client.stop(&id).await.unwrap() });
     }
     ends.join_all().await;
-    // This server has not received a create request yet, so it has no pre-warmed sandboxes.
+    // Since its restart, this server has received no create request, so it has not pre-warmed any sandboxes.
     service.assert_nothing_left().await;
 }
 
@@ -149,8 +149,8 @@ fn code_in_a_ready_sandbox_finds_its_imports_done() {
 async fn imported() {
     let (mut service, config) = pooled("");
     e2e::layer::lend(service.data(), "interpreter");
-    // Building a template made this process adopt orphans. Undo this, because the orphans of a killed server
-    // belong to the next server.
+    // Building a template made this process adopt orphans. Undo this, so that it does not adopt the orphans
+    // of a killed server.
     let _ = rustix::process::set_child_subreaper(None);
     std::fs::write(config.path(), "pool_ready = 1\npool_templates = [\"interpreter\"]\n").unwrap();
     service.kill();

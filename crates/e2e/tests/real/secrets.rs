@@ -1,5 +1,5 @@
-//! Secrets: placeholders inside the sandbox, values only at the bound host, and responses without values. The
-//! tests use a real server in a simulated network, and unmodified programs.
+//! Secrets: the sandbox sees placeholders, only the bound host receives values, and responses contain no
+//! values. The tests use a real server in a simulated network, and unmodified programs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -88,7 +88,7 @@ fn a_placeholder_becomes_the_value_at_its_place_and_nowhere_else() {
             assert!(inside.starts_with("bellglass-secret-API_KEY-"), "{inside}");
             let real = format!("Bearer {CANARY}");
             let placeholder = format!("Bearer {inside}");
-            // Attack S-02: every other header, path and host gets only the placeholder.
+            // Attack S-02 fails: every other header, path and host gets only the placeholder.
             for (header, url, gets) in [
                 ("authorization", "https://good.example/v1/a", &real),
                 ("authorization", "https://good.example/v1", &real),
@@ -131,8 +131,8 @@ fn a_placeholder_becomes_the_value_at_its_place_and_nowhere_else() {
     });
 }
 
-/// Programs of all kinds trust the project's authority without being able to change it. A sandbox without a
-/// secret trusts no additional authority.
+/// Programs of all kinds trust the project's certificate authority, and cannot change it. A sandbox without a
+/// secret trusts no additional certificate authority.
 #[test]
 fn programs_trust_the_project_where_a_secret_is_bound_and_see_the_hosts_own_certificate_elsewhere() {
     in_a_world(async |world| {
@@ -179,8 +179,8 @@ grep -c BEGIN $SSL_CERT_FILE";
     });
 }
 
-/// Attack S-02: if a response reflects a request, it does not contain the value, whatever its encoding and
-/// however it is split.
+/// Verifies that attack S-02 fails: if a response reflects a request, it does not contain the value, whatever
+/// its encoding and however it is split.
 #[test]
 fn an_echo_tells_nothing() {
     in_a_world(async |world| {
@@ -227,7 +227,7 @@ fn an_echo_tells_nothing() {
     });
 }
 
-/// A change to a secret applies from the next request on, even after a kill of the server. Requests that use
+/// A change to a secret takes effect at the next request, even after a kill of the server. Requests that use
 /// a removed secret are refused with an error that names the secret.
 #[test]
 fn a_secret_is_changed_and_removed_under_a_running_sandbox() {
@@ -280,8 +280,8 @@ fn a_secret_is_changed_and_removed_under_a_running_sandbox() {
     });
 }
 
-/// Attack S-03: a secret belongs to its project, and a binding that cannot work is refused before a sandbox
-/// is created.
+/// Verifies that attack S-03 fails: a secret belongs to its project, and a binding that cannot work is
+/// refused before a sandbox is created.
 #[test]
 fn a_secret_is_its_projects_and_what_cannot_be_used_is_refused_by_name() {
     in_a_world(async |world| {
@@ -326,8 +326,8 @@ fn a_secret_is_its_projects_and_what_cannot_be_used_is_refused_by_name() {
     });
 }
 
-/// Attack S-06: the server stores the value only in encrypted form, and no process inside, response or log
-/// contains it.
+/// Verifies that attack S-06 fails: the server stores the value only in encrypted form, and no process
+/// inside, response or log contains it.
 #[test]
 fn the_value_is_nowhere() {
     in_a_world(async |world| {

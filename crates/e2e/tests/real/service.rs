@@ -1,4 +1,4 @@
-//! A server in continuous use: kills, upgrades, and the absence of losses.
+//! A server in continuous use: kills and upgrades lose nothing.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};

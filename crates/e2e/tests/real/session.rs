@@ -1,6 +1,6 @@
-//! A notebook of some thirty cells, which are run in a context and compared with the expected results. Then
-//! nbconvert executes the same notebook with a Jupyter kernel in the same sandbox, and the results must be
-//! the same.
+//! Runs a notebook of about thirty cells in a context, and compares their results with the expected results.
+//! Then nbconvert executes the same notebook with a Jupyter kernel in the same sandbox, and the results must
+//! be the same.
 
 use api::code::{Bundle, Language, RunResult};
 use api::exec::Outcome;
@@ -83,7 +83,8 @@ async fn session(room: &Room, cells: &[Cell]) -> Vec<Vec<Vec<String>>> {
 }
 
 fn representations(ran: &Ran) -> Vec<Vec<String>> {
-    // In a notebook, an update replaces an earlier display instead of adding one. Do not count updates.
+    // Do not count updates, because in a notebook an update replaces an earlier display instead of adding
+    // one.
     let shown = ran.shown().into_iter().filter(|bundle: &&Bundle| !bundle.update);
     shown.map(|bundle| bundle.data.keys().cloned().collect()).collect()
 }

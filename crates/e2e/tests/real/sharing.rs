@@ -16,8 +16,8 @@ use e2e::wire::{Answer, Wire, command, sandbox};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-/// Returns the number of concurrent callers that compete for a few sandboxes. It is `BELLGLASS_CROWD`, or by
-/// default a number that is suitable for CI.
+/// Returns the number of concurrent callers that compete for a few sandboxes. `BELLGLASS_CROWD` sets the
+/// number; the default is suitable for CI.
 fn crowd() -> usize {
     std::env::var("BELLGLASS_CROWD").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
 }
@@ -93,7 +93,7 @@ fn creates_beyond_the_room_of_the_machine_are_refused_before_anything_is_made() 
     });
 }
 
-/// Attack X-08: concurrent create requests never exceed the project's quota.
+/// Verifies that attack X-08 fails: concurrent create requests never exceed the project's quota.
 #[test]
 fn a_quota_is_never_overrun_however_many_ask_at_once() {
     const MOST: u32 = 5;
@@ -311,7 +311,7 @@ fn a_request_without_a_valid_key_is_refused_at_once_on_every_route() {
     });
 }
 
-/// The time that a sandbox waits to be started does not count as idle time.
+/// The time that a create request waits in the queue does not count towards the idle time of its sandbox.
 #[test]
 fn every_sandbox_of_many_asked_for_at_once_takes_an_exec_at_once() {
     served(async || {

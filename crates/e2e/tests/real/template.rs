@@ -131,14 +131,14 @@ fn the_same_layers_are_unpacked_once_however_they_come() {
             let (template, kept) = import(lab, name, file).await.unwrap();
             assert_eq!((&template.layers, kept), (&first.layers, 3), "{name}");
         }
-        // Without its last layer, the image has a different top layer. It is unpacked again, because only a
-        // top layer gets the mount points and the user. The layer below is reused.
+        // Without its last layer, the image has a different top layer. This top layer is unpacked again,
+        // because only a top layer gets the mount points and the user. The layer below is reused.
         let fewer = Image::new(sample().layers.into_iter().take(2).collect());
         let other = tempfile::tempdir().unwrap();
         fewer.layout(other.path());
         let (template, kept) = import(lab, "fewer", other.path()).await.unwrap();
         assert_eq!((template.layers.len(), kept), (2, 1));
-        // A layer is removed after its last template, once no sandbox can be using the layer.
+        // After its last template is removed, a layer is removed too, once no sandbox can be using it.
         for name in ["first", "second", "third"] {
             Store::new(lab.data()).remove(name).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Terminals as a program sees them: size, keys, end, and the limit on their number.
+//! Terminals as a program sees them: their size, input, end, and the limit on their number.
 
 use std::time::{Duration, Instant};
 

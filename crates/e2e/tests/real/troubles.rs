@@ -30,8 +30,8 @@ async fn ended(client: &Client, id: &SandboxId, within: Duration) -> Sandbox {
     client.sandbox(id).await.unwrap()
 }
 
-/// A sandbox whose process 1 is killed from the host is reported as lost, with the cause, and its streams
-/// end.
+/// If process 1 of a sandbox is killed from the host, the sandbox is reported as lost, with the cause, and
+/// its streams end.
 #[test]
 fn a_sandbox_killed_from_the_host_is_lost_within_seconds_and_the_next_is_unaffected() {
     served(async || {
@@ -87,14 +87,15 @@ fn an_exec_keeps_its_sandbox_and_looking_at_one_changes_nothing() {
                 *ended = ended.or(one.reason.zip(lived));
             }
             wire.ask("GET", "/healthz", None).await;
-            // Both requests fail once their sandbox has ended. Ignore this.
+            // Ignore errors, because both requests fail once their sandbox has ended.
             let _ = client.usage(&looked_at).await;
             let _ = client.exec(&used, &script("true")).await;
             assert!(begun.elapsed() < promised(30), "{ended:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let [busy, looked_at, used] = ended.map(Option::unwrap);
-        // Before a sandbox ends, the server writes two records of it, and the disk can delay each of them.
+        // Before a sandbox ends, the server writes two records about the sandbox, and the disk can delay each
+        // of these writes.
         let stalled = 2 * disk.longest();
         eprintln!(
             "busy {busy:?}, looked at {looked_at:?}, used {used:?}; the disk may have held it up for {stalled:?}"
@@ -211,7 +212,8 @@ fn an_exec_that_was_to_end_with_its_reader_does_and_another_does_not() {
     });
 }
 
-/// A deadline starts with the process, so it does not include the time that retries take.
+/// An exec's deadline is measured from the start of its process, so it does not include the time that retries
+/// take.
 #[test]
 fn the_time_until_a_server_is_back_is_not_charged_to_the_execs_deadline() {
     served(async || {
@@ -295,7 +297,7 @@ fn a_create_that_cannot_be_made_says_why_and_leaves_nothing() {
 }
 
 /// A layer is never removed while sandboxes are created from it, even if templates and unused layers are
-/// removed meanwhile.
+/// removed at the same time.
 #[test]
 fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
     served(async || {

@@ -36,7 +36,7 @@ enum Hasher {
 
 /// The reason why a transfer ends early.
 enum Cut {
-    /// The program, or the source of the bytes, is gone.
+    /// The program has disconnected, or the rest of the file cannot be read or is too long.
     Gone,
     /// The policy no longer allows the transfer, or the file does not match its hash.
     Refused(String),
@@ -45,7 +45,7 @@ enum Cut {
 /// The sending half of a transfer to a sandbox.
 struct TransferSender {
     to: Feed,
-    /// Can no longer be upgraded once the program has stopped reading.
+    /// Tracks the response body. It can no longer be upgraded once the program has stopped reading.
     heard: Weak<()>,
     party: Arc<crate::Party>,
     policy: tokio::sync::watch::Receiver<api::policy::Policy>,
@@ -262,7 +262,7 @@ impl TransferSender {
     }
 
     fn installed(&self, entry: &IndexEntry, hash: String, cached: bool) {
-        // A file without a package is an index.
+        // A file that belongs to no package is an index, which is not reported.
         if !self.package.is_empty() {
             let (kind, package, file) = (self.kind, self.package.clone(), entry.name.clone());
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -297,7 +297,7 @@ impl Hasher {
         }
     }
 
-    /// Returns the hash as text, or `None` if it is not the expected one.
+    /// Returns the hash as text, or `None` if it differs from the expected hash.
     fn compared(self, expected: &Hash) -> Option<String> {
         let made = match self {
             Self::Sha256(hasher) => hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),

@@ -23,13 +23,13 @@ const INDEX_NAMES: [&str; 5] = ["InRelease", "Release", "Packages", "Sources", "
 /// files are recognized in every directory.
 const PACKAGE_MARKS: [&str; 8] =
     [".deb", ".udeb", ".ddeb", ".dsc", ".tar", ".diff", ".changes", ".buildinfo"];
-/// The directory that precedes the hash of an index in its path.
+/// The directories that precede the hash in an index's path.
 const BY_HASH: &str = "/by-hash/SHA256/";
 /// Length of a SHA-256 hash in hexadecimal digits.
 const SHA256_DIGITS: usize = 64;
 
-/// Returns the name of the package to which a path belongs, or an empty string for an index. Returns `None`
-/// if the path belongs to neither a package nor an index.
+/// Returns the name of the package that a path belongs to, or an empty string for an index. Returns `None` if
+/// the path belongs to neither a package nor an index.
 pub fn package(rest: &str) -> Option<String> {
     let path = rest.strip_prefix('/').or_else(|| rest.strip_prefix("-security/"))?;
     let plain = |part: &str| {

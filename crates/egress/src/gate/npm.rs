@@ -19,7 +19,7 @@ use crate::party::Party;
 const SHORT: &str = "application/vnd.npm.install-v1+json, application/json;q=0.8";
 const LONG: &str = "application/json";
 
-/// Returns the name of the package to which a path belongs.
+/// Returns the name of the package that a path belongs to.
 pub fn package(rest: &str) -> Option<String> {
     let decoded = rest.replace("%2f", "/").replace("%2F", "/");
     let (named, file) = match decoded.split_once("/-/") {
@@ -103,8 +103,8 @@ fn parse(asking: &IndexRequest, _: &str, _: &str, body: &[u8]) -> Option<Index> 
     Some(Index { files, page: page.to_string().into() })
 }
 
-/// Returns the file name, URL and SHA-512 hash of a version's file. Returns `None` if the file has no such
-/// hash to verify, or if its name or URL cannot be served.
+/// Returns the file name, URL and SHA-512 hash of a version's file. Returns `None` if the file has no SHA-512
+/// hash, or if its name or URL cannot be served.
 fn file(version: &Value) -> Option<(String, String, String)> {
     let dist = version.get("dist")?;
     let url = dist.get("tarball")?.as_str()?;

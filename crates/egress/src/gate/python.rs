@@ -19,7 +19,7 @@ use crate::party::Party;
 
 const ACCEPT: &str = "application/vnd.pypi.simple.v1+json, text/html;q=0.5";
 
-/// Returns the normalized name of the package to which a path belongs.
+/// Returns the normalized name of the package that a path belongs to.
 pub fn package(rest: &str) -> Option<String> {
     let mut parts = rest.split('/');
     let named = match (parts.next()?, parts.next()?, parts.next(), parts.next()) {
@@ -123,7 +123,7 @@ fn from_json(base: &Url, body: &[u8]) -> Option<Vec<IndexedFile>> {
     Some(page.get("files")?.as_array()?.iter().filter_map(entry).collect())
 }
 
-/// Returns the files to which the anchors of a page link. Other content is ignored.
+/// Returns the files that a page's anchors link to. Other content is ignored.
 fn from_html(base: &Url, text: &str) -> Vec<IndexedFile> {
     let mut files = Vec::new();
     let mut rest = text;

@@ -1,4 +1,4 @@
-//! The cache of package files, by key. A file has a different name until it is complete.
+//! A cache of package files, addressed by key. An incomplete file has a temporary name.
 
 use std::fs;
 use std::io;
@@ -10,11 +10,11 @@ use std::time::{Duration, SystemTime};
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt as _;
 
-/// Size of the cache in bytes at which no more files are added.
+/// Maximum size of the cache in bytes. No more files are added to a full cache.
 const BYTES_MAX: u64 = 20 << 30;
-/// Size in bytes to which a full cache is reduced.
+/// Target size in bytes when a full cache is reduced.
 const BYTES_KEPT: u64 = 16 << 30;
-/// Age at which an incomplete file counts as orphaned.
+/// Age after which an incomplete file counts as orphaned.
 const PART_OLD: Duration = Duration::from_secs(24 * 3600);
 
 /// The cached files of one directory, which several processes may share.
@@ -22,7 +22,7 @@ pub struct PackageCache {
     directory: PathBuf,
     /// Number of bytes that must stay free on the disk.
     reserve_bytes: u64,
-    /// Number of bytes in complete files, as far as this process knows.
+    /// Number of bytes in the complete files that this process knows of.
     kept: AtomicU64,
     /// Number of bytes in incomplete files.
     coming: Arc<AtomicU64>,
@@ -69,7 +69,7 @@ impl PackageCache {
         Some((file, size))
     }
 
-    /// Creates an incomplete file, or returns `None` if the cache or the disk is full.
+    /// Creates an empty file for an incoming package, or returns `None` if the cache or the disk is full.
     pub async fn begin(&self, key: &str) -> Option<PartialPackage> {
         let taken = self.kept.load(Ordering::Relaxed) + self.coming.load(Ordering::Relaxed);
         let room = BYTES_MAX.checked_sub(taken).filter(|room| *room > 0)?;

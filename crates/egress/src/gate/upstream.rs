@@ -70,13 +70,13 @@ impl Upstreams {
 }
 
 impl Upstreams {
-    /// Adds the user name and the password that this machine has for the URL's host. An index lists its files
-    /// without them.
+    /// Adds the user name and the password that this machine has for the URL's host. An index lists the URLs
+    /// of its files without credentials.
     pub(super) fn with_login(&self, address: &str) -> String {
         let Ok(mut url) = Url::parse(address) else { return address.to_owned() };
         let known = [&self.python, &self.node, &self.debian, &self.debian_security];
-        // Only URLs next to the index receive the password: sandboxes must not reach other resources that it
-        // unlocks.
+        // Only URLs in the index's parent directory receive the password, because it may unlock other
+        // resources that sandboxes must not reach.
         let beside = |one: &Url| {
             let path = one.path().trim_end_matches('/');
             url.path().starts_with(path.get(..=path.rfind('/').unwrap_or(0)).unwrap_or("/"))
@@ -113,8 +113,8 @@ impl Upstreams {
         hosts
     }
 
-    /// Returns true if the URL itself permits dialling. The addresses of a host name are checked later, when
-    /// the name is resolved.
+    /// Returns true if the URL may be dialled, judging by its scheme, host and port alone. The addresses of a
+    /// host name are checked later, when the name is resolved.
     pub(super) fn may_dial(&self, address: &str) -> bool {
         Url::parse(address).is_ok_and(|url| may_dial(&self.named(), &url))
     }

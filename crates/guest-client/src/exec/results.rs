@@ -23,16 +23,16 @@ const VALUES_MAX: usize = 500_000;
 pub(super) struct Results {
     /// Offset of the next line. All lines before it have been delivered.
     told: u64,
-    /// The bytes from that offset on.
+    /// Received bytes that begin at the offset `told`.
     buffer: BytesMut,
     /// Number of bytes at the beginning of the buffer that are known to contain no line end.
     scanned: usize,
-    /// The first line, once it is complete, and the offset of the line after it.
+    /// The first buffered line, if it is complete, and the offset of the line after it.
     first: Option<(u64, ResultLine)>,
     /// True if bytes were discarded. They are requested again once the buffer holds no complete line.
     behind: bool,
-    /// True if `told` is an offset from a caller that has not been verified yet. The byte before a valid
-    /// offset ends a line.
+    /// True if `told` is an offset from a caller that has not been verified yet. A valid offset follows a
+    /// line feed.
     unsure: bool,
 }
 
@@ -56,7 +56,7 @@ impl Results {
         self.told
     }
 
-    /// Returns the offset from which to request results.
+    /// Returns the offset from which to request results: one byte before `told` if `told` must be verified.
     pub(super) fn asks_from(&self) -> u64 {
         self.told - u64::from(self.unsure)
     }
@@ -146,7 +146,7 @@ fn parsed(line: &[u8]) -> Result<ResultLine, Error> {
     Ok(ResultLine { stdout, stderr, result })
 }
 
-/// Returns an estimate of the number of values in a line of JSON. The line contains at most one value more.
+/// Returns an estimate of the number of values in a line of JSON. The actual number is at most one higher.
 fn values(line: &[u8]) -> usize {
     let (mut count, mut in_text, mut escaped) = (0, false, false);
     for byte in line {

@@ -15,8 +15,8 @@ use hyper::body::Incoming;
 use super::parts::{DecodedPart, Parts};
 use crate::link::GuestLink;
 
-/// Maximum size in bytes of the head or the end of a response, except a page of a listing. A head or an end
-/// contains a few paths and an error, with worst-case escaping.
+/// Maximum size in bytes of the head or the end of a response, except a page of a listing. Each contains at
+/// most a few paths and an error, with worst-case escaping.
 const WORDS_BYTES_MAX: usize = 256 << 10;
 /// Maximum length in bytes of an error message that is passed on.
 const MESSAGE_BYTES_MAX: usize = 2048;
@@ -71,7 +71,7 @@ impl FileResponse {
         Self { body, parts: Parts::new(most), link, only_looks: ask.only_looks() }
     }
 
-    /// Returns the head of the response. Cancel safe.
+    /// Returns the head of the response. Cancel-safe.
     pub async fn head(&mut self, within: Duration) -> Result<FileAnswer, Break> {
         // The timeout is for the whole head: a slow trickle of bytes must not extend it.
         let next = tokio::time::timeout(within, self.next(within));
@@ -81,8 +81,8 @@ impl FileResponse {
         }
     }
 
-    /// Returns the next part. Fails if nothing arrives for the duration `silence`. Cancel safe: no data is
-    /// lost if the future is dropped.
+    /// Returns the next part. Fails if nothing arrives for the duration `silence`. Cancel-safe: a dropped
+    /// future loses no data.
     pub async fn next(&mut self, silence: Duration) -> Result<DecodedPart<FileAnswer>, Break> {
         loop {
             if let Some(found) = self.parts.next().map_err(Break::Wrong)? {
@@ -97,12 +97,12 @@ impl FileResponse {
         }
     }
 
-    /// Returns true if a part is incomplete.
+    /// Returns true if a part has not been received completely.
     pub fn is_open(&self) -> bool {
         self.parts.is_open()
     }
 
-    /// Waits briefly for the end of a complete response, and refuses further data.
+    /// Waits briefly for the response to end, and rejects any further data.
     pub async fn close(mut self) -> Result<(), Error> {
         self.parts.close();
         match self.next(CLOSE_WITHIN).await {
@@ -142,7 +142,7 @@ pub async fn explain(link: &GuestLink, only_looks: bool, broken: Break) -> Error
 /// Returns the response if it matches the request.
 ///
 /// # Errors
-/// The sandbox refused the request, or the response belongs to a different request.
+/// Returns an error if the sandbox refused the request or if the response belongs to a different request.
 pub fn fitting(ask: &FileAsk, answer: FileAnswer) -> Result<FileAnswer, Error> {
     let fits = match (ask, &answer) {
         (_, FileAnswer::Refused { error }) => return Err(refused(error.clone())),
@@ -174,7 +174,7 @@ pub fn fitting(ask: &FileAsk, answer: FileAnswer) -> Result<FileAnswer, Error> {
 /// Parses a file event.
 ///
 /// # Errors
-/// The event is malformed.
+/// Returns an error if the event is malformed.
 pub fn event(bytes: &[u8]) -> Result<FileEvent, Error> {
     let wrong = |why: String| Error::Protocol(format!("malformed file event: {why}"));
     let event: FileEvent = serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))?;
@@ -224,7 +224,7 @@ pub fn refused(mut error: api::Error) -> Error {
 /// Checks that a hash is well-formed and of the requested kind.
 ///
 /// # Errors
-/// The hash is malformed, or not of the requested kind.
+/// Returns an error if the hash is malformed or not of the requested kind.
 pub fn checked_hash(hash: &Hash, wanted: Hashing) -> Result<(), Error> {
     let is_hash = hash.kind() == wanted && are_digits(hash.digits());
     if is_hash { Ok(()) } else { Err(Error::Protocol("malformed hash".into())) }

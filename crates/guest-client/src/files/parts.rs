@@ -32,11 +32,11 @@ pub struct Parts {
 /// A decoded part.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DecodedPart<H> {
-    /// The head.
+    /// The head of the response.
     Head(H),
     /// The bytes of a data part, or of a fragment of a data part.
     Data(Bytes),
-    /// The end.
+    /// The end of the response.
     End(FileEnd),
 }
 
@@ -60,7 +60,7 @@ impl Parts {
         self.piece = piece;
     }
 
-    /// Returns true if a part is incomplete.
+    /// Returns true if a part has not been received completely.
     pub fn is_open(&self) -> bool {
         self.left > 0 || self.open.is_some() || !self.held.is_empty()
     }
@@ -68,7 +68,7 @@ impl Parts {
     /// Decodes the next part or fragment. Returns `None` if more input is needed.
     ///
     /// # Errors
-    /// The input violates the protocol.
+    /// Returns an error if the input violates the protocol.
     pub fn next<H: DeserializeOwned>(&mut self) -> Result<Option<DecodedPart<H>>, Error> {
         loop {
             if self.left > 0 {

@@ -18,7 +18,7 @@ use crate::shell;
 use crate::sweep::{self, Whom};
 use crate::table::ExecTable;
 
-/// Interval at which an interrupted cell is interrupted again.
+/// Interval between interrupts of a cell that does not end.
 const INTERRUPT_EVERY: Duration = Duration::from_secs(1);
 /// Time after which an interrupted cell is killed. Including the time to notice the end, an interruption
 /// takes at most five seconds.
@@ -26,7 +26,7 @@ const KILL_AFTER: Duration = Duration::from_secs(3);
 /// Timeout for the start of a cell, not counting the installation of packages.
 const BEGIN_WITHIN: Duration = Duration::from_secs(60);
 
-/// The way in which a cell's turn ended.
+/// How a cell's turn ended.
 enum TurnEnd {
     Done(i32),
     Gone,
@@ -88,7 +88,7 @@ impl Context {
                 let ended = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
                 let outcome = ended.unwrap_or(Outcome::Unknown);
                 sweep::kill(Whom::Group(process.group)).await;
-                // Wait for the end of the process, so that the next cell does not get it.
+                // Wait until the process has ended, so that the next cell starts a new process.
                 let _ = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
                 exec.state_lost.set(true);
                 if exec.is_struck() {
@@ -127,7 +127,7 @@ impl Context {
         channel.write(&Tell::Cell(cell)).await
     }
 
-    /// Waits until an interrupt that was sent at the very end of a cell can no longer hit the next cell.
+    /// Waits until an interrupt that was sent just as a cell ended can no longer reach the next cell.
     async fn settle(&self, channel: &Records) {
         if self.spec.language != Language::Python {
             return;
@@ -145,8 +145,8 @@ impl Context {
     }
 
     /// Follows a cell until it is done or its process is gone. If there is a reason to end the cell,
-    /// interrupts it, and kills it if it does not end. The cell cannot delay this, whether it sends messages
-    /// or not.
+    /// interrupts the cell, and kills its process if the cell does not end. Neither messages from the cell
+    /// nor their absence can delay this.
     async fn follow(
         &self,
         exec: &Rc<GuestExec>,
@@ -210,7 +210,7 @@ async fn hear(exec: &Rc<GuestExec>, process: &ContextProcess, running: &Running)
                 shown(exec, &running.streams, result, record.patience(), &running.channel).await;
             }
             Some(CodeMessage::Done(CellEnd { code })) => return TurnEnd::Done(code),
-            // Ignore all other messages. They harm only the cell itself.
+            // Ignore all other messages: they can affect only the cell that sent them.
             Some(CodeMessage::Refused(_) | CodeMessage::Variables(_) | CodeMessage::Settled(_)) | None => {}
         }
     }

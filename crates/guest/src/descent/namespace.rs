@@ -15,8 +15,8 @@ use crate::launch::done;
 /// Maximum size of the two lines of an ID map.
 const TEXT_BYTES: usize = 64;
 
-/// Moves this process into a new user namespace, whose root is the user `uid` outside. Runs in a child before
-/// its exec, so it only makes system calls on memory of its own stack.
+/// Moves this process into a new user namespace, in which the outer user `uid` is root. Runs in a child
+/// before its exec, so it only makes system calls on its own stack memory.
 pub fn enter(uid: libc::uid_t) -> io::Result<()> {
     // Open the maps first: in a new namespace, the `/proc` files of a non-dumpable process belong to the
     // namespace's root, which is not mapped until the maps are written.
@@ -48,7 +48,7 @@ pub fn enter(uid: libc::uid_t) -> io::Result<()> {
     if status == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::WEXITSTATUS(status))) }
 }
 
-/// Writes the ID maps. Runs in the helper, and waits until its parent has entered the new namespace.
+/// Writes the ID maps after the parent has entered the new namespace. Runs in the helper.
 fn map(uid: libc::uid_t, maps: [libc::c_int; 2], ready: libc::c_int, tell: libc::c_int) -> io::Result<()> {
     let mut none = 0_u8;
     // SAFETY: The descriptor is open and owned by this process, which closes it once.
@@ -61,7 +61,7 @@ fn map(uid: libc::uid_t, maps: [libc::c_int; 2], ready: libc::c_int, tell: libc:
     write!(left, "0 {uid} 1\n1 1 {}\n", uid - 1)?;
     let bytes = TEXT_BYTES - left.len();
     for map in maps {
-        // SAFETY: At least this many bytes of the text are initialized, and the descriptor is open.
+        // SAFETY: `text` is fully initialized and holds at least `bytes` bytes, and the descriptor is open.
         done(unsafe { libc::write(map, text.as_ptr().cast(), bytes) } as libc::c_int)?;
     }
     Ok(())

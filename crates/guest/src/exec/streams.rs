@@ -19,7 +19,7 @@ const SCRATCH_BYTES: usize = 256 * 1024;
 /// Upper bound for the unread output of a terminal. The actual maximum is 68 KiB on Linux, and 128 KiB plus
 /// one page on gVisor.
 const TERMINAL_BYTES_MAX: usize = 256 * 1024;
-/// Size of the results spool above which only a notice of each further result is stored.
+/// Size of the results spool above which a short notice replaces each further result.
 const RESULTS_FULL: u64 = limits::RESULTS_BYTES_MAX - 1_000_000;
 
 thread_local! {
@@ -69,8 +69,8 @@ impl GuestExec {
         }
     }
 
-    /// Appends a result, with the current length of both output streams. From these lengths, a reader knows
-    /// the position of the result in the output.
+    /// Appends a result, with the current length of both output streams. The lengths tell a reader where in
+    /// the output the result belongs.
     pub fn show(&self, result: &RunResult) {
         if let Ok(text) = serde_json::to_string(result) {
             self.show_raw(&text);
@@ -99,8 +99,8 @@ impl GuestExec {
         self.spool(stream, |spool| spool.written())
     }
 
-    /// Moves the bytes that are now in the pipes to the spools. The process wrote these bytes before the
-    /// message that is being handled.
+    /// Moves the bytes that are already in the pipes to the spools. The process wrote these bytes before it
+    /// sent the message that the caller is handling.
     pub async fn catch_up(&self, streams: &[(Stream, Rc<Watched>)]) {
         for (stream, pipe) in streams {
             self.drain(*stream, pipe, self.pending(pipe)).await;
@@ -137,8 +137,8 @@ impl GuestExec {
         }
     }
 
-    /// Returns an upper bound for the number of bytes in a pipe now. A terminal does not report how much it
-    /// holds, so the result is its capacity.
+    /// Returns an upper bound for the number of bytes now in a pipe. For a terminal, which does not report
+    /// this number, returns its maximum capacity.
     pub(super) fn pending(&self, pipe: &Watched) -> usize {
         if self.has_terminal() {
             return TERMINAL_BYTES_MAX;

@@ -122,8 +122,8 @@ impl<W: Write> ArchivePacker<W> {
         Ok(())
     }
 
-    /// Adds one file or directory. Skips and counts unreadable ones, because the rest of the archive is still
-    /// useful.
+    /// Adds one file or directory. Skips and counts unreadable entries, because an archive without them is
+    /// still useful.
     fn one(&mut self, parent: &OwnedFd, name: &[u8], path: &[u8], depth: u32) -> Result<(), Error> {
         let Ok(stat) = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) else {
             self.report.skipped += 1;
@@ -249,7 +249,7 @@ impl ArchiveUnpacker {
                     Err(errno) => return Err(fault(errno)),
                 }
                 let directory = enter(&parent, name).map_err(fault)?;
-                // The owner of the directory must be able to unpack more entries into it.
+                // Keep the owner's full access, because later entries are unpacked into this directory.
                 rustix::fs::fchmod(&directory, Mode::from_raw_mode(entry.meta.mode & 0o777 | 0o700))
                     .map_err(fault)?;
             }

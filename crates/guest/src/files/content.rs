@@ -88,7 +88,7 @@ pub fn read(
     parts::end(&end).map_err(unheard)
 }
 
-/// Sends the bytes of a range. Returns their hash, or `None` if the file ends earlier.
+/// Sends the bytes of a range. Returns their hash, or `None` if the file ends before the range does.
 fn send(file: &OwnedFd, from: u64, to: u64, mut digest: Digest) -> io::Result<Option<Hash>> {
     let (mut at, mut outlet) = (from, PartWriter::default());
     while at < to {
@@ -120,7 +120,7 @@ pub fn replace(
     Ok(FileAnswer::Whole { info: describe(&place.path, &stat), hash })
 }
 
-/// Replaces the content of a file from an offset on, in place.
+/// Truncates a file at an offset and appends the received data, in place.
 pub fn write_on(
     path: &FilePath,
     offset: u64,
@@ -162,8 +162,8 @@ pub fn write_on(
     Ok(FileAnswer::Whole { info: describe(&place.path, &stat), hash })
 }
 
-/// Waits until no other request writes to the file. An interrupted request may still be writing the data that
-/// it had received.
+/// Waits until no other request is writing to the file. An interrupted request may still be writing the data
+/// that it has received.
 fn alone(file: &OwnedFd, place: &FileLocation) -> Result<(), Error> {
     for _ in 0..ALONE_LOOKS {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -196,7 +196,7 @@ pub fn hash(path: &FilePath, digest: Hashing) -> Result<FileAnswer, Error> {
     Ok(FileAnswer::Whole { info: place.describe(&stat), hash })
 }
 
-/// Replaces the only occurrence of a text in a file, or all occurrences. Returns the number of replacements.
+/// Replaces the only occurrence of `old`, or all of them if `all` is set. Returns the number of replacements.
 pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, Error> {
     let place = FileLocation::find(path)?;
     let (file, stat) = place.open(OFlags::RDONLY)?;

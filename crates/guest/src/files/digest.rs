@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 /// A hash in progress.
 pub enum Digest {
     Sha256(Sha256),
-    /// Boxed, because it is two kilobytes in size.
+    /// Boxed, because the hasher is two kilobytes in size.
     Blake3(Box<blake3::Hasher>),
 }
 

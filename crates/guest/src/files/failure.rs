@@ -64,7 +64,7 @@ pub fn failed(act: &str, path: &[u8], errno: Errno) -> Error {
     Error { code, message, layer, ran: Ran::No, retry, fix: fix.into() }
 }
 
-/// Like [`failed`], but for an error of the standard library.
+/// Like [`failed`], but for an I/O error from the standard library.
 pub fn failed_io(act: &str, path: &[u8], error: &io::Error) -> Error {
     failed(act, path, error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
 }
@@ -81,7 +81,7 @@ pub fn conflict(message: String, fix: &str) -> Error {
     }
 }
 
-/// Formats a path for messages. Special characters are escaped, so that none of them reaches a terminal.
+/// Formats a path for messages. Escapes special characters, so that a path cannot control a terminal.
 pub fn show(path: &[u8]) -> String {
     let shown = String::from_utf8_lossy(path.get(..SHOWN_BYTES).unwrap_or(path));
     let mut text = format!("{shown:?}");

@@ -13,8 +13,8 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use super::failure::{conflict, failed, show};
 use super::place::{FileLocation, describe, enter, join, kind, target, unseen};
 
-/// Maximum total length of the paths on a page, regardless of their number. With this maximum, the page fits
-/// into a body even after escaping.
+/// Maximum total length of the paths on a page, regardless of their number. With this limit, a page fits into
+/// a response body even after escaping.
 const PAGE_BYTES_MAX: usize = 1 << 20;
 /// Maximum length of a name on Linux.
 const NAME_BYTES_MAX: usize = 255;
@@ -45,7 +45,7 @@ pub fn page(path: &FilePath, depth: u32, after: Option<FilePath>, limit: u32) ->
 }
 
 fn open(place: &FileLocation) -> Result<OwnedFd, Error> {
-    // The open follows a symlink at the requested path itself, like `ls DIRECTORY/`.
+    // Follow a symlink at the requested path itself, as `ls DIRECTORY/` does.
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     rustix::fs::openat(&place.parent, place.name.as_slice(), flags, Mode::empty()).map_err(
         |errno| match errno {
@@ -58,7 +58,7 @@ fn open(place: &FileLocation) -> Result<OwnedFd, Error> {
     )
 }
 
-/// Returns true if the path of every possible entry of a directory is within the maximum length.
+/// Returns true if even an entry with the longest possible name has a path within the maximum length.
 fn has_room(path: &[u8]) -> bool {
     path.len() + 1 + NAME_BYTES_MAX <= PATH_BYTES_MAX
 }
@@ -72,7 +72,7 @@ fn too_long(path: &[u8]) -> Error {
     }
 }
 
-/// Returns the names that lead from a directory to a path below it.
+/// Returns the components of `path` relative to a directory above it.
 fn below(directory: &[u8], path: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     let directory = directory.strip_suffix(b"/").unwrap_or(directory);
     let rest = path.strip_prefix(directory).and_then(|rest| rest.strip_prefix(b"/"));
@@ -137,8 +137,8 @@ impl ListingPage {
                 }
                 info
             }
-            // The entry was removed after it was listed, or this user may not inspect it. The other entries
-            // are still listed.
+            // The entry was removed meanwhile, or this user may not inspect it. List the other entries
+            // anyway.
             Err(errno) => unseen(&path, failed("inspect", &path, errno)),
         };
         let goes_down = info.kind == FileKind::Directory;
@@ -146,8 +146,8 @@ impl ListingPage {
         goes_down
     }
 
-    /// Adds the entries of a directory whose own entry is already on the page. If the directory cannot be
-    /// read, that entry gets the error.
+    /// Adds the entries of a directory that is itself already on the page. If the directory cannot be read,
+    /// stores the error in its entry.
     fn descend(&mut self, parent: &OwnedFd, path: &[u8], depth: u32, after: &[Vec<u8>]) {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         if depth <= 1 {

@@ -74,7 +74,7 @@ impl FileLocation {
         info
     }
 
-    /// Opens the file at this location. Refuses all files except regular ones, and never blocks.
+    /// Opens the file at this location. Returns an error for anything but a regular file, and never blocks.
     pub fn open(&self, flags: OFlags) -> Result<(OwnedFd, Stat), Error> {
         let refuse = |stat: &Stat| not_regular(&String::from_utf8_lossy(&self.path), kind(stat));
         let fault = |errno| failed("open", &self.path, errno);
@@ -85,7 +85,7 @@ impl FileLocation {
         let safe = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.parent, self.name.as_slice(), flags | safe, Mode::empty())
             .map_err(fault)?;
-        // Check again, because another file may have replaced the first one meanwhile.
+        // Check the opened file again: it may have been replaced since the first check.
         let stat = rustix::fs::fstat(&file).map_err(fault)?;
         if kind(&stat) != FileKind::File {
             return Err(refuse(&stat));
@@ -93,8 +93,8 @@ impl FileLocation {
         Ok((file, stat))
     }
 
-    /// Returns the permissions of an existing regular file, or `None` if there is no file. Refuses all other
-    /// kinds of files.
+    /// Returns the permissions of an existing regular file, or `None` if there is no file. Returns an error
+    /// for any other kind of file.
     pub fn replaceable(&self) -> Result<Option<u32>, Error> {
         if self.name == b"." {
             return Err(not_regular(&String::from_utf8_lossy(&self.path), FileKind::Directory));
@@ -116,7 +116,7 @@ impl FileLocation {
     }
 }
 
-/// Returns true for the temporary names that [`FileLocation::beside`] generates.
+/// Returns true if a name has the form that [`FileLocation::beside`] generates.
 pub fn is_temporary(name: &[u8]) -> bool {
     name.strip_prefix(TEMPORARY.as_bytes())
         .is_some_and(|rest| rest.len() == 16 && rest.iter().all(u8::is_ascii_hexdigit))
@@ -187,8 +187,8 @@ pub fn target(parent: &OwnedFd, name: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(target.as_bytes()).into_owned())
 }
 
-/// Opens a directory by its name, and refuses a symlink. gVisor follows a symlink that is opened as a
-/// directory, regardless of the flags. So the opened directory is compared with the status read before.
+/// Opens a directory by its name, and refuses a symlink. On gVisor, opening a symlink as a directory follows
+/// it regardless of the flags, so the result is compared with the status read before.
 pub fn enter(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
     let seen = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if kind(&seen) != FileKind::Directory {
@@ -207,8 +207,7 @@ pub fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     [path, b"/", name].concat()
 }
 
-/// Splits a path. Returns its absolute form, its parent directory in the form in which this process opens it,
-/// and its last name.
+/// Splits a path into its absolute form, its parent directory as this process opens it, and its last name.
 fn split(path: &FilePath) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
     let absolute = path.as_bytes().starts_with(b"/");
     let parts: Vec<&[u8]> = path

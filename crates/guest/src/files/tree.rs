@@ -26,8 +26,8 @@ pub fn make(path: &[u8]) -> Result<u64, Error> {
         match rustix::fs::mkdirat(CWD, above, Mode::from_raw_mode(0o755)) {
             Ok(()) => made += 1,
             Err(Errno::EXIST) => {}
-            // Creating an existing directory can fail with a different error, for example on a read-only file
-            // system.
+            // For an existing directory, the error can also differ from EEXIST, for example on a read-only
+            // file system.
             Err(_) if is_directory(above) => {}
             Err(errno) => return Err(failed("create", above, errno)),
         }
@@ -230,7 +230,7 @@ fn place(parent: &OwnedFd, name: &[u8], target: &FileLocation, replace: bool) ->
         return rename(RenameFlags::empty());
     }
     match rename(RenameFlags::NOREPLACE) {
-        // gVisor's disks do not support this flag. The next best solution is to check before the rename.
+        // gVisor's disks do not support this flag, so check for an existing file before the rename.
         Err(Errno::INVAL | Errno::NOSYS) => match target.stat() {
             Ok(_) => Err(Errno::EXIST),
             Err(_) => rename(RenameFlags::empty()),

@@ -1,8 +1,8 @@
 //! Reports changes to files while a caller listens.
 //!
-//! The kernel's queue is emptied even if the caller does not read. Pending events are stored here, each only
-//! once. When the storage is full, a single overflow event replaces all further events. A storm of changes
-//! therefore uses bounded memory, and never blocks the program that causes it.
+//! The kernel's queue is emptied even if the caller does not read. This process stores pending events, each
+//! only once. When its storage is full, a single overflow event replaces all further events. A burst of
+//! changes therefore uses bounded memory, and never blocks the program that causes it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem::MaybeUninit;
@@ -43,14 +43,14 @@ const WANTED: WatchFlags = WatchFlags::CREATE
 struct Watcher {
     kernel: OwnedFd,
     deep: bool,
-    /// Path of each watch.
+    /// Watched path for each watch number of the kernel.
     watched: HashMap<i32, Vec<u8>>,
     pending: VecDeque<FileEvent>,
     known: HashSet<FileEvent>,
     overflowed: bool,
 }
 
-/// Reports changes from now on, until the reader of the reports is gone.
+/// Reports changes to a path from now on, until the caller disconnects.
 pub fn tell(path: &FilePath, deep: bool) -> Result<(), Error> {
     let place = FileLocation::find(path)?;
     let stat = place.stat().map_err(|errno| failed("watch", &place.path, errno))?;
@@ -92,8 +92,8 @@ impl Watcher {
             if happened.contains(PollFlags::IN) {
                 self.take()?;
             }
-            // A writable pipe accepts at least a page. Most events are smaller; writing a larger one can
-            // block.
+            // A writable pipe accepts at least a page. Most events are smaller than a page; writing a larger
+            // event can block.
             if told.contains(PollFlags::OUT)
                 && let Some(event) = self.pending.pop_front()
             {
@@ -178,7 +178,7 @@ impl Watcher {
             if stat.is_ok_and(|stat| kind(&stat) == FileKind::Directory) && depth < DEPTH_MAX {
                 match self.add(&inner) {
                     Ok(()) => self.below(&inner, depth + 1, tell),
-                    // The directory has already been removed.
+                    // The directory was removed before it could be watched.
                     Err(Errno::NOENT) => {}
                     Err(_) => self.overflow(),
                 }
@@ -206,7 +206,7 @@ impl Watcher {
         }
     }
 
-    /// Reports once that events were missed.
+    /// Queues an event that reports missed events, unless one is already queued.
     fn overflow(&mut self) {
         if !self.overflowed {
             self.overflowed = true;

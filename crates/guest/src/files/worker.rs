@@ -30,8 +30,8 @@ pub fn undone() {
 
 /// Reads one request from standard input and answers it on standard output.
 pub fn run() -> ExitCode {
-    // Prevent other processes of this user from inspecting this one. If this fails, they gain nothing,
-    // because this process has only the rights that they have.
+    // Prevent other processes of this user from inspecting this one. A failure is harmless, because this
+    // process has no rights that they lack.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let answered = match parts::ask().and_then(answer) {
         Ok(Some(answer)) => parts::head(&answer),
@@ -42,7 +42,7 @@ pub fn run() -> ExitCode {
         }
         Err(error) => parts::head(&FileAnswer::Refused { error }),
     };
-    // A failure means that the reader is gone, so there is no one left to report it to.
+    // A failed write means that the reader is gone, so only the exit code can report the failure.
     if answered.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -84,8 +84,8 @@ fn answer(ask: FileAsk) -> Result<Option<FileAnswer>, Error> {
     })
 }
 
-/// Returns the error for an answer whose reader is gone. It only stops the operation: no reader is left to
-/// receive it.
+/// Returns the error for an answer whose reader is gone. The error only stops the operation: no reader is
+/// left to receive it.
 pub fn unheard(_: io::Error) -> Error {
     Error::invalid("the caller has disconnected", "Retry.")
 }

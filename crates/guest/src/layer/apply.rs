@@ -36,7 +36,7 @@ pub struct LayerUnpacker {
     tree: Tree,
     entries: u64,
     skipped: Skipped,
-    /// Directories that contain the current entry. Their times are set once the archive has left them.
+    /// Directories that contain the current entry. Their times are set after their last entry.
     unfinished: Vec<(Vec<PathComponent>, OwnedFd, u32)>,
     /// Location of the last file. Cached, because archives list a directory's files together.
     last: Option<EntryLocation>,
@@ -60,7 +60,7 @@ impl LayerUnpacker {
         ahead.end()
     }
 
-    /// Finishes unpacking. Returns the tree, the number of entries, and the counts of omitted ones.
+    /// Finishes unpacking. Returns the tree, the number of entries, and the counts of omitted entries.
     pub fn done(mut self) -> Result<(Tree, u64, Skipped), Error> {
         self.leave(None)?;
         Ok((self.tree, self.entries, self.skipped))
@@ -130,8 +130,7 @@ impl LayerUnpacker {
             EntryKind::Link(source) => self.link(&place, source)?,
             EntryKind::Device | EntryKind::Fifo => {}
         }
-        // If the path contains no symlink, a new file cannot change how it resolves, so the directory can be
-        // reused.
+        // Creating a file cannot change how a path without symlinks resolves, so the directory can be reused.
         let keeps =
             entry.kind == EntryKind::File && place.path.split_last().is_some_and(|(_, path)| path == parents);
         self.last = keeps.then_some(place);
@@ -200,7 +199,7 @@ impl LayerUnpacker {
         Ok(Some(EntryLocation { directory, path }))
     }
 
-    /// Sets the times of the directories that do not contain `path`, because the archive has left them.
+    /// Sets the times of unfinished directories that do not contain `path`: the archive has left them.
     fn leave(&mut self, path: Option<&[PathComponent]>) -> Result<(), Error> {
         let is_above = |above: &[PathComponent]| {
             path.is_some_and(|path| path.len() > above.len() && path.starts_with(above))

@@ -3,7 +3,7 @@
 //! The `tar` crate returns only the raw headers. Headers that describe the next entry (long names, PAX
 //! records) are parsed here, with a size limit, because a reader that trusts their stated sizes could use any
 //! amount of memory. Archives that are known to be interpreted differently by different readers are refused.
-//! So every other reader shows the same content that is unpacked here.
+//! So every other reader shows the same content as the unpacker.
 
 use std::io::Read;
 
@@ -13,12 +13,12 @@ use tar::Header;
 use super::name::{Name, PATH_BYTES_MAX};
 use super::refusal::{broken, over, refused};
 
-/// Maximum size of a header that describes the next entry. The largest content of such a header is extended
-/// attributes, which file systems limit to 64 KiB.
+/// Maximum size of a header that describes the next entry. The largest such content is extended attributes,
+/// which file systems limit to 64 KiB.
 const DESCRIPTION_BYTES_MAX: u64 = 1 << 20;
-/// Maximum user and group ID: the last ID in the range of a sandbox.
+/// Maximum user and group ID: the last ID in a sandbox's ID range.
 const ID_MAX: u64 = api::limits::UID_RANGE as u64 - 1;
-/// Maximum modification time: the year 2106, which all file systems of a host can store.
+/// Maximum modification time: in the year 2106, which all file systems of a host can store.
 const MTIME_MAX: u64 = u32::MAX as u64;
 
 /// Types of entries, as encoded in the format.
@@ -181,8 +181,8 @@ impl Ahead {
 }
 
 impl PaxRecords {
-    /// Parses records of the form `LENGTH KEY=VALUE\n`. The lengths delimit them, because a value may contain
-    /// any byte.
+    /// Parses records of the form `LENGTH KEY=VALUE\n`. The length delimits a record, because its value may
+    /// contain any byte, including a line break.
     fn parse(mut bytes: &[u8]) -> Result<Self, Error> {
         let malformed = || broken("a PAX record is malformed");
         let mut records = Self::default();
@@ -223,7 +223,7 @@ fn kind(header: &Header, spelled: &[u8], target: Option<Vec<u8>>) -> Result<Entr
         || target.filter(|target| !target.is_empty()).ok_or_else(|| refused(spelled, "links to nothing"));
     match header.entry_type().as_byte() {
         DIRECTORY => Ok(EntryKind::Directory),
-        // Old archives have no type for directories, and mark them with a trailing slash.
+        // Old archives have no type for directories, and mark a directory with a trailing slash.
         REGULAR | CONTIGUOUS if spelled.ends_with(b"/") => Ok(EntryKind::Directory),
         REGULAR | CONTIGUOUS => Ok(EntryKind::File),
         SYMLINK => {

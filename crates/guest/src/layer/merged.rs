@@ -17,7 +17,7 @@ use super::refusal::{broken, failed, over, refused};
 
 /// Attribute that marks an opaque directory, for overlay mounts with `userxattr`.
 pub const OPAQUE: &str = "user.overlay.opaque";
-/// Maximum number of symlinks in one path, the same as in Linux.
+/// Maximum number of symlinks that are followed in one path, as in Linux.
 const LINKS_MAX: usize = 40;
 
 /// The layers, lowest first; the last is the new layer, which is being created.
@@ -52,7 +52,7 @@ enum LayerLookup {
     Here(Thing),
     /// This layer does not have the path, but lower layers may have it.
     Ask,
-    /// Hidden: lower layers must not be searched.
+    /// The path is hidden: lower layers must not be searched.
     Hidden,
 }
 
@@ -113,7 +113,7 @@ impl Merged {
                 continue;
             }
             path.push(part);
-            // The depth of a name is limited. Symlinks in its path must not circumvent this limit.
+            // Apply the depth limit of names here too, so that symlinks cannot circumvent it.
             if path.len() >= DEPTH_MAX {
                 let message = format!("the path of entry {:?} is nested too deeply", show(parts));
                 return Err(over(message, DEPTH_MAX));

@@ -8,8 +8,7 @@ use super::refusal::{over, refused};
 pub const PATH_BYTES_MAX: usize = 4096;
 /// Maximum length of a component: `NAME_MAX` of Linux file systems.
 const PART_BYTES_MAX: usize = 255;
-/// Maximum depth of directories. Code that unpacks, removes or mounts a layer holds a descriptor for each
-/// level.
+/// Maximum directory depth. Code that unpacks, removes or mounts a layer holds a descriptor for each level.
 pub const DEPTH_MAX: usize = 256;
 
 /// Prefix of the name of an entry that hides a file of the layers below.
@@ -43,7 +42,7 @@ pub enum Meaning {
     Hides(PathComponent),
     /// Hides all entries of this directory in the layers below.
     HidesAll,
-    /// An internal marker of an old union file system.
+    /// An internal marker of an older union file system, which has no meaning here.
     Note,
 }
 
@@ -121,7 +120,7 @@ fn is_part(part: &&[u8]) -> bool {
     !part.is_empty() && *part != b"."
 }
 
-/// Returns the beginning of a name that is too long for a message.
+/// Returns the beginning of a name that is too long for an error message.
 fn start(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.get(..64).unwrap_or(bytes)).into_owned()
 }

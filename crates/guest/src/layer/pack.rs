@@ -7,8 +7,8 @@
 //! | an overlay's whiteout, an opaque directory | `.wh.NAME`, `.wh..wh..opq` |
 //! | all other types, and paths inside reserved directories | omitted |
 //!
-//! The layer of a build is untrusted. No other process runs while it is read, no symlink is followed, and the
-//! archive is later unpacked under the same rules as any other.
+//! The layer of a build is untrusted. No other process runs while the layer is read, no symlink is followed,
+//! and the archive is later unpacked under the same rules as any other archive.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use super::merged::{is_opaque, is_whiteout};
 use super::name::{DEPTH_MAX, HIDES, HIDES_ALL, is_closed};
 
-/// Size at which a chunk is sent.
+/// Size from which buffered bytes are sent as a chunk.
 const PIECE_BYTES: usize = 256 * 1024;
 
 /// A chunk of an archive.
@@ -75,7 +75,7 @@ impl<W: Write> LayerPacker<W> {
         }
         names.sort();
         for name in names {
-            // Skip such a name, because archive readers would interpret it as a whiteout.
+            // Skip a file with this prefix, because archive readers would interpret it as a whiteout.
             if !name.starts_with(HIDES) {
                 self.one(directory, name, path)?;
             }

@@ -1,5 +1,4 @@
-//! Errors of unpacking. Each states the name of the entry or the limit, and the component that is
-//! responsible.
+//! Errors that unpacking returns. Each states the name of the entry or the limit, and the responsible layer.
 
 use std::fmt::Display;
 
@@ -64,7 +63,7 @@ pub fn no_marks(name: &[u8]) -> Error {
     }
 }
 
-/// Returns the error for a failed operation of the platform.
+/// Returns the error for an operation that failed because of the platform.
 pub fn platform(act: &str, cause: &dyn Display) -> Error {
     Error {
         code: ErrorCode::Platform,
@@ -76,7 +75,7 @@ pub fn platform(act: &str, cause: &dyn Display) -> Error {
     }
 }
 
-/// Replaces control characters in a reason, because an archive can contain them to attack a terminal.
+/// Replaces control characters in a reason, because an archive could use them to attack a terminal.
 fn tame(why: &dyn Display) -> String {
     why.to_string().chars().take(SHOWN_BYTES).map(|c| if c.is_control() { '?' } else { c }).collect()
 }

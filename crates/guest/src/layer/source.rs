@@ -15,14 +15,14 @@ use tokio::sync::mpsc;
 
 use super::refusal::{broken, over};
 
-/// Maximum uncompressed size of one layer: several times the size of the largest layers of images that run
+/// Maximum uncompressed size of one layer: several times the size of the largest layers in images for running
 /// code.
 const LAYER_BYTES_MAX: u64 = 16 << 30;
-/// Maximum compression ratio. Deflate reaches its maximum of 1032 only on zeros; file systems with programs
-/// reach about 4.
+/// Maximum compression ratio. Deflate reaches its maximum of 1032 only on zeros; archives of programs reach
+/// about 4.
 const RATIO_MAX: u64 = 1000;
-/// Size below which the compression ratio is not checked: so few bytes are harmless, even if all of them are
-/// zeros.
+/// Size below which the compression ratio is not checked: such a small layer is harmless, even if it consists
+/// of zeros.
 const RATIO_AFTER_BYTES: u64 = 16 << 20;
 /// Maximum window of a Zstandard frame, which the decoder holds in memory. It is the largest window that
 /// image builders use.
@@ -71,7 +71,7 @@ enum Decoder<R: Read> {
     Zstd(Box<Frames<R>>),
 }
 
-/// Reader of consecutive Zstandard frames, without the skippable ones.
+/// Reader of consecutive Zstandard frames. It omits skippable frames.
 struct Frames<R> {
     reader: BufReader<R>,
     frame: FrameDecoder,

@@ -46,7 +46,7 @@ impl Bench {
         self.directory.path().join(format!("layer{number}"))
     }
 
-    /// Unpacks a layer on top of the earlier ones.
+    /// Unpacks a layer on top of the earlier layers.
     fn layer_with(&mut self, archive: &Archive) -> Result<LayerReport, Error> {
         self.packed(&archive.bytes, Compression::None, false)
     }

@@ -12,7 +12,7 @@ use super::name::{Name, PathComponent, RESERVED};
 use super::refusal::{platform, refused};
 use super::tree::{EntryLocation, Tree};
 
-/// Maximum size of a user or group list. The longest in use have a few hundred lines.
+/// Maximum size of a user or group list. The longest lists in use have a few hundred lines.
 const LIST_BYTES_MAX: u64 = 1 << 20;
 /// Directories and the file that only the guest uses. They serve as mount points when a sandbox starts.
 const OWN_DIRECTORIES: [&str; 2] = [".bellglass/channel", ".bellglass/spool"];
@@ -24,9 +24,8 @@ const HOSTNAME: &str = "sandbox\n";
 /// exist.
 const IDENTITIES: [&str; 2] = ["etc/machine-id", "var/lib/dbus/machine-id"];
 
-/// Entries with the only other name that the sandbox's user may have. A step of a recipe writes these exact
-/// entries, for clients of E2B's SDKs. Any other entry with this uid belongs to an unrelated user of the
-/// image.
+/// Entries that give the sandbox's user a different name, `user`. A recipe step for clients of E2B's SDKs
+/// writes exactly these entries. Any other entry with this uid belongs to an unrelated user of the image.
 const RENAMED: [&str; 2] = ["user:x:1000:1000:user:/home/user:/bin/bash", "user:x:1000:"];
 
 /// Completes the last layer of an image.
@@ -44,7 +43,7 @@ pub fn finish(tree: &Tree) -> Result<(), Error> {
     list(tree, "etc/group", "root:x:0:", &format!("{USER}:x:{UID}:"))?;
     write(tree, "etc/hosts", HOSTS)?;
     write(tree, "etc/hostname", HOSTNAME)?;
-    // Do not keep the name servers of the machine that built the image.
+    // Empty this file, so that it does not keep the name servers of the machine that built the image.
     write(tree, "etc/resolv.conf", "")?;
     for path in IDENTITIES {
         let (place, there) = find(tree, path)?;
@@ -55,8 +54,8 @@ pub fn finish(tree: &Tree) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes a list of users or groups. It consists of the image's entries, except those with the name or ID of
-/// the sandbox's user, and the entry of that user.
+/// Writes a user or group list: the image's entries plus the entry of the sandbox's user, which replaces
+/// entries with the same name or ID.
 fn list(tree: &Tree, path: &str, first: &str, ours: &str) -> Result<(), Error> {
     let (place, there) = find(tree, path)?;
     let mut text = Vec::new();
@@ -102,7 +101,7 @@ fn find(tree: &Tree, path: &str) -> Result<(EntryLocation, Option<(usize, Thing)
     Ok((EntryLocation { directory, path }, there))
 }
 
-/// Returns the location of a path that images cannot influence, so that the path contains no symlink.
+/// Returns the location of a path that an image cannot influence, so the path contains no symlink.
 fn own_place(tree: &Tree, path: &str) -> Result<EntryLocation, Error> {
     let path: Vec<PathComponent> = path.split('/').map(|part| part.as_bytes().to_vec()).collect();
     let directory = tree.directory_at(path.get(..path.len().saturating_sub(1)).unwrap_or_default())?;

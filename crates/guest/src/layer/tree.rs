@@ -31,12 +31,12 @@ const FREE_INODES_MIN: u64 = 10_000;
 const LOOK_EVERY_BYTES: u64 = 16 << 20;
 /// Number of bytes that each entry counts as, in addition to its content: one block.
 const ENTRY_BYTES: u64 = 4096;
-/// Metadata of a directory that no entry described.
+/// Metadata of a directory for which the archive has no entry.
 const IMPLIED: Meta = Meta { mode: 0o755, uid: 0, gid: 0, mtime: 0 };
 /// Mode of unfinished files: no access for other users.
 const UNFINISHED: Mode = Mode::RWXU;
 
-/// The new layer, on top of those below it.
+/// The new layer, on top of the existing layers.
 pub struct Tree {
     merged: Merged,
     unseen: Cell<u64>,
@@ -145,8 +145,8 @@ impl Tree {
             }
             let piece = buffer.get(..count).unwrap_or_default();
             left = left.saturating_sub(count as u64);
-            // Keep zeros as a hole. Otherwise, an author could fill the disk with a sparse file that took no
-            // space itself.
+            // Keep zeros as a hole. Otherwise, an image's author could fill the disk with a sparse file that
+            // took no space when packed.
             let written = if count >= HOLE_BYTES_MIN && piece.iter().all(|byte| *byte == 0) {
                 let hole = i64::try_from(count).map_err(io::Error::other);
                 hole.and_then(|hole| file.seek(SeekFrom::Current(hole))).map(drop)
@@ -208,7 +208,7 @@ impl Tree {
         }
     }
 
-    /// Hides the file that lower layers have at this location. Returns false if there is none.
+    /// Hides the file that lower layers have at this location. Returns false if they have none.
     pub fn hide(&self, place: &EntryLocation) -> Result<bool, Error> {
         if self.merged.look_below(&place.path)?.is_none() {
             return Ok(false);
@@ -226,7 +226,7 @@ impl Tree {
                 self.spend(ENTRY_BYTES)?;
                 rustix::fs::mknodat(&place.directory, base, FileType::CharacterDevice, Mode::empty(), 0)
                     .map_err(|errno| match errno {
-                        // gVisor's kernel does not create device nodes at all.
+                        // A whiteout is a device node, and gVisor cannot create any.
                         Errno::PERM => no_marks(&place.path.join(&b'/')),
                         errno => place.failed("hide", errno),
                     })?;
@@ -255,7 +255,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Creates a directory that no entry described, because an entry is below it.
+    /// Creates a directory that has no entry of its own, because another entry is inside it.
     fn implied(&self, place: &EntryLocation, meta: Meta) -> Result<OwnedFd, Error> {
         let status = rustix::fs::statat(&place.directory, place.base()?, AtFlags::SYMLINK_NOFOLLOW);
         match status {

@@ -121,7 +121,7 @@ proptest! {
                 (seen, stuck) = (seen + count as u64, 0);
                 spool.sent(seen);
                 // Acknowledge like a real reader, in steps of a fraction of the requested size. Such a step
-                // can exceed the room on disk.
+                // can be larger than the ring that fits on the disk.
                 if seen - told >= kept / 4 {
                     spool.consume(seen);
                     told = seen;

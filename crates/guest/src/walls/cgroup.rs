@@ -1,5 +1,5 @@
-//! The resource limits of user code, set with cgroups below those of the workspace. They are the same as in
-//! every other sandbox.
+//! The resource limits of user code, set with cgroups below those of the workspace. The limits are the same
+//! as in every other sandbox.
 //!
 //! In cgroup version 2, a group that contains processes cannot enable controllers for its subgroups. The
 //! processes of the workspace are therefore first moved to a subgroup.
@@ -44,7 +44,7 @@ struct Groups {
 }
 
 impl Entrances {
-    /// Duplicates the descriptors, in the form in which a node sends them with its greeting.
+    /// Duplicates the descriptors, in the form that a node sends with its greeting.
     pub fn descriptors(&self) -> io::Result<Descriptors> {
         Ok(Descriptors {
             cgroups: self.cgroups.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?,
@@ -125,8 +125,8 @@ fn limit(groups: &Groups, walls: &Walls) -> Result<(), Failed> {
     write(&groups.pids.join("pids.max"), &walls.pids.to_string())
 }
 
-/// Limits swap by writing the first of these files that exists. If none exists, the machine must have no swap
-/// at all.
+/// Disables swap for user code by writing to the first of these files that exists. If none exists, requires a
+/// machine without swap.
 fn without_swap(group: &Path, ways: &[(&str, &str)]) -> Result<(), Failed> {
     for (name, value) in ways {
         if group.join(name).exists() {
@@ -150,8 +150,8 @@ fn move_others(root: &Path) -> Result<(), Failed> {
     }
     for _ in 0..ROUNDS {
         let here = step("read a cgroup", std::fs::read_to_string(root.join("cgroup.procs")))?;
-        // 0 stands for a process that is not visible in this namespace. Writing it would move this process
-        // instead.
+        // The kernel shows 0 for a process that is not visible in this namespace. Writing it would move this
+        // process instead.
         for pid in here.lines().filter(|pid| *pid != "0") {
             // Ignore errors: a process that has exited meanwhile does not need to be moved.
             let _ = std::fs::write(others.join("cgroup.procs"), pid);

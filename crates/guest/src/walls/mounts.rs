@@ -22,7 +22,7 @@ const SPOOL: &str = "/.bellglass/spool";
 const DEVICES: &str = "/.bellglass/dev";
 /// Directory with the content of the files that every sandbox has.
 const FILES: &str = "/.bellglass/files";
-/// Devices that programs expect. All are harmless.
+/// Devices that programs expect. None gives access to the machine.
 const NODES: [&str; 6] = ["full", "null", "random", "tty", "urandom", "zero"];
 const LINKS: [(&str, &str); 5] = [
     ("/proc/self/fd", "fd"),
@@ -56,8 +56,8 @@ pub fn make_writable(path: &Path) -> Result<(), Failed> {
 pub fn put_up(walls: &Walls) -> Result<(), Failed> {
     make_places(walls)?;
     gather_devices()?;
-    // These mounts belong to the machine. In addition, files in them that are open for writing would prevent
-    // the root from becoming read-only.
+    // These mounts belong to the machine. Moreover, files in them that are open for writing would prevent
+    // making the root read-only.
     for path in ["/dev", "/sys"] {
         step(&format!("unmount {path}"), unmount(path, UnmountFlags::DETACH).map_err(Into::into))?;
     }
@@ -97,7 +97,7 @@ fn make_places(walls: &Walls) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Returns the path at which the content of the file at `path` is stored.
+/// Returns the path of the stored content for the file at `path`.
 fn kept(path: &str) -> String {
     format!("{FILES}/{}", path.trim_start_matches('/').replace('/', "-"))
 }

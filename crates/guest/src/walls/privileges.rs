@@ -36,7 +36,7 @@ fn loopback() -> io::Result<()> {
 pub fn give_up(walls: &Walls) -> Result<(), Failed> {
     let to = |value: u64| Rlimit { current: Some(value), maximum: Some(value) };
     step("limit core files", setrlimit(Resource::Core, to(0)).map_err(Into::into))?;
-    // The limit cannot be above the workspace's own limit.
+    // This limit cannot exceed the workspace's own limit.
     let open_files =
         getrlimit(Resource::Nofile).maximum.map_or(walls.open_files, |most| most.min(walls.open_files));
     step("limit open files", setrlimit(Resource::Nofile, to(open_files)).map_err(Into::into))?;

@@ -18,7 +18,7 @@ const KEEPER: &str = "/.bellglass/spool/keeper";
 /// File with the outcome of process 1.
 const ENDED: &str = "/.bellglass/spool/ended";
 /// First and maximum polling interval. The interval grows, because a long wait is not urgent, and polling
-/// uses CPU time of the sandbox.
+/// uses the sandbox's CPU time.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
 const LOOK_LAST: Duration = Duration::from_millis(500);
 /// Exit code of `wait` and `end` if process 1 is still running.
@@ -27,7 +27,7 @@ const NOT_YET: u8 = 4;
 /// Records the pid of process 1, and locks the file to show that the keeper is alive.
 pub fn write_down(first: Pid) -> Result<File, Failed> {
     step("write the pid of process 1", std::fs::write(KEEPER, first.as_raw_nonzero().to_string()))?;
-    // Read-only, because a mount with a file open for writing cannot be made read-only.
+    // Open the file read-only, because a mount with a file open for writing cannot become read-only.
     let file = step("open the file with the pid of process 1", File::open(KEEPER))?;
     step(
         "lock the file with the pid of process 1",

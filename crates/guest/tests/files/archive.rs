@@ -76,7 +76,7 @@ fn a_tree_comes_back_from_an_archive_as_it_was() {
 
 #[test]
 fn nothing_of_a_strangers_archive_lands_outside_and_no_mode_is_changed_there() {
-    // Attacks U-02 and U-05: archives that lead outside the target directory.
+    // Attacks U-02 and U-05: archives with entries that lead outside the target directory.
     let directory = tempfile::tempdir().unwrap();
     let (to, outside) = (directory.path().join("to"), directory.path().join("outside"));
     fs::create_dir(&outside).unwrap();

@@ -63,7 +63,7 @@ fn any_bytes_under_any_name_come_back_as_they_were() {
 
 #[test]
 fn a_file_is_replaced_whole_or_not_at_all() {
-    // Attack U-08: a file is replaced only by complete and correct content.
+    // Verifies that attack U-08 fails: only complete and correct content replaces a file.
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().join("deep/er/file");
     send(&write(path(&place), None), b"first").unwrap();

@@ -1,5 +1,5 @@
-//! Tests of the process that serves file requests. They send requests as process 1 sends them: parts in,
-//! parts out. In these tests, the process has the rights of the user that runs them.
+//! Tests of the process that serves file requests. Like process 1, they send requests as parts and receive
+//! answers as parts. The tested process has the rights of the user that runs the tests.
 //!
 //! | module | holds |
 //! |---|---|
@@ -52,7 +52,7 @@ impl Served {
         served
     }
 
-    /// Sends a part. A process that has already refused the request does not read it, so errors are ignored.
+    /// Sends a part. Ignores errors, because a process that has refused the request reads no more.
     fn part(&mut self, kind: PartKind, payload: &[u8]) {
         let header = Part { kind, length: u32::try_from(payload.len()).unwrap() }.encode();
         let stdin = self.stdin.as_mut().unwrap();

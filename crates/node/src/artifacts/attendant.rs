@@ -17,8 +17,7 @@ use super::{CollectionProgress, Keeper, Launch};
 use crate::call::Call;
 use crate::handle::Handle;
 
-/// Shortest and longest delay between two checks of whether an exec has ended. The delay doubles after each
-/// check.
+/// Shortest and longest delay between two checks for the end of an exec. The delay doubles after each check.
 const ASK_FIRST: Duration = Duration::from_millis(20);
 const ASK_LAST: Duration = Duration::from_millis(500);
 /// Time within which a client must repeat a request if its server was killed after recording the request but
@@ -60,7 +59,7 @@ impl Attendant {
                 self.progress.launch.send_replace(Launch::Started(Box::new(info)));
                 wanted.started = true;
                 if let Err(error) = self.shelf().want(&wanted).await {
-                    // Without the record, the next server asks the guest whether the exec has started.
+                    // Without the record, a restarted server asks the guest whether the exec has started.
                     tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot record that the exec with artifacts started");
                 }
                 self.attend(&wanted).await;
@@ -94,7 +93,7 @@ impl Attendant {
     async fn prepare(&self, wanted: &mut CollectionRequest) -> Result<(), Error> {
         let call = Call::begin(&self.handle)?;
         if let Some(found) = self.shelf().wanted(&self.of).await? {
-            // The state of the folders before the first attempt counts, not their current state.
+            // Compare with the folders as they were before the first attempt, not as they are now.
             *wanted = found;
             return Ok(());
         }
@@ -115,7 +114,7 @@ impl Attendant {
         Call::begin(&self.handle)?.start_exec(&self.of.exec, spec).await
     }
 
-    /// Waits for the end of the exec, collects its artifacts, and writes the manifest.
+    /// Waits until the exec ends, collects its artifacts, and writes the manifest.
     async fn attend(&self, wanted: &CollectionRequest) {
         let (sandbox, exec) = (self.of.sandbox.clone(), self.of.exec.clone());
         let mut artifacts = Artifacts { pending: false, ..Artifacts::pending(sandbox, exec) };
@@ -142,7 +141,7 @@ impl Attendant {
             }
         }
         if let Err(error) = self.shelf().unwant(&self.of).await {
-            // The next server finds both the manifest and the request, and removes the request.
+            // A restarted server finds both the manifest and the request, and removes the request.
             tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot remove the record of a finished artifact collection");
         }
     }
@@ -158,7 +157,7 @@ impl Attendant {
                 Ok(execs) => match execs.iter().find(|info| info.id == self.of.exec) {
                     Some(info) if info.outcome.is_some() => return Waited::Ended,
                     Some(_) => seen = true,
-                    // The exec has ended: the guest drops the oldest ended execs when its table is full.
+                    // The exec has ended: the guest drops ended execs, oldest first, when its table is full.
                     None if seen => return Waited::Ended,
                     None if since.elapsed() > STARTED_WITHIN => return Waited::Never,
                     None => {}
@@ -177,8 +176,8 @@ impl Attendant {
         }
     }
 
-    /// Collects the artifacts. If the sandbox was paused during the collection, the result is incomplete, so
-    /// the collection is repeated.
+    /// Collects the artifacts. If the sandbox was paused during the collection, the result may be incomplete,
+    /// so the collection is repeated.
     async fn collect_between_pauses(
         &self,
         wanted: &CollectionRequest,

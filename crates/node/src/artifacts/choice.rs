@@ -1,7 +1,7 @@
-//! Chooses the files to keep, one after another, in the order of the listing.
+//! Selects the files to keep, one at a time, in the order of the listing.
 //!
-//! The choice is a pure function: each file found is either chosen, listed as left out, or counted as left
-//! out.
+//! The selection is a pure function. Each file found is chosen, listed as left out, or, once that list is
+//! full, only counted as left out.
 
 use std::collections::HashSet;
 
@@ -34,7 +34,7 @@ pub struct Chosen {
     pub info: FileInfo,
     /// The exact path, which is not necessarily valid UTF-8.
     pub path: FilePath,
-    /// Path relative to its folder.
+    /// Path relative to the folder that was listed.
     pub name: String,
 }
 
@@ -43,9 +43,9 @@ pub struct Chosen {
 pub struct ChoiceTally {
     /// Number of files found.
     pub found: u64,
-    /// Files left out, up to the maximum that is listed.
+    /// Files left out, at most [`LEFT_OUT_MAX`].
     pub left_out: Vec<LeftOut>,
-    /// Number of further files left out.
+    /// Number of files left out that `left_out` does not list.
     pub more: u64,
 }
 
@@ -65,7 +65,7 @@ impl<'a> Choice<'a> {
         Self { keep, before, chosen: Vec::new(), names_bytes: 0, bytes: 0, tally: ChoiceTally::default() }
     }
 
-    /// Decides on the next entry of a folder.
+    /// Decides whether to keep the next entry of a folder.
     pub fn see(&mut self, folder: &FilePath, path: FilePath, info: FileInfo) {
         let counts = info.kind == FileKind::File || info.error.is_some();
         if !counts || self.before.has(&path, &info) {
@@ -144,7 +144,7 @@ fn mark(path: &FilePath, info: &FileInfo) -> String {
     hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns an upper bound on the length of a text in JSON.
+/// Returns an upper bound on the length of a string encoded as JSON.
 fn escaped(text: &str) -> usize {
     text.chars().map(|character| if character.is_control() { 6 } else { character.len_utf8() + 1 }).sum()
 }

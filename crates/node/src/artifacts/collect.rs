@@ -1,7 +1,7 @@
 //! Lists the folders of a sandbox, and copies chosen files out of it.
 //!
-//! All data comes from the guest, which is not trusted: bytes are counted and hashed here. Listings are
-//! processed page by page, so that no listing is ever in memory as a whole.
+//! All data comes from the guest, which is not trusted, so this module counts and hashes the bytes. Listings
+//! are processed page by page, so that no complete listing is ever held in memory.
 
 use api::artifact::{Artifact, Artifacts, Keep, LISTED_MAX, Why};
 use api::files::{DEPTH_MAX, FileAnswer, FileAsk, FileInfo, FileKind, FilePath, Hashing, PAGE_MAX};
@@ -192,7 +192,7 @@ pub(crate) async fn regular_files(files: &Files, folder: &str) -> Result<(Vec<Fi
         }
     })
     .await?;
-    // A transient error allows no conclusion about the files.
+    // After a transient error, files may be missing from the list.
     if let Some(error) = look.error.as_ref().filter(|error| error.retry == Retry::Safe) {
         return Err(Error::Guest(error.clone()));
     }
@@ -243,8 +243,8 @@ async fn walk(
     Ok(look)
 }
 
-/// Sends a request, and repeats it after transient errors: the process in the sandbox that serves it may have
-/// been killed because memory ran out.
+/// Sends a request, and repeats it after transient errors. For example, the sandbox may have run out of
+/// memory, and its kernel may have killed the process that serves the request.
 async fn patiently(files: &Files, ask: &FileAsk) -> Result<FileAnswer, Error> {
     let mut tries = 1..TRIES;
     loop {

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The project is part of each key, so that a request never finds the artifacts of another project. Requests
-//! have a separate directory, so that a new server lists only unfinished collections.
+//! have a separate directory, so that a restarted server can find unfinished collections without listing all
+//! artifacts.
 
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ use host::objects::{Incoming, Objects, Outgoing, key, written_ms};
 const KEPT: &str = "kept";
 const WANTED: &str = "wanted";
 const MANIFEST: &str = "manifest.json";
-/// Maximum number of expired manifests per pass of the cleanup.
+/// Maximum number of expired manifests that the cleanup removes in one pass.
 const REMOVED_AT_ONCE: usize = 1000;
 
 /// The exec to which artifacts belong.
@@ -69,7 +70,7 @@ impl Shelf {
         self.retention
     }
 
-    /// Returns true if the quota of the exec's project and the disk have room for this many bytes.
+    /// Returns true if both the project's quota and the disk have room for this many bytes.
     pub async fn may_keep(&self, of: &Of, bytes: u64) -> Result<bool, Error> {
         self.objects.may_keep(&exec_key(of), bytes).await
     }
@@ -82,7 +83,8 @@ impl Shelf {
         self.objects.has(&wanted_key(of)).await
     }
 
-    /// Returns the recorded request of an exec, including the files that were in its folders before the exec.
+    /// Returns the recorded request for an exec, including the files that were in its folders before the
+    /// exec.
     pub async fn wanted(&self, of: &Of) -> Result<Option<CollectionRequest>, Error> {
         Ok(self.objects.json(&wanted_key(of)).await?.map(|(wanted, _)| wanted))
     }
@@ -91,7 +93,7 @@ impl Shelf {
         self.objects.remove(&wanted_key(of)).await
     }
 
-    /// Returns all recorded requests that can be read.
+    /// Returns all recorded requests. Unreadable requests are logged and skipped.
     pub async fn all_wanted(&self) -> Result<Vec<CollectionRequest>, Error> {
         let mut all = Vec::new();
         let mut found = self.objects.below(&key([WANTED]));
@@ -107,7 +109,7 @@ impl Shelf {
         Ok(all)
     }
 
-    /// Starts to write the content of an artifact.
+    /// Starts writing the content of an artifact.
     pub async fn begin(&self, of: &Of, number: u32) -> Result<Incoming, Error> {
         self.objects.begin(&kept_key(of, &number.to_string())).await
     }

@@ -1,4 +1,4 @@
-//! Execution of code in a call: configuration of the interpreter, of runs and of contexts.
+//! Code execution within a call: configures the interpreter, code runs and contexts.
 
 use api::code::{Code, ContextInfo, ContextSpec, Variable};
 use api::exec::ExecSpec;
@@ -116,7 +116,7 @@ impl Call {
     }
 }
 
-/// Refuses a request for packages before anything runs, if the policy allows no package index.
+/// Rejects a request for packages before anything runs, if the policy does not allow the package index.
 fn check_packages(policy: &Policy, code: &Code) -> Result<(), api::Error> {
     let wanted = !code.requirements.is_empty() || code.install_missing;
     let usual = Host::parse(USUAL_INDEX)?;

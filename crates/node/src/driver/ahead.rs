@@ -20,12 +20,12 @@ use crate::shared::NodeState;
 
 /// Timeout for the response of a claimed guest. A live guest responds in less than a millisecond.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
-/// How long before the end of its life a sandbox leaves its shelf, so that no claim gets a sandbox that is
+/// Remaining time to live at which an unclaimed sandbox is removed, so that no claim gets a sandbox that is
 /// about to end.
 const RETIRE_BEFORE: Duration = Duration::from_secs(60);
 
-/// Creates a sandbox and keeps it on its shelf until it is claimed. If the sandbox is removed unclaimed,
-/// returns an error, as after any failed startup.
+/// Creates a sandbox and keeps it on its shelf, the pool's queue for its kind, until it is claimed. If the
+/// sandbox is removed unclaimed, returns an error, as after any failed startup.
 pub(super) async fn hold_ready(
     shared: &NodeState,
     handle: &Arc<Handle>,
@@ -52,7 +52,8 @@ pub(super) async fn hold_ready(
         tokio::select! {
             biased;
             // Runs while the claim is being journalled. One request checks that the guest is alive and sets
-            // its new time to live. A claim that is returned to the shelf restores the old time to live.
+            // its new time to live. If the claim is dropped, the sandbox returns to its shelf, and a second
+            // request restores its old time to live.
             Ok(()) = nearing.changed() => {
                 let Some(near) = nearing.borrow_and_update().clone() else { continue };
                 let claim = near.request.in_scope(|| info_span!(target: STEP, "claim"));

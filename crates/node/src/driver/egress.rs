@@ -20,7 +20,7 @@ pub(super) fn attended(shared: &Arc<NodeState>, handle: &Arc<Handle>, sandbox: &
     AbortOnDropHandle::new(tokio::spawn(attending))
 }
 
-/// Serves the outgoing connections of a sandbox until it ends.
+/// Serves the outgoing connections of a sandbox until the sandbox ends.
 async fn attend(shared: Arc<NodeState>, handle: Arc<Handle>, sandbox: Arc<Sandbox>) {
     let (id, project) = (handle.id().clone(), handle.shown().project);
     let tell = {

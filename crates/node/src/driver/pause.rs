@@ -5,7 +5,7 @@
 //! resume   processes run again                       `running` is journalled    the guest counts deadlines again
 //! ```
 //!
-//! If a server is killed between two steps, the journal contains the state that clients last saw. The next
+//! If a server is killed between two steps, the journal contains the state that clients last saw. A restarted
 //! server restores this state: it freezes a paused sandbox again, and makes sure that a running sandbox runs
 //! and counts deadlines.
 
@@ -180,7 +180,8 @@ impl Driver {
         }
     }
 
-    /// Freezes or thaws the processes of the sandbox, as `paused` requires. Returns true on success.
+    /// Freezes the sandbox's processes if `paused` is true, and thaws them otherwise. Returns true on
+    /// success.
     async fn restore(&self, paused: bool) -> bool {
         let restored = async {
             let runtime = self.shared.runtime_of(&self.handle)?;
@@ -199,8 +200,8 @@ impl Driver {
     }
 
     /// Sends the remaining time to live to the guest, which then counts the deadlines of execs again. Retries
-    /// until the guest has acknowledged the value. The driver stops the sandbox in time in any case. Without
-    /// the update, however, the guest would outlive a killed server for too long.
+    /// until the guest has acknowledged the value. A running driver stops the sandbox in time without the
+    /// guest. If the server is killed, however, only the guest can do so, and needs the current value.
     pub(super) fn tell_lifetime(&mut self, sandbox: &Arc<Sandbox>) {
         let (handle, sandbox) = (Arc::clone(&self.handle), Arc::clone(sandbox));
         let runtime = self.shared.runtime_of(&handle).ok();
@@ -230,7 +231,7 @@ fn undone(result: Result<(), runtime::Error>) {
     }
 }
 
-/// Sends a reply, if one is expected. The sender of the request may be gone.
+/// Sends a reply, if one is expected. Ignores errors, because the sender of the request may be gone.
 fn reply(to: Option<PauseReply>, result: Result<bool, Error>) {
     if let Some(to) = to {
         let _ = to.send(result);

@@ -1,4 +1,4 @@
-//! Startup of a sandbox: waits for its turn, creates it, and prepares it until its template is ready.
+//! Starts a sandbox: waits for its turn, creates it, copies datasets, and runs its template's commands.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::shared::NodeState;
 /// Maximum time for which a sandbox waits for its turn to start.
 const TURN_WITHIN: Duration = Duration::from_secs(120);
 
-/// The purpose for which a sandbox is started.
+/// The reason for starting a sandbox.
 pub(crate) enum StartFor {
     /// A client is waiting for the sandbox.
     Client(Preparation),
@@ -48,7 +48,7 @@ struct Started {
 }
 
 impl Driver {
-    /// Begins to create the sandbox.
+    /// Spawns the task that creates the sandbox.
     pub(super) fn begin_start(&self, whom: StartFor) -> StartTask {
         let (shared, handle) = (Arc::clone(&self.shared), Arc::clone(&self.handle));
         let (sender, unwanted) = watch::channel(false);
@@ -81,7 +81,8 @@ impl Driver {
             tokio::select! {
                 result = &mut start.task => break result,
                 Some(word) = self.inbox.recv() => {
-                    // Drops the replies of pause and resume requests. Their clients receive `not_running`.
+                    // Drops pause and resume requests with their reply channels. Their clients receive
+                    // `not_running`.
                     if let DriverMessage::End(reason) = word {
                         return Event::Requested(reason);
                     }
@@ -113,7 +114,7 @@ impl Driver {
     }
 }
 
-/// Creates a sandbox as soon as its turn has come.
+/// Waits for the sandbox's turn to start, and creates the sandbox.
 async fn in_turn(shared: &NodeState, handle: &Handle) -> Result<Sandbox, Error> {
     let project = handle.shown().project;
     let turn = tokio::time::timeout(TURN_WITHIN, shared.turns.turn(&project));

@@ -16,8 +16,8 @@ use crate::handle::Handle;
 use crate::lifecycle::Event;
 use crate::message::DriverMessage;
 
-/// Maximum time by which a warning precedes the stop of an idle sandbox. A fifth of the idle time is used
-/// instead if it is shorter.
+/// Maximum time between the warning and the stop of an idle sandbox. If a fifth of the sandbox's idle timeout
+/// is shorter, it is used instead.
 const WARN_MAX: Duration = Duration::from_secs(60);
 
 /// The result of checking a sandbox's limits.
@@ -102,8 +102,8 @@ impl Driver {
         }
     }
 
-    /// Returns the latest time at which the next check must take place. Emits a warning when the idle time is
-    /// nearly over.
+    /// Returns the time by which the next check must take place. Emits a warning if the sandbox has nearly
+    /// reached its idle timeout.
     fn wake(&self, warned: &mut bool) -> Instant {
         let now = Instant::now();
         let left = self.handle.left();
@@ -124,11 +124,11 @@ impl Driver {
         now + left.min(to_warning).min(look).min(SLEEP_MAX)
     }
 
-    /// Returns the reason for the end of a sandbox whose process 1 has exited.
+    /// Returns the end reason for a sandbox whose process 1 has exited.
     pub(super) fn why(&self, cause: LostCause) -> EndReason {
         match cause {
-            // A process that is not the parent of process 1 cannot read its exit status. Expiry is therefore
-            // recognized by the clock.
+            // Only the parent of process 1 can read its exit status, and a restarted server is not the
+            // parent. Expiry is therefore recognized by the clock.
             LostCause::Died | LostCause::Expired if clock::boot_ms() >= self.handle.expires_boot_ms() => {
                 EndReason::Expired
             }

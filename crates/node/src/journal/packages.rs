@@ -74,7 +74,7 @@ mod tests {
             at_ms: 1,
         };
         journal.add_package(&id, &package("first")).unwrap();
-        // The server is killed while it writes the next line.
+        // Simulates a server that is killed while it writes the next line.
         let mut file = fs::File::options().append(true).open(data.path().join("node/a.packages")).unwrap();
         file.write_all(b"\n{\"kind\":").unwrap();
         journal.add_package(&id, &package("second")).unwrap();

@@ -88,8 +88,8 @@ impl Node {
         Ok((page, false))
     }
 
-    /// Resumes the collections that an earlier server did not finish. A collection that cannot be read or
-    /// written is logged, and is resumed when the server is started again.
+    /// Resumes the collections that an earlier server did not finish. If a collection cannot be read or
+    /// written, the error is logged, and the next server start tries again.
     pub(crate) async fn recover_artifacts(&self) {
         let all = match self.shared.keeper.shelf.all_wanted().await {
             Ok(all) => all,

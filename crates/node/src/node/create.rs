@@ -1,5 +1,5 @@
-//! Creation of sandboxes: a request is planned, a pre-warmed sandbox is claimed or a record is written, and a
-//! driver is started.
+//! Creates sandboxes: plans the request, and then either claims a pre-warmed sandbox or writes a record and
+//! starts a driver.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,7 +33,7 @@ use crate::shared::{Handles, wall};
 pub(super) const INBOX: usize = 16;
 
 impl Node {
-    /// Resolves an order on this machine.
+    /// Resolves an order, a sandbox request with its project and permissions, on this machine.
     ///
     /// # Errors
     /// The request is invalid, or the template or the tier is not available.
@@ -50,7 +50,7 @@ impl Node {
         let wanted = request.limits.over(template.limits.over(Limits::default()));
         let limits = request.limits.over(runtime.within(wanted));
         limits.check().map_err(Error::Request)?;
-        // In a user-space kernel, root could reach process 1.
+        // With a user-space kernel, root could reach the sandbox's process 1.
         let guarded = runtime.tier() == runtime::Tier::Container;
         let rooted = order.may_root && template.posture == Posture::Workstation && guarded;
         Ok(Plan { runtime, template, limits, rooted })
@@ -143,7 +143,7 @@ impl Node {
         })
     }
 
-    /// Waits until a sandbox is no longer starting. If its startup was interrupted by the end of a server,
+    /// Waits until a sandbox is no longer starting. If its startup was interrupted because a server ended,
     /// waits until the sandbox is removed.
     pub async fn settled(&self, id: &SandboxId) -> Option<Shown> {
         let handle = self.handle(id)?;
@@ -172,7 +172,8 @@ impl Node {
 
     /// Begins to create a sandbox. Removes pre-warmed sandboxes if their capacity is needed.
     async fn make(&self, id: &SandboxId, order: &Order, datasets: Vec<Placed>) -> Result<Arc<Handle>, Error> {
-        // This lock protects the layers of the template until the record exists, which then protects them.
+        // This lock protects the template's layers from removal until the record exists, which then protects
+        // them.
         let _using = template::using(&self.shared.data).await?;
         match self.admit(id, order, datasets.clone()) {
             Err(Error::Runtime(runtime::Error::Capacity { .. })) if self.make_room().await => {

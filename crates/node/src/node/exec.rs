@@ -19,8 +19,8 @@ impl Node {
     /// Starts a command like [`Call::start_exec`], and keeps the artifacts that its spec requests.
     ///
     /// # Errors
-    /// See [`Call::start_exec`]. In addition, this machine may store no artifacts, or may be unable to record
-    /// the request for them.
+    /// See [`Call::start_exec`]. In addition, fails if this server stores no artifacts, or if the artifact
+    /// request cannot be recorded.
     pub async fn start_exec(&self, call: &Call, id: &ExecId, spec: ExecSpec) -> Result<ExecInfo, Error> {
         let _turn = self.turn_to_launch(call, id, &spec).await?;
         self.start_with_artifacts(call, id, spec).await
@@ -69,7 +69,7 @@ impl Node {
         }
     }
 
-    /// Starts an exec like [`Node::start_exec`], and returns a reader of its output.
+    /// Starts an exec like [`Node::start_exec`], and returns a reader for its output.
     ///
     /// # Errors
     /// See [`Node::start_exec`].
@@ -86,8 +86,8 @@ impl Node {
         }
     }
 
-    /// Waits for a turn to launch a command. Code needs no turn, because its launch may wait for an
-    /// interpreter and would block other launches.
+    /// Waits for a turn to launch a command. Code takes no turn: its launch may wait for an interpreter,
+    /// which would block other launches.
     ///
     /// # Errors
     /// The queue is too long, and the command has not been launched before. The error code is `capacity`.
@@ -106,8 +106,9 @@ impl Node {
         }
         let project = call.handle().shown().project;
         if let Err(waiting) = launches.may_wait(&project, Instant::now()) {
-            // A refusal states that the command did not run, so a command that did run must not be refused.
-            // Taking zero bytes changes nothing, and fails for an unknown ID without listing all execs.
+            // A refusal means that the command did not run, so a command that did run must not be refused.
+            // Taking zero bytes of output has no effect, but fails for an unknown ID, without listing all
+            // execs.
             match call.exec_reader(id.clone()).take(0, 0).await {
                 Ok(()) => return Ok(None),
                 Err(error) if error.to_api().code == ErrorCode::NotFound => {}

@@ -9,10 +9,10 @@ use runtime::Runtime;
 use crate::Node;
 use crate::shared::NodeState;
 
-/// Interval between checks. File locks grow fastest: on a fast core, they take about 60 MiB of kernel memory
-/// in this time.
+/// Interval between checks. Of these resources, file locks grow fastest: on a fast core, a sandbox can fill
+/// about 60 MiB of kernel memory with them in this time.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Timeout for one check, including a stop, which may wait for a disk.
+/// Timeout for one check, including the stop of a sandbox, which may wait for the disk.
 const ACT_WITHIN: Duration = Duration::from_secs(20);
 
 impl Node {
@@ -38,8 +38,8 @@ impl Node {
             }
         };
         tracing::warn!(sandbox = %culprit.id, "stopping sandbox: it {}, and Linux has no limit for them", culprit.what);
-        // The culprit may belong to another process on this machine and be unknown to this node. It is
-        // stopped nevertheless.
+        // The sandbox may belong to a different process on this machine. It is stopped even if this node does
+        // not know it.
         if self.stop(&culprit.id, EndReason::KernelResource).await.is_none() {
             let _ = runtime.stop(&culprit.id, Duration::ZERO).await;
         }

@@ -27,7 +27,7 @@ impl Node {
         request(&self.known(id)?, DriverMessage::Pause).await
     }
 
-    /// Resumes a sandbox and restarts its idle time and its time to live. Returns true if it was paused. A
+    /// Resumes a sandbox and restarts its idle timeout and its time to live. Returns true if it was paused. A
     /// running sandbox is left unchanged. The resume completes even if the caller is gone.
     ///
     /// # Errors
@@ -42,7 +42,8 @@ impl Node {
         Some(self.known(id).ok()?.record().auto_resume)
     }
 
-    /// Begins a call to a sandbox, which is not idle while the call is held. Resumes a paused sandbox.
+    /// Begins a call to a sandbox, and resumes the sandbox if it is paused. While the call is held, the
+    /// sandbox does not count as idle.
     ///
     /// # Errors
     /// The sandbox is unknown, is not running, or cannot be resumed.
@@ -75,7 +76,7 @@ impl Node {
         let handle = self.known(id)?;
         loop {
             match Call::begin(&handle) {
-                // A pause may be in progress, or follow immediately after the resume. In both cases, resume
+                // A pause may be in progress, or may immediately follow the resume. In both cases, resume
                 // again.
                 Err(_) if handle.is_paused() && handle.is_resumable() => {
                     let ttl = may_resume(&handle)?;
@@ -95,7 +96,7 @@ async fn request(
     let (reply, answer) = oneshot::channel();
     let asking = async {
         handle.insist(message(reply)).await;
-        // The driver drops the reply when the sandbox is stopped or has ended.
+        // The driver drops the reply channel when the sandbox is stopped or has ended.
         answer.await.unwrap_or_else(|_| Err(not_running(&handle.shown())))
     };
     let what = "pausing or resuming the sandbox";

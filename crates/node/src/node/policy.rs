@@ -1,4 +1,4 @@
-//! Changes the settings of a running sandbox: its idle time, ports, time to live and policy.
+//! Changes the settings of a running sandbox: its idle timeout, ports, time to live and policy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::journal::Ports;
 use crate::message::DriverMessage;
 
 impl Node {
-    /// Sets the idle time of a sandbox, counted from now.
+    /// Sets the idle timeout of a sandbox, counted from now.
     ///
     /// # Errors
     /// The sandbox is unknown or is not running.
@@ -59,8 +59,8 @@ impl Node {
         Ok(self.shared.update(call.handle(), |record| record.ports.publish(port, public))?.ports)
     }
 
-    /// Makes all ports of a sandbox public, or only the individually published ones. The change is journalled
-    /// before this method returns.
+    /// Makes all ports of a sandbox public, or only the ports that were published individually. The change is
+    /// journalled before this method returns.
     ///
     /// # Errors
     /// The sandbox is unknown or is not running, or the journal cannot be written.
@@ -81,8 +81,8 @@ impl Node {
         let call = self.call(id).await?;
         let handle = call.handle();
         let _lifetime = handle.lifetime().await?;
-        // The guest is updated first, because it ends the sandbox if the server does not. The recorded time
-        // must never be longer than the guest's.
+        // The guest ends the sandbox if the server fails to. It is updated first, so that the recorded time
+        // is never longer than the guest's.
         call.sandbox().live_for(handle.guest_ttl(ttl), LIFE_WITHIN).await?;
         let record = self.shared.update(handle, |record| {
             record.expire_in(ttl);
@@ -112,7 +112,7 @@ impl Node {
         Ok(record.sandbox)
     }
 
-    /// Returns the policy with which a sandbox was created.
+    /// Returns the initial policy of a sandbox.
     ///
     /// # Errors
     /// The sandbox is unknown.

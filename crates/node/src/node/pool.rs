@@ -18,9 +18,10 @@ use crate::pool::{Making, Shelves};
 use crate::shared::NodeState;
 use crate::{AutoResume, Node};
 
-/// Time after a claim during which no sandbox is pre-warmed, because a series of claims has priority.
+/// Time after a claim during which no sandbox is pre-warmed, because more claims may follow and have
+/// priority.
 const QUIET: Duration = Duration::from_millis(20);
-/// Maximum time for which a series of claims delays pre-warming.
+/// Maximum time for which a series of claims can delay pre-warming.
 const QUIET_MAX: Duration = Duration::from_millis(200);
 /// Maximum time between two checks of the pool. Demand and free resources also change without a notification.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -67,11 +68,11 @@ impl Node {
     }
 
     /// Closes the pool before the server exits: stops pre-warming and removes all unclaimed sandboxes. If the
-    /// server exits earlier, the next server removes the rest.
+    /// server exits earlier, it removes the rest when it is started again.
     pub async fn close_pool(&self) {
         self.shared.pool.shelves().closed = true;
         drop(self.shared.pool.clear());
-        // A sandbox that is still being created finds no shelf and is then removed.
+        // A closed pool accepts no sandboxes, so a sandbox that is still being created is removed afterwards.
         loop {
             let is_left =
                 |handle: &&Arc<Handle>| handle.record().pooled && !handle.shown().state.is_terminal();
@@ -96,7 +97,8 @@ impl Node {
         }
     }
 
-    /// Checks all shelves once. Returns a time to wait if pre-warming is postponed because of recent claims.
+    /// Checks all shelves, one for each kind of sandbox, once. Returns a time to wait if pre-warming is
+    /// postponed because of recent claims.
     fn tend(&self) -> Option<Duration> {
         let shared = &self.shared;
         let (now, now_ms) = (Instant::now(), shared.pool.now_ms());
@@ -161,7 +163,8 @@ impl Node {
             may_root: rooted,
             auto_resume: crate::AutoResume::default(),
         };
-        // This lock protects the layers of the template until the record exists, which then protects them.
+        // This lock protects the template's layers from removal until the record exists, which then protects
+        // them.
         let using = match template::using(&self.shared.data).await {
             Ok(using) => using,
             Err(error) => return making.failed(&error),

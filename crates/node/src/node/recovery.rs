@@ -59,7 +59,7 @@ impl Node {
         let mut handles = shared.handles();
         for mut record in records {
             if !record.ports.has_all_tokens() {
-                // The record is from a release with fewer tokens.
+                // The record is from an earlier release, which had fewer kinds of tokens.
                 record.ports = record.ports.with_all_tokens()?;
                 shared.journal.save(&record)?;
             }
@@ -103,8 +103,8 @@ impl Node {
         self.shared.journal.lost().is_ok_and(|lost| lost.contains(id))
     }
 
-    /// Takes over a sandbox from a process that is gone. The deadlines of its execs are read from the guest
-    /// at once.
+    /// Takes over a sandbox from an earlier server process. The deadlines of its execs are read from the
+    /// guest at once.
     fn adopt(&self, record: SandboxRecord, runtime: Arc<dyn Runtime>, handles: &mut Handles) {
         let (tell, inbox) = mpsc::channel(INBOX);
         let handle = Arc::new(self.handle_of(record, tell));
@@ -127,7 +127,7 @@ impl Node {
 }
 
 impl NodeState {
-    /// Returns the reason why a recorded sandbox that is no longer alive has ended.
+    /// Returns the end reason for a recorded sandbox that is no longer alive.
     fn absent(&self, record: &SandboxRecord) -> EndReason {
         if record.boot != self.boot {
             EndReason::HostReboot

@@ -1,5 +1,5 @@
-//! The claim of a pre-warmed sandbox, from the moment when the sandbox leaves its shelf until it belongs to a
-//! project or is returned to its shelf.
+//! The claim of a pre-warmed sandbox, from the time it leaves its shelf until it belongs to a project or is
+//! returned to its shelf. A shelf holds the pre-warmed sandboxes of one kind.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +49,7 @@ impl Claim {
     pub fn begin(&mut self) {
         if let Some(ready) = self.ready.as_ref().filter(|_| !self.begun) {
             let ttl = Duration::from_millis(self.plan.limits().ttl_ms);
-            // A failure is noticed when the order is passed to the startup.
+            // If the sandbox has died, `give` notices it when it passes the order to the startup.
             ready.near.send_replace(Some(Near { ttl, request: Span::current() }));
             self.begun = true;
         }
@@ -85,7 +85,7 @@ impl Drop for Claim {
             ready.near.send_replace(Some(Near { ttl, request: Span::none() }));
         }
         let mut shelves = self.pool.shelves();
-        // If the pool is closed, the sandbox is dropped together with its claim.
+        // If the pool is closed, the sandbox is dropped, which removes it.
         if !shelves.closed
             && let Some(shelf) = shelves.of.get_mut(&self.kind)
         {

@@ -1,4 +1,4 @@
-//! Divides the resources of the pool among the kinds.
+//! Divides the resources of the pool among the kinds of pre-warmed sandboxes.
 
 /// Demand of one kind.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@
 
 /// Length of a slot in milliseconds: about the time in which a machine replaces a few sandboxes.
 const SLOT_MS: u64 = 2000;
-/// Number of slots: five minutes.
+/// Number of slots, which together cover five minutes.
 const SLOTS: usize = 150;
 /// Time without requests in milliseconds after which a kind is no longer pre-warmed.
 const FORGET_MS: u64 = 3_600_000;
@@ -21,7 +21,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// Creates a record of demand without requests.
+    /// Creates a demand record without any requests.
     pub fn new(now_ms: u64) -> Self {
         Self { counts: [0; SLOTS], newest: now_ms / SLOT_MS, last_ms: now_ms }
     }

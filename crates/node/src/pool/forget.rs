@@ -1,4 +1,4 @@
-//! Chooses the kind that the pool forgets to make room for a new kind.
+//! Chooses the kind of sandbox that the pool stops pre-warming to make room for a new kind.
 //!
 //! A project that requests many kinds displaces its own kinds first. Otherwise, it displaces a kind of the
 //! project that has the most kinds. No project can lock other projects out of the pool (attack X-25).

@@ -1,4 +1,4 @@
-//! The address and key of a Daytona account, and the errors if they do not work.
+//! The address and key of a Daytona account, and the errors for an account that cannot be used.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::Error;
 pub(super) const ADDRESS: &str = "DAYTONA_API_URL";
 /// Environment variable that holds the API key.
 const KEY: &str = "DAYTONA_API_KEY";
-/// Environment variable that holds the region, if it is not the account's default.
+/// Environment variable that selects a region other than the account's default.
 const TARGET: &str = "DAYTONA_TARGET";
 
 /// Timeout for a response. Daytona queries its machines before it responds.
@@ -23,7 +23,7 @@ const SAID_CHARS_MAX: usize = 400;
 #[derive(Clone)]
 pub struct Account {
     address: String,
-    /// Region of new workspaces, if it is not the account's default.
+    /// Region for new workspaces, or `None` for the account's default.
     pub(super) target: Option<String>,
     http: reqwest::Client,
 }
@@ -37,7 +37,7 @@ pub(super) struct ErrorResponse {
 }
 
 impl Account {
-    /// Returns true if an address or a key is configured, which shows that the user wants to use Daytona.
+    /// Returns true if an address or a key is configured, which means that the user intends to use Daytona.
     pub fn is_meant() -> bool {
         variable(ADDRESS).is_some() || variable(KEY).is_some()
     }
@@ -45,7 +45,7 @@ impl Account {
     /// Returns the account that is configured in the environment.
     ///
     /// # Errors
-    /// No account is configured, or its address or key is invalid.
+    /// Returns an error if no account is configured, or if its address or key is invalid.
     pub fn find() -> Result<Self, Error> {
         let missing = |name: &str| Error::Unavailable {
             what: "Daytona is not configured".into(),
@@ -59,11 +59,11 @@ impl Account {
         Self::new(&address, &key, variable(TARGET))
     }
 
-    /// Creates an account with this address and key. `target` is the region for new workspaces, if it is not
+    /// Creates an account with this address and key. `target` is the region for new workspaces, or `None` for
     /// the account's default.
     ///
     /// # Errors
-    /// The address or the key is invalid.
+    /// Returns an error if the address or the key is invalid.
     pub fn new(address: &str, key: &str, target: Option<String>) -> Result<Self, Error> {
         let wrong = |name: &str, why: String| Error::Unavailable {
             what: "Daytona cannot be used".into(),
@@ -184,7 +184,7 @@ impl Account {
     }
 }
 
-/// Returns true if requests to this URL cannot be read in transit.
+/// Returns true if requests to this URL are encrypted or do not leave this machine.
 pub(super) fn is_private(url: &str) -> bool {
     let Ok(url) = reqwest::Url::parse(url) else { return false };
     let inside = url.host_str().is_some_and(|host| ["127.0.0.1", "localhost", "[::1]"].contains(&host));

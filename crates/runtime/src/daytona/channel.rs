@@ -33,9 +33,9 @@ use crate::handshake::greet;
 
 /// Size of the chunks sent to the agent, which accepts up to 64 KiB in one message.
 const PIECE_BYTES: usize = 32 * 1024;
-/// Maximum size of the shell's output before the guest's hello.
+/// Maximum size in bytes of the shell's output before the guest's hello.
 const PASSED_OVER_MAX: usize = 1 << 20;
-/// Name prefix of our terminals.
+/// Name prefix of the terminals that Bellglass opens.
 const OURS: &str = "bellglass-";
 /// The shell's input, which replaces the shell with the guest. The leading space keeps it out of the shell's
 /// history.
@@ -83,7 +83,7 @@ struct ListedTerminal {
 }
 
 impl Daytona {
-    /// Makes process 1 connect, and performs the handshake.
+    /// Makes process 1 connect to the node, and performs the handshake.
     pub(super) async fn dial(&self, id: &SandboxId, deadline: Instant) -> Result<UnixStream, Error> {
         let account = &self.shared.account;
         let workspace = self.find(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
@@ -120,7 +120,7 @@ impl Daytona {
             .map_err(|why| Error::Impostor { id: id.clone(), why })
     }
 
-    /// Closes all of our terminals that this process is not using, which kills the programs on these
+    /// Closes all Bellglass terminals that this process is not using, which kills the programs on these
     /// terminals.
     async fn remove_old(&self, workspace: &Workspace) -> Result<(), Error> {
         let (account, act) = (&self.shared.account, "list terminals");
@@ -172,8 +172,8 @@ fn word() -> Result<String, Error> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Types the command, discards all output before the hello, and then copies data in both directions until
-/// either side ends.
+/// Sends the command to the shell, discards all output before the hello, and then copies data in both
+/// directions until either side ends.
 async fn pass_on(node: UnixStream, socket: PtySocket) {
     let (mut from_node, mut to_node) = node.into_split();
     let (mut heard, mut said) = socket.split();
@@ -214,20 +214,20 @@ async fn pass_on(node: UnixStream, socket: PtySocket) {
     }
 }
 
-/// The output received so far, which does not contain the hello yet.
+/// The shell's output so far, which does not contain the whole hello yet.
 #[derive(Default)]
 struct Before {
     kept: Vec<u8>,
     seen: usize,
 }
 
-/// The error for output before the hello that exceeds the maximum size.
+/// The error for a shell that prints more than the maximum before the hello.
 #[derive(Debug, PartialEq, Eq)]
 struct TooMuch;
 
 impl Before {
-    /// Returns the data that starts with the hello, or `None` if the hello has not arrived completely. Takes
-    /// earlier output into account.
+    /// Returns the data that starts with the hello, or `None` if the hello has not arrived completely. The
+    /// hello may begin in the output of earlier calls.
     fn after(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, TooMuch> {
         let greeting = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false }.encode();
         self.seen += bytes.len();

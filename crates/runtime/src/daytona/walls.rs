@@ -1,5 +1,5 @@
-//! The isolation settings for the guest: the same limits, mounts, capabilities and system call filter as with
-//! other backends.
+//! The isolation settings (walls) that the guest applies: the same limits, mounts, capabilities and system
+//! call filter as on other backends.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,14 @@ use crate::{Error, Tier, confinement, memory_disks, seccomp};
 /// The hosts file of a sandbox, which contains only the sandbox's own names.
 const HOSTS: &str = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost\n";
 
-/// Directories in which the workspace's own programs have sockets. They are hidden because a read-only root
+/// Directories that contain sockets of the workspace's own programs. They are hidden because a read-only root
 /// file system does not prevent connections to sockets.
 const OTHERS: [&str; 2] = ["/run", "/var/tmp"];
 
 /// A filter that kills processes that make x32 calls. x32 is a second numbering of the x86 system calls,
 /// which the filter compiler does not support. The four instructions load the call number, compare it with
-/// the first x32 number, kill the process, and allow the call. Other architectures have no such numbers.
+/// the first x32 number, kill the process if the number is not lower, and otherwise allow the call. Other
+/// architectures have no such numbers.
 const FOREIGN: [Instruction; 4] = [
     (0x20, 0, 0, 0),
     (0x35, 0, 1, 0x4000_0000),
@@ -26,7 +27,7 @@ const FOREIGN: [Instruction; 4] = [
     (0x06, 0, 0, libc::SECCOMP_RET_ALLOW),
 ];
 
-/// Returns the walls of a sandbox with these limits.
+/// Returns the isolation settings for a sandbox with these limits.
 pub(super) fn walls(limits: &Limits) -> Result<Walls, Error> {
     let mut disks: BTreeMap<String, String> =
         memory_disks::disks(limits).map(|(path, _, options)| (path.to_owned(), options)).into();
@@ -49,9 +50,9 @@ pub(super) fn walls(limits: &Limits) -> Result<Walls, Error> {
 }
 
 /// Returns the system call filters as BPF programs. A compiled filter has only one action for all calls that
-/// it lists, so there are several filters. The first of them allows the allowed calls and returns the default
-/// error for all others. For each other error, a further filter is installed after it. If two filters return
-/// an error, Linux uses the error from the filter that was installed last.
+/// it lists, so there are several filters. After the x32 filter, the main filter allows the allowed calls and
+/// returns the default error for all others. For each other error, a further filter is installed after the
+/// main filter. If two filters return an error, Linux uses the error from the filter that was installed last.
 fn filters() -> Result<Vec<Vec<Instruction>>, Error> {
     let filter = seccomp::filter(Tier::Container);
     let default = filter.get("defaultErrnoRet").and_then(Value::as_u64).unwrap_or_default();

@@ -18,7 +18,7 @@ use crate::{Error, Spec, files};
 /// Labels that hold the owner of a workspace and the ID of its sandbox.
 const OWNER: &str = "dev.bellglass.owner";
 const SANDBOX: &str = "dev.bellglass.sandbox";
-/// Page size of a listing, and the maximum number of pages, which is more than any account has.
+/// Page size of a listing, and the maximum number of pages, which is more than any account needs.
 const PAGE: usize = 100;
 const PAGES_MAX: usize = 1000;
 /// Exit code of the first shell command if the shell is not running as root.
@@ -118,7 +118,7 @@ impl Workspace {
         }
     }
 
-    /// Returns the workspace of a sandbox, regardless of its owner.
+    /// Returns a sandbox's workspace, regardless of the workspace's owner.
     pub async fn find(account: &Account, id: &SandboxId) -> Result<Option<Self>, Error> {
         Self::look(account, &name(id)).await
     }
@@ -217,8 +217,8 @@ impl Workspace {
         Ok(self.is_running())
     }
 
-    /// Refuses limits that a workspace of this size cannot provide if `own` bytes of memory are not available
-    /// to user code.
+    /// Checks that this workspace can provide the limits while `own` bytes of its memory stay unavailable to
+    /// user code.
     pub fn check(&self, limits: &Limits, own: u64) -> Result<(), Error> {
         let (memory, cpu) = (self.memory.saturating_mul(GIB), self.cpu.saturating_mul(1000));
         if limits.memory_bytes + own > memory {
@@ -244,7 +244,8 @@ impl Workspace {
 
     /// Uploads the guest and its isolation settings.
     pub async fn put_in(&self, account: &Account, guest: &Path, walls: &Walls) -> Result<(), Error> {
-        // The agent runs as the user that the image specifies, and only root can set up the walls.
+        // The agent runs as the user that the image specifies, and only root can apply the isolation
+        // settings.
         let ready = format!(
             "[ \"$(id -u)\" = 0 ] || exit {NOT_ROOT}; mkdir -p -m 0755 /.bellglass && rm -rf /.bellglass/*"
         );
@@ -269,7 +270,7 @@ impl Workspace {
         account.done("upload the guest", request, Duration::from_secs(240)).await.map(|_| ())
     }
 
-    /// Makes the guest set up its walls and start process 1 behind them.
+    /// Makes the guest apply its isolation settings and start process 1 inside them.
     pub async fn begin(&self, account: &Account, ttl_ms: u64) -> Result<(), Error> {
         let words = format!(
             "cd / && chmod 0755 /.bellglass/guest && exec env -i PATH=/usr/bin:/bin /.bellglass/guest init --ttl-ms {ttl_ms} --walls"
@@ -316,8 +317,8 @@ impl Workspace {
         }
     }
 
-    /// Returns a URL of the workspace's agent. Fails if requests to the URL could be read in transit, because
-    /// they contain the API key.
+    /// Returns the URL of this path on the workspace's agent. Fails if requests to the URL could be read in
+    /// transit, because they contain the API key.
     pub fn toolbox(&self, path: &str) -> Result<String, Error> {
         let url = format!("{}/{}{path}", self.toolbox_proxy_url.trim_end_matches('/'), self.id);
         match account::is_private(&url) {
@@ -331,7 +332,7 @@ impl Workspace {
     }
 }
 
-/// Builds the error for a workspace in which the guest cannot be installed.
+/// Builds the error for a workspace where the guest cannot be installed.
 fn not_ready(CommandResult { code, said }: &CommandResult) -> Error {
     let (why, fix) = match *code {
         NOT_ROOT => (

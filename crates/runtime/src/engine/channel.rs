@@ -21,16 +21,16 @@ use crate::handshake::greet;
 
 /// Buffer size for data from the node. Engines forward 32 KiB at a time.
 const PIECE_BYTES: usize = 64 * 1024;
-/// Maximum size of a posture report.
+/// Maximum size of the guest's report of its privileges and isolation (its posture).
 const SAID_BYTES_MAX: usize = 1 << 20;
-/// Timeout for a posture report. The guest's program only prints one line and exits.
+/// Timeout for a posture report. The guest's program prints one line and exits.
 const SAYS_WITHIN: Duration = Duration::from_secs(20);
 
 type ExecOutput = std::pin::Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
 type ExecInput = std::pin::Pin<Box<dyn AsyncWrite + Send>>;
 
 impl Engine {
-    /// Makes process 1 connect, and performs the handshake.
+    /// Makes process 1 connect to the node, and performs the handshake.
     pub(super) async fn dial(&self, id: &SandboxId, deadline: Instant) -> Result<UnixStream, Error> {
         let (said, heard) = self.run_inside(id, &["connect"]).await?;
         let (ours, theirs) = UnixStream::pair()

@@ -1,4 +1,4 @@
-//! The container configuration of one sandbox: the same posture and limits as with an OCI runtime, in the
+//! The container configuration of one sandbox: the same isolation and limits as with an OCI runtime, in the
 //! engine's format.
 
 use std::collections::HashMap;
@@ -18,8 +18,8 @@ use crate::{Spec, Tier, Usage, confinement, seccomp};
 /// Labels that hold the owner of a container and the ID of its sandbox.
 const OWNER: &str = "dev.bellglass.owner";
 const SANDBOX: &str = "dev.bellglass.sandbox";
-/// Number of processes added to the process limit. They are for process 1, and for an old and a new exec of
-/// `guest connect`.
+/// Number of processes added to the process limit. They leave room for process 1, and for both an old and a
+/// new exec of `guest connect`.
 const OWN_PIDS: u64 = 5;
 /// Maximum number of processes per user on the whole machine. This is the usual default on Linux.
 const PROCESSES_MAX: u64 = 32_768;
@@ -27,8 +27,8 @@ const PROCESSES_MAX: u64 = 32_768;
 /// older calls.
 const UNKNOWN: [&str; 7] =
     ["cachestat", "clone3", "io_setup", "listmount", "memfd_secret", "set_mempolicy_home_node", "statmount"];
-/// Directories in `/sys/fs` other than the cgroups. For example, some of them show the machine's disks by
-/// file system type.
+/// Directories in `/sys/fs` other than the cgroups. Some of them list the machine's disks by file system
+/// type.
 const FILE_SYSTEMS: [&str; 9] = [
     "/sys/fs/bcache",
     "/sys/fs/bpf",
@@ -55,11 +55,11 @@ pub(super) const HOSTS_AT: &str = "/etc/hosts";
 /// The complete hosts file of a sandbox on Podman. It contains the same names that Docker writes.
 pub(super) const HOSTS: &str =
     "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.0.1\tsandbox\n";
-/// The states in which process 1 is alive.
+/// The container states during which process 1 is alive.
 pub(super) const LIVES: [ContainerSummaryStateEnum; 2] =
     [ContainerSummaryStateEnum::RUNNING, ContainerSummaryStateEnum::PAUSED];
 
-/// The engine-specific settings of a container.
+/// The engine that a container's configuration is written for, with engine-specific settings.
 pub(super) enum Dialect {
     /// Docker's API.
     Docker,
@@ -75,7 +75,7 @@ pub(super) enum Dialect {
 }
 
 impl Dialect {
-    /// Returns the bind mounts from the machine. With Podman, there is one for our own hosts file. Without
+    /// Returns the bind mounts from the machine. With Podman, the only one is Bellglass's hosts file. Without
     /// the `z` option, SELinux would deny access to this file.
     fn binds(&self) -> Option<Vec<String>> {
         match self {
@@ -97,7 +97,7 @@ pub(super) fn labels(id: &SandboxId, owner: &str) -> HashMap<String, String> {
     HashMap::from([(OWNER.to_owned(), owner.to_owned()), (SANDBOX.to_owned(), id.to_string())])
 }
 
-/// Returns the label that all of an owner's containers have, in the engines' filter format.
+/// Returns the label shared by all of an owner's containers, in the engines' filter format.
 pub(super) fn owned(owner: &str) -> String {
     format!("{OWNER}={owner}")
 }
@@ -206,7 +206,7 @@ fn ulimits(limits: &Limits, dialect: &Dialect) -> Vec<ResourcesUlimits> {
     all
 }
 
-/// Returns the hidden paths. The cgroups are not hidden, because process 1 reads its number of OOM kills
+/// Returns the hidden paths. The cgroups are not hidden, because process 1 reads its count of OOM kills
 /// there.
 fn masked() -> Vec<String> {
     let others = confinement::MASKED.into_iter().filter(|path| *path != "/sys/fs");
@@ -214,8 +214,8 @@ fn masked() -> Vec<String> {
 }
 
 /// Returns the filter for engines that do not support a configurable default error and always use `EPERM`.
-/// When a call returns `EPERM`, programs do not fall back to an older call, in particular when they start
-/// threads. Therefore the calls in [`UNKNOWN`] get explicit rules with `ENOSYS`.
+/// When a call returns `EPERM`, programs do not fall back to an older call. Starting a thread, for example,
+/// would fail. Therefore the calls in [`UNKNOWN`] get explicit rules with `ENOSYS`.
 fn docker_filter() -> serde_json::Value {
     let mut filter = seccomp::filter(Tier::Container);
     let unknown =

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::place::EngineEndpoint;
 use crate::{Error, Spec};
 
-/// Error text for an engine to which no cgroup controllers are delegated.
+/// Error text for an engine that has no delegated cgroup controllers.
 const DELEGATE: &str = "the engine reports that it cannot enforce this limit; if it is rootless, delegate the controllers to it on cgroup version 2";
 
 /// Properties and capabilities that an engine reports.
@@ -18,11 +18,11 @@ pub struct Facts {
     /// True if the engine runs without root. Root in a sandbox is then an unprivileged user on the engine's
     /// machine.
     pub rootless: bool,
-    /// True if root in a sandbox is a different user on the engine's machine.
+    /// True if root in a sandbox maps to a different user on the engine's machine.
     pub remapped: bool,
-    /// True if the engine is Podman, even if it is configured as Docker.
+    /// True if the engine is Podman, even if the user configured it as Docker.
     pub is_podman: bool,
-    /// True if the engine's machine can swap out a sandbox's memory.
+    /// True if the engine cannot prevent a sandbox's memory from being swapped out.
     pub swaps: bool,
     /// True if a sandbox has its own cgroup namespace. Podman provides one only on machines with cgroup
     /// version 2.
@@ -140,7 +140,7 @@ impl Facts {
         Ok(())
     }
 
-    /// Returns the parts of a container's default posture that this engine does not provide.
+    /// Returns the parts of the container tier's full isolation that this engine does not provide.
     pub(super) fn lacks(&self) -> Vec<String> {
         let mut lacks = Vec::new();
         if !self.remapped {

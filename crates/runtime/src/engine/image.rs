@@ -1,9 +1,9 @@
 //! Sealed images: an engine's root file systems with the guest added.
 //!
 //! A sandbox's root file system is read-only, and engines cannot copy files into such a container before it
-//! starts. Therefore there is a sealed image for each combination of a root file system and a version of the
-//! guest. Each sealed image is created once: the guest is copied into a container that is never started, and
-//! the container is committed as an image.
+//! starts. Therefore there is a sealed image for each combination of a root file system and a guest version.
+//! Each sealed image is created once: the guest is copied into a container that is never started, and the
+//! container is committed as an image.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -28,10 +28,10 @@ use crate::{Error, files};
 pub const EMPTY: &str = "localhost/bellglass/empty:latest";
 /// Repository of the sealed images.
 const SEALED: &str = "localhost/bellglass/sealed";
-/// Name prefix of a container in which an image is being sealed, followed by the owner. The name contains the
-/// owner because a label would remain in the image.
+/// Name prefix of a container that is used for sealing an image. The owner follows it. The owner is part of
+/// the name because a label would remain in the image.
 const SEALING: &str = "bellglass-sealing";
-/// Directories on which a sandbox mounts file systems, parents first.
+/// Directories where a sandbox mounts file systems, parents first.
 const MOUNT_POINTS: [&str; 12] = [
     "/.bellglass",
     "/.bellglass/spool",
@@ -48,15 +48,15 @@ const MOUNT_POINTS: [&str; 12] = [
 ];
 /// The directory bit in Go's file modes.
 const GO_MODE_DIRECTORY: u32 = 1 << 31;
-/// Age in seconds after which a sealing container counts as abandoned. Sealing takes much less time.
+/// Age in seconds after which a container for sealing counts as abandoned. Sealing takes much less time.
 const OLD_SECONDS: u64 = 600;
 /// Timeout for loading an image. It is enough for a large image over a slow connection.
 const LOADED_WITHIN: Duration = Duration::from_secs(3600);
-/// Size of the chunks in which an archive is read.
+/// Size of the chunks for reading an archive.
 const PIECE_BYTES: usize = 1 << 20;
 /// Maximum number of characters of a build's last output line in an error.
 const TAIL_CHARS_MAX: usize = 200;
-/// Number of digits of the container ID that become the sealed image's tag.
+/// Number of leading digits of the container ID that form the sealed image's tag.
 const DIGITS: usize = 16;
 
 /// A request to build an image.
@@ -76,7 +76,7 @@ impl Engine {
     /// Loads an image from an archive that contains no image name, and returns the image's ID.
     ///
     /// # Errors
-    /// The engine does not respond, cannot read the archive, or does not report an ID.
+    /// Returns an error if the engine does not respond, cannot read the archive, or does not report an ID.
     pub async fn load(&self, archive: File) -> Result<String, Error> {
         // The engine responds only after it has received the whole archive.
         let docker = self.docker().await?.clone().with_timeout(LOADED_WITHIN);
@@ -103,7 +103,7 @@ impl Engine {
     /// Builds an image from an archive with a Containerfile.
     ///
     /// # Errors
-    /// A step failed, or the engine does not respond.
+    /// Returns an error if a step fails or the engine does not respond.
     pub async fn build(
         &self,
         archive: File,
@@ -132,7 +132,7 @@ impl Engine {
     /// Returns the digest of an image, in hexadecimal.
     ///
     /// # Errors
-    /// There is no such image, or the engine does not respond.
+    /// Returns an error if there is no such image or the engine does not respond.
     pub async fn digest(&self, image: &str) -> Result<String, Error> {
         let found = self.docker().await?.inspect_image(image).await;
         let found = found.map_err(|error| self.failed("inspect an image", error))?;
@@ -163,7 +163,7 @@ impl Engine {
         }
         let root = found.id.unwrap_or_default();
         let root = root.trim_start_matches("sha256:");
-        // The name of the guest's directory identifies the guest's version, so it changes with an upgrade.
+        // The name of the guest's directory contains the guest's hash, so it changes with an upgrade.
         let named = guest.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
         // The ID of the sealed image is recorded only here. Any user who can load an image can give it any
         // name, so names are not trusted.
@@ -213,12 +213,12 @@ impl Engine {
         sealed.and_then(|sealed| removed.map(|()| sealed))
     }
 
-    /// Returns the name prefix of all containers in which this owner seals images.
+    /// Returns the name prefix of all containers that this owner uses for sealing images.
     fn sealing(&self) -> String {
         format!("{SEALING}-{}", self.shared.owner)
     }
 
-    /// Refuses an image in which a mount point is anything other than a directory. Engines follow symbolic
+    /// Refuses an image if a mount point in it is anything other than a directory. Engines follow symbolic
     /// links at mount points, so with `/workspace -> /etc`, the user's workspace would be mounted at `/etc`.
     async fn check_mount_points(&self, docker: &Docker, id: &str) -> Result<(), Error> {
         for path in MOUNT_POINTS.iter().filter(|_| !api::defence::is_off("I-13")) {
@@ -276,7 +276,7 @@ impl Engine {
 
     async fn make_empty(&self, docker: &Docker) -> Result<bollard::models::ImageInspect, Error> {
         let failed = |error| self.failed("create an empty image", error);
-        // The temporary name is unpredictable, so the image with this name must be the one created here.
+        // The temporary name is unpredictable, so no other user can have moved it to a different image.
         let (repo, _) = EMPTY.split_once(':').unwrap_or((EMPTY, ""));
         let tag = crate::written::random_name()?;
         let name = format!("{repo}:{tag}");

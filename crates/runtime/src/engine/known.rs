@@ -1,8 +1,9 @@
-//! The image ID that this data directory records for each of our image names.
+//! Records the image ID for each image name that this data directory uses.
 //!
 //! Any user who can load an archive into the engine can move a tag to a different image, so a tag proves
 //! nothing. Sandboxes are therefore started from an image ID. The ID for a name is recorded when the image is
-//! created or loaded. Tags are kept for people, and to protect the images from `docker image prune`.
+//! created or loaded. Tags only help people find the images, and protect the images from `docker image
+//! prune`.
 
 use std::path::PathBuf;
 
@@ -21,7 +22,8 @@ impl Engine {
     /// Records that `name` refers to the image with this ID, and tags the image with `name` and `others`.
     ///
     /// # Errors
-    /// There is no such image, the engine does not respond, or the data directory cannot be written.
+    /// Returns an error if there is no such image, the engine does not respond, or the data directory cannot
+    /// be written.
     pub async fn adopt(&self, id: &str, name: &str, others: &[String]) -> Result<(), Error> {
         for tag in std::iter::once(name).chain(others.iter().map(String::as_str)) {
             self.tag(id, tag).await?;
@@ -36,7 +38,7 @@ impl Engine {
     /// Returns the image ID that is recorded for this name.
     ///
     /// # Errors
-    /// The record cannot be read.
+    /// Returns an error if the record cannot be read.
     pub fn id_of(&self, name: &str) -> Result<Option<String>, Error> {
         if api::defence::is_off("I-10") {
             return Ok(Some(name.to_owned()));
@@ -55,7 +57,7 @@ impl Engine {
     /// Adds a tag to an image.
     ///
     /// # Errors
-    /// There is no such image, or the engine does not respond.
+    /// Returns an error if there is no such image or the engine does not respond.
     pub async fn tag(&self, image: &str, name: &str) -> Result<(), Error> {
         let (repo, tag) = name.rsplit_once(':').unwrap_or((name, "latest"));
         let options = TagImageOptionsBuilder::new().repo(repo).tag(tag).build();
@@ -66,7 +68,7 @@ impl Engine {
     /// Removes a tag if it refers to the image with this ID. The image is removed with its last tag.
     ///
     /// # Errors
-    /// The engine does not respond, or the image is in use.
+    /// Returns an error if the engine does not respond or the image is in use.
     pub async fn untag(&self, id: &str, name: &str) -> Result<(), Error> {
         let docker = self.docker().await?;
         let failed = |error| self.failed("remove an image", error);
@@ -79,11 +81,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes the images, including sealed ones, of every recorded name that is not in `keep`. Images that a
-    /// sandbox uses remain until a later call.
+    /// Removes the images, including the sealed ones, for every recorded name that is not in `keep`. Images
+    /// that a sandbox still uses are left for a later call.
     ///
     /// # Errors
-    /// The engine does not respond, or the records cannot be read.
+    /// Returns an error if the engine does not respond or the records cannot be read.
     pub async fn forget_all_but(&self, keep: &[String]) -> Result<(), Error> {
         let kept: Vec<PathBuf> = keep.iter().map(|name| self.record(name)).collect();
         for entry in entries(&self.records())? {
@@ -131,7 +133,7 @@ impl Engine {
     }
 }
 
-/// Returns the image name to which a record belongs.
+/// Returns the image name that a record belongs to.
 fn name_of(record: &std::path::Path) -> Option<String> {
     Some(record.file_name()?.to_str()?.replace('+', "/"))
 }

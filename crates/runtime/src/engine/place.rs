@@ -43,7 +43,7 @@ pub struct EngineEndpoint {
 }
 
 impl EngineKind {
-    /// All kinds, the preferred one first.
+    /// All kinds, in order of preference.
     pub const ALL: [Self; 2] = [Self::Podman, Self::Docker];
 
     /// Returns the engine's name, as shown to users.
@@ -103,10 +103,11 @@ impl EngineKind {
 }
 
 impl EngineEndpoint {
-    /// Finds an engine at the address in its environment variable, or at one of its usual sockets.
+    /// Finds an engine at the address in the kind's environment variable, or at one of the kind's usual
+    /// sockets.
     ///
     /// # Errors
-    /// No engine of this kind was found.
+    /// Returns an error if no engine of this kind is found.
     pub fn find(kind: EngineKind) -> Result<Self, Error> {
         if let Some(address) = std::env::var(kind.variable()).ok().filter(|address| !address.is_empty()) {
             return Ok(Self { kind, address });

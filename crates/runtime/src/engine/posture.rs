@@ -1,5 +1,5 @@
-//! Comparison of the posture that process 1 reports, and of the configuration that the engine reports, with
-//! the expected ones.
+//! Compares the posture (privileges and isolation) that process 1 reports, and the configuration that the
+//! engine reports, with the expected values.
 
 use api::posture::Posture;
 use bollard::models::{ContainerInspectResponse, HostConfig};
@@ -51,8 +51,8 @@ fn limits(said: &Posture, host: &HostConfig) -> Vec<String> {
         .collect()
 }
 
-/// Returns the differences in the configuration that the engine reports. They are possible because an engine
-/// may ignore an option that it does not know.
+/// Returns the expected settings that are missing from the configuration that the engine reports. A setting
+/// can be missing because an engine may ignore options that it does not know.
 fn told(host: Option<&HostConfig>) -> Vec<String> {
     let Some(host) = host else {
         return vec!["the engine does not report the host configuration of the sandbox".into()];
@@ -77,7 +77,7 @@ fn told(host: Option<&HostConfig>) -> Vec<String> {
         .collect()
 }
 
-/// Returns true if a bind mount is for our own hosts file.
+/// Returns true if a bind mount is for Bellglass's hosts file.
 fn is_hosts(bind: &str) -> bool {
     bind.split(':').nth(1) == Some(super::container::HOSTS_AT)
 }

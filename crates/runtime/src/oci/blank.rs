@@ -1,5 +1,5 @@
-//! Blank disks. Each one holds the initial file system for all disks of the same size, and is created once
-//! and then copied.
+//! Blank disks: formatted disk images, one for each disk size, that are created once and then copied for each
+//! new disk.
 //!
 //! A fresh file system has only a few written blocks, so copying them is twenty times faster than formatting.
 
@@ -17,7 +17,8 @@ use crate::files::{self, failed};
 /// Maximum number of stored blank disks. Disks of any further size are formatted each time, so that requests
 /// for many different sizes cannot fill the host's disk.
 const KEPT_MAX: usize = 64;
-/// Size of the copy buffer. The written blocks form a few runs, most of them a single block long.
+/// Size of the copy buffer. A blank disk has only a few runs of written blocks, and most runs are a single
+/// block long.
 const COPY_BYTES: usize = 64 << 10;
 
 /// Copies the blank disk of the requested size into `disk`, the file at `path`. If there is no such blank

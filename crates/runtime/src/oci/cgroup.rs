@@ -1,7 +1,7 @@
 //! A sandbox's cgroups, on hosts with version 1, version 2, or both.
 //!
 //! ```text
-//! bellglass/<id>            the whole sandbox; its limit is a little above that of user code
+//! bellglass/<id>            the whole sandbox; its limit is slightly above the limit of user code
 //!   guest                 created by the OCI runtime: process 1
 //!   user                  user code: memory, pids, cpu; the guest moves its children here through a descriptor
 //!   runtime               the OCI runtime's own command while it runs, so that processes left by
@@ -35,7 +35,7 @@ const PARENT: &str = "bellglass";
 /// The controllers that enforce limits, and `cpuacct`, which counts CPU time if version 1 mounts it
 /// separately from `cpu`.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "cpuacct"];
-/// Timeout for the kernel to release the processes of a cgroup.
+/// Timeout for removing a cgroup, which is busy until the kernel has released its processes.
 const REMOVAL: Duration = Duration::from_secs(2);
 /// Polling interval for conditions that become true within milliseconds.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -57,10 +57,10 @@ pub(crate) struct Cgroups {
     hierarchies: Vec<Hierarchy>,
 }
 
-/// Descriptors that let the guest move its children into `user` and detect OOM kills.
+/// Descriptors that let the guest move its children into the cgroup `user` and detect OOM kills.
 #[derive(Debug)]
 pub(crate) struct Handout {
-    /// The files through which processes enter `user`, one for each hierarchy.
+    /// The files through which processes enter the cgroup `user`, one for each hierarchy.
     pub procs: Vec<OwnedFd>,
     /// The file that contains the number of OOM kills.
     pub oom_count: Option<OwnedFd>,
@@ -79,7 +79,7 @@ impl Cgroups {
         Ok(Self { hierarchies })
     }
 
-    /// Returns the path of the cgroup in which the OCI runtime puts process 1.
+    /// Returns the path of the cgroup where the OCI runtime puts process 1.
     pub(crate) fn guest_path(id: &SandboxId) -> String {
         format!("/{PARENT}/{id}/guest")
     }
@@ -93,8 +93,8 @@ impl Cgroups {
             files::directory(&parent, 0o755)?;
             hierarchy.delegate(&parent)?;
             if hierarchy.has("pids") {
-                // This limits all sandboxes together, so that the host keeps some processes regardless of the
-                // limits of individual sandboxes.
+                // This limits all sandboxes together, so that the host can always create processes,
+                // regardless of the limits of individual sandboxes.
                 files::write(&parent.join("pids.max"), &tables::tasks_of_all().to_string())?;
             }
             files::directory(&sandbox, 0o755)?;
@@ -216,7 +216,8 @@ impl Cgroups {
         tree::sandbox(&text, &format!("/{PARENT}/"))
     }
 
-    /// Kills every process of the sandbox, reaps the adopted ones, and waits until all have ended.
+    /// Kills all of the sandbox's processes, reaps the processes that this process adopted, and waits until
+    /// all have ended.
     pub(crate) fn kill_all(&self, id: &SandboxId) -> Result<(), Error> {
         let deadline = Instant::now() + ENDING;
         let mut inherited = Vec::new();
@@ -332,7 +333,7 @@ fn number(path: &Path) -> Result<u64, Error> {
     Ok(files::read_if_there(path)?.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
 }
 
-/// Returns the number that follows `name` at the start of a line, or 0 if there is no such line.
+/// Returns the number on the line that begins with `name`, or 0 if there is no such line.
 fn field(path: &Path, name: &str) -> Result<u64, Error> {
     let text = files::read_if_there(path)?.unwrap_or_default();
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok());

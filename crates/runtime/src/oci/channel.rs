@@ -1,4 +1,4 @@
-//! The socket to which the guest connects, and the handshake before the channel opens.
+//! The socket that the guest connects to, and the handshake before the channel opens.
 //!
 //! For a container, the socket is in the sandbox's own in-memory file system ([`super::nodes`]), which is
 //! mounted in the sandbox at `/.bellglass/channel`. Only the sandbox's root may enter this directory. A
@@ -168,8 +168,8 @@ pub(crate) enum Unmet {
     Wrong(String),
 }
 
-/// Performs the handshake: reads the guest's hello, and sends ours together with the descriptors. `token` is
-/// the path of the file that holds process 1's token.
+/// Performs the handshake: reads the guest's hello, and sends the node's together with the descriptors.
+/// `token` is the path of the file that holds process 1's token.
 ///
 /// The first peer that completes the handshake receives a token. User code does not run before the channel is
 /// open, so this peer is process 1. The token is stored before the channel opens.

@@ -42,7 +42,7 @@ pub(crate) struct Child {
 /// executed a program.
 pub(crate) struct Stack(Vec<u128>);
 
-/// A command with all its strings, prepared for a child that must not allocate.
+/// A command whose strings are all prepared in advance, because the child must not allocate.
 struct Becoming<'a> {
     operations: &'a [Operation],
     paths: Vec<CString>,

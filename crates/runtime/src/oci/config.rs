@@ -1,4 +1,4 @@
-//! The configuration for the OCI runtime, with one JSON literal for each section.
+//! Builds the configuration for the OCI runtime, with one JSON literal for each section.
 
 use std::path::{Path, PathBuf};
 

@@ -1,10 +1,10 @@
 //! A sandbox's own disk: an ext4 file system on a loop device, which is backed by a file of the requested
 //! size.
 //!
-//! The blocks are reserved on the host when the file is created, so a host without enough space refuses the
-//! sandbox at that point. With a sparse file, the host would accept the sandbox's writes and lose them later.
-//! The loop device detaches automatically after its last unmount, which happens when the sandbox's last mount
-//! namespace ends.
+//! The blocks are reserved on the host when the file is created, so a sandbox is refused at that point if the
+//! host lacks the space. With a sparse file, the host would accept the sandbox's writes and could lose them
+//! later. The loop device detaches automatically after its last unmount, which happens when the sandbox's
+//! last mount namespace ends.
 
 use std::ffi::{CStr, CString};
 use std::fs::{File, OpenOptions};

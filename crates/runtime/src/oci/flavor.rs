@@ -29,8 +29,9 @@ impl Flavor {
     }
 
     /// Returns runsc (gVisor), a user-space kernel. `--oci-seccomp` makes it apply the system call filter;
-    /// without the filter, user code could drop its exec group in a user namespace of its own.
-    /// `--overlay2=none` is set because the root file system is read-only and needs no overlay from gVisor.
+    /// without the filter, user code could drop its exec group, which identifies its exec, in a user
+    /// namespace of its own. `--overlay2=none` is set because the root file system is read-only and needs no
+    /// overlay from gVisor.
     pub fn runsc() -> Self {
         let flags =
             &["--platform=systrap", "--network=none", "--host-uds=open", "--oci-seccomp", "--overlay2=none"];

@@ -1,10 +1,11 @@
-//! Detection of sandboxes that hold too many file locks, whose kernel memory Linux neither limits nor charges
-//! to a cgroup (CVE-2022-0480).
+//! Detects sandboxes that hold too many file locks. Linux neither limits the kernel memory for locks nor
+//! charges it to a cgroup (CVE-2022-0480).
 //!
-//! Counting the machine's locks is cheap and is done continuously. The holders are determined only if there
-//! are too many locks, because reading the lock table blocks every process that locks a file. Only the newest
-//! locks are read, up to a limit. A lock is attributed to a sandbox if the sandbox's file system contains the
-//! file, if one of its processes took the lock, or if one of its processes has the file open.
+//! Counting the machine's locks is cheap and is done continuously. The sandboxes that hold them are
+//! determined only if there are too many locks, because reading the lock table blocks every process that
+//! locks a file. Only the newest locks are read, up to a limit. A lock is attributed to a sandbox if the
+//! sandbox's file system contains the file, if one of its processes took the lock, or if one of its processes
+//! has the file open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -20,8 +21,8 @@ use super::stop::is_current;
 use crate::files::{self, failed};
 use crate::{Culprit, Error, Tier, tables};
 
-/// Threshold for the number of locks on the machine: when it is reached, the holders are determined. This
-/// many locks take 19 MiB of kernel memory, and a busy machine has only a few thousand.
+/// Number of locks on the whole machine that triggers the search for their holders. This many locks take 19
+/// MiB of kernel memory, and a busy machine has only a few thousand.
 const LOCKS_MAX: u64 = 100_000;
 /// Maximum number of the sampled locks that one sandbox may hold. Databases hold at most one lock for each
 /// open file.
@@ -89,8 +90,8 @@ impl Oci {
         Ok(devices)
     }
 
-    /// Attributes locks to the sandboxes that have the locked files open. This is needed for files without a
-    /// name, because they are on a file system that all processes share.
+    /// Attributes locks to the sandboxes that have the locked files open. This is needed for unnamed files,
+    /// because these are on a file system that all processes share.
     fn find_open(
         &self,
         unknown: &BTreeMap<LockedFile, u64>,

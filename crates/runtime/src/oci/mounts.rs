@@ -70,12 +70,12 @@ pub(crate) enum Operation {
     },
     /// Creates a directory.
     Directory {
-        /// Its path.
+        /// The directory's path.
         path: CString,
     },
     /// Sets the owner, group and mode of a path that was just created.
     Own {
-        /// Its path.
+        /// The path.
         path: CString,
         /// The user.
         user: u32,
@@ -93,7 +93,7 @@ pub(crate) enum Operation {
     },
     /// Creates a device node.
     Device {
-        /// Its path.
+        /// The node's path.
         path: CString,
         /// The type of device: character or block.
         kind: FileType,

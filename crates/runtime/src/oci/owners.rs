@@ -3,12 +3,12 @@
 //!
 //! Files in layers are stored with the owners from the image, where 0 is root. An idmapped mount translates
 //! these owners to IDs in the range, and takes the map from a user namespace. A user namespace with a map can
-//! only be created if a process is in it. A container runs in the same namespace.
+//! only be created if a process is in it. The sandbox's container runs in this namespace too.
 //!
 //! Linux also counts inotify instances and watches, queued signals, message queues and namespaces against the
 //! user that *created* the user namespace. If root created it, all sandboxes would share one count with the
-//! host's root. Therefore the first user ID in the sandbox's range creates it, because no other sandbox uses
-//! that ID.
+//! host's root. Therefore it is created under the first user ID in the sandbox's range, which no other
+//! sandbox uses.
 
 use std::ffi::{c_int, c_void};
 use std::fs::{self, File};

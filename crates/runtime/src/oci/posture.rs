@@ -1,8 +1,8 @@
-//! Comparison of process 1's observable privileges with the expected ones.
+//! Compares process 1's observable privileges with the expected ones.
 //!
 //! With a user-space kernel, the observed process is that kernel. It stays in the host's pid and cgroup
 //! namespaces and holds descriptors for all files that it serves, so fewer properties can be checked here.
-//! The guest reports the posture inside the sandbox.
+//! The guest itself reports the privileges inside the sandbox.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -37,10 +37,10 @@ const HARMLESS: [&str; 9] = [
     "anon_inode:[pidfd]",
     "anon_inode:inotify",
 ];
-/// Controllers in whose hierarchies process 1 must be in the sandbox's cgroup.
+/// Controllers whose hierarchies must list process 1 in the sandbox's cgroup.
 const CONTROLLERS: [&str; 5] = ["memory", "pids", "cpu", "cpuacct", "devices"];
 
-/// Inspects process 1, and returns its posture and the differences from the expected posture.
+/// Inspects process 1, and returns its posture (its privileges) and the differences from the expected one.
 pub(super) fn compare(
     id: &SandboxId,
     record: &OciRecord,
@@ -148,8 +148,8 @@ fn descriptors(posture: &Posture, id: &SandboxId, tier: Tier) -> Vec<String> {
     differences
 }
 
-/// Returns a difference for each hierarchy in which process 1 is outside its cgroup. Version 2 has a single
-/// hierarchy, whose line names no controllers.
+/// Returns a difference for each hierarchy where process 1 is outside its expected cgroup. Version 2 has a
+/// single hierarchy, whose line names no controllers.
 fn cgroups(text: &str, wanted: &str) -> Vec<String> {
     let lines =
         || text.lines().filter_map(|line| line.split_once(':').and_then(|(_, rest)| rest.split_once(':')));

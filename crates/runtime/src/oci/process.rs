@@ -1,4 +1,4 @@
-//! Processes held by descriptor, and commands that run to completion.
+//! Handles to processes, and commands that run to completion.
 //!
 //! A process is identified by its pid, its start time and the machine's boot ID, and is held by a pidfd,
 //! because a pid alone may have been reused. The thread that starts a command also waits for it, because the
@@ -80,7 +80,7 @@ impl ProcessHandle {
         !self.wait_until(Instant::now())
     }
 
-    /// Sends a signal. Succeeds if the process is gone.
+    /// Sends a signal. Also succeeds if the process is gone.
     pub(crate) fn signal(&self, signal: Signal) -> Result<(), Error> {
         match rustix::process::pidfd_send_signal(&self.descriptor, signal) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),

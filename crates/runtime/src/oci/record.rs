@@ -1,9 +1,9 @@
 //! A sandbox's record, which is written before anything else is created, and its ownership lock.
 //!
-//! `<data>/sandboxes/<id>/record.json` contains the runtime, the range of user IDs, the boot ID, the loop
-//! device and, once known, process 1. The directory is created first and removed last. Listing the
-//! directories therefore finds every resource that was created, and a range of user IDs becomes free only
-//! after no file can belong to it anymore.
+//! `<data>/sandboxes/<id>/record.json` contains the runtime, the index of the user ID range, the boot ID, the
+//! loop device and, once known, process 1. The directory is created first and removed last. Listing the
+//! directories therefore finds every resource that was created, and a user ID range becomes free only when no
+//! file can belong to it anymore.
 //!
 //! The process that owns the sandbox holds a lock on `<data>/sandboxes/<id>/lock`.
 
@@ -23,11 +23,11 @@ use crate::files::{self, failed};
 use crate::hand::{self, Lock};
 use crate::oci::process::Identity;
 
-/// First host user ID of the sandboxes' ranges. It is above the IDs of human users, system users and the
-/// usual subordinate ranges.
+/// First host user ID of the lowest range for sandboxes. It is above the IDs of human users, system users and
+/// the usual subordinate ranges.
 const RANGE_BASE: u32 = 1 << 30;
-/// Maximum number of ranges on one machine. The last one ends below 2^31, because some programs interpret
-/// larger IDs as negative numbers.
+/// Maximum number of user ID ranges on one machine. The last one ends below 2^31, because some programs
+/// interpret larger IDs as negative numbers.
 const RANGES_MAX: u32 = 16_000;
 /// Mode of directories that a sandbox's root may traverse but not list.
 const WALKED: u32 = 0o711;
@@ -40,8 +40,8 @@ pub struct Dirs {
     ranges: Ranges,
 }
 
-/// Cache of the sandboxes' ranges. The key is the sandbox's ID and its directory's inode. A sandbox's range
-/// never changes, and reading a thousand records would take longer than everything else that starting a
+/// Cache of the sandboxes' user ID ranges. The key is the sandbox's ID and its directory's inode. A sandbox's
+/// range never changes, and reading a thousand records would take longer than everything else that starting a
 /// sandbox involves.
 type Ranges = Arc<Mutex<HashMap<(SandboxId, u64), u32>>>;
 
@@ -50,7 +50,7 @@ type Ranges = Arc<Mutex<HashMap<(SandboxId, u64), u32>>>;
 pub(crate) struct OciRecord {
     /// Name of the runtime that created the sandbox.
     pub runtime: String,
-    /// Number of the sandbox's range of user IDs.
+    /// Index of the sandbox's user ID range.
     pub range: u32,
     /// ID of the boot during which the sandbox was created. After a reboot, none of its processes exist.
     pub boot: String,
@@ -61,7 +61,7 @@ pub(crate) struct OciRecord {
     pub device: Option<u32>,
     /// Process 1, once it is running.
     pub process: Option<Identity>,
-    /// True once a stop of the sandbox has begun.
+    /// True once the sandbox is being stopped.
     pub stopping: bool,
 }
 
@@ -159,8 +159,8 @@ impl Dirs {
     }
 
     /// Creates the sandbox's directory, acquires ownership of the sandbox, and writes its record with the
-    /// lowest free range. If the ID is in use, returns [`Error::Exists`] and does not modify the existing
-    /// sandbox.
+    /// lowest free user ID range. If the ID is in use, returns [`Error::Exists`] and does not modify the
+    /// existing sandbox.
     pub(crate) fn reserve(
         &self,
         id: &SandboxId,
@@ -211,8 +211,8 @@ impl Dirs {
         hand::is_taken(&self.sandbox(id).join("lock"))
     }
 
-    /// Removes the sandbox's directory. The record is removed last, because the range is in use as long as
-    /// the record exists.
+    /// Removes the sandbox's directory. The record is removed last, because the user ID range is in use as
+    /// long as the record exists.
     pub(crate) fn forget(&self, id: &SandboxId) -> Result<(), Error> {
         let path = self.sandbox(id);
         files::remove_shallow(&self.bundle(id), 1)?;

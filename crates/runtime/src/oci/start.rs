@@ -1,4 +1,4 @@
-//! Starting a sandbox in named steps. [`super::stop::teardown`] undoes all of these steps by removing every
+//! Starts a sandbox in named steps. [`super::stop::teardown`] undoes all of these steps by removing every
 //! resource by name.
 
 use std::os::unix::net::UnixListener as StdListener;
@@ -153,7 +153,7 @@ struct MountResources<'a> {
     disk: &'a Disk,
     channel: &'a Channel,
     owners: &'a Owners,
-    /// The first user ID of the sandbox's range.
+    /// The first host user ID of the sandbox's range.
     base: u32,
 }
 
@@ -227,10 +227,10 @@ fn root(bundle: &Path, spec: &Spec) -> Result<Operation, Error> {
     overlay(&target, &names, spec.profile.writes_root().then_some([UPPER, WORK]))
 }
 
-/// Returns the operation that stacks the named directories in the bundle's `layers` directory, with the first
-/// one on top, below a writable layer if there is one. The names are relative because they are visible in the
-/// sandbox's mount table. Opaque directories are marked by extended attributes in the `user` namespace,
-/// because the guest that unpacked them was not root on the host.
+/// Returns the operation that mounts an overlay of the named directories in the bundle's `layers` directory,
+/// with the first one on top. The writable layer, if there is one, is above all of them. The names are
+/// relative because they are visible in the sandbox's mount table. Opaque directories are marked by extended
+/// attributes in the `user` namespace, because the guest that unpacked them was not root on the host.
 fn overlay(target: &Path, names: &[&str], written: Option<[&str; 2]>) -> Result<Operation, Error> {
     let mut options = format!("lowerdir={},userxattr", names.join(":"));
     let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
@@ -303,7 +303,7 @@ impl Oci {
     }
 }
 
-/// Opens process 1. The OCI runtime has written its pid to a file.
+/// Opens process 1, whose pid the OCI runtime has written to a file.
 fn identify(oci: &Oci, id: &SandboxId) -> Result<ProcessHandle, Error> {
     let path = oci.dirs.sandbox(id).join("pid");
     let pid = files::read(&path)?.trim().parse().unwrap_or(0);

@@ -1,5 +1,4 @@
-//! Stopping a sandbox in any state: partially created, running, dead, or left behind by a process that has
-//! died.
+//! Stops a sandbox in any state: partially created, running, dead, or left behind by a process that has died.
 //!
 //! Each step finds its resources by name and succeeds if they are already gone. The teardown can therefore be
 //! repeated, and two processes may run it concurrently. The directory is removed last, so the sandbox stays

@@ -1,8 +1,8 @@
 //! One exec of a simulated guest, from its start to its outcome, with the output that its readers receive.
 //!
 //! There is only one stream, because no program writes to standard error. The exec retains the first bytes of
-//! its output. In the modes `block` and `kill`, it retains as many bytes as the request specifies, because
-//! this limit affects the exec's behavior. In the mode `keep`, it retains at most [`KEPT_BYTES_MAX`] bytes.
+//! its output. In `block` and `kill` mode, it retains as many bytes as the request specifies, because this
+//! limit affects the exec's behavior. In `keep` mode, it retains at most [`KEPT_BYTES_MAX`] bytes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,12 +17,12 @@ use tokio::time::Instant;
 
 use super::program::Program;
 
-/// Maximum output retained in the mode `keep`. It is low enough that ten thousand sandboxes, each with a
-/// verbose exec, fit into a laptop's memory.
+/// Maximum number of output bytes retained in `keep` mode. It is low enough that ten thousand sandboxes, each
+/// with a verbose exec, fit into a laptop's memory.
 const KEPT_BYTES_MAX: u64 = 64 * 1024;
 /// Maximum payload of one frame.
 const CHUNK_BYTES: usize = 16 * 1024;
-/// Maximum time between two frames to a reader, the same as for a real guest.
+/// Maximum time between two frames to a reader. A real guest has the same maximum.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// Interval between two lines of `count`. It is short enough to watch the progress, and long enough that an
 /// hour of output stays small.
@@ -48,7 +48,7 @@ pub(super) struct SimExec {
 struct ExecProgress {
     /// The retained bytes, starting at offset `taken`.
     kept: Vec<u8>,
-    /// Offset below which a reader has acknowledged all bytes (in the mode `block`).
+    /// Offset below which a reader has acknowledged all bytes (in `block` mode).
     taken: u64,
     /// Number of bytes written so far.
     written: u64,
@@ -126,13 +126,13 @@ impl SimExec {
         }
     }
 
-    /// Requests the end of the exec. Only the first reason counts, and requests after the end have no effect.
+    /// Requests that the exec end. Only the first reason counts, and requests after the end have no effect.
     pub fn ask_to_end(&self, reason: Outcome) {
         self.progress().reason.get_or_insert(reason);
         self.changed.notify_waiters();
     }
 
-    /// Acknowledges the output below this offset. Only the mode `block` frees the acknowledged bytes.
+    /// Acknowledges the output below this offset. The acknowledged bytes are freed only in `block` mode.
     pub fn consume(&self, offset: u64) {
         if self.mode != OutputMode::Block {
             return;
@@ -292,8 +292,8 @@ impl SimExec {
         }
     }
 
-    /// Returns the free space for output. `None` means that the writer must wait, which happens only in the
-    /// mode `block`.
+    /// Returns the free space for output. `None` means that the writer must wait, which happens only in
+    /// `block` mode.
     fn room(&self, progress: &ExecProgress) -> Option<usize> {
         let room = self.kept_bytes.saturating_sub(progress.kept.len() as u64);
         let room = usize::try_from(room).unwrap_or(usize::MAX);

@@ -9,8 +9,8 @@ pub struct Faults {
     /// Duration of a start after the sandbox has been recorded. Simulates the work of creating disks and
     /// mounts and running the OCI runtime.
     pub start_delay: Duration,
-    /// Position of the start that fails after its delay and leaves nothing behind; 1 is the next start.
-    /// Simulates an OCI runtime that fails.
+    /// Selects the start that fails after its delay and leaves nothing behind: 1 is the next start, 2 the one
+    /// after it. Simulates an OCI runtime that fails.
     pub start_error_at: Option<u32>,
     /// Number of starts that fail at once with [`crate::Error::Capacity`]. Simulates a full disk.
     pub full_starts: u32,

@@ -55,14 +55,14 @@ pub(super) struct Guest {
     pub life: Life,
     /// Limits the guest to one connection. The task that serves the connection holds the permit.
     pub line: Arc<Semaphore>,
-    /// The execs in the order in which they started. When the table is full, the oldest exec that has ended
-    /// is removed.
+    /// The execs in the order of their starts. When the table is full, the oldest exec that has ended is
+    /// removed.
     execs: Mutex<VecDeque<Arc<SimExec>>>,
-    /// Time at which the guest ends, whether or not a node is connected.
+    /// Time when the guest ends, whether or not a node is connected.
     expires: watch::Sender<Instant>,
 }
 
-/// The life of a sandbox's process 1, which ends only once.
+/// The state of a sandbox's process 1, which can end only once.
 pub(super) struct Life {
     exit: watch::Sender<Option<Exit>>,
 }

@@ -52,8 +52,8 @@ impl Program {
     }
 }
 
-/// Returns the posture that the container tier promises for a user process, or for process 1 if `uid` is 0
-/// and `groups` is empty.
+/// Returns the posture (privileges and namespaces) that the container tier promises for a user process, or
+/// for process 1 if `uid` is 0 and `groups` is empty.
 pub(super) fn posture(uid: u32, groups: &[u32]) -> Posture {
     Posture {
         uids: vec![uid; 4],

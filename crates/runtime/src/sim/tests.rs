@@ -1,5 +1,5 @@
-//! Tests that run the laws on a simulated machine, and tests of its restarts, faults and guest. Time is
-//! paused, so hours pass instantly.
+//! Runs the laws on a simulated machine, and tests the machine's restarts, faults and guest. Time is paused,
+//! so hours pass instantly.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;

@@ -52,7 +52,7 @@ pub(super) struct SimProcess {
     gone: watch::Sender<bool>,
 }
 
-/// A start or stop that has been recorded but not finished, with its predetermined result.
+/// A start or stop that has been recorded but not finished, and whether it will fail.
 pub(super) struct PendingOperation {
     pub guest: Arc<Guest>,
     pub delay: Duration,

@@ -43,7 +43,7 @@ pub struct Admin;
 
 /// A role as a type.
 pub trait Minimum {
-    /// The role.
+    /// The role that this type represents.
     const ROLE: Role;
 }
 
@@ -108,10 +108,10 @@ where
 }
 
 /// Attaches the grant to the connection and the request. The connection may then stay open, the body counts
-/// against the project's memory budget, and the response is aborted when the key ends.
+/// against the project's memory budget, and the response is aborted when the key is revoked or expires.
 ///
 /// # Errors
-/// `rate_limited`: the project has reached its limit of concurrent requests.
+/// Returns `rate_limited` if the project has reached its limit of concurrent requests.
 pub fn remember(parts: &mut Parts, grant: &Grant) -> Answer<()> {
     if let Some(known) = parts.extensions.get::<AuthenticationHandle>() {
         known.show(&grant.account)?;

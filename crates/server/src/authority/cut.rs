@@ -21,12 +21,12 @@ use control::authority::Grant;
 /// any time.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// Slot for the end of a request's grant. Authentication fills the slot; the request and response bodies read
-/// it.
+/// Slot for a request's [`Ends`], the event that ends its grant. Authentication fills the slot; the request
+/// and response bodies read it.
 #[derive(Clone, Default)]
 pub struct Slot(Arc<OnceLock<Ends>>);
 
-/// The end of a grant: revocation or expiry.
+/// The event that ends a grant: revocation or expiry.
 #[derive(Clone)]
 pub struct Ends {
     revoked: CancellationToken,

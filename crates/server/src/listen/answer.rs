@@ -3,9 +3,9 @@
 //!
 //! hyper requests the next chunk of a response only after it has passed on the previous one, so responses are
 //! handed over in small chunks. If hyper does not request the next chunk, the client is not reading: either
-//! the stream's flow-control window or the socket buffer is full. On HTTP/2, the last byte is handed over
-//! separately, because hyper passes on a chunk as soon as a single byte of it fits into the window. The data
-//! that h2 still buffers then fits into the window.
+//! the stream's flow-control window or the socket buffer is full. hyper passes on a chunk as soon as a single
+//! byte of it fits into the window, so on HTTP/2, the last byte of a response is a chunk of its own. Once
+//! hyper has passed it on, all data that h2 still buffers fits into the window.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -27,8 +27,8 @@ pub(super) const TAKEN_WITHIN: Duration = Duration::from_secs(30);
 const STREAM_GRACE: Duration = Duration::from_secs(2);
 /// Maximum length of a chunk. This is the length of an HTTP/2 frame, unless the client accepts larger frames.
 const PIECE_BYTES: usize = 16 << 10;
-/// Length of the final part of a response, whose chunks are copied. Without copies, the few chunks that hyper
-/// and h2 may still buffer would keep the whole response in memory.
+/// Length of the final part of a response. Chunks in this part are copied; otherwise, the few chunks that
+/// hyper and h2 may still buffer would keep the whole response in memory.
 const TAIL_BYTES: usize = 128 << 10;
 
 /// Time at which the latest chunk was handed over, if the client has not read the chunk yet.

@@ -99,7 +99,7 @@ impl Origin {
     /// Reserves memory for a body of this many bytes until the returned permit is dropped.
     ///
     /// # Errors
-    /// `rate_limited`: the bodies of other requests from this address leave too little memory.
+    /// Returns `rate_limited` if the bodies of other requests from this address leave too little memory.
     pub fn room(&self, bytes: usize) -> Answer<OwnedSemaphorePermit> {
         let kib = u32::try_from(bytes.div_ceil(1024).max(1)).unwrap_or(u32::MAX);
         let full = |_| {

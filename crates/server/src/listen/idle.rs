@@ -82,7 +82,7 @@ impl AuthenticationHandle {
     /// the request occupies one of the project's slots.
     ///
     /// # Errors
-    /// `rate_limited`: the project has too many concurrent requests.
+    /// Returns `rate_limited` if the project has too many concurrent requests.
     pub fn show(&self, account: &Arc<Account>) -> Answer<()> {
         if self.idle.0.who.swap(KNOWN, Ordering::AcqRel) != KNOWN {
             self.place.known();

@@ -59,7 +59,7 @@ pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     headers.get(UPGRADE).filter(|_| listed).cloned()
 }
 
-/// Converts a request's headers for the connection into the sandbox.
+/// Rewrites a request's headers for the connection into the sandbox.
 pub fn inwards(headers: &mut HeaderMap, outside: &Outside, host: HeaderValue) {
     remove_hop(headers);
     ticket::forget_cookies(headers);
@@ -91,7 +91,7 @@ pub fn inwards(headers: &mut HeaderMap, outside: &Outside, host: HeaderValue) {
     headers.insert(HOST, host);
 }
 
-/// Converts a response's headers for the connection to the client. On the API's own address, removes headers
+/// Rewrites a response's headers for the connection to the client. On the API's own address, removes headers
 /// that affect the whole origin, and forbids caches and browsers to store the response. Restricts a private
 /// port's response to pages of that port.
 pub fn outwards(headers: &mut HeaderMap, address: Address) {

@@ -1,7 +1,7 @@
 //! Ports' host names: `{port}-{sandbox}.{domain}`.
 //!
-//! Each request has at most one authority, in a single spelling. A request with two different authorities or
-//! an invalid one is rejected before routing.
+//! Each request has at most one authority (a host with an optional port), in a single spelling. A request
+//! with two different authorities or an invalid one is rejected before routing.
 
 use std::str::FromStr;
 
@@ -127,7 +127,7 @@ impl Domain {
 /// Returns a request's authority, if it has one.
 ///
 /// # Errors
-/// The request has two different authorities, or an invalid one.
+/// Returns an error if the request has two different authorities or an invalid one.
 pub fn authority(parts: &Parts) -> Answer<Option<String>> {
     let wrong =
         || Error::invalid("the request has no valid host, or more than one", "Send one `host` header.");

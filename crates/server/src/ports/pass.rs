@@ -125,7 +125,7 @@ impl hyper::body::Body for ApplicationBody {
 /// Forwards a request and returns the application's response.
 ///
 /// # Errors
-/// Nothing listens on the port, the response is not HTTP, or the response does not arrive in time.
+/// Returns an error if nothing listens on the port, or if no HTTP response arrives in time.
 pub async fn pass(
     platform: &Arc<Platform>,
     place: OwnedSemaphorePermit,
@@ -181,7 +181,7 @@ pub async fn pass(
 /// Connects to a port in a sandbox.
 ///
 /// # Errors
-/// Nothing listens on the port, or the sandbox has ended.
+/// Returns an error if nothing listens on the port or if the sandbox has ended.
 pub async fn dial(call: Call, port: u16) -> Answer<Port> {
     call.dial(port).await.map_err(|error| {
         let fault = Rejection::from(error);

@@ -128,7 +128,7 @@ fn ours(pair: &[u8]) -> Option<&[u8]> {
 }
 
 /// Returns true if the browser reports that a page of this host or the user's navigation caused the request.
-/// Clients other than browsers report nothing; this counts as well.
+/// Also returns true for clients other than browsers, which report nothing.
 fn is_own(parts: &Parts, outside: &Outside) -> bool {
     let said = |name: &str| parts.headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let same = |origin: &str| {

@@ -121,7 +121,7 @@ pub async fn list(
     let project = &caller.key.project;
     let (items, more) = platform.node.artifacts_of(project, sandbox, after.as_ref(), limit as usize).await?;
     if items.is_empty() {
-        // If nothing is stored, the sandbox must at least exist.
+        // If nothing is stored, return an error unless the sandbox exists.
         known?;
     }
     let next = items.last().filter(|_| more).map(|last| last.exec.to_string());

@@ -27,8 +27,7 @@ use control::platform::Platform;
 /// Maximum size of a chunk of standard input. It is also the maximum amount of input that is held for a
 /// process that does not read.
 const STDIN_BYTES_MAX: usize = 1 << 20;
-/// Maximum time that a chunk waits for a process that does not read. After that, the client receives a
-/// retryable error.
+/// Maximum time that a chunk waits for a process that does not read, before the client gets a retryable error.
 const STDIN_WITHIN: Duration = Duration::from_secs(60);
 
 /// Query of the route that starts an exec.
@@ -364,7 +363,7 @@ pub async fn signal(
 /// Starts a call to a running sandbox of the caller's project.
 ///
 /// # Errors
-/// The sandbox does not exist or has ended.
+/// Returns an error if the sandbox does not exist or has ended.
 pub async fn call(caller: &Grant, platform: &Platform, named: &str) -> Answer<Call> {
     let sandbox = platform.running(caller, named).await?;
     Ok(platform.node.call(&sandbox.id).await?)
@@ -373,7 +372,7 @@ pub async fn call(caller: &Grant, platform: &Platform, named: &str) -> Answer<Ca
 /// Returns the state of an exec.
 ///
 /// # Errors
-/// The exec does not exist.
+/// Returns an error if the exec does not exist.
 pub async fn info(call: &Call, exec: &str) -> Answer<ExecInfo> {
     let id = exec_id(exec)?;
     let execs = call.execs().await?;
@@ -383,7 +382,7 @@ pub async fn info(call: &Call, exec: &str) -> Answer<ExecInfo> {
 /// Parses an exec ID.
 ///
 /// # Errors
-/// The text is not a valid ID. This is reported as an exec that does not exist.
+/// Returns `not_found`, as for an exec that does not exist, if the text is not a valid ID.
 pub fn exec_id(text: &str) -> Answer<ExecId> {
     Ok(text.parse().map_err(|_| missing(text))?)
 }

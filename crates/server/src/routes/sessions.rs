@@ -253,7 +253,7 @@ pub async fn put_dataset(
             Ok(Json(dataset))
         }
         Err(fault) => {
-            // The session has ended in the meantime, or it has reached a limit.
+            // The session has ended in the meantime or has reached a limit.
             if !live.has_dataset(&name).await {
                 folder.remove(&["datasets", &key]).await?;
             }

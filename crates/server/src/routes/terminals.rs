@@ -38,8 +38,8 @@ pub struct TerminalQuery {
     from: u64,
 }
 
-/// A connection that may be upgraded to a WebSocket. Handlers check the upgrade last, after the credential
-/// and the request, so that errors in these are reported first.
+/// A connection that may be upgraded to a WebSocket. Handlers check the upgrade last, so that errors in the
+/// credential or the request are reported first.
 pub struct UpgradableConnection {
     /// Guard that keeps the connection's slot occupied.
     pub held: Option<ConnectionGuard>,

@@ -1,5 +1,5 @@
-//! The package sources of this machine's own apt for a release, so that a mirror configured for the machine
-//! also serves templates.
+//! Finds the package sources that this machine's own apt uses for a release, so that a mirror configured for
+//! the machine also serves templates.
 
 use std::fs;
 use std::path::Path;
@@ -7,8 +7,8 @@ use std::path::Path;
 /// Suffixes of the suites of a release: the release itself, its updates between point releases, and its
 /// security fixes.
 const PARTS: [&str; 3] = ["", "-updates", "-security"];
-/// Maximum size of a sources file in bytes. These files are written by hand, so a larger file is something
-/// else.
+/// Maximum size of a sources file in bytes. People write these files by hand, so a larger file is not a
+/// sources file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Returns the `deb` lines for this release, or none if this machine has no source for the release itself.
@@ -69,7 +69,7 @@ fn one_line(text: &str, suite: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Parses sources in the form of paragraphs with fields (deb822), and returns each source as a line with its
+/// Parses sources in the deb822 format (paragraphs of fields), and returns each source as a line with its
 /// suite.
 fn paragraphs(text: &str, suite: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();

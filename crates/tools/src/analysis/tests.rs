@@ -1,4 +1,4 @@
-//! Tests that compare the texts of the tool set `analysis` byte by byte.
+//! Tests of the tool set `analysis` that compare its texts byte by byte with the required texts.
 
 use std::time::Duration;
 

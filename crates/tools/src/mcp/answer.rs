@@ -1,15 +1,15 @@
 //! The form in which a model receives answers and errors.
 //!
-//! A result is sent both as an object and as text, because some clients show the object to their model and
-//! others show the text.
+//! A result is sent both as an object and as text, because some clients show their model only the object and
+//! others show only the text.
 
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::{Value, json};
 
 use super::{ToolAnswer, resource};
 
-/// Returns the MCP result of a call that produced an answer. Links to resources are optional, because clients
-/// with protocol versions before 2025-06-18 fail on them.
+/// Returns the MCP result of a call that produced an answer. `links` states whether to include links to
+/// resources, because clients with protocol versions before 2025-06-18 fail on them.
 pub(super) fn answered(answer: ToolAnswer, links: bool) -> CallToolResult {
     let result = Value::Object(answer.result);
     let mut content = vec![ContentBlock::text(result.to_string())];

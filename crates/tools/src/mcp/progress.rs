@@ -16,10 +16,10 @@ use tokio::time::{sleep, timeout};
 
 use super::CallProgress;
 
-/// Maximum number of chunks of output in the queue. A task moves them to a buffer immediately.
+/// Maximum number of queued chunks of output. A task moves them to a buffer immediately.
 pub(super) const QUEUE: usize = 64;
-/// Minimum interval between two notifications. It is short enough for a person, and limits a loop that prints
-/// to ten messages per second.
+/// Minimum interval between two notifications. It is short enough for a person to see live output, and limits
+/// a loop that prints to ten messages per second.
 const APART: Duration = Duration::from_millis(100);
 /// Interval between keepalive notifications while a call produces no output. Many clients time out after 60 s
 /// without a message.
@@ -34,15 +34,15 @@ pub(super) struct Teller {
     told: f64,
 }
 
-/// Output that has not been sent yet. If it exceeds the size of one notification, only its end is kept.
+/// Output that has not been sent yet. If it is too long for one notification, only its end is kept.
 #[derive(Default)]
 struct Gathered {
     text: Mutex<String>,
     added: Notify,
 }
 
-/// Runs a call to its end. If the client requested progress notifications, sends the call's output to the
-/// client meanwhile.
+/// Runs a call to its end. While it runs, sends its output to the client if the client requested progress
+/// notifications.
 pub(super) async fn follow<F: Future>(
     call: F,
     output: mpsc::Receiver<CallProgress>,
@@ -82,7 +82,7 @@ impl Teller {
         self.told += 1.0;
         let mut progress = ProgressNotificationParam::new(self.token.clone(), self.told);
         progress.message = text;
-        // A send error is ignored, because the task that reads from the client detects a disconnect.
+        // A send error is ignored, because the task that reads from the client notices a disconnect.
         let _ = self.peer.notify_progress(progress).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Artifacts as MCP resources, with URIs of the form `bellglass://artifacts/` and the percent-encoded name.
+//! Artifacts as MCP resources. Their URIs consist of `bellglass://artifacts/` and the percent-encoded name.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,8 +8,8 @@ use rmcp::model::{Resource, ResourceContents};
 use super::{Artifact, Content};
 
 const PREFIX: &str = "bellglass://artifacts/";
-/// Characters to percent-encode. Slashes are encoded as well, so that a name is always one segment of the
-/// URI, even if its file is in a subdirectory.
+/// Characters to percent-encode. Slashes are included, so that a name is always one segment of the URI, even
+/// if its file is in a subdirectory.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Returns the description of an artifact for a list or a link.

@@ -20,14 +20,14 @@ use super::session::McpSession;
 use super::{ARTIFACT_BYTES_MAX, Host, answer, resource};
 
 /// Maximum number of concurrent calls and reads of one client. An agent that works in parallel needs only a
-/// few, and each may hold an answer in memory.
+/// few, and each of them may hold an answer in memory.
 const CALLS_MAX: usize = 16;
 /// Latest protocol version that has sessions.
 const VERSION: ProtocolVersion = ProtocolVersion::LATEST_WITH_INITIALIZE;
 
 /// Server for one client.
 pub(super) struct Server {
-    /// Over HTTP, the first request delivers the session. No request is answered before that.
+    /// Session of the client. Over HTTP, the first request sets it. No request is answered before that.
     session: OnceLock<Arc<McpSession>>,
     calls: Semaphore,
 }
@@ -38,7 +38,7 @@ impl Server {
         Self { session: OnceLock::from(session), calls: Semaphore::new(CALLS_MAX) }
     }
 
-    /// Creates the server for a client whose session is delivered in the extensions of its first request.
+    /// Creates the server for a client whose session arrives in the extensions of its first request.
     pub(super) fn unopened() -> Self {
         Self { session: OnceLock::new(), calls: Semaphore::new(CALLS_MAX) }
     }
@@ -130,7 +130,7 @@ impl ServerHandler for Server {
     ) -> Result<InitializeResult, ErrorData> {
         let parts = context.extensions.get::<Parts>();
         if let Some(session) = parts.and_then(|parts| parts.extensions.get::<Arc<McpSession>>()) {
-            // A second `initialize` in the same session has no effect, because the session keeps its host.
+            // A repeated `initialize` has no effect, because the session keeps its host.
             let _ = self.session.set(Arc::clone(session));
         }
         self.session()?;
@@ -182,7 +182,7 @@ impl ServerHandler for Server {
 }
 
 impl Drop for Server {
-    /// Ends the session, no matter how the connection ended.
+    /// Ends the session, however the connection ended.
     fn drop(&mut self) {
         if let Some(session) = self.session.get() {
             session.end();
@@ -190,7 +190,7 @@ impl Drop for Server {
     }
 }
 
-/// Waits until the response is no longer needed, because the request was cancelled or its session ended.
+/// Waits until no response is needed anymore, because the request was cancelled or its session ended.
 async fn cut(session: &McpSession, context: &RequestContext<RoleServer>) {
     tokio::select! {
         () = context.ct.cancelled() => {}
@@ -223,7 +223,7 @@ fn unknown(uri: &str) -> ErrorData {
     )
 }
 
-/// Converts an error for a response that cannot carry the error as a result.
+/// Converts an error to a protocol error, for methods whose result cannot carry an error.
 fn fault(error: &Error) -> ErrorData {
     let text = format!("{}. {}", error.message, error.fix);
     let data = Some(json!({ "error": error }));

@@ -1,15 +1,15 @@
 //! Streamable HTTP: one endpoint with a separate session for each client.
 //!
 //! A client opens a session by sending `initialize` without the header `Mcp-Session-Id`. The response
-//! contains the session ID. Every later request contains this ID and is answered only for the owner that
-//! opened the session. For any other owner, the session does not exist. A session ends when its client
-//! requests this (DELETE), when it has been idle for too long, when a newer session of the same owner
-//! replaces it, or when the server stops. Each session has one task that waits for its end and then ends the
-//! host's session. No other code ends the host's session.
+//! contains the session ID. Every later request contains this ID, and is answered only if its owner opened
+//! the session. For any other owner, the session does not exist. A session ends when its client requests this
+//! (DELETE), when it has been idle for too long, when a newer session of the same owner replaces it, or when
+//! the server stops. Each session has one task that waits for its end and then ends the host's session. No
+//! other code ends the host's session.
 //!
-//! A session is in use during a call and while a client reads a response. A client that only listens
-//! therefore keeps its session without sending requests. A call also keeps its session after its client was
-//! disconnected: the client may return for the answer before the call ends, but not later.
+//! A session counts as in use during a call and while a client reads a response. A client that only listens
+//! therefore keeps its session without sending requests. A call also keeps its session after its client has
+//! disconnected: the client can reconnect for the answer before the call ends, but not later.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ const SESSION_HEADER: &str = "mcp-session-id";
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
 /// Time for which an answer is kept after it was sent.
 const ANSWERS_KEPT: Duration = Duration::from_secs(10);
-/// Timeout for `rmcp` to close a session. A client that does not read can delay the close.
+/// Timeout for `rmcp` to close a session. A client that does not read its messages can delay the close.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Response of the service.
@@ -97,9 +97,9 @@ impl Service {
     /// calls `open` to create the host.
     ///
     /// # Errors
-    /// The owner has no session with the given ID (`not_found`, after which a client opens a new session),
-    /// `open` failed, there are too many sessions (`quota_exceeded` or `capacity`), or the request takes too
-    /// long to arrive (`deadline`).
+    /// Returns an error if the owner has no session with the given ID (`not_found`, after which a client
+    /// opens a new session), `open` failed, there are too many sessions (`quota_exceeded` or `capacity`), or
+    /// the request takes too long to arrive (`deadline`).
     pub async fn handle<B>(
         &self,
         owner: &str,
@@ -158,8 +158,8 @@ impl Service {
         let session = McpSession::new(host, &self.stop);
         request.extensions_mut().insert(Arc::clone(&session));
         let service = self.clone();
-        // A separate task ensures that a session that was created is also registered if its client
-        // disconnects first.
+        // A separate task registers the new session even if its client disconnects before the response is
+        // complete.
         let opened = self.tasks.spawn(async move {
             let response =
                 timeout(HEAD_WITHIN, service.transport.handle(request)).await.map_err(|_| late())?;
@@ -177,20 +177,20 @@ impl Service {
         session.over(self.idle).await;
         self.table.end(&id);
         session.end();
-        // This times out only if a client does not read. In that case, the remaining resources are freed when
-        // the client's connection ends.
+        // This times out only if a client does not read its messages. The remaining resources are then freed
+        // when the client's connection ends.
         let _ = timeout(CLOSE_WITHIN, self.manager.close_session(&id.into())).await;
         session.finish().await;
     }
 }
 
 /// Creates a session manager without an idle timeout. The timeout of `rmcp` would end a session even during a
-/// long call, so this module implements its own timeout.
+/// long call, so this module has its own timeout.
 fn without_end() -> LocalSessionManager {
     let mut sessions = SessionConfig::default();
     sessions.keep_alive = None;
-    // A client can request an answer again after a disconnect, but only for a short time, because the server
-    // keeps the answer in memory and it may be large.
+    // After a disconnect, a client can request an answer again, but only for a short time, because the server
+    // keeps the answer, which may be large, in memory.
     sessions.completed_cache_ttl = ANSWERS_KEPT;
     let mut manager = LocalSessionManager::default();
     manager.session_config = sessions;

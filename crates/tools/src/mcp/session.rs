@@ -15,14 +15,14 @@ pub(super) struct McpSession {
     host: Arc<dyn Host>,
     ended: CancellationToken,
     uses: Mutex<Uses>,
-    /// Tracker of the current requests to the host.
+    /// Tracker of the requests to the host that are in progress.
     asked: TaskTracker,
 }
 
-/// Guard that keeps a session from being idle while it exists.
+/// Guard that marks a session as in use while the guard exists.
 pub(super) struct Use(Arc<McpSession>);
 
-/// Guard that keeps a session from being idle, and tracks a request to the host, while it exists.
+/// Guard that marks a session as in use and tracks a request to its host while the guard exists.
 pub(super) struct RequestGuard {
     _use: Use,
     _asked: TaskTrackerToken,
@@ -34,7 +34,7 @@ struct Uses {
 }
 
 impl McpSession {
-    /// Creates a session that ends when `stop` is cancelled at the latest.
+    /// Creates a session, which ends when `stop` is cancelled, or earlier.
     pub(super) fn new(host: Arc<dyn Host>, stop: &CancellationToken) -> Arc<Self> {
         let uses = Mutex::new(Uses { count: 0, last: Instant::now() });
         Arc::new(Self { host, ended: stop.child_token(), uses, asked: TaskTracker::new() })
@@ -63,7 +63,7 @@ impl McpSession {
         self.ended.cancelled().await;
     }
 
-    /// Waits until the session has ended or has been idle for this time.
+    /// Waits until the session has ended, or has been idle for this long.
     pub(super) async fn over(&self, idle: Duration) {
         tokio::select! {
             () = self.ended() => {}

@@ -23,7 +23,7 @@ pub(super) struct SessionReservation {
 #[derive(Default)]
 struct Rows {
     sessions: HashMap<String, SessionRow>,
-    /// Owners of sessions that are being opened and do not have an ID yet.
+    /// Owners of sessions that are being opened and have no ID yet.
     opening: Vec<String>,
 }
 
@@ -40,8 +40,8 @@ impl SessionTable {
     /// Reserves a slot for one more session of an owner.
     ///
     /// # Errors
-    /// All sessions that the owner may have are in use (`quota_exceeded`), or there are too many sessions in
-    /// total (`capacity`). Sessions of other owners are never evicted to make room.
+    /// Returns an error if the owner has as many sessions as allowed and all are in use (`quota_exceeded`),
+    /// or there are too many sessions in total (`capacity`). Sessions of other owners are never evicted.
     pub(super) fn place(self: &Arc<Self>, owner: &str) -> Result<SessionReservation, Error> {
         let mut rows = self.rows();
         if rows.in_use(owner) >= self.sessions_of_owner_max {
@@ -54,8 +54,8 @@ impl SessionTable {
         Ok(SessionReservation { table: Arc::clone(self), owner: owner.to_owned() })
     }
 
-    /// Returns the session with this ID if this owner opened it. To any other owner, the session appears not
-    /// to exist.
+    /// Returns the session with this ID if this owner opened it. For other owners, the session does not
+    /// exist.
     pub(super) fn find(&self, id: &str, owner: &str) -> Option<Arc<McpSession>> {
         self.rows().sessions.get(id).filter(|row| row.owner == owner).map(|row| Arc::clone(&row.session))
     }
@@ -73,8 +73,8 @@ impl SessionTable {
 impl SessionReservation {
     /// Registers a session in the reserved slot.
     ///
-    /// Many clients disconnect without closing their session. Therefore, if the owner has reached its limit,
-    /// the session that has been idle for the longest time is evicted.
+    /// Many clients disconnect without closing their session. If the owner has reached its limit, the session
+    /// that has been idle longest is therefore evicted.
     pub(super) fn take(self, id: String, session: Arc<McpSession>) {
         let mut rows = self.table.rows();
         if rows.count(&self.owner) >= self.table.sessions_of_owner_max

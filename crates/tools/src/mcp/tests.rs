@@ -42,7 +42,7 @@ impl Log {
         self.lines().iter().filter(|said| *said == line).count()
     }
 
-    /// Waits until the log contains a line. These tests run with paused time, so the wait takes no real time.
+    /// Waits until the log contains this line. Time is paused in these tests, so the wait takes no real time.
     async fn until(&self, line: &str) {
         for _ in 0..10_000 {
             if self.count(line) > 0 {
@@ -120,7 +120,7 @@ fn asked(id: u64, method: &str, params: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })
 }
 
-/// Returns the first request that every client sends.
+/// Returns the `initialize` request, which every client sends first.
 fn hello(version: &str) -> Value {
     let client = json!({ "name": "test", "version": "1" });
     asked(0, "initialize", json!({ "protocolVersion": version, "capabilities": {}, "clientInfo": client }))

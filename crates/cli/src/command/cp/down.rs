@@ -60,7 +60,7 @@ impl Down<'_> {
             match archive.next().await {
                 Ok(Some(bytes)) => {
                     self.work.bar.inc(bytes.len() as u64);
-                    // The unpacker has already ended. Its result contains the error.
+                    // The unpacker has already ended. Its result, which is checked below, contains the error.
                     if inlet.push(bytes).await.is_err() {
                         break Ok(());
                     }
@@ -70,7 +70,7 @@ impl Down<'_> {
                     break Ok(());
                 }
                 Err(error) => {
-                    // The unpacker waits for more data until the pipe is dropped.
+                    // Without this drop, the unpacker would wait for more data.
                     drop(inlet);
                     break Err(explain(&error));
                 }

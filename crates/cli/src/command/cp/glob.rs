@@ -15,7 +15,7 @@ const FOUND_MAX: usize = 100_000;
 /// as a pattern.
 ///
 /// # Errors
-/// No path matches, or too many paths match.
+/// Returns an error if no path matches, or too many paths match.
 pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, Error> {
     if !is_pattern(pattern.as_bytes()) {
         return Ok(vec![pattern.clone()]);
@@ -24,7 +24,7 @@ pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, 
         return Ok(vec![pattern.clone()]);
     }
     let start = FilePath::new(if pattern.as_bytes().starts_with(b"/") { "/" } else { "." })?;
-    // The start directory exists in every sandbox. If this request fails, the sandbox itself is missing.
+    // The start directory exists in every sandbox, so a failure means that the sandbox does not exist.
     files.stat(&start).await.map_err(|error| explain(&error))?;
     let mut found = vec![start];
     let parts: Vec<&[u8]> =
@@ -35,7 +35,7 @@ pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, 
         for directory in &found {
             if !is_pattern(part) {
                 let path = below(directory, part)?;
-                // Only the last component must be checked. Below a missing directory, later components match
+                // Only the last component needs a check: in a missing directory, later components match
                 // nothing.
                 if !is_last || unless_closed(files.stat(&path).await)?.is_some() {
                     next.push(path);
@@ -62,7 +62,7 @@ pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, 
 }
 
 /// Returns the response, or `None` if the path does not exist, is not a directory or cannot be read, because
-/// then it contains no matches. Any other error fails the whole copy.
+/// such a path contains no matches. Any other error fails the whole copy.
 fn unless_closed<T>(answer: Result<T, client::Error>) -> Result<Option<T>, Error> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
@@ -111,7 +111,7 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// Returns the rest of a pattern if its first element matches this byte, and `None` otherwise.
+/// Returns the rest of a pattern if the pattern's first element matches this byte, and `None` otherwise.
 fn one<'a>(pattern: &'a [u8], byte: Option<&u8>) -> Option<&'a [u8]> {
     let byte = *byte?;
     let (first, rest) = pattern.split_first()?;

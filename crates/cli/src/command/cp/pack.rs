@@ -11,7 +11,7 @@ use tar::{Builder, EntryType, Header};
 /// Result of packing a directory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Packed {
-    /// Number of entries that are neither files, directories nor symlinks.
+    /// Number of entries that are not files, directories or symlinks.
     pub skipped: u64,
     /// Number of files that were modified while they were read.
     pub changed: u64,
@@ -27,7 +27,7 @@ struct FixedLengthFile {
 /// Writes the contents of a directory as an archive. Symlinks are stored as symlinks.
 ///
 /// # Errors
-/// An entry cannot be read, or the receiver has closed the pipe. For an entry, the error names the path.
+/// Returns an error if the receiver has closed the pipe, or an error that names an unreadable entry.
 pub fn pack(directory: &Path, to: impl Write) -> io::Result<Packed> {
     let (mut builder, mut packed) = (Builder::new(to), Packed::default());
     // Directories that are still to be packed, relative to the source directory.
@@ -92,7 +92,7 @@ fn header(known: &fs::Metadata, kind: EntryType, size: u64) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
     header.set_mode(known.permissions().mode() & 0o777);
-    // The user who unpacks the archive will own the files, but the header fields must contain numbers.
+    // The files will belong to the user who unpacks the archive, but the header fields must contain numbers.
     header.set_uid(0);
     header.set_gid(0);
     header.set_mtime(u64::try_from(known.mtime()).unwrap_or(0));
@@ -121,7 +121,7 @@ impl Read for FixedLengthFile {
 mod tests {
     use super::*;
 
-    /// Writer that modifies a file when it receives the first bytes of an archive.
+    /// Writer that modifies a file as soon as it receives the first bytes of an archive.
     struct Meddler<'a> {
         file: &'a Path,
         content: Option<&'a str>,

@@ -29,7 +29,7 @@ impl CopyLocation {
     /// written as `./a:b`.
     ///
     /// # Errors
-    /// The part before the colon is not a valid sandbox, or the part after it is not a valid path.
+    /// Returns an error if the part before the colon is not a valid sandbox or the rest is not a valid path.
     pub fn parse(text: &OsStr) -> Result<Self, Error> {
         let bytes = text.as_bytes();
         if bytes == b"-" {
@@ -61,7 +61,7 @@ impl CopyLocation {
             Self::Here(path) => {
                 let bytes = path.as_os_str().as_bytes();
                 let end = bytes.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
-                // `Path` treats `dir/.` like `dir`, but for a copy, `dir/.` means only the contents of the
+                // `Path` treats `dir/.` like `dir`, but in a copy, `dir/.` means only the contents of the
                 // directory.
                 let inner = bytes.get(..end).unwrap_or_default().ends_with(b"/.");
                 path.file_name().filter(|_| !inner).map(OsStr::as_bytes)

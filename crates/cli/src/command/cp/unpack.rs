@@ -1,4 +1,4 @@
-//! Unpacks an archive from a sandbox. The archive is untrusted and must not affect other files on this
+//! Unpacks an archive from a sandbox. The archive is untrusted and must not affect any other files on this
 //! machine.
 //!
 //! Everything is created below one directory, through descriptors, one path component at a time. Symlinks are
@@ -62,7 +62,7 @@ impl DirectoryUnpacker {
     /// directories.
     ///
     /// # Errors
-    /// The directory cannot be created or opened.
+    /// Returns an error if the directory cannot be created or opened.
     pub fn new(directory: &Path, name: Option<&[u8]>) -> Result<Self, Error> {
         let fault = |errno| local("open", directory.as_os_str().as_encoded_bytes(), errno);
         std::fs::create_dir_all(directory)
@@ -82,8 +82,8 @@ impl DirectoryUnpacker {
     /// Unpacks the whole archive.
     ///
     /// # Errors
-    /// The archive is invalid, or contains an entry that is not allowed. Entries that were already unpacked
-    /// remain.
+    /// Returns an error if the archive is invalid, or contains an entry that is not allowed. Entries that
+    /// were already unpacked remain.
     pub fn unpack(mut self, mut from: impl Read) -> Result<Unpacked, Error> {
         let broken = |error: io::Error| {
             Error::invalid(
@@ -110,8 +110,8 @@ impl DirectoryUnpacker {
                 LONG_NAME => long_name = Some(text(&mut entry, size).map_err(broken)?),
                 LONG_TARGET => {
                     long_target = Some(text(&mut entry, size).map_err(broken)?);
-                    // A pending long name belongs to the entry that follows both headers, so it is kept.
-                    // Without a pending long name, `name` is the placeholder in this header.
+                    // A long name and a long target can precede the same entry. If the long name came first,
+                    // it is kept. Otherwise, `name` is only this header's placeholder.
                     long_name = Some(name).filter(|name| name != b"././@LongLink");
                 }
                 FOLDER => drop(self.directory(&steps(&name)?)?),
@@ -127,8 +127,8 @@ impl DirectoryUnpacker {
                 }
             }
         }
-        // The sender expects the whole stream to be read. Blocks of zeros and the packer's report follow the
-        // last entry.
+        // The sender expects the whole stream to be read. After the last entry, it contains blocks of zeros
+        // and the packer's report.
         let rest = io::copy(&mut from.by_ref().take(REST_BYTES_MAX + 1), &mut io::sink()).map_err(broken)?;
         if rest > REST_BYTES_MAX {
             return Err(refused(b"", "too much data follows the end of the archive"));
@@ -160,8 +160,8 @@ impl DirectoryUnpacker {
             return Err(api::limits::exceeded("the total size of the files", self.unpacked.bytes, BYTES_MAX));
         }
         let parent = self.directory(above)?;
-        // The file is first created under a temporary name. No existing file is opened, and a file to be
-        // replaced stays intact until the new content is complete.
+        // The file is first created under a temporary name. No existing file is opened, and an existing file
+        // at the target path stays intact until the new content is complete.
         let part = format!(".{:016x}.{}.part", self.random, self.unpacked.entries);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode((mode & 0o777) | 0o200);
@@ -194,9 +194,9 @@ impl DirectoryUnpacker {
     }
 }
 
-/// Returns true if a symlink in a directory at this depth leads to a path inside the root directory. This
-/// must hold for any combination with other accepted symlinks. The target may therefore contain `..` only at
-/// its start, and must not lead above the root.
+/// Returns true if a symlink in a directory at this depth leads to a path inside the root directory, in any
+/// combination with other accepted symlinks. The target may therefore contain `..` only at its start, and
+/// must not lead above the root.
 fn stays_inside(target: &[u8], depth: usize) -> bool {
     if target.is_empty() || target.starts_with(b"/") || target.contains(&0) {
         return false;
@@ -241,7 +241,7 @@ fn steps(name: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     Err(refused(name, why))
 }
 
-/// Opens a directory, and creates the directory if it is missing.
+/// Opens a directory, creating it if it is missing.
 fn enter(here: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Error> {
     match rustix::fs::mkdirat(here, name, Mode::from_raw_mode(0o755)) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -293,8 +293,8 @@ fn refused(name: &[u8], why: &str) -> Error {
     )
 }
 
-/// Returns the error for an existing file or symlink that blocks a directory. The error does not blame the
-/// sandbox, because the owner of this machine most likely created the file.
+/// Returns the error for an existing file or symlink in the place of a directory. The error does not blame
+/// the sandbox, because the owner of this machine most likely created the file.
 fn in_the_way(name: &[u8]) -> Error {
     Error::invalid(
         format!(
@@ -325,8 +325,8 @@ mod tests {
         header.set_entry_type(EntryType::new(kind));
         header.set_mode(0o4777);
         header.set_size(content.len() as u64);
-        // The fields are set as raw bytes, because the library's setters reject names that an attacker would
-        // use.
+        // The fields are set as raw bytes, because the library's setters reject the names that an attacker
+        // would use.
         header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name);
         header.as_gnu_mut().unwrap().linkname[..target.len()].copy_from_slice(target);
         header.set_cksum();
@@ -343,7 +343,7 @@ mod tests {
         builder.into_inner().unwrap()
     }
 
-    /// Creates a directory to unpack into, next to another directory that must not change.
+    /// Creates a directory to unpack into, and a sibling directory that must not change.
     fn ground() -> tempfile::TempDir {
         let ground = tempfile::tempdir().unwrap();
         std::fs::create_dir(ground.path().join("outside")).unwrap();
@@ -387,7 +387,7 @@ mod tests {
         assert!(unpack(ground.path(), &bytes).is_ok(), "a second time over the first");
     }
 
-    /// Attacks U-02 and U-05: nothing outside the target directory is created, changed or followed.
+    /// Verifies that attacks U-02 and U-05 fail: nothing outside the target directory is changed or followed.
     #[test]
     fn a_hostile_archive_touches_nothing_outside_its_directory() {
         let plans: &[Lines<'_>] = &[
@@ -409,8 +409,8 @@ mod tests {
             let ground = ground();
             assert!(unpack(ground.path(), &archive(plan)).is_err(), "{plan:?}");
         }
-        // Symlinks that lead out of the directory are skipped. Entries below them are therefore created
-        // inside it, or fail the copy.
+        // Symlinks that lead out of the directory are skipped. Entries below such a symlink are created
+        // inside the directory, or fail the copy.
         for target in [&b"../outside"[..], b"/tmp", b"a/../../outside", b"../../x"] {
             let ground = ground();
             let plan: Lines<'_> = &[(b'2', b"x", target, b""), (b'0', b"x/kept", b"", b"changed")];
@@ -422,8 +422,8 @@ mod tests {
 
     #[test]
     fn no_symlink_is_followed_whoever_has_put_it_there() {
-        // Neither symlinks that the archive created, to a path inside, nor existing symlinks, to a path
-        // outside, are followed.
+        // No symlink is followed: neither a symlink to a path inside, which the archive created, nor an
+        // existing symlink to a path outside.
         let ground = ground();
         let two: Lines<'_> = &[(b'5', b"a", b"", b""), (b'2', b"b", b"a", b""), (b'0', b"b/x", b"", b"x")];
         assert!(unpack(ground.path(), &archive(two)).is_err());

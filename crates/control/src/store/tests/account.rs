@@ -78,7 +78,8 @@ async fn accounts_are_there_after_the_store_is_opened_again_and_are_nobody_elses
     assert_eq!(again.projects().await.unwrap().len(), 1);
 }
 
-/// Copies the files of the open store, which are in the same state as after a server was killed.
+/// Opens a copy of the files of an open store. These files are in the same state as after the server was
+/// killed.
 #[tokio::test]
 async fn what_was_answered_is_there_after_a_kill() {
     // Attack L-01: the server is killed directly after it has sent its responses.

@@ -93,7 +93,7 @@ async fn news_does_not_change_what_was_asked_for_nor_whose_it_is() {
 
 #[tokio::test]
 async fn a_sandbox_that_only_the_node_knows_is_taken_in_once() {
-    // Attack L-04: the store is lost, so only the node knows its sandboxes.
+    // Attack L-04: the store is lost, so only the node knows which sandboxes exist.
     let place = Place::new().await;
     place.ask(&named("s1", "one")).await.unwrap();
     let mut found = in_state(&named("s2", "one"), SandboxState::Running);

@@ -33,8 +33,7 @@ async fn a_locked_store_refuses_writes_soon_and_still_reads() {
             (ask(&store, &sandbox, &Quota::default(), None).await, began.elapsed())
         });
     }
-    // The other connection holds the lock all this time, so these reads succeed only if they do not need the
-    // lock.
+    // The other connection still holds the lock, so these reads succeed only if they do not need the lock.
     assert!(place.store.sandbox("p", "s1").await.unwrap().is_some());
     assert_eq!(place.store.live().await.unwrap().len(), 1);
     assert_eq!(place.store.sandboxes("p", true, 10, None).await.unwrap().items.len(), 1);
@@ -64,8 +63,8 @@ async fn many_writers_at_once_all_have_their_turn() {
     place.ask(&sandbox("first")).await.unwrap();
     let begun = Instant::now();
     let mut asking = JoinSet::new();
-    // Send more requests than any build can answer before the store counts as unavailable. All of them are
-    // refused, so none of them changes anything.
+    // Send so many requests that even an optimized build needs longer than `WAIT` to answer them. The quota
+    // refuses all of them, so they change nothing.
     for number in 0..if cfg!(debug_assertions) { 2500 } else { 25_000 } {
         let store = place.store.clone();
         asking.spawn(async move { ask(&store, &sandbox(&format!("n{number}")), &quota, None).await });

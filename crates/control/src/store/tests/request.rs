@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::{Error, Place, Requested, Store, ask, ended, named, sandbox};
 
-/// Retries a request while the store is unavailable, which happens if a slow machine must handle many
+/// Sends a request again while the store is unavailable. This happens if a slow machine must handle many
 /// requests.
 async fn ask_until_answered(
     store: &Store,

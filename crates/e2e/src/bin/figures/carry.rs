@@ -13,12 +13,13 @@ use api::limits::Limits;
 use api::sandbox::{CreateSandbox, Tier};
 use e2e::service::{Service, small};
 
-/// Buffer size of the plain copy; typical of programs that copy files.
+/// Buffer size of the plain copy, as programs that copy files typically use.
 const BUFFER_BYTES: usize = 64 << 10;
 /// Number of measurements in each direction. The plain copy and the transfers alternate.
 const TURNS: usize = 3;
 
-/// Best durations for one file. Only the best count, because other load on the machine distorts the rest.
+/// Shortest durations for one file. Longer durations are ignored, because other load on the machine distorts
+/// them.
 pub(crate) struct Carried {
     /// Size of the file.
     pub bytes: u64,
@@ -79,7 +80,7 @@ fn copy(from: &Path, to: &Path) -> Duration {
     began.elapsed()
 }
 
-/// Copies in user space, because `std::io::copy` would let the kernel do the copying.
+/// Copies all data in user space, whereas `std::io::copy` would let the kernel copy it.
 fn pass(from: &mut impl Read, to: &mut impl Write) {
     let mut buffer = vec![0; BUFFER_BYTES];
     while let count @ 1.. = from.read(&mut buffer).unwrap() {

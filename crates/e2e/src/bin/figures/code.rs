@@ -1,5 +1,5 @@
-//! Durations of running code, compared with the alternatives. Each runtime has one sandbox of the template
-//! `interpreter`, which is used through the public API on loopback.
+//! Durations of running code in Bellglass, compared with the alternatives. Each runtime has one sandbox of
+//! the template `interpreter`, which is used through the public API on loopback.
 //!
 //! | subject | is |
 //! |---|---|
@@ -45,16 +45,16 @@ const DISK_BYTES: u64 = 256 << 20;
 /// Disk size of a sandbox with a Jupyter kernel: space for the packages, and for the files that pip unpacks
 /// before it installs them.
 const KERNEL_DISK_BYTES: u64 = 768 << 20;
-/// Timeout for an installation over a slow connection, in a user-space kernel.
+/// Timeout for installing packages over a slow connection, under a user-space kernel.
 const WITHIN_MS: u64 = 300_000;
 
-/// Number of rounds to measure.
+/// Numbers of rounds to measure.
 #[derive(Clone, Copy)]
 pub(crate) struct Often {
     /// Number of rounds for subjects that take milliseconds.
     pub rounds: usize,
-    /// Number of rounds that include the subjects that take seconds: first on runc, then on other runtimes.
-    /// With 0, no Jupyter kernel is installed.
+    /// Numbers of rounds that include the subjects that take seconds: the first for runc, the second for
+    /// every other runtime. With 0, no Jupyter kernel is installed.
     pub slow: [usize; 2],
 }
 
@@ -75,23 +75,23 @@ pub(crate) struct Taken {
     pub fork: Samples,
     /// A fork whose child runs the cell.
     pub fork_cell: Samples,
-    /// Our run of `pass`, without a context.
+    /// Run of `pass` in Bellglass without a context.
     pub run: Samples,
-    /// Our run of the cell, without a context.
+    /// Run of the cell in Bellglass without a context.
     pub run_cell: Samples,
-    /// The duration of the cell in that run, as measured by the cell.
+    /// Duration of the cell in `run_cell`, as measured by the cell itself.
     pub run_own: Samples,
-    /// Our run of `pass` in a context.
+    /// Run of `pass` in a Bellglass context.
     pub cell: Samples,
-    /// Our run of the cell in a context.
+    /// Run of the cell in a Bellglass context.
     pub cell_cell: Samples,
-    /// The duration of the cell in that run, as measured by the cell.
+    /// Duration of the cell in `cell_cell`, as measured by the cell itself.
     pub cell_own: Samples,
     /// Overhead of a cell in a context: `cell_cell` minus `cell_own`.
     pub cell_over: Samples,
-    /// Our first run in a new sandbox, which runs `pass`.
+    /// First run in a new sandbox, which runs `pass`.
     pub first: Samples,
-    /// `python3 -c` with the imports of the template, as the first exec of another new sandbox.
+    /// `python3 -c` with the imports of the template, as the first exec in a different new sandbox.
     pub bare_ahead: Samples,
 }
 
@@ -103,7 +103,7 @@ struct Place {
     forker: Forker,
     /// Sandbox with a Jupyter kernel, if one is measured.
     kernel: Option<SandboxId>,
-    /// Rounds that include the subjects that take seconds.
+    /// Indexes of the rounds that include the subjects that take seconds.
     slow: BTreeSet<usize>,
 }
 
@@ -238,7 +238,7 @@ impl Place {
     }
 
     /// Measures the first exec of new sandboxes. Each measurement uses a separate sandbox; in a shared one,
-    /// the second measurement would find files in the cache that the first had read.
+    /// the second measurement would find files in the cache that the first had already read.
     async fn first(&self, client: &Client, taken: &mut Taken) {
         let bare = python(&[&format!("import {}", ahead())]);
         for (spec, samples) in [(bare, &mut taken.bare_ahead), (code(NOTHING, None), &mut taken.first)] {
@@ -265,7 +265,7 @@ impl Forker {
         nanoseconds(said.as_bytes())[0]
     }
 
-    /// Returns the next line that the interpreter writes.
+    /// Returns the next line that the interpreter prints.
     async fn line(&mut self) -> String {
         loop {
             if let Some(at) = self.unread.iter().position(|byte| *byte == b'\n') {
@@ -299,7 +299,7 @@ async fn sandbox(client: &Client, tier: Tier, disk_bytes: u64) -> SandboxId {
         .id
 }
 
-/// Returns the modules that the template imports in advance, as listed in its recipe.
+/// Returns the modules that the template `interpreter` preloads, as listed in its recipe.
 fn ahead() -> String {
     let recipe = include_str!("../../../../../images/interpreter.toml");
     let recipe = node::template::recipe::Recipe::parse(recipe).unwrap();
@@ -316,7 +316,7 @@ fn python(words: &[&str]) -> ExecSpec {
     ExecSpec { argv, deadline_ms: Some(WITHIN_MS), ..ExecSpec::default() }
 }
 
-/// Runs an exec and returns the time from the request until its end is read.
+/// Runs an exec and returns the time from the request until the exec's end is received.
 async fn timed(client: &Client, id: &SandboxId, spec: &ExecSpec) -> (Duration, Collected) {
     let began = Instant::now();
     let collected = client.exec(id, spec).await.unwrap().collect().await.unwrap();

@@ -7,8 +7,8 @@ use e2e::Lab;
 use e2e::lab::{exec, start};
 use node::{Event, Sandbox};
 
-/// Interval of checks for the end of an exec without a reader. The guest measures the duration, so the
-/// interval does not add to it.
+/// Polling interval while an exec without a reader runs. The guest measures the duration, so the interval
+/// does not add to it.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Durations of an exec that produces a flood of output.
@@ -17,13 +17,13 @@ pub(crate) struct Flood {
     pub name: String,
     /// Size of the output.
     pub bytes: u64,
-    /// Duration of the command itself in mode `keep`, without a reader.
+    /// Duration of the command in mode `keep`, without a reader.
     pub kept: Duration,
     /// Time in mode `block`, with one reader, until the reader has received the last byte and the end.
     pub read: Duration,
 }
 
-/// Measures floods in a sandbox of this lab.
+/// Measures both durations in one sandbox of this lab.
 pub(crate) async fn run(lab: &Lab, bytes: u64) -> Flood {
     let sandbox = lab.sandbox().await;
     let kept = unread(&sandbox, bytes).await;

@@ -12,9 +12,9 @@
 //! | [`samples`] | percentiles |
 //! | [`report`] | the tables and the goals |
 //!
-//! The program measures but does not judge: it fails only if something could not be run. Other load on the
-//! machine affects all subjects of a round alike. Ratios are therefore comparable between runs, but
-//! milliseconds are not.
+//! The program does not enforce the goals: it fails only if a measurement cannot be run. Other load on the
+//! machine affects all subjects of a round alike. Ratios are therefore comparable between runs, but absolute
+//! durations are not.
 
 // This command-line program prints to the terminal, and fails by panicking, as tests do.
 #![allow(
@@ -43,14 +43,14 @@ use std::time::Duration;
 use e2e::Lab;
 use runtime::Tier;
 
-/// Sizes and counts that determine how much is measured.
+/// Sizes and repetition counts of the measurements.
 #[derive(Clone, Copy)]
 struct Effort {
     /// Number of rounds, each of which measures every subject once.
     rounds: usize,
-    /// Number of output bytes in a flood from a container.
+    /// Number of output bytes of the flood in a container.
     flood_bytes: u64,
-    /// Number of output bytes in a flood from a user-space kernel.
+    /// Number of output bytes of the flood under a user-space kernel.
     flood_bytes_kernel: u64,
     /// Size of the file that is transferred in both directions.
     carried_bytes: u64,

@@ -1,11 +1,12 @@
-//! Plain `runc run` with our own configuration, as the reference for starting a sandbox.
+//! Plain `runc run` with Bellglass's configuration, as the reference for the time to start a sandbox.
 //!
-//! Our own code prepares the environment: it starts a sandbox with this program in place of the OCI runtime.
-//! Our code calls the program once the cgroups, the disk, the bundle and the private mount namespace with the
-//! idmapped root are ready. The program leaves a process in that namespace, the keeper, and reports the
-//! keeper's pid as process 1. On request, the keeper runs `runc run` on the bundle, with the command replaced
-//! by `/bin/true`, and reports the duration. The reference therefore covers runc with the same namespaces,
-//! mounts, seccomp filter and cgroup, from fork to removal, and none of our own code.
+//! Bellglass's own code prepares the environment: it starts a sandbox with this program in place of the OCI
+//! runtime. Bellglass calls the program once the cgroups, the disk, the bundle and the private mount
+//! namespace with the idmapped root are ready. The program leaves a process in that namespace, the keeper,
+//! and reports the keeper's pid as process 1. On request, the keeper runs `runc run` on the bundle, with the
+//! command replaced by `/bin/true`, and reports the duration. The reference therefore covers runc with the
+//! same namespaces, mounts, seccomp filter and cgroup, from fork to removal, and none of Bellglass's own
+//! code.
 //!
 //! ```text
 //! figures ──start──▶ stand-in (mounts are ready) ──spawns──▶ keeper ──dials──▶ figures
@@ -37,7 +38,7 @@ pub(crate) struct Reference {
 }
 
 impl Reference {
-    /// Prepares the environment in this lab.
+    /// Prepares the environment in the data directory of this lab.
     pub(crate) async fn prepare(lab: &Lab) -> Self {
         let listener = UnixListener::bind(lab.data().join(SOCKET)).expect("a socket for the keeper");
         let flavor = Flavor { binary: std::env::current_exe().unwrap(), ..Flavor::runc() };

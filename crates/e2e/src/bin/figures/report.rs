@@ -21,7 +21,7 @@ const EXEC_P50_MS: f64 = 1.0;
 const EXEC_P95_MS: f64 = 2.0;
 /// Goal for the memory of an idle sandbox, in MiB.
 const IDLE_MIB: f64 = 2.0;
-/// Goal for operations through the API, as a multiple of their duration in this process.
+/// Goal for operations through the API, as a multiple of their duration without a server.
 const SERVED_RATIO: f64 = 1.3;
 /// Goal for the resident memory of a server: a fixed part in MiB, plus the following part in KiB per sandbox.
 const SERVER_MIB: f64 = 60.0;
@@ -51,8 +51,8 @@ pub(crate) fn machine(rounds: usize, data: &Path) {
     println!("{rounds} rounds, every subject once in each");
 }
 
-/// Returns the type and mount options of a directory's file system. Both affect the duration of a stop: a
-/// file system that is mounted with `discard` may discard freed blocks while the stop waits.
+/// Returns the type and mount options of a directory's file system. Both affect the duration of a stop: on a
+/// file system that is mounted with `discard`, the stop may wait until freed blocks are discarded.
 fn file_system(mounts: &str, directory: &Path) -> String {
     let words = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let fitting = words.filter_map(|words| match words.as_slice() {
@@ -154,7 +154,7 @@ pub(crate) fn carried(carried: &Carried) {
     }
 }
 
-/// Prints the tables of the service.
+/// Prints the tables of operations through the API.
 pub(crate) fn served(served: &Served) {
     println!(
         "\n{:<44} {:>7} {:>9} {:>9} {:>9} {:>9}",

@@ -29,7 +29,7 @@ pub(crate) struct Ours {
     pub start: Samples,
     /// Time to start a sandbox and complete its first exec, `/bin/true`.
     pub first_exec: Samples,
-    /// Time to stop a sandbox, until nothing of it is left.
+    /// Time to stop a sandbox, until all its resources have been removed.
     pub stop: Samples,
     /// Time of one exec of `/bin/true` in a long-lived sandbox, until its outcome is received.
     pub exec: Samples,
@@ -41,13 +41,13 @@ pub(crate) struct Times {
     pub bare: Samples,
     /// A process in bubblewrap. Empty if bubblewrap is not installed.
     pub bwrap: Samples,
-    /// `runc run` with our configuration.
+    /// `runc run` with Bellglass's configuration.
     pub runc_run: Samples,
     /// Durations for sandboxes, by runtime.
     pub ours: Vec<Ours>,
 }
 
-/// A subject of the measurement.
+/// One of the measured subjects.
 #[derive(Clone, Copy)]
 enum Subject {
     Bare,

@@ -5,7 +5,8 @@
 //! exec: /bin/true in a live sandbox, until its outcome is received          at several levels of concurrency
 //! ```
 //!
-//! The two ways alternate, so that other load on the machine affects both alike.
+//! Operations in this process and through the API alternate, so that other load on the machine affects both
+//! alike.
 
 use std::time::{Duration, Instant};
 
@@ -48,9 +49,9 @@ pub(crate) struct Ways {
 
 /// Results of the measurements.
 pub(crate) struct Served {
-    /// Lives of sandboxes, from create to stop.
+    /// Durations of sandbox lives, from the create request to the end of the stop.
     pub lives: Vec<Ways>,
-    /// Execs in live sandboxes.
+    /// Durations of execs in live sandboxes.
     pub execs: Vec<Ways>,
     /// Number of idle sandboxes on the server for the measurement of its memory.
     pub live: usize,
@@ -58,7 +59,7 @@ pub(crate) struct Served {
     pub resident: [u64; 2],
 }
 
-/// Runs all measurements, on a server and a lab that use the same runtime.
+/// Runs all measurements on a server and on a lab, both of which use the same runtime.
 pub(crate) async fn run(effort: Effort, lab: &Lab) -> Served {
     let service = Service::start();
     let client = service.client();

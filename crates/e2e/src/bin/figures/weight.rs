@@ -1,8 +1,8 @@
 //! The memory of idle sandboxes, and the growth of this process per sandbox.
 //!
 //! The memory charged to a sandbox's cgroups has three parts: the pages of processes; the pages of files,
-//! which the kernel can reclaim and charges to the first of many users; and the kernel's own memory for the
-//! sandbox (page tables, namespaces, mounts, sockets).
+//! which the kernel can reclaim and charges only to the first cgroup that reads them; and the kernel's own
+//! memory for the sandbox (page tables, namespaces, mounts, sockets).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use std::time::Duration;
 use e2e::Lab;
 use node::Sandbox;
 
-/// Number of sandboxes that are measured together. With only one, the growth of this process would be too
-/// small to see.
+/// Number of sandboxes that are measured together. With a single sandbox, the growth of this process would be
+/// too small to measure.
 const SANDBOXES: u64 = 20;
 /// Time to wait until the background work of starting sandboxes is complete.
 const SETTLES: Duration = Duration::from_secs(1);
@@ -32,8 +32,8 @@ pub(crate) struct Weight {
     pub shared: u64,
     /// Part of `charged`: memory of the kernel for the sandbox.
     pub kernel: u64,
-    /// Resident memory of the sandbox's processes. It counts a program's shared pages once for each process,
-    /// whereas a cgroup is charged only for the pages that it was the first to read.
+    /// Resident memory of the sandbox's processes. This number counts a program's shared pages once for each
+    /// process, whereas a cgroup is charged only for the pages that it was the first to read.
     pub resident: u64,
     /// Growth of this process's resident memory per sandbox.
     pub node: u64,

@@ -19,7 +19,7 @@ use e2e::world::World;
 const THROUGH: i32 = 42;
 /// Maximum duration of a payload.
 const PAYLOAD_WITHIN_MS: u64 = 240_000;
-/// Maximum time until a line of the audit log has been written to the disk.
+/// Timeout for a line of the audit log to be written to the disk.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
 
 /// Python program that fetches a page repeatedly until a stop file exists. It then prints the median and the
@@ -89,7 +89,7 @@ impl Siege<'_> {
         String::from_utf8_lossy(&done.stderr).into_owned()
     }
 
-    /// Returns the details of all egress decisions that the audit log contains about this sandbox.
+    /// Returns the details of all egress decisions about this sandbox in the audit log.
     pub(crate) fn decided(&self, sandbox: &SandboxId) -> Vec<String> {
         let log = self.service.borrow().data().join("audit.log");
         let text = std::fs::read_to_string(log).unwrap();
@@ -189,7 +189,8 @@ impl Siege<'_> {
         assert!(said.contains(r#""reached": "93.184.216.34""#), "{said}");
     }
 
-    /// Waits until a line of the audit log about this sandbox contains these words. Fails after a timeout.
+    /// Waits until the audit log has a line about this sandbox that contains these words, and panics after a
+    /// timeout.
     pub(crate) async fn told(&self, sandbox: &SandboxId, words: &str) {
         let log = self.service.borrow().data().join("audit.log");
         let since = Instant::now();

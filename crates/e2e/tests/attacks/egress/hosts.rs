@@ -10,9 +10,9 @@ use super::ground::{Running, Siege, descriptors, on_each_tier, rss_bytes};
 
 /// Number of requests to which the host responds with endless headers.
 const HEADS: usize = 200;
-/// Maximum memory growth of the server. At 64 KiB for each of these responses, the growth would be 12 MiB.
+/// Maximum memory growth of the server. With the limit of 64 KiB per response, it grows by about 12 MiB.
 const HEADS_BYTES_MAX: u64 = 24 << 20;
-/// Minimum memory growth without the limit. At 392 kB for each response, the growth would be 75 MiB.
+/// Minimum memory growth without the limit. At 392 kB per response, the server grows by about 75 MiB.
 const HEADS_BYTES_CONTROL: u64 = 48 << 20;
 /// Maximum increase in descriptors: the 512 connections of a sandbox, and the other descriptors that the
 /// server opens for the sandbox.
@@ -21,7 +21,7 @@ const DESCRIPTORS_MAX: usize = 512 + 40;
 /// one summary per second for 20 s.
 const LINES_MAX: usize = 200 + 11 * 20;
 
-/// Attack N-30: the memory used for a response with endless headers is limited.
+/// Verifies that attack N-30 fails: the memory used for a response with endless headers is limited.
 #[test]
 fn a_head_that_never_ends_costs_the_server_no_more_than_its_bound() {
     in_a_world(async |world| {
@@ -54,8 +54,8 @@ async fn heads(siege: &Siege<'_>) -> (String, u64) {
     (said, grown)
 }
 
-/// Attack N-34: a program that disconnects while the server is still dialling counts towards the connection
-/// limit.
+/// Verifies that attack N-34 fails: a program that disconnects while the server is still dialling counts
+/// towards the connection limit.
 #[test]
 fn programs_that_connect_and_leave_have_no_more_connections_than_others() {
     in_a_world(async |world| {
@@ -93,7 +93,7 @@ async fn dials(siege: &Siege<'_>) -> (String, usize) {
     (said, most)
 }
 
-/// Attack N-38: if a sandbox sends many requests per second, the audit log combines them.
+/// Verifies that attack N-38 fails: if a sandbox sends many requests per second, the audit log combines them.
 #[test]
 fn a_sandbox_that_asks_without_end_does_not_fill_the_audit_log() {
     in_a_world(async |world| {
@@ -103,8 +103,7 @@ fn a_sandbox_that_asks_without_end_does_not_fill_the_audit_log() {
             assert_eq!(counted(&lines), asked, "nothing is lost: {:#?}", &lines[lines.len() - 5..]);
             siege.undefend("N-38");
             let (asked_without, without) = asks(siege).await;
-            // There can be more lines than requests, because the log also contains refusals for sending too
-            // fast.
+            // There can be more lines than requests, because the log also contains rate-limit refusals.
             assert!(without.len() >= asked_without, "control: a line for each: {}", without.len());
             assert_eq!(counted(&without), asked_without, "control: a line for each");
             println!(
@@ -125,12 +124,12 @@ async fn asks(siege: &Siege<'_>) -> (usize, Vec<String>) {
     let running: Running = siege.begin_payload("N-38", &sandbox, &["2000"]).await;
     let said = running.rest().await;
     let word = said.split_whitespace().nth(1).unwrap_or_else(|| panic!("{said}"));
-    // The broker reports counts after a second, and they are written to the log after that.
+    // The broker (the egress proxy) reports counts after a second. The server then writes them to the log.
     tokio::time::sleep(Duration::from_secs(3)).await;
     (word.parse().unwrap(), siege.decided(&sandbox))
 }
 
-/// Returns the number of requests for which these lines account.
+/// Returns the total number of requests that these lines record.
 fn counted(lines: &[String]) -> usize {
     let number = |line: &str, after: &str| -> Option<usize> {
         let text = line.split(after).next()?;
@@ -141,7 +140,7 @@ fn counted(lines: &[String]) -> usize {
         line if line.starts_with("any ") && line.contains(" times: allowed") => {
             number(line, " times: ").unwrap()
         }
-        // The payload does not count requests that are refused for sending too fast.
+        // The payload does not count requests that the rate limit refuses.
         line if line.starts_with("any any: ") => 0,
         _ => 1,
     };

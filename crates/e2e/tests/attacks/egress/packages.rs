@@ -1,5 +1,5 @@
-//! Attacks N-31 and N-39: a sandbox fetches packages that its policy does not allow, through the gate, from a
-//! careless mirror.
+//! Attacks N-31 and N-39: through the gate (the package proxy), a sandbox fetches packages that its policy
+//! does not allow from a careless mirror.
 
 use std::path::Path;
 
@@ -64,7 +64,8 @@ async fn run(client: &Client, id: &str, sandbox: &SandboxId, arguments: &[&str])
     (through(&said), said)
 }
 
-/// Attack N-31: a cached file is not served to a sandbox whose policy does not allow the file.
+/// Verifies that attack N-31 fails: a cached file is not served to a sandbox whose policy does not allow the
+/// file.
 #[test]
 fn what_is_kept_for_one_policy_is_not_given_to_another() {
     in_a_world(async |world| {
@@ -77,7 +78,7 @@ fn what_is_kept_for_one_policy_is_not_given_to_another() {
                 assert_eq!(fetch(&pa, &owner, "/python/files/demo/demo-1.0.tar.gz").await, "200");
                 let pb = service.client_of("pb", Role::Write, PLENTY).await;
                 let other = sandbox(&pb, tier, &["debian-packages=curl"]).await;
-                // The sandbox does get packages that its policy allows.
+                // Control: the sandbox gets packages that its policy allows.
                 assert_eq!(fetch(&pb, &other, "/debian/pool/main/c/curl/curl_1_all.deb").await, "200");
                 assert_eq!(fetch(&pb, &other, "/debian/dists/bookworm/InRelease").await, "200");
                 run(&pb, "N-31", &other, &[&digits]).await
@@ -93,7 +94,7 @@ fn what_is_kept_for_one_policy_is_not_given_to_another() {
     });
 }
 
-/// Attack N-39: if a policy lists npm packages, no other package is served.
+/// Verifies that attack N-39 fails: if a policy lists npm packages, no other package is served.
 #[test]
 fn a_list_of_npm_packages_is_the_list_of_what_comes_in() {
     in_a_world(async |world| {

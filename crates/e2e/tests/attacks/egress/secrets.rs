@@ -9,8 +9,8 @@ use super::ground::on_each_tier;
 
 const CANARY: &str = "canary/5f0e9c2b+77d1";
 
-/// Attacks S-01 and S-02: a secret's value is not inside the sandbox, and no host other than the bound host
-/// receives it.
+/// Verifies that attacks S-01 and S-02 fail: a secret's value is not inside the sandbox, and no host other
+/// than the bound host receives it.
 #[test]
 fn a_secret_is_not_inside_and_is_not_told() {
     in_a_world(async |world| {
@@ -23,7 +23,7 @@ fn a_secret_is_not_inside_and_is_not_told() {
             for (id, least) in [("S-01", 8), ("S-02", 28)] {
                 let strayed = strayed(world);
                 siege.withstand(id, &sandbox, &[&digits], &[&digits, "control"], least).await;
-                // Exclude the control's requests: they are counted before the sandbox repeats the payload.
+                // Count the requests of the control alone, before the sandbox runs the payload once more.
                 let marks = self::strayed(world).len() - strayed.len();
                 println!("attack {id} {} held (control reached; {marks} requests of the control strayed)", siege.runtime());
                 assert!(marks > 0, "the control is to send it elsewhere");
@@ -42,7 +42,7 @@ fn a_secret_is_not_inside_and_is_not_told() {
     });
 }
 
-/// Attack N-32: a response with a compressed transfer coding does not reveal a secret.
+/// Verifies that attack N-32 fails: a response with a compressed transfer coding does not reveal a secret.
 #[test]
 fn an_answer_that_is_compressed_on_its_way_only_does_not_bring_a_secret_in() {
     in_a_world(async |world| {
@@ -68,8 +68,8 @@ fn an_answer_that_is_compressed_on_its_way_only_does_not_bring_a_secret_in() {
     });
 }
 
-/// Attack N-37: masking lets code confirm a correct guess, which is accepted and documented. `secret set`
-/// warns about values that are easy to guess.
+/// Checks attack N-37: masking lets code confirm a correct guess, which is accepted and documented. `secret
+/// set` warns about values that are easy to guess.
 #[test]
 fn whoever_sets_a_secret_that_can_be_guessed_is_warned() {
     in_a_world(async |world| {

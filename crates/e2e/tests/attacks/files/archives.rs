@@ -43,7 +43,7 @@ async fn unpack(ground: &Ground, to: &str, bytes: &[u8], compression: Compressio
     Ok(report.entries)
 }
 
-/// Attack U-01: a decompression bomb is stopped because of its compression ratio.
+/// Verifies that attack U-01 fails: a decompression bomb is stopped because of its compression ratio.
 #[test]
 fn a_bomb_is_stopped_by_its_ratio_before_it_fills_the_disk() {
     each(async |ground| {
@@ -79,8 +79,8 @@ fn a_bomb_is_stopped_by_its_ratio_before_it_fills_the_disk() {
     });
 }
 
-/// Attacks U-02 and U-05: unpacking an archive neither creates nor changes anything outside its target
-/// directory.
+/// Verifies that attacks U-02 and U-05 fail: unpacking an archive neither creates nor changes anything
+/// outside its target directory.
 #[test]
 fn nothing_of_an_archive_lands_outside_its_directory() {
     each(async |ground| {
@@ -143,7 +143,7 @@ fn nothing_of_an_archive_lands_outside_its_directory() {
     });
 }
 
-/// Attack U-03: an archive that different programs interpret differently is refused.
+/// Verifies that attack U-03 fails: an archive that different programs interpret differently is refused.
 #[test]
 fn an_archive_on_which_readers_disagree_is_refused() {
     each(async |ground| {
@@ -195,7 +195,8 @@ fn an_archive_on_which_readers_disagree_is_refused() {
     });
 }
 
-/// Attack P-15: overlay markers and attributes that only the kernel may set have no effect.
+/// Verifies that attack P-15 fails: overlay markers and attributes that only the kernel may set have no
+/// effect.
 #[test]
 fn marks_of_other_file_systems_are_only_names() {
     each(async |ground| {
@@ -220,7 +221,7 @@ fn marks_of_other_file_systems_are_only_names() {
     });
 }
 
-/// Attack U-09: the server never runs a program that code in a sandbox has planted.
+/// Verifies that attack U-09 fails: the server never runs a program that code in a sandbox has planted.
 #[test]
 fn no_program_of_the_sandbox_ever_runs_outside() {
     each(async |ground| {

@@ -14,7 +14,7 @@ const PARTS: usize = 100_000;
 const NAME_BYTES: usize = 1 << 30;
 const FORM: &str = "multipart/form-data; boundary=edge";
 
-/// A request body with this content type and length, in pieces.
+/// A request body in pieces, with its content type and announced length.
 struct Sent<'a> {
     kind: &'a str,
     length: usize,
@@ -50,7 +50,8 @@ fn field(name: &str, value: &str) -> String {
     format!("--edge\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
 }
 
-/// Attack U-07: the API accepts no forms. It neither parses a form nor stores it as the file itself.
+/// Verifies that attack U-07 fails: the API accepts no forms. It neither parses a form nor stores it as the
+/// file itself.
 #[test]
 fn a_form_is_refused_before_any_of_it_is_read() {
     each(async |ground| {

@@ -43,7 +43,7 @@ fn what_code_leaves_where_files_are_kept_harms_nobody() {
         assert_eq!(again["stdout"], "on\n", "{again}");
 
         assert_eq!(other.client.session_artifact(&other.id, "mine.csv").await.unwrap(), b"mine");
-        // Names from a sandbox never become names on the host. Names on the host consist only of our own
+        // Names from a sandbox never become names on the host. File names on the host consist only of fixed
         // words and digits.
         let mut open = vec![service.data().join("sessions")];
         while let Some(directory) = open.pop() {

@@ -5,7 +5,7 @@ use api::files::FilePath;
 
 use super::ground::{each, path};
 
-/// Attack P-01: an ambiguous or invalid name is refused before any operation.
+/// Verifies that attack P-01 fails: an ambiguous or invalid name is refused before any operation.
 #[test]
 fn a_name_that_means_two_places_or_none_is_refused_before_anything_is_asked() {
     each(async |ground| {
@@ -39,8 +39,8 @@ fn a_name_that_means_two_places_or_none_is_refused_before_anything_is_asked() {
             let answer = wire.ask("GET", &format!("/v1/sandboxes/{id}/files?path=/"), None).await;
             assert!([400, 404].contains(&answer.status), "{id}: {answer:?}");
         }
-        // A character that only looks like a slash is an ordinary part of a name, and so are characters that
-        // are encoded twice.
+        // A character that only looks like a slash is an ordinary part of a name. A doubly encoded character
+        // is too.
         for name in ["a\u{2215}b", "%2e%2e%2f"] {
             ground.files.write(&path(name), "x".into(), None).await.unwrap();
         }
@@ -49,7 +49,7 @@ fn a_name_that_means_two_places_or_none_is_refused_before_anything_is_asked() {
     });
 }
 
-/// Attack P-10: the API returns every name unchanged, and the command line escapes it.
+/// Verifies that attack P-10 fails: the API returns every name unchanged, and the command line escapes it.
 #[test]
 fn every_name_comes_back_exactly_and_none_reaches_a_terminal() {
     each(async |ground| {
@@ -116,7 +116,7 @@ fn every_name_comes_back_exactly_and_none_reaches_a_terminal() {
     });
 }
 
-/// Attack P-14: paths through `/proc` do not lead out of the sandbox.
+/// Verifies that attack P-14 fails: paths through `/proc` do not lead out of the sandbox.
 #[test]
 fn a_way_out_through_proc_stays_inside() {
     each(async |ground| {

@@ -11,8 +11,8 @@ use super::ground::{code, each, path, timed};
 /// A file inside the sandbox that must not change. Users can read it, but not write to it.
 const SENTINEL: &str = "/etc/passwd";
 
-/// Attacks P-02, P-03 and P-04: file operations list symlinks that user code has planted, but never follow
-/// them.
+/// Verifies that attacks P-02, P-03 and P-04 fail: file operations list symlinks that user code has planted,
+/// but never follow them.
 #[test]
 fn links_are_listed_and_never_followed_by_what_reads_writes_or_removes() {
     each(async |ground| {
@@ -62,7 +62,8 @@ fn links_are_listed_and_never_followed_by_what_reads_writes_or_removes() {
     });
 }
 
-/// Attack P-06: a hard link names the same file on the sandbox's own disk and gives no additional access.
+/// Verifies that attack P-06 fails: a hard link names the same file on the sandbox's own disk and gives no
+/// additional access.
 #[test]
 fn a_hard_link_reaches_nothing_that_its_maker_could_not() {
     each(async |ground| {
@@ -86,7 +87,8 @@ fn a_hard_link_reaches_nothing_that_its_maker_could_not() {
     });
 }
 
-/// Attacks P-07 and P-08: everything except a regular file is refused immediately and never opened.
+/// Verifies that attacks P-07 and P-08 fail: everything except a regular file is refused immediately and
+/// never opened.
 #[test]
 fn what_is_no_file_is_refused_at_once_and_never_opened() {
     each(async |ground| {
@@ -124,7 +126,7 @@ fn what_is_no_file_is_refused_at_once_and_never_opened() {
     });
 }
 
-/// Attack P-13: an unreadable file or directory is listed together with its error.
+/// Verifies that attack P-13 fails: an unreadable file or directory is listed together with its error.
 #[test]
 fn what_may_not_be_read_is_listed_and_says_so() {
     each(async |ground| {

@@ -29,7 +29,8 @@ threads = [threading.Thread(target=trade, args=(n,)) for n in range(4)]
 print(count)
 "#;
 
-/// Attack P-05: a walk never leaves its tree, even if directories in the tree are exchanged with symlinks.
+/// Verifies that attack P-05 fails: a walk never leaves its tree, even if directories in the tree are
+/// exchanged with symlinks.
 #[test]
 fn a_walk_never_leaves_its_tree_whatever_trades_places_under_it() {
     each(async |ground| {
@@ -73,7 +74,8 @@ fn a_walk_never_leaves_its_tree_whatever_trades_places_under_it() {
     });
 }
 
-/// Attack P-09: reading a file while it changes returns one consistent version or an error.
+/// Verifies that attack P-09 fails: reading a file while it changes returns one consistent version or an
+/// error.
 #[test]
 fn a_file_that_changes_while_it_is_read_is_never_taken_for_whole() {
     each(async |ground| {
@@ -81,7 +83,7 @@ fn a_file_that_changes_while_it_is_read_is_never_taken_for_whole() {
         ground.run("head -c 8000000 /dev/zero > grows").await;
         ground.begin("while [ ! -e stop ]; do echo more >> grows; done").await;
         let bytes = ground.files.read(&path("grows"), 1 << 30).await;
-        // Each attempt may see a different version, so the node may give an error after several attempts.
+        // Each attempt may see a different version, so the node may return an error after several attempts.
         if let Ok(bytes) = &bytes {
             assert!(bytes.len() >= 8_000_000);
         }
@@ -107,7 +109,7 @@ fn a_file_that_changes_while_it_is_read_is_never_taken_for_whole() {
     });
 }
 
-/// Attack U-08: two concurrent writers leave the complete content of one of them.
+/// Verifies that attack U-08 fails: two concurrent writers leave the complete content of one of them.
 #[test]
 fn two_who_write_one_file_leave_one_of_the_two() {
     each(async |ground| {
@@ -144,8 +146,8 @@ fn two_who_write_one_file_leave_one_of_the_two() {
         let target = format!("/v1/sandboxes/{}/files/content?path=both&offset=99999999", ground.sandbox);
         assert_eq!(wire.ask("PUT", &target, None).await.status, 409);
         assert_eq!(ground.files.stat(&path("both")).await.unwrap().size_bytes, 2_000_000);
-        // Control: concurrent writers that write in place leave a mixture, or the length of the longer
-        // content.
+        // Control: concurrent writers that write in place leave a mixture of both contents, or a file with
+        // the length of the longer content.
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().join("both");
         std::fs::write(&place, "1111").unwrap();
@@ -160,7 +162,7 @@ fn two_who_write_one_file_leave_one_of_the_two() {
     });
 }
 
-/// Attack P-17: stopping a sandbox ends every transfer with a result or an error.
+/// Verifies that attack P-17 fails: stopping a sandbox ends every transfer with a result or an error.
 #[test]
 fn a_sandbox_that_is_stopped_ends_every_transfer_with_a_word() {
     each(async |ground| {

@@ -26,7 +26,7 @@ fn roomy() -> CreateSandbox {
     CreateSandbox { limits: limits.into(), ..small() }
 }
 
-/// Attack P-11: a large directory is listed in pages, and the depth of a walk is limited.
+/// Verifies that attack P-11 fails: a large directory is listed in pages, and the depth of a walk is limited.
 #[test]
 fn a_crowded_directory_is_listed_in_pages_and_a_deep_tree_ends_somewhere() {
     each_with(&roomy(), async |ground| {
@@ -58,7 +58,8 @@ fn a_crowded_directory_is_listed_in_pages_and_a_deep_tree_ends_somewhere() {
     });
 }
 
-/// Attack P-12: a sparse file is streamed with limited memory, and a disconnected reader frees its resources.
+/// Verifies that attack P-12 fails: a sparse file is streamed with limited memory, and a disconnected reader
+/// frees its resources.
 #[test]
 fn a_file_of_holes_is_streamed_within_bounds_and_let_go_at_once() {
     each_with(&roomy(), async |ground| {
@@ -92,7 +93,7 @@ fn a_file_of_holes_is_streamed_within_bounds_and_let_go_at_once() {
         assert_eq!(archive.report().unwrap().entries, 20_000);
         let grown = ground.memory_bytes().saturating_sub(before);
         assert!(grown < MEMORY_BYTES, "{grown}");
-        // Control: a program that reads the holes gets all of their bytes.
+        // Control: a program that reads the sparse file gets every byte of its holes.
         assert_eq!(ground.run("head -c 100000000 holes | wc -c").await, "100000000");
         ground.run("rm -rf holes some tiny").await;
         ground.held(
@@ -102,7 +103,8 @@ fn a_file_of_holes_is_streamed_within_bounds_and_let_go_at_once() {
     });
 }
 
-/// Attack P-16: 100,000 events in rapid succession use limited memory, and missed events are reported.
+/// Verifies that attack P-16 fails: 100,000 events in rapid succession use limited memory, and missed events
+/// are reported.
 #[test]
 fn a_storm_of_events_is_bounded_and_says_what_was_missed() {
     each_with(&roomy(), async |ground| {
@@ -126,7 +128,7 @@ fn a_storm_of_events_is_bounded_and_says_what_was_missed() {
             );
             let told = match tokio::time::timeout(Duration::from_secs(15), watching.next()).await {
                 Ok(told) => told.unwrap(),
-                // The last events have been missed too. The reported overflow covers them.
+                // The last events were lost too. The overflow that was already reported covers them.
                 Err(_) if overflows > 0 => break,
                 Err(_) => panic!("{events} events and silence"),
             };

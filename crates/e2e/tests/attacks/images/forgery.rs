@@ -14,7 +14,7 @@ const PAYLOAD: &str = include_str!("../../../../../attacks/U-21/attack.sh");
 const SPARSE_BYTES: u64 = 1 << 30;
 /// Maximum disk use of the layer that contains the sparse file.
 const LAYER_BYTES_MAX: u64 = 1 << 20;
-/// Number of lines that the build itself writes for one step without refusals.
+/// Number of lines that the build itself logs if the recipe has one step and no request is refused.
 const OWN_LINES: usize = 2;
 
 /// Builds a template with one step on top of `base`, with these environment variables, and returns the
@@ -45,7 +45,7 @@ fn place() -> Place {
     place
 }
 
-/// Attack U-21: a program in a step cannot forge lines of the build.
+/// Verifies that attack U-21 fails: a program in a step cannot forge lines of the build.
 #[test]
 fn no_program_of_a_step_writes_a_line_of_the_build() {
     if !is_wanted() {
@@ -69,7 +69,7 @@ fn no_program_of_a_step_writes_a_line_of_the_build() {
     println!("attack U-21 runc held (control forged {} lines)", forged.matches("\n#").count());
 }
 
-/// Attack U-20: a sparse file remains sparse in a layer.
+/// Verifies that attack U-20 fails: a sparse file remains sparse in a layer.
 #[test]
 fn a_file_with_holes_stays_one_in_a_layer() {
     if !is_wanted() {

@@ -34,7 +34,7 @@ fn look(tree: &Path) -> Vec<String> {
     seen
 }
 
-/// Attack U-12: a build step changes only its own layer.
+/// Verifies that attack U-12 fails: a build step changes only its own layer.
 #[test]
 fn a_step_changes_its_own_layer_and_nothing_else() {
     on(&["runc"], async |lab| {
@@ -62,8 +62,8 @@ fn a_step_changes_its_own_layer_and_nothing_else() {
         println!("attack U-12 runc held {} tries", log.matches("held ").count());
         assert_eq!(look(&e2e::layer::base()), before, "the layer below is as it was");
 
-        // The step's own template has the changes that a step may make. Its sandboxes start under the same
-        // rules as all others, because every start checks the posture.
+        // The step's own template contains the changes that a step may make. Its sandboxes have the same
+        // isolation as all others, because every start checks the posture.
         let script = "cat /srv/lawful; cat /etc/debian_version > /dev/null || echo hidden; id -un; stat -c %a /srv/root-shell; test -d /workspace && test -w /workspace && echo own; wc -c < /etc/resolv.conf; ls -A /srv | tr '\\n' ' '; ls -A /srv/hidden | wc -l";
         let seen = said(&evil, script).await;
         assert!(seen.starts_with("lawful\nsandbox\n755\nown\n0\n"), "{seen}");

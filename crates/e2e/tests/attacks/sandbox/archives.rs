@@ -119,13 +119,13 @@ fn engines() -> Vec<EngineKind> {
     EngineKind::ALL.into_iter().filter(|kind| wanted(kind.name())).collect()
 }
 
-/// Attack I-10 (finding IH1): an archive cannot claim the name of another template's image, by keys or by an
-/// annotation.
+/// Verifies that attack I-10 (finding IH1) fails: an archive cannot claim the name of another template's
+/// image, neither by a key nor by an annotation.
 #[test]
 fn no_archive_takes_over_the_image_of_a_template() {
     for kind in engines() {
-        // Docker applies names from keys. Podman applies names from keys and from annotations, but an import
-        // with keys fails after Podman has applied the names.
+        // An archive names its image by the key `repoTags` or by an annotation. Docker applies the key.
+        // Podman applies both, but an import with the key fails after Podman has applied the names.
         let reaches = if kind == EngineKind::Docker { "keys" } else { "annotation" };
         let control = Person::new(kind, "I-10");
         control.well(&["template", "import", "--name", "good", base(control.home.path()).to_str().unwrap()]);
@@ -176,8 +176,8 @@ fn no_archive_takes_over_the_image_of_a_template() {
     }
 }
 
-/// Attack I-13 (findings IL6, IL7 and IL8): an image cannot redirect mounts, and removing a template removes
-/// its images.
+/// Verifies that attack I-13 (findings IL6, IL7 and IL8) fails: an image cannot redirect mounts, and removing
+/// a template removes its images.
 #[test]
 fn an_image_moves_no_mount_and_leaves_nothing_behind() {
     for kind in engines() {
@@ -196,7 +196,7 @@ fn an_image_moves_no_mount_and_leaves_nothing_behind() {
             "readlink /workspace; touch /etc/mine && echo wrote",
         ];
         let (_, said) = control.bellglass(&words);
-        // In Podman, sealing the image replaces the symlink with a directory.
+        // In Podman, sealing (adding the guest to the image) replaces the symlink with a directory.
         let reached = if kind == EngineKind::Docker { "/etc\nwrote" } else { "Read-only file system" };
         assert!(said.contains(reached), "control: {said}");
         let (code, said) = person.bellglass(&words);
@@ -224,14 +224,15 @@ fn an_image_moves_no_mount_and_leaves_nothing_behind() {
     }
 }
 
-/// Returns the IDs of the images that this user's sandboxes have sealed.
+/// Returns the IDs of the sealed images that this user's sandboxes have created.
 fn sealed(kind: EngineKind, person: &Person) -> Vec<String> {
     let notes = person.home.path().join(format!(".local/share/bellglass/engine/{}-sealed", kind.name()));
     let entries = std::fs::read_dir(notes).unwrap().flatten();
     entries.map(|entry| std::fs::read_to_string(entry.path()).unwrap()).collect()
 }
 
-/// Attack I-14 (finding IL1): the machine's host names do not appear in a sandbox in an engine.
+/// Verifies that attack I-14 (finding IL1) fails: the machine's host names do not appear in a sandbox in an
+/// engine.
 #[test]
 fn no_name_of_the_machine_is_in_a_sandbox_of_an_engine() {
     withstand("I-14", &["docker", "podman"], async |field| {

@@ -19,7 +19,8 @@ const PRESENT: &str =
 /// Devices that gVisor emulates.
 const OWN: [&str; 2] = [" fuse", " net/tun"];
 
-/// Attack K-13: no device of the host can be opened, and no device node gives access to one.
+/// Verifies that attack K-13 fails: no device of the host can be opened, and no device node gives access to
+/// one.
 #[test]
 fn no_device_of_the_host_can_be_opened_or_made() {
     withstand("K-13", BOTH, async |field| {
@@ -53,7 +54,8 @@ fn no_device_of_the_host_can_be_opened_or_made() {
     });
 }
 
-/// Attack R-10, modelled on CVE-2026-96812 in gVisor: device nodes that an image contains cannot be opened.
+/// Verifies that attack R-10, modelled on CVE-2026-96812 in gVisor, fails: device nodes that an image
+/// contains cannot be opened.
 #[test]
 fn device_nodes_in_an_image_open_nothing() {
     withstand("R-10", OCI_BOTH, async |field| {
@@ -73,7 +75,8 @@ fn device_nodes_in_an_image_open_nothing() {
     });
 }
 
-/// Attack K-14: set-user-id bits, set-group-id bits and file capabilities grant no privileges.
+/// Verifies that attack K-14 fails: set-user-id bits, set-group-id bits and file capabilities grant no
+/// privileges.
 #[test]
 fn no_file_gives_a_program_more_rights() {
     withstand("K-14", OCI_BOTH, async |field| {
@@ -112,7 +115,8 @@ fn no_file_gives_a_program_more_rights() {
     });
 }
 
-/// Attack K-16, modelled on CVE-2019-5736: no program of the host can be overwritten through a process.
+/// Verifies that attack K-16, modelled on CVE-2019-5736, fails: no program of the host can be overwritten
+/// through a process.
 #[test]
 fn no_program_of_the_host_can_be_overwritten_through_a_process() {
     withstand("K-16", BOTH, async |field| {
@@ -135,14 +139,15 @@ fn no_program_of_the_host_can_be_overwritten_through_a_process() {
     });
 }
 
-/// Attack R-01, modelled on CVE-2019-5736 and CVE-2024-21626: nothing on the host is reachable while execs
-/// start.
+/// Verifies that attack R-01, modelled on CVE-2019-5736 and CVE-2024-21626, fails: nothing on the host is
+/// reachable while execs start.
 #[test]
 fn nothing_of_the_host_is_in_reach_while_execs_are_born() {
     race_births(RUNC);
 }
 
-/// Attack R-01 under a user-space kernel, where every process can list the descriptors of process 1.
+/// Verifies that attack R-01 fails under a user-space kernel, where every process can list the descriptors of
+/// process 1.
 #[test]
 fn nothing_of_process_1_is_in_reach_under_a_user_space_kernel() {
     race_births(&["runsc"]);

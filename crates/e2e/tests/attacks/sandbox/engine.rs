@@ -6,8 +6,8 @@ const ENGINES: &[&str] = &["docker", "podman"];
 /// Number of attempts that the payload makes.
 const ACTS: usize = 8;
 
-/// Attack A-19: code in the sandbox cannot impersonate the node or process 1, or attack the process that the
-/// engine starts in the sandbox.
+/// Verifies that attack A-19 fails: code in the sandbox cannot impersonate the node or process 1, or attack
+/// the process that the engine starts in the sandbox.
 #[test]
 fn nobody_inside_speaks_for_the_node_or_for_process_1() {
     withstand("A-19", ENGINES, async |field| {

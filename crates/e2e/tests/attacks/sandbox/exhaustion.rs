@@ -13,7 +13,7 @@ use super::room::Room;
 
 const MIB: u64 = 1 << 20;
 
-/// Attack C-01: a fork bomb stops at the limit, and the sandbox keeps working.
+/// Verifies that attack C-01 fails: a fork bomb stops at the limit, and the sandbox keeps working.
 #[test]
 fn a_fork_bomb_ends_at_the_limit_and_the_sandbox_goes_on() {
     withstand("C-01", OCI, async |field| {
@@ -37,8 +37,8 @@ fn a_fork_bomb_ends_at_the_limit_and_the_sandbox_goes_on() {
     });
 }
 
-/// Attack C-01 where the guest and user code share a user-space kernel: the bomb may end its own sandbox, but
-/// affects nothing else.
+/// Verifies that attack C-01 is contained where the guest and user code share a user-space kernel: the bomb
+/// may end its own sandbox, but affects nothing else.
 #[test]
 fn a_fork_bomb_under_a_user_space_kernel_hurts_nobody_else() {
     withstand("C-01", &["runsc"], async |field| {
@@ -54,7 +54,8 @@ fn a_fork_bomb_under_a_user_space_kernel_hurts_nobody_else() {
     });
 }
 
-/// Attack C-04: memory on the heap is exhausted, until the kernel's OOM killer acts.
+/// Verifies that attack C-04 fails: exhausting memory on the heap ends the whole exec, whose outcome names
+/// the cause.
 #[test]
 fn a_memory_bomb_ends_its_whole_exec_and_is_called_by_its_name() {
     withstand("C-04", BOTH, async |field| {
@@ -93,8 +94,8 @@ fn a_memory_bomb_ends_its_whole_exec_and_is_called_by_its_name() {
     });
 }
 
-/// Attack C-04: memory that outlives the process which filled it stays within its limit, and does not starve
-/// the next exec.
+/// Verifies that attack C-04 fails: memory that outlives the process that filled it stays within its limit,
+/// and does not starve the next exec.
 #[test]
 fn memory_that_outlives_its_process_does_not_starve_the_next() {
     withstand("C-04", RUNC, async |field| {
@@ -113,8 +114,8 @@ fn memory_that_outlives_its_process_does_not_starve_the_next() {
     });
 }
 
-/// Attack C-04: memory in System V segments, which outlive the process that created them, does not starve the
-/// next exec.
+/// Verifies that attack C-04 fails: memory in System V segments, which outlive the process that created them,
+/// does not starve the next exec.
 #[test]
 fn memory_that_belongs_to_nobody_does_not_starve_the_next() {
     withstand("C-04", RUNC, async |field| {
@@ -129,7 +130,7 @@ fn memory_that_belongs_to_nobody_does_not_starve_the_next() {
     });
 }
 
-/// Attack C-08: a full disk affects only its own sandbox.
+/// Verifies that attack C-08 fails: a full disk affects only its own sandbox.
 #[test]
 fn a_full_disk_is_full_for_its_sandbox_only() {
     withstand("C-08", OCI_BOTH, async |field| {
@@ -161,7 +162,7 @@ fn a_full_disk_is_full_for_its_sandbox_only() {
     });
 }
 
-/// Attack C-09: a disk without free inodes affects only its own sandbox.
+/// Verifies that attack C-09 fails: a disk without free inodes affects only its own sandbox.
 #[test]
 fn a_disk_without_inodes_is_so_for_its_sandbox_only() {
     withstand("C-09", OCI_BOTH, async |field| {
@@ -181,7 +182,7 @@ fn a_disk_without_inodes_is_so_for_its_sandbox_only() {
     });
 }
 
-/// Attack C-12: the number of open files is limited.
+/// Verifies that attack C-12 fails: the number of open files is limited.
 #[test]
 fn open_files_end_at_the_limit() {
     withstand("C-12", BOTH, async |field| {
@@ -202,8 +203,8 @@ fn open_files_end_at_the_limit() {
             assert!(flight.number("in-flight") <= limit + 512, "{}", flight.raw);
             field.recovers(&sandbox).await;
         } else {
-            // A user-space kernel does not count descriptors in flight. It keeps them in its own memory,
-            // which is limited.
+            // A user-space kernel does not count descriptors that are queued in sockets. It keeps them in its
+            // own memory, which is limited.
             assert!(flight.raw.contains("SandboxLost { cause: Oom }"), "{}", flight.raw);
             field.recovers(&field.sandbox().await).await;
         }
@@ -211,7 +212,7 @@ fn open_files_end_at_the_limit() {
     });
 }
 
-/// Attack C-20, modelled on CVE-2022-0492: no cgroup tree is reachable.
+/// Verifies that attack C-20, modelled on CVE-2022-0492, fails: no cgroup tree is reachable.
 #[test]
 fn no_cgroup_tree_is_in_reach() {
     withstand("C-20", BOTH, async |field| {
@@ -231,7 +232,8 @@ fn no_cgroup_tree_is_in_reach() {
     });
 }
 
-/// Attack C-23: a signal to every process reaches only processes of the same user in the same sandbox.
+/// Verifies that attack C-23 fails: a signal to every process reaches only processes of the same user in the
+/// same sandbox.
 #[test]
 fn killing_everybody_kills_only_ones_own() {
     withstand("C-23", BOTH, async |field| {
@@ -267,8 +269,8 @@ async fn spools(field: &Field<'_>, sandbox: &node::Sandbox) {
     if field.is_container() {
         assert_eq!((kept, dropped), (3_000_000, 0), "{}", field.id);
     } else {
-        // Under gVisor, user code writes to the disk as root, so no blocks are reserved for output. Lost
-        // output is counted.
+        // Under gVisor, the guest and user code write to the disk as the same user, so no blocks are reserved
+        // for output. Lost output is counted.
         assert!(kept + dropped >= 3_000_000, "{}: {kept} kept, {dropped} dropped", field.id);
     }
 }

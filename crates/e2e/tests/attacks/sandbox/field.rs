@@ -219,7 +219,7 @@ pub(crate) fn said(done: &Collected) -> Said {
 }
 
 impl Said {
-    /// Parses lines that each contain an attempt and its result, separated by the last space.
+    /// Parses lines of the form `attempt result`, split at the last space.
     pub(crate) fn read(text: &str, code: Option<i32>) -> Self {
         let things = text.lines().filter_map(|line| line.rsplit_once(' '));
         let things = things.map(|(thing, result)| (thing.to_owned(), result.to_owned())).collect();

@@ -20,8 +20,8 @@ const HOLDERS: usize = 12;
 /// Number of execs that end with retained output. The disk has no space for the output of all of them.
 const ENDED: usize = 8;
 
-/// Attack O-20 (finding IM4): if the output of ended execs uses up the reserved space, new output still
-/// arrives. gVisor reserves no space; the next test covers it.
+/// Verifies that attack O-20 (finding IM4) fails: if the output of ended execs uses up the reserved space,
+/// new output still arrives. gVisor is excluded, because it reserves no space; the next test covers gVisor.
 #[test]
 fn output_is_waited_for_and_not_lost_when_the_disk_is_full() {
     withstand("O-20", OCI, async |field| {
@@ -58,8 +58,8 @@ fn output_is_waited_for_and_not_lost_when_the_disk_is_full() {
     });
 }
 
-/// Attack O-20: if running execs hold the reserved space, the output of another exec still arrives, using
-/// little memory.
+/// Verifies that attack O-20 fails: if running execs hold the reserved space, the output of another exec
+/// still arrives, using little memory.
 #[test]
 fn output_goes_on_while_running_execs_hold_the_reserve() {
     withstand("O-20", OCI_BOTH, async |field| {

@@ -17,7 +17,7 @@ const LISTENING: Duration = Duration::from_millis(400);
 /// Ways in which a process can hide without leaving the group.
 const WAYS: [&str; 5] = ["session", "chain", "replace", "renamed", "heir"];
 
-/// Attack G-01: no process can leave the group of its exec.
+/// Verifies that attack G-01 fails: no process can leave the group of its exec.
 #[test]
 fn no_process_can_lose_the_group_of_its_exec() {
     withstand("G-01", BOTH, async |field| {
@@ -37,7 +37,8 @@ fn no_process_can_lose_the_group_of_its_exec() {
     });
 }
 
-/// Attack G-01: a process that changes its session, its parent and its name is killed with its exec.
+/// Verifies that attack G-01 fails: a process that changes its session, its parent and its name is killed
+/// with its exec.
 #[test]
 fn whoever_flees_is_found_and_ended_with_its_exec() {
     withstand("G-01", BOTH, async |field| {
@@ -48,7 +49,8 @@ fn whoever_flees_is_found_and_ended_with_its_exec() {
     });
 }
 
-/// Attack G-01: a process whose first thread has exited looks dead, but is killed with its exec too.
+/// Verifies that attack G-01 fails: a process whose first thread has exited looks dead, but is killed with
+/// its exec too.
 #[test]
 fn whoever_hides_behind_a_dead_thread_is_found_and_ended_with_its_exec() {
     withstand("G-01", OCI_BOTH, async |field| {
@@ -57,7 +59,7 @@ fn whoever_hides_behind_a_dead_thread_is_found_and_ended_with_its_exec() {
     });
 }
 
-/// Attack G-01: the first process of an exec cannot hide behind a dead thread either.
+/// Verifies that attack G-01 fails: the first process of an exec cannot hide behind a dead thread either.
 #[test]
 fn an_exec_that_hides_behind_a_dead_thread_meets_its_deadline() {
     withstand("G-01", OCI_BOTH, async |field| {
@@ -76,8 +78,7 @@ fn an_exec_that_hides_behind_a_dead_thread_meets_its_deadline() {
     });
 }
 
-/// Asserts that a process that hides in this way is killed with its exec, and survives only if background
-/// processes are not killed.
+/// Asserts that a process that hides in this way is killed with its exec. Also runs the control.
 async fn flees(field: &Field<'_>, witness: &Sandbox, way: &str) {
     // Control: if background processes are not killed, the hiding process survives its exec.
     let sandbox = field.sandbox().await;

@@ -59,8 +59,8 @@ pub(crate) fn spec_with(field: &Field<'_>, layer: &tempfile::TempDir) -> Spec {
     spec
 }
 
-/// Starts the parent of interpreters. The payload in its place never reports that it is ready, so its output
-/// is taken from the error.
+/// Starts the parent of interpreters, which is the payload. It never reports that it is ready, so this
+/// function takes the payload's output from the error.
 pub(crate) async fn words_of_parent(sandbox: &Sandbox) -> Said {
     let code = Code { source: "1".into(), ..Code::default() };
     let spec = ExecSpec { code: Some(code), deadline_ms: Some(30_000), ..ExecSpec::default() };
@@ -77,7 +77,7 @@ fn assert_unprivileged(place: &str, said: &Said) {
     }
 }
 
-/// Attack I-11 (findings IM1 and L2): the image's Python never runs as root.
+/// Verifies that attack I-11 (findings IM1 and L2) fails: the image's Python never runs as root.
 #[test]
 fn the_python_of_an_image_is_never_root() {
     withstand("I-11", OCI_BOTH, async |field| {
@@ -128,7 +128,8 @@ fn the_python_of_an_image_is_never_root() {
     });
 }
 
-/// Checks finding L2: root of a workstation replaces the Python that the guest starts next.
+/// Checks finding L2: if root of a workstation replaces Python, the guest does not run the replacement as
+/// root.
 async fn of_a_workstation(field: &Field<'_>) {
     let spec = Spec { profile: Profile::Rooted, ..field.lab.spec(small()) };
     let sandbox = Sandbox::start(Arc::clone(&field.lab.runtime), field.lab.id(), &spec).await.unwrap();
@@ -140,7 +141,8 @@ async fn of_a_workstation(field: &Field<'_>) {
     field.recovers(&sandbox).await;
 }
 
-/// Attack A-22 (finding L3): a root process that leaves its group is killed with its exec.
+/// Verifies that attack A-22 (finding L3) fails: a root process that leaves its group is killed with its
+/// exec.
 #[test]
 fn root_that_leaves_its_group_ends_with_its_exec() {
     withstand("A-22", OCI, async |field| {
@@ -155,7 +157,7 @@ fn root_that_leaves_its_group_ends_with_its_exec() {
         assert_eq!(done.end.outcome, Outcome::Timeout, "control: {done:?}");
         assert!(beats(&undefended, "stay").await, "control: it survives the deadline of its exec");
         undefended.stop(Duration::ZERO).await.unwrap();
-        // If its exec exits on its own, the process survives without a group, and is counted as left running.
+        // If the exec exits normally, the process survives without a group, and is counted as left running.
         let done = collect(&sandbox, &as_root("leave")).await;
         assert_eq!((&done.end.outcome, done.end.left_running), (&Outcome::Exited { code: 0 }, 1), "{done:?}");
         until_beating(&sandbox, "leave").await;

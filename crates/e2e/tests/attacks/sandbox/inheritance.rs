@@ -31,7 +31,8 @@ const VARIABLES: [&str; 16] = [
 /// Environment variables that shells and interpreters add.
 const ADDED: [&str; 4] = ["PWD", "SHLVL", "_", "LC_CTYPE"];
 
-/// Attacks, modelled on CVE-2024-21626: no working directory leads out of the sandbox.
+/// Verifies that attacks, modelled on CVE-2024-21626, fail: no working directory leads out of
+/// the sandbox.
 #[test]
 fn no_working_directory_leads_outside() {
     withstand("A-10", BOTH, async |field| {
@@ -70,7 +71,7 @@ fn no_working_directory_leads_outside() {
     });
 }
 
-/// Attacks: the first process of an exec has exactly three descriptors.
+/// Verifies that attacks fail: the first process of an exec has exactly three descriptors.
 #[test]
 fn the_first_process_has_three_descriptors() {
     withstand("A-11", BOTH, async |field| {
@@ -82,7 +83,7 @@ fn the_first_process_has_three_descriptors() {
         assert_eq!(control.code, Some(THROUGH), "{control:?}");
         assert!(control.things.keys().any(|thing| thing.starts_with("descriptor-9-")), "{control:?}");
         let sandbox = field.sandbox().await;
-        // Another exec runs at the same time, so the guest holds that exec's descriptors open.
+        // Run a second exec at the same time, so that the guest holds that exec's descriptors open.
         let other = start(&sandbox, &ExecSpec { stdin: true, ..exec(&["cat"]) }).await.unwrap();
         for stdin in [false, true] {
             let spec = ExecSpec { stdin, ..field.payload(&[]) };
@@ -99,7 +100,7 @@ fn the_first_process_has_three_descriptors() {
     });
 }
 
-/// Attack A-12: an exec inherits no environment variables of the host.
+/// Verifies that attack A-12 fails: an exec inherits no environment variables of the host.
 #[test]
 fn no_variable_of_the_host_is_inherited() {
     withstand("A-12", BOTH, async |field| {
@@ -116,8 +117,8 @@ fn no_variable_of_the_host_is_inherited() {
             let (source, name) = line.split_once(' ').unwrap();
             let known = match source {
                 "self" => VARIABLES.contains(&name) || ADDED.contains(&name) || name == "MINE",
-                // Under a user-space kernel, the variables of the parent process can be read. The guest has
-                // only these two.
+                // Under a user-space kernel, the variables of the parent process, the guest, can be read. The
+                // guest has only these two.
                 "1" | "parent" => name == "PATH" || name == "HOME",
                 _ => name == "EACCES",
             };
@@ -128,8 +129,8 @@ fn no_variable_of_the_host_is_inherited() {
     });
 }
 
-/// Attack R-05, modelled on CVE-2022-29162 and CVE-2022-27650: an exec has no capabilities, whatever its user
-/// ID.
+/// Verifies that attack R-05, modelled on CVE-2022-29162 and CVE-2022-27650, fails: an exec has no
+/// capabilities, whatever its user ID.
 #[test]
 fn an_exec_has_no_more_rights_than_a_start() {
     withstand("R-05", BOTH, async |field| {
@@ -152,13 +153,15 @@ fn an_exec_has_no_more_rights_than_a_start() {
     });
 }
 
-/// Attack R-09, modelled on CVE-2026-30892: a user ID is used exactly as requested, or refused.
+/// Verifies that attack R-09, modelled on CVE-2026-30892, fails: a user ID is used exactly as requested, or
+/// refused.
 #[test]
 fn an_identity_is_exact_or_refused() {
     withstand("R-09", BOTH, async |field| {
         let words = std::fs::read_to_string(home().join("R-09/attack.json")).unwrap();
         let asked: Vec<serde_json::Value> = serde_json::from_str(&words).unwrap();
-        // Control: if these values are parsed as C parses numbers, several of them mean root.
+        // Control: a careless parser, which reads only leading digits, takes several of these values for
+        // root.
         let careless = |word: &str| {
             word.trim().split(|c: char| !c.is_ascii_digit()).next().and_then(|d| d.parse::<u64>().ok())
         };

@@ -9,7 +9,7 @@ use node::{Collected, Sandbox};
 use super::field::{BOTH, Field, Said, THROUGH, payload, said, withstand};
 use super::room::Room;
 
-/// Returns an exec that runs the payload with these arguments as code, in the interpreter itself.
+/// Returns the spec of an exec that runs the payload with these arguments as code, in the interpreter itself.
 fn code(id: &str, arguments: &[&str]) -> ExecSpec {
     let words = payload(id, &[]);
     let source = format!("import sys\nsys.argv = ['', *{arguments:?}]\n{}", words[2]);
@@ -32,7 +32,7 @@ fn snippet(source: &str) -> ExecSpec {
     ExecSpec { code: Some(code), deadline_ms: Some(30_000), ..ExecSpec::default() }
 }
 
-/// Attack I-01: code in the sandbox cannot act on the interpreter's parent.
+/// Verifies that attack I-01 fails: code in the sandbox cannot act on the interpreter's parent.
 #[test]
 fn nobody_inside_can_reach_the_interpreters_parent() {
     withstand("I-01", BOTH, async |field| {
@@ -59,7 +59,7 @@ fn nobody_inside_can_reach_the_interpreters_parent() {
     });
 }
 
-/// Attack I-02: a forked process keeps none of its parent's privileges.
+/// Verifies that attack I-02 fails: a forked process keeps none of its parent's privileges.
 #[test]
 fn a_fork_keeps_nothing_of_its_parent() {
     withstand("I-02", BOTH, async |field| {
@@ -81,7 +81,7 @@ fn a_fork_keeps_nothing_of_its_parent() {
     });
 }
 
-/// Attack I-03: the interpreter's parent does not run files that code has planted.
+/// Verifies that attack I-03 fails: the interpreter's parent does not run files that code has planted.
 #[test]
 fn nothing_that_code_plants_is_run_by_the_parent() {
     withstand("I-03", BOTH, async |field| {
@@ -107,7 +107,7 @@ fn nothing_that_code_plants_is_run_by_the_parent() {
     });
 }
 
-/// Attack I-04: false data on the results channel does not change the outcome of an exec.
+/// Verifies that attack I-04 fails: false data on the results channel does not change the outcome of an exec.
 #[test]
 fn lies_on_the_channel_of_results_change_nothing() {
     withstand("I-04", BOTH, async |field| {

@@ -8,8 +8,8 @@ use super::room::Room;
 /// implemented".
 const REFUSED: &str = "EPERM|ENOSYS";
 
-/// Runs one payload in an open room and in a sandbox. In the room, each attempt must have the given result.
-/// In the sandbox, every attempt must be refused.
+/// Runs one payload in a [`Room`] without defences and in a sandbox. In the room, each attempt must have the
+/// given result. In the sandbox, every attempt must be refused.
 fn refused_everywhere(id: &'static str, things: &[(&str, &str)]) {
     withstand(id, BOTH, async |field| {
         let control = Room::default().attack(id, &[]);
@@ -26,7 +26,7 @@ fn refused_everywhere(id: &'static str, things: &[(&str, &str)]) {
     });
 }
 
-/// Attack K-01: nothing can be mounted.
+/// Verifies that attack K-01 fails: nothing can be mounted.
 #[test]
 fn nothing_can_be_mounted() {
     refused_everywhere(
@@ -49,7 +49,7 @@ fn nothing_can_be_mounted() {
     );
 }
 
-/// Attack K-02: namespaces can be neither created nor entered.
+/// Verifies that attack K-02 fails: namespaces can be neither created nor entered.
 #[test]
 fn no_namespace_can_be_made_or_entered() {
     let kinds = ["mnt", "cgroup", "uts", "ipc", "user", "pid", "net"];
@@ -62,13 +62,14 @@ fn no_namespace_can_be_made_or_entered() {
     refused_everywhere("K-02", &things);
 }
 
-/// Attack K-04: the kernel accepts no BPF programs, performance events or `userfaultfd` from a sandbox.
+/// Verifies that attack K-04 fails: the kernel accepts no BPF programs, performance events or `userfaultfd`
+/// from a sandbox.
 #[test]
 fn the_kernel_takes_no_code_and_no_measuring() {
     withstand("K-04", BOTH, async |field| {
         let control = Room::default().attack("K-04", &[]);
-        // In the room, the kernel processes each call. It supports only some commands of bpf, and rejects the
-        // descriptor -1.
+        // In the room, the kernel processes each call. The kernel may not support every bpf command, and it
+        // rejects the descriptor -1.
         control.assert("control", &[("userfaultfd", "ok"), ("perf_event_open", "ok|EACCES")]);
         assert!(control.things["bpf"].contains("EINVAL"), "{control:?}");
         let sandbox = field.sandbox().await;
@@ -87,7 +88,8 @@ fn the_kernel_takes_no_code_and_no_measuring() {
     });
 }
 
-/// Attack K-05: io_uring, through which system calls could bypass the filter, is not available.
+/// Verifies that attack K-05 fails: io_uring, through which system calls could bypass the filter, is not
+/// available.
 #[test]
 fn there_is_no_second_door_to_system_calls() {
     refused_everywhere(
@@ -96,7 +98,7 @@ fn there_is_no_second_door_to_system_calls() {
     );
 }
 
-/// Attack K-08: raw packets cannot be sent.
+/// Verifies that attack K-08 fails: raw packets cannot be sent.
 #[test]
 fn no_raw_packet_can_be_sent() {
     withstand("K-08", BOTH, async |field| {
@@ -123,7 +125,7 @@ fn no_raw_packet_can_be_sent() {
     });
 }
 
-/// Attack K-09: only four socket families can be opened, and only through the native ABI.
+/// Verifies that attack K-09 fails: only four socket families can be opened, and only through the native ABI.
 #[test]
 fn only_four_socket_families_open_and_only_by_the_native_abi() {
     withstand("K-09", BOTH, async |field| {
@@ -162,12 +164,12 @@ fn only_four_socket_families_open_and_only_by_the_native_abi() {
     });
 }
 
-/// Attack K-11: kernel settings cannot be written.
+/// Verifies that attack K-11 fails: kernel settings cannot be written.
 #[test]
 fn no_setting_of_the_kernel_can_be_written() {
     withstand("K-11", BOTH, async |field| {
-        // Control: on a copy of the tree, every setting can be written. In an open room, the settings of the
-        // room's own network can be written.
+        // Control: on a copy of the tree, every setting can be written. In a room without defences, the
+        // settings of the room's own network can be written.
         let copy = tempfile::tempdir().unwrap();
         let settings = ["kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "fs/suid_dumpable"];
         for path in

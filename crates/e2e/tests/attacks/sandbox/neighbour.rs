@@ -11,14 +11,14 @@ use node::{Event, Exec, Sandbox};
 use super::field::{BOTH, Field, OCI, OCI_BOTH, Said, THROUGH, payload, withstand};
 use super::room::Room;
 
-/// Number of locks in attack X-22. On a shared inode, this many locks make each open a hundred times slower.
-/// They can be taken within seconds.
+/// Number of locks in attack X-22. On a shared inode, this many locks make each `open` a hundred times
+/// slower. The payload can take them within seconds.
 const LOCKS: &str = "5000";
 /// Commands that the victim runs while the attacker watches it.
 const HARMLESS: &str =
     "cat /etc/debian_version >/dev/null; sha256sum /usr/bin/cat </dev/null; head -c1 /dev/zero | cat";
 
-/// Attack X-20: a sandbox cannot see which files a neighbouring sandbox opens.
+/// Verifies that attack X-20 fails: a sandbox cannot see which files a neighbouring sandbox opens.
 #[test]
 fn nobody_sees_what_a_neighbour_opens() {
     withstand("X-20", BOTH, async |field| {
@@ -41,8 +41,8 @@ fn nobody_sees_what_a_neighbour_opens() {
     });
 }
 
-/// Attack X-20, on runtimes where the control can disable the defence: every file system of a sandbox has its
-/// own device number.
+/// Verifies that attack X-20 fails on runtimes where the control can disable the defence: every file system
+/// of a sandbox has its own device number.
 #[test]
 fn every_file_system_of_a_sandbox_is_its_own() {
     withstand("X-20", OCI, async |field| {
@@ -61,7 +61,7 @@ fn every_file_system_of_a_sandbox_is_its_own() {
     });
 }
 
-/// Attack X-21: a neighbour's locks cannot be detected.
+/// Verifies that attack X-21 fails: a neighbour's locks cannot be detected.
 #[test]
 fn no_lock_of_a_neighbour_is_felt() {
     withstand("X-21", BOTH, async |field| {
@@ -79,7 +79,8 @@ fn no_lock_of_a_neighbour_is_felt() {
     });
 }
 
-/// Attack X-21 with the defence disabled: a neighbour can detect locks on shared inodes.
+/// Runs the control for attack X-21: with the defence disabled, a neighbour can detect locks on shared
+/// inodes.
 #[test]
 fn locks_on_shared_inodes_would_be_felt() {
     withstand("X-21", OCI, async |field| {
@@ -94,7 +95,7 @@ fn locks_on_shared_inodes_would_be_felt() {
     });
 }
 
-/// Attack X-22: locks slow down only the sandbox that holds them.
+/// Verifies that attack X-22 fails: locks slow down only the sandbox that holds them.
 #[test]
 fn locks_slow_down_only_who_holds_them() {
     withstand("X-22", BOTH, async |field| {
@@ -112,7 +113,8 @@ fn locks_slow_down_only_who_holds_them() {
     });
 }
 
-/// Attack X-22 with the defence disabled: locks on shared inodes slow down the other sandbox and the host.
+/// Runs the control for attack X-22: with the defence disabled, locks on shared inodes slow down the other
+/// sandbox and the host.
 #[test]
 fn locks_on_shared_inodes_would_slow_down_everybody() {
     withstand("X-22", OCI, async |field| {
@@ -131,7 +133,7 @@ fn locks_on_shared_inodes_would_slow_down_everybody() {
     });
 }
 
-/// Attack X-23: no name of the host is visible in a sandbox.
+/// Verifies that attack X-23 fails: no name of the host is visible in a sandbox.
 #[test]
 fn no_name_of_the_host_is_shown() {
     withstand("X-23", OCI_BOTH, async |field| {
@@ -180,7 +182,7 @@ pub(crate) async fn ready(sandbox: &Sandbox, spec: &ExecSpec) -> Exec {
     exec
 }
 
-/// Terminates a payload and returns its results since it was ready.
+/// Terminates a payload and returns the results that it has printed since it was ready.
 pub(crate) async fn ended(exec: Exec) -> Said {
     exec.signal(15).await.unwrap();
     super::field::said(&exec.collect().await.unwrap())

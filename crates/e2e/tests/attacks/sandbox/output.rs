@@ -31,7 +31,7 @@ struct Seen {
     end: ExecEnd,
 }
 
-/// Reads to the end without keeping the data, and asserts that each offset follows on from the previous one.
+/// Reads an exec to its end without keeping the data, and asserts that the offsets have no gaps.
 async fn skim(mut exec: Exec, mut look: impl FnMut(Stream, &[u8])) -> Seen {
     let (mut told, mut missed, mut longest, mut peak) = ([0; 2], 0, 0, 0);
     let mut pieces = 0;
@@ -60,7 +60,7 @@ async fn skim(mut exec: Exec, mut look: impl FnMut(Stream, &[u8])) -> Seen {
     }
 }
 
-/// Attack O-01: endless output stays within its limit in every mode.
+/// Verifies that attack O-01 fails: endless output stays within its limit in every mode.
 #[test]
 fn output_without_end_stays_within_its_bound_in_every_mode() {
     withstand("O-01", OCI_BOTH, async |field| {
@@ -137,7 +137,7 @@ async fn waits(field: &Field<'_>, sandbox: &Sandbox) {
     assert!(began.elapsed() < SOON && seen.end.outcome == Outcome::Cancelled, "{:?}", seen.end);
 }
 
-/// Attack O-03: an endless line is split into chunks of limited size.
+/// Verifies that attack O-03 fails: an endless line is split into chunks of limited size.
 #[test]
 fn a_line_without_an_end_is_cut_by_its_size() {
     withstand("O-03", BOTH, async |field| {
@@ -171,7 +171,7 @@ fn a_line_without_an_end_is_cut_by_its_size() {
     });
 }
 
-/// Attack O-05: bytes that are not text arrive unchanged.
+/// Verifies that attack O-05 fails: bytes that are not text arrive unchanged.
 #[test]
 fn bytes_that_are_no_text_arrive_as_they_are() {
     withstand("O-05", BOTH, async |field| {
@@ -190,7 +190,7 @@ fn bytes_that_are_no_text_arrive_as_they_are() {
     });
 }
 
-/// Attack O-06: streams that are closed or stay open do not affect the end of an exec.
+/// Verifies that attack O-06 fails: streams that are closed or stay open do not affect the end of an exec.
 #[test]
 fn streams_that_close_or_stay_open_decide_nothing() {
     withstand("O-06", BOTH, async |field| {
@@ -242,7 +242,7 @@ async fn late(field: &Field<'_>, sandbox: &Sandbox) {
     assert_eq!(text(&noted), "ok", "the late writer was held up");
 }
 
-/// Attack O-07: two concurrent streams are each complete and in order.
+/// Verifies that attack O-07 fails: two concurrent streams are each complete and in order.
 #[test]
 fn two_streams_at_once_are_each_complete_and_in_order() {
     withstand("O-07", BOTH, async |field| {

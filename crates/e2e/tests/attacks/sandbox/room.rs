@@ -1,5 +1,6 @@
-//! Environment of the controls: plain runc in separate namespaces, with users that own nothing on the host.
-//! The defence under test and most other defences are off, but processes and memory are still limited.
+//! Environment of the controls, called a room: plain runc in separate namespaces, with users that own nothing
+//! on the host. The defence under test and most other defences are off, but processes and memory are still
+//! limited.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,7 +16,7 @@ pub(crate) const BASE: u32 = 2_130_000_000;
 const PIDS: u64 = 100;
 /// Maximum memory of a room.
 const MEMORY_BYTES: u64 = 256 << 20;
-/// All capabilities. They are valid in the room's own user namespace, and useless outside of it.
+/// All capabilities. These capabilities are valid only in the room's own user namespace.
 const CAPABILITIES: &str = "\
     CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE \
     NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN \

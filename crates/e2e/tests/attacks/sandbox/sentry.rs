@@ -13,12 +13,13 @@ use super::group::{beats, until_beating};
 use super::identity::{as_python, spec_with, words_of_parent};
 
 const GVISOR: &[&str] = &["runsc"];
-/// Time that the node needs to release a sandbox, as after the death of its process.
+/// Time that a dropped node instance needs to release its sandbox, as if its process had died.
 const LET_GO: Duration = Duration::from_millis(100);
 /// Timeout for a response from process 1, which normally takes milliseconds.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Attack I-12 (finding IM1 in gVisor): the node communicates with no process except for process 1.
+/// Verifies that attack I-12 (finding IM1 in gVisor) fails: the node exchanges data with no process other
+/// than process 1.
 #[test]
 fn nobody_but_process_1_is_answered_by_the_node() {
     withstand("I-12", GVISOR, async |field| {
@@ -73,7 +74,8 @@ async fn taken_over(field: &Field<'_>, sandbox: Sandbox) -> Sandbox {
     Sandbox::attach(field.lab.again(), id, small().memory_bytes)
 }
 
-/// Attack A-23 (finding IM2): a process cannot hide by means of its name.
+/// Verifies that attack A-23 (finding IM2) fails: a process cannot hide from the guest by choosing a
+/// misleading name.
 #[test]
 fn a_process_does_not_hide_behind_its_name() {
     withstand("A-23", BOTH, async |field| {
@@ -95,7 +97,7 @@ fn a_process_does_not_hide_behind_its_name() {
             undefended.stop(Duration::ZERO).await.unwrap();
         }
         let sandbox = field.sandbox().await;
-        // If its exec exits on its own, the process survives.
+        // If the exec exits normally, the process survives.
         let done = collect(&sandbox, &field.payload(&["leave"])).await;
         assert_eq!(done.end.left_running, 1, "it is counted: {done:?}");
         until_beating(&sandbox, "leave").await;
@@ -115,7 +117,8 @@ fn a_process_does_not_hide_behind_its_name() {
     });
 }
 
-/// Attack C-38 (finding IL5): if no descriptor is free, an exec fails with an error that permits a retry.
+/// Verifies that attack C-38 (finding IL5) fails: if no descriptor is free, an exec fails with an error that
+/// permits a retry.
 #[test]
 fn an_exec_that_finds_no_descriptor_is_told_to_come_again() {
     withstand("C-38", GVISOR, async |field| {

@@ -38,8 +38,8 @@ const LIES: [&str; 10] =
 /// Maximum time until a start succeeds or is refused.
 const START: Duration = Duration::from_secs(15);
 
-/// Attacks, modelled on CVE-2019-16884, CVE-2025-54867, CVE-2026-41579 and CVE-2026-47766: a
-/// malicious root file system is refused, or its mounts stay inside the sandbox.
+/// Verifies that attacks, modelled on CVE-2019-16884, CVE-2025-54867, CVE-2026-41579 and
+/// CVE-2026-47766, fail: a malicious root file system is refused, or its mounts stay inside the sandbox.
 #[test]
 fn a_root_file_system_that_lies_is_refused_or_kept_inside() {
     withstand("R-08", OCI_BOTH, async |field| {
@@ -71,8 +71,8 @@ fn a_root_file_system_that_lies_is_refused_or_kept_inside() {
     });
 }
 
-/// Attack R-02, modelled on CVE-2019-16884 and CVE-2023-27561: files in the image do not hide the kernel's
-/// files at the same paths.
+/// Verifies that attack R-02, modelled on CVE-2019-16884 and CVE-2023-27561, fails: files in the image do not
+/// hide the kernel's files at the same paths.
 #[test]
 fn false_files_of_an_image_do_not_hide_the_kernels() {
     withstand("R-02", BOTH, async |field| {
@@ -98,7 +98,8 @@ fn false_files_of_an_image_do_not_hide_the_kernels() {
     });
 }
 
-/// Attack R-03, modelled on CVE-2020-15257: the host's abstract sockets are not reachable.
+/// Verifies that attack R-03, modelled on CVE-2020-15257, fails: the host's abstract sockets are not
+/// reachable.
 #[test]
 fn no_socket_without_a_file_is_in_reach() {
     withstand("R-03", BOTH, async |field| {
@@ -124,7 +125,8 @@ fn no_socket_without_a_file_is_in_reach() {
     });
 }
 
-/// Attack R-11, modelled on CVE-2026-1386: a link at the path of a new sandbox is not followed.
+/// Verifies that attack R-11, modelled on CVE-2026-1386, fails: a link at the path of a new sandbox is not
+/// followed.
 #[test]
 fn a_link_where_a_sandbox_is_to_be_made_is_not_followed() {
     withstand("R-11", OCI_BOTH, async |field| {
@@ -154,8 +156,8 @@ fn a_link_where_a_sandbox_is_to_be_made_is_not_followed() {
     });
 }
 
-/// Asserts that a mount by path follows a link in the root file system. It uses a separate mount namespace
-/// and a copy.
+/// Asserts that a mount by path follows a link in the root file system. This function uses a separate mount
+/// namespace and a copy.
 fn naive_mount_reaches(field: &Field<'_>, outside: &Path) {
     let root = lying_root(field, "dev", "absolute", outside);
     let script = "mount -t tmpfs none \"$0/dev\" && grep -c \" $1 \" /proc/self/mountinfo";

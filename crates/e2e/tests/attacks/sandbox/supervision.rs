@@ -14,10 +14,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::field::{BOTH, Field, OCI_BOTH, THROUGH, said, small, withstand};
 use super::room::{BASE, Room};
 
-/// Maximum time until a loss is detected, and until the processes of a terminated exec are gone.
+/// Timeout for a loss to be detected, and for the processes of a terminated exec to be gone.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Attack A-01: user code cannot act on process 1.
+/// Verifies that attack A-01 fails: user code cannot act on process 1.
 #[test]
 fn process_1_is_out_of_reach_of_user_code() {
     withstand("A-01", BOTH, async |field| {
@@ -34,8 +34,8 @@ fn process_1_is_out_of_reach_of_user_code() {
     });
 }
 
-/// Attack A-01: if the guest is killed from outside, for example by the kernel's OOM killer, no request
-/// hangs.
+/// Verifies that attack A-01 fails: if the guest is killed from outside, for example by the kernel's OOM
+/// killer, the node detects this and no request hangs.
 #[test]
 fn a_killed_guest_is_known_at_once_and_nothing_hangs() {
     withstand("A-01", OCI_BOTH, async |field| {
@@ -53,7 +53,7 @@ fn a_killed_guest_is_known_at_once_and_nothing_hangs() {
     });
 }
 
-/// Attack A-02: user code cannot open or replace the channel.
+/// Verifies that attack A-02 fails: user code cannot open or replace the channel.
 #[test]
 fn the_channel_cannot_be_entered_or_taken_over() {
     withstand("A-02", OCI_BOTH, async |field| {
@@ -78,8 +78,8 @@ fn the_channel_cannot_be_entered_or_taken_over() {
     });
 }
 
-/// Attack A-02: an impostor is rejected, even if it reaches the socket, speaks the protocol and is first in
-/// the queue.
+/// Verifies that attack A-02 fails: an impostor is rejected, even if it reaches the socket, speaks the
+/// protocol and is first in the queue.
 #[test]
 fn a_dialler_that_is_not_process_1_is_sent_away() {
     withstand("A-02", OCI_BOTH, async |field| {
@@ -109,8 +109,8 @@ fn a_dialler_that_is_not_process_1_is_sent_away() {
     });
 }
 
-/// Attack A-03: frames in an output are treated as plain bytes. The tests of `node` cover frames from a
-/// hostile process 1.
+/// Verifies that attack A-03 fails: frames in an output are treated as plain bytes. The tests of `node` cover
+/// frames from a hostile process 1.
 #[test]
 fn words_of_the_channel_in_an_output_are_only_bytes() {
     withstand("A-03", BOTH, async |field| {
@@ -130,7 +130,7 @@ fn words_of_the_channel_in_an_output_are_only_bytes() {
     });
 }
 
-/// Attack A-05: stopping processes while execs start does not block the guest.
+/// Verifies that attack A-05 fails: stopping processes while execs start does not block the guest.
 #[test]
 fn who_stops_what_is_being_born_does_not_stop_the_guest() {
     withstand("A-05", BOTH, async |field| {
@@ -155,7 +155,7 @@ fn who_stops_what_is_being_born_does_not_stop_the_guest() {
     });
 }
 
-/// Attack A-06: a process that ignores signals is killed after its grace period.
+/// Verifies that attack A-06 fails: a process that ignores signals is killed after its grace period.
 #[test]
 fn who_ignores_signals_is_killed_after_its_grace() {
     withstand("A-06", BOTH, async |field| {
@@ -181,14 +181,14 @@ fn who_ignores_signals_is_killed_after_its_grace() {
     });
 }
 
-/// Attack A-07: a daemon ends with its exec, or at the latest with its sandbox.
+/// Verifies that attack A-07 fails: a daemon ends with its exec, or at the latest with its sandbox.
 #[test]
 fn a_daemon_ends_with_its_exec_or_at_the_latest_with_its_sandbox() {
     withstand("A-07", BOTH, async |field| {
         let sandbox = field.sandbox().await;
         let lives = "kill -0 $(cat /tmp/daemon) && echo lives; rm /tmp/daemon";
-        // Control: a daemon with its own session and process group survives an exec that does not kill
-        // background processes.
+        // Control: a daemon with its own session and process group survives an exec that is configured not to
+        // kill background processes.
         let group = ExecSpec { argv: field.payload(&[]).argv, ..field.payload(&[]) };
         let done = collect(&sandbox, &group).await;
         assert_eq!((text(&done).as_str(), done.end.left_running), ("daemon started\n", 1));
@@ -203,7 +203,7 @@ fn a_daemon_ends_with_its_exec_or_at_the_latest_with_its_sandbox() {
     });
 }
 
-/// Attack A-17: the end of an exec does not wait for a child that keeps the streams open.
+/// Verifies that attack A-17 fails: the end of an exec does not wait for a child that keeps the streams open.
 #[test]
 fn an_end_does_not_wait_for_who_keeps_the_streams() {
     withstand("A-17", BOTH, async |field| {
@@ -231,8 +231,8 @@ fn first(field: &Field<'_>, sandbox: &Sandbox) -> Pid {
     Pid::from_raw(text.trim().parse().unwrap()).unwrap()
 }
 
-/// Returns an end frame with a false outcome, a gap frame, and a header that announces more data than follows
-/// it.
+/// Returns three forged frames: an end with a false outcome, a gap, and a header that announces more data
+/// than follows.
 fn forged() -> Vec<u8> {
     let end = ExecEnd {
         outcome: Outcome::Exited { code: THROUGH },

@@ -1,5 +1,6 @@
 //! Attacks C-30 to C-37: one sandbox exhausts a kernel table and keeps trying to take more entries. Another
-//! sandbox is refused no entries, and is no slower than beside a neighbour that uses the same processor time.
+//! sandbox, the bystander, still gets entries, and is no slower than next to a harmless neighbour that uses
+//! the same processor time.
 
 use std::time::{Duration, Instant};
 
@@ -18,12 +19,12 @@ const ROUNDS: usize = 5;
 /// Number of execs in one measurement. In gVisor, only the success of the execs is checked, in one round.
 const EXECS: usize = 60;
 const EXECS_USER_KERNEL: usize = 40;
-/// Maximum ratio of the 95th percentile beside an attack to the 95th percentile beside a harmless neighbour.
+/// Maximum ratio of the 95th percentile during an attack to the 95th percentile next to a harmless neighbour.
 const SLOWER: f64 = 1.5;
 /// Maximum time until the attacking sandbox is identified.
 const FOUND_WITHIN: Duration = Duration::from_secs(2);
 
-/// A kernel table, with the attack and the payload's arguments that exhaust it, and the expected result when
+/// A kernel table, with the attack that exhausts it, the payload's arguments, and the expected result when
 /// the bystander requests one entry.
 struct Row {
     id: &'static str,
@@ -49,8 +50,8 @@ const TABLES: [Row; 9] = [
     row("C-37", &["exhaust", "2000", "terminals"], "ok"),
 ];
 
-/// Attacks C-30 to C-37, one after the other: if one sandbox exhausts a table, another sandbox can still get
-/// entries.
+/// Verifies that attacks C-30 to C-37 fail, one after the other: if one sandbox exhausts a table, another
+/// sandbox can still get entries.
 #[test]
 fn a_table_that_one_sandbox_uses_up_is_there_for_the_next() {
     withstand("C-30", OCI_BOTH, async |field| {
@@ -116,8 +117,8 @@ async fn has_an_entry(field: &Field<'_>, bystander: &Sandbox, attacker: &Sandbox
     }
 }
 
-/// Attack C-30 with the defence disabled: root creates the user namespace, so sandboxes share its inotify
-/// instances.
+/// Runs the control for attack C-30: with the defence disabled, root creates the user namespace, so sandboxes
+/// share its inotify instances.
 #[test]
 fn inotify_instances_of_namespaces_that_root_made_are_shared() {
     withstand("C-30", OCI, async |field| {
@@ -131,7 +132,8 @@ fn inotify_instances_of_namespaces_that_root_made_are_shared() {
     });
 }
 
-/// Attack C-31 with the defence disabled: asynchronous I/O in a sandbox counts towards the machine's limit.
+/// Runs the control for attack C-31: with the defence disabled, asynchronous I/O in a sandbox counts towards
+/// the machine's limit.
 #[test]
 fn asynchronous_io_of_a_sandbox_counts_for_the_machine() {
     withstand("C-31", OCI, async |field| {
@@ -149,7 +151,8 @@ fn asynchronous_io_of_a_sandbox_counts_for_the_machine() {
     });
 }
 
-/// Attack C-32: according to the machine's own count, socket buffers use only a part of a sandbox's memory.
+/// Verifies that attack C-32 fails: according to the machine's own count, socket buffers use only a part of a
+/// sandbox's memory.
 #[test]
 fn buffers_of_sockets_end_at_a_part_of_memory() {
     withstand("C-32", OCI, async |field| {
@@ -178,8 +181,8 @@ fn buffers_of_sockets_end_at_a_part_of_memory() {
     });
 }
 
-/// Attack C-33: the sandbox with too many file locks is identified, even if the files have no name and the
-/// locks belong to no process.
+/// Verifies that attack C-33 fails: the node identifies a sandbox with too many file locks, even if the files
+/// have no name and the locks belong to no process.
 #[test]
 fn who_takes_too_many_file_locks_is_named() {
     withstand("C-33", OCI, async |field| {
@@ -203,21 +206,22 @@ fn who_takes_too_many_file_locks_is_named() {
     });
 }
 
-/// Attack C-34 with the defence disabled: one user's queued signals are shared. A lower limit keeps the host
-/// safe.
+/// Runs the control for attack C-34: with the defence disabled, one user's queued signals are shared. A lower
+/// limit keeps the host safe.
 #[test]
 fn signals_of_namespaces_that_root_made_are_shared() {
     shared_count("C-34", Resource::Sigpending, 2000, "EAGAIN");
 }
 
-/// Attack C-35 with the defence disabled: one user's message queues are shared. A lower limit keeps the host
-/// safe.
+/// Runs the control for attack C-35: with the defence disabled, one user's message queues are shared. A lower
+/// limit keeps the host safe.
 #[test]
 fn message_queues_of_namespaces_that_root_made_are_shared() {
     shared_count("C-35", Resource::Msgqueue, 100_000, "EMFILE");
 }
 
-/// Attack C-36: the limits of one sandbox permit only a part of the machine's open files in total.
+/// Verifies that attack C-36 fails: the limits of one sandbox permit only a part of the machine's open files
+/// in total.
 #[test]
 fn one_sandbox_cannot_open_all_files_of_the_machine() {
     withstand("C-36", OCI, async |field| {
@@ -240,7 +244,8 @@ fn one_sandbox_cannot_open_all_files_of_the_machine() {
     });
 }
 
-/// Attack C-37 with the defence disabled: sandboxes have the same user IDs, and terminals are not limited.
+/// Runs the control for attack C-37: with the defence disabled, sandboxes have the same user IDs, and
+/// terminals are not limited.
 #[test]
 fn pipes_of_one_user_and_terminals_without_a_limit_are_shared() {
     withstand("C-37", OCI, async |field| {
@@ -292,7 +297,7 @@ fn probe(row: &Row) -> Vec<&'static str> {
     std::iter::once("probe").chain(row.arguments.get(2).copied()).collect()
 }
 
-/// Returns an exec that runs the payload of an attack.
+/// Returns the spec of an exec that runs the payload of an attack.
 fn spec(id: &str, arguments: &[&str]) -> api::exec::ExecSpec {
     let words = payload(id, arguments);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -325,7 +330,7 @@ fn median(mut taken: Vec<Duration>) -> Duration {
     taken[taken.len() / 2]
 }
 
-/// Returns the total memory of the buffers of all sockets on the machine.
+/// Returns the total size of all socket buffers on the machine.
 fn socket_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/net/sockstat").unwrap();
     let pages = |line: &str| line.split(" mem ").nth(1)?.split_whitespace().next()?.parse::<u64>().ok();

@@ -65,7 +65,8 @@ async fn until(exec: &mut Exec, wanted: &str) -> String {
     seen
 }
 
-/// Attack A-15: a program that opens a thousand terminals is stopped at the limit, and no terminal leaks.
+/// Verifies that attack A-15 fails: a program that opens a thousand terminals is stopped at the limit, and no
+/// terminal leaks.
 #[test]
 fn a_thousand_terminals_end_at_the_cap_and_none_is_lost() {
     withstand("A-15", OCI_BOTH, async |field| {
@@ -111,7 +112,8 @@ fn a_thousand_terminals_end_at_the_cap_and_none_is_lost() {
     });
 }
 
-/// Attack A-15: sizes beyond the limit are refused, and far more resizes than a user needs delay no one else.
+/// Verifies that attack A-15 fails: sizes beyond the limit are refused, and far more resizes than a user
+/// needs delay no other request.
 #[test]
 fn a_storm_of_sizes_ends_with_the_last_and_keeps_nobody_waiting() {
     withstand("A-15", BOTH, async |field| {
@@ -141,8 +143,8 @@ fn a_storm_of_sizes_ends_with_the_last_and_keeps_nobody_waiting() {
     });
 }
 
-/// Attack A-15: keys in rapid succession block no one else, whether or not programs read them, and neither do
-/// readers that disconnect.
+/// Verifies that attack A-15 fails: neither keys in rapid succession, which the program may not even read,
+/// nor readers that disconnect block other requests.
 #[test]
 fn a_storm_of_keys_and_readers_that_vanish_block_nobody() {
     withstand("A-15", BOTH, async |field| {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::ground::{address, ask, head, held, keyed, read, recovers};
 use super::ports::inside;
 
-/// Maximum time until access ends after its key has been revoked or rotated.
+/// Timeout for access to end after its key has been revoked or rotated.
 const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Creates an administrator key and returns its secret and its ID.
@@ -27,7 +27,7 @@ fn revoke(service: &Service, id: &str) {
     assert_eq!(gone.status, 204, "{gone:?}");
 }
 
-/// Opens a connection and sends this data on it.
+/// Opens a connection, sends this data, and returns the connection.
 fn sent(service: &Service, request: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address(service)).unwrap();
     stream.set_read_timeout(Some(ENDS_WITHIN)).unwrap();
@@ -98,8 +98,8 @@ async fn visit_stays(service: &Service) -> bool {
     read(&mut visit).waits
 }
 
-/// Attack H-42: a request, a stream, a ticket and a connection end as soon as the access on which they depend
-/// ends.
+/// Verifies that attack H-42 fails: a request, a stream, a ticket and a connection end as soon as the access
+/// on which they depend ends.
 #[test]
 fn nothing_that_was_begun_outlives_its_key() {
     served(async || {

@@ -24,7 +24,7 @@ fn create(service: &Service, body: &[u8]) -> Answer {
     ask(service, "POST", "/v1/sandboxes", &headers, body)
 }
 
-/// Attack H-03: malformed JSON is refused at little cost.
+/// Verifies that attack H-03 fails: malformed JSON is refused at little cost.
 #[test]
 fn json_that_is_not_ours_is_refused_at_little_cost() {
     served(async || {
@@ -76,8 +76,8 @@ fn json_that_is_not_ours_is_refused_at_little_cost() {
     });
 }
 
-/// Attack H-03: many bodies of almost the maximum size are sent concurrently. Their key may write, because a
-/// key with a lower role would be refused before its body is read.
+/// Verifies that attack H-03 fails: incomplete bodies of almost the maximum size share a total limit. Their
+/// key has the role `write`, because a request with a lower role would be refused before its body is read.
 #[test]
 fn bodies_that_are_begun_and_never_end_have_a_bound_together() {
     const AT_ONCE: usize = 60;
@@ -139,7 +139,7 @@ fn bodies_that_are_begun_and_never_end_have_a_bound_together() {
     });
 }
 
-/// Attack H-04: bodies whose headers do not describe them truthfully are refused.
+/// Verifies that attack H-04 fails: bodies whose headers misdescribe them are refused.
 #[test]
 fn bodies_that_lie_about_themselves_are_refused() {
     served(async || {
@@ -209,7 +209,7 @@ fn bomb() -> Vec<u8> {
     packed.finish().unwrap()
 }
 
-/// Attack H-06: a request is authenticated before any byte of its body is read.
+/// Verifies that attack H-06 fails: a request is authenticated before any byte of its body is read.
 #[test]
 fn who_asks_is_decided_before_a_byte_of_the_body() {
     const LENGTH: &str = "content-length: 104857600\r\n";
@@ -230,7 +230,7 @@ fn who_asks_is_decided_before_a_byte_of_the_body() {
             answer.assert(path, 401, "unauthorized");
             assert!(took < Duration::from_secs(2), "{path}: it waited {took:?} for a body");
         }
-        // Control: with a key, the same headers are refused because of the announced length.
+        // Control: with a valid key, the same headers are refused because of the announced length.
         let (answer, _) = begin("/v1/sandboxes", &[("authorization", &bearer)]);
         answer.assert("too long", 413, "too_large");
         let get = |path: &str, headers: &[(&str, &str)]| ask(&service, "GET", path, headers, b"").status;

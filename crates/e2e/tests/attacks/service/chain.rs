@@ -77,8 +77,8 @@ const TAMPERINGS: [Tampering; 5] = [
     ),
 ];
 
-/// Fills several files of the log. It pauses regularly, because on a slow disk many waiting entries would all
-/// go into one file.
+/// Fills several files of the log. It pauses regularly, because on a slow disk all pending entries would be
+/// written to one file.
 async fn fill(service: &Service, data: &Path) {
     for act in 1..=ACTS {
         let put = keyed(service, &service.key, "PUT", "/v1/projects/many", &json!({ "quota": PLENTY }));
@@ -92,7 +92,7 @@ async fn fill(service: &Service, data: &Path) {
     }
 }
 
-/// Attack L-14: every removal from the audit log and every change to it is detected.
+/// Verifies that attack L-14 fails: every removal from the audit log and every change to it is detected.
 #[test]
 fn whatever_is_taken_out_of_the_audit_log_shows() {
     served(async || {

@@ -20,7 +20,7 @@ const LATE: Duration = Duration::from_secs(3);
 const IDLE_MS: u64 = 3500;
 const TTL_MS: u64 = 5000;
 
-/// Attack A-18: a server whose clock jumps enforces every time limit correctly.
+/// Verifies that attack A-18 fails: a server whose clock jumps enforces every time limit correctly.
 #[test]
 fn a_server_whose_clock_jumps_keeps_every_time_limit() {
     served(async || {
@@ -85,8 +85,8 @@ fn a_server_whose_clock_jumps_keeps_every_time_limit() {
     });
 }
 
-/// Attack A-18: code that sets clocks, floods itself with timer signals or stops itself cannot escape its
-/// deadline.
+/// Verifies that attack A-18 fails: code that sets clocks, floods itself with timer signals or stops itself
+/// cannot escape its deadline.
 #[test]
 fn code_that_plays_with_time_meets_its_deadline() {
     served(async || {

@@ -17,13 +17,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Sends a text as a key in each of the two headers that can carry a key.
+/// Sends a string as an API key in each of the two headers that can carry a key.
 fn shown(service: &Service, text: &str) -> [Answer; 2] {
     let list = |header: (&str, &str)| ask(service, "GET", "/v1/sandboxes", &[header], b"");
     [list(("authorization", &format!("Bearer {text}"))), list(("x-api-key", text))]
 }
 
-/// Attack H-22: no text that the server hashes is accepted as a key.
+/// Verifies that attack H-22 fails: no string that the server hashes for other purposes is accepted as a key.
 #[test]
 fn no_text_that_the_server_hashes_is_a_key() {
     served(async || {
@@ -76,7 +76,7 @@ fn no_text_that_the_server_hashes_is_a_key() {
     });
 }
 
-/// Attack H-23: a read key is not shown tokens that allow running commands.
+/// Verifies that attack H-23 fails: a read key is not shown tokens that allow running commands.
 #[test]
 fn a_read_key_is_not_shown_what_runs_commands() {
     served(async || {
@@ -112,7 +112,7 @@ fn a_read_key_is_not_shown_what_runs_commands() {
     });
 }
 
-/// Attack H-24: a port's token gives access only to ports.
+/// Verifies that attack H-24 fails: a port's token gives access only to ports.
 #[test]
 fn the_token_of_a_port_opens_nothing_but_ports() {
     served(async || {
@@ -181,7 +181,8 @@ fn is_cut_by_revocation(service: &Service) -> bool {
     !read(&mut stream).waits && began.elapsed() < Duration::from_secs(2)
 }
 
-/// Attack H-26: revoking a key ends its streams, and a rotated key is valid until its overlap ends.
+/// Verifies that attack H-26 fails: revoking a key ends its streams, and a rotated key is valid until its
+/// overlap ends.
 #[test]
 fn revoking_a_key_cuts_its_streams_and_a_rotated_key_overlaps() {
     served(async || {

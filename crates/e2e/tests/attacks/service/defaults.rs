@@ -39,7 +39,7 @@ fn serve(data: &Path, extra: &[&str]) -> Output {
     command.env_remove("BELLGLASS_SERVER").output().unwrap()
 }
 
-/// Attack D-01: a request without a key has no effect.
+/// Verifies that attack D-01 fails: a request without a key has no effect.
 #[test]
 fn nothing_is_done_for_whoever_has_no_key() {
     served(async || {
@@ -68,7 +68,7 @@ fn nothing_is_done_for_whoever_has_no_key() {
     });
 }
 
-/// Attack D-01: requests without a key leave no data behind, regardless of their content.
+/// Verifies that attack D-01 fails: requests without a key leave no data behind, regardless of their content.
 #[test]
 fn what_strangers_make_up_is_not_kept() {
     const MADE_UP: usize = 300;
@@ -93,8 +93,8 @@ fn what_strangers_make_up_is_not_kept() {
     });
 }
 
-/// Attack D-01: plain HTTP is served only to the machine itself. Only the owner can read the first key, even
-/// if a different file exists at the key's path.
+/// Verifies that attack D-01 fails: plain HTTP is served only to the machine itself. Only the owner can read
+/// the first key, even if a different file exists at the key's path.
 #[test]
 fn the_first_key_is_shown_once_and_only_to_its_owner() {
     served(async || {
@@ -132,7 +132,7 @@ fn the_first_key_is_shown_once_and_only_to_its_owner() {
     });
 }
 
-/// Attack D-02: fields that request access to the host are unknown to every request.
+/// Verifies that attack D-02 fails: fields that request access to the host are unknown to every request.
 #[test]
 fn fields_that_ask_for_the_host_are_unknown_everywhere() {
     served(async || {
@@ -186,7 +186,8 @@ fn fields_that_ask_for_the_host_are_unknown_everywhere() {
     });
 }
 
-/// Attack D-03: an exec's environment variables reach user code, but no process that runs before it.
+/// Verifies that attack D-03 fails: an exec's environment variables reach user code, but no process that runs
+/// before it.
 #[test]
 fn variables_reach_user_code_and_nothing_before_it() {
     const LOUD: [&str; 5] = ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_DEBUG", "GLIBC_TUNABLES", "PYTHONSTARTUP"];
@@ -250,7 +251,7 @@ fn guest(id: &str) -> u32 {
     numbers.find(inside).expect("a guest")
 }
 
-/// Attack D-04: no key can be known before a server starts.
+/// Verifies that attack D-04 fails: no key can be known before a server starts.
 #[test]
 fn no_key_is_known_before_a_server_is_started() {
     served(async || {
@@ -288,7 +289,7 @@ fn secrets(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| word.len() == 64 && word.bytes().any(|byte| byte != word.as_bytes()[0]))
 }
 
-/// Attack D-05: the server never uses a tier weaker than the requested tier.
+/// Verifies that attack D-05 fails: the server never uses a tier weaker than the requested tier.
 #[test]
 fn a_weaker_tier_is_never_used_in_place_of_the_one_asked_for() {
     served(async || {
@@ -332,7 +333,7 @@ fn a_weaker_tier_is_never_used_in_place_of_the_one_asked_for() {
     });
 }
 
-/// Attack D-06: reserved names cannot be used by callers.
+/// Verifies that attack D-06 fails: reserved names cannot be used by callers.
 #[test]
 fn what_is_ours_by_name_cannot_be_claimed() {
     served(async || {
@@ -376,7 +377,7 @@ fn what_is_ours_by_name_cannot_be_claimed() {
     });
 }
 
-/// Attack N-40: a proxy that the environment configures does not receive the key.
+/// Verifies that attack N-40 fails: a proxy that the environment configures does not receive the key.
 #[test]
 fn a_proxy_of_the_environment_gets_no_key() {
     served(async || {
@@ -418,9 +419,9 @@ fn a_proxy_of_the_environment_gets_no_key() {
     });
 }
 
-/// Attack D-07: a TLS key that every user can read is refused. The test also checks that SIGHUP, which a
-/// server gets when its terminal closes, shuts the server down as gracefully as SIGTERM, and that its
-/// sandboxes remain.
+/// Verifies that attack D-07 fails: a TLS key that every user can read is refused. The test also checks that
+/// SIGHUP, which a server gets when its terminal closes, shuts the server down as gracefully as SIGTERM, and
+/// that its sandboxes remain.
 #[test]
 fn a_tls_key_that_everybody_can_read_is_refused() {
     served(async || {

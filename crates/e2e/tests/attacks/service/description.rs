@@ -15,13 +15,14 @@ use super::ground::{file, held, keyed, recovers, small};
 /// Duration of fuzzing per caller in seconds: first in a full run, then in CI. The callers run one after the
 /// other, because concurrent callers would compete for the processors.
 const SECONDS: (&str, &str) = ("60", "6");
-/// Minimum number of cases per caller: a tenth of the number that a busy machine with two cores executes.
+/// Minimum number of test cases per caller: a tenth of the number that a busy machine with two cores
+/// executes.
 const CASES_MIN: u32 = 100;
 /// Checks of the fuzzer that must pass for every caller.
 const CHECKS: &str =
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
 
-/// Attack H-09: no request that is generated from the API description breaks the server.
+/// Verifies that attack H-09 fails: no request that is generated from the API description breaks the server.
 #[test]
 fn no_request_the_description_can_think_of_breaks_the_server() {
     served(async || {

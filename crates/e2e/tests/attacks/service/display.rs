@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::ground::{Answer, address, ask, head, held, keyed, recovers, send};
 
-/// Fails if a text contains characters that act on a terminal, other than line breaks, or a forged line.
+/// Panics if a text contains a forged line, or characters other than line breaks that act on a terminal.
 fn is_inert(what: &str, text: &str) {
     let acting: Vec<char> = text.chars().filter(|c| acts(*c) && *c != '\n').collect();
     assert!(acting.is_empty(), "{what} holds {acting:?}: {text:?}");
@@ -129,7 +129,7 @@ impl Marked {
     }
 }
 
-/// Attack O-08: text that acts on a terminal is escaped before it is displayed.
+/// Verifies that attack O-08 fails: text that acts on a terminal is escaped before it is displayed.
 #[test]
 fn text_that_acts_on_a_terminal_is_shown_and_not_obeyed() {
     served(async || {
@@ -169,8 +169,8 @@ fn text_that_acts_on_a_terminal_is_shown_and_not_obeyed() {
     });
 }
 
-/// Attack O-08: text that acts on a terminal is escaped in the JSON log, because people read that log in
-/// terminals too.
+/// Verifies that attack O-08 fails: text that acts on a terminal is escaped in the JSON log, because people
+/// read that log in terminals too.
 #[test]
 fn text_that_acts_on_a_terminal_is_not_in_a_log_of_json() {
     served(async || {

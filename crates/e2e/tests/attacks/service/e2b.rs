@@ -88,7 +88,7 @@ fn is_refused(answer: &Answer) -> bool {
         || (streams && (told("unauthenticated") || told("resource_exhausted")))
 }
 
-/// Attack H-20: no route into a sandbox is accessible without this sandbox's token.
+/// Verifies that attack H-20 fails: no route into a sandbox is accessible without this sandbox's token.
 #[test]
 fn nothing_inside_is_reached_without_the_token_of_that_sandbox() {
     served(async || {
@@ -143,7 +143,8 @@ pub(crate) fn signature(path: &str, act: &str, token: &str, until: Option<u64>) 
     format!("v1_{}", sum.replace('+', "%2B").replace('/', "%2F"))
 }
 
-/// Attack H-20: a signed URL is valid for only one file, and a key is valid for only one project.
+/// Verifies that attack H-20 fails: a signed URL is valid for only one file, and a key is valid for only one
+/// project.
 #[test]
 fn a_signed_address_is_for_one_file_and_a_key_for_one_project() {
     served(async || {
@@ -178,7 +179,7 @@ fn a_signed_address_is_for_one_file_and_a_key_for_one_project() {
         let token = [("x-access-token", mine.token.as_str())];
         let up = inside(&service, &mine.id, &token, AgentRequest::post("/files?path=../../etc/x", "x"));
         assert_eq!(up.status, 400, "{up:?}");
-        // Sandboxes of another project are not found.
+        // Requests for another project's sandboxes return "not found".
         let theirs = service.key_of("other", Role::Write, PLENTY).await;
         for (method, path, body) in [
             ("GET", format!("/sandboxes/{}", mine.id), Value::Null),
@@ -207,8 +208,8 @@ fn a_signed_address_is_for_one_file_and_a_key_for_one_project() {
     });
 }
 
-/// Attack H-42: a signature without a path, as created by E2B's JavaScript SDK, allows writing only new files
-/// with plain names.
+/// Verifies that attack H-42 fails: a signature without a path, as created by E2B's JavaScript SDK, allows
+/// writing only new files with plain names.
 #[test]
 fn a_signature_without_a_path_writes_plain_names_only() {
     served(async || {

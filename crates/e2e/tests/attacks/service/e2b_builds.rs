@@ -83,7 +83,8 @@ impl Bench<'_> {
     }
 }
 
-/// Attack H-21: only administrator keys can build templates, and only under permitted names.
+/// Verifies that attack H-21 fails: only administrator keys can build templates, and only under permitted
+/// names.
 #[test]
 fn only_an_administrator_builds_and_only_what_is_ones_own() {
     served(async || {
@@ -140,7 +141,7 @@ fn only_an_administrator_builds_and_only_what_is_ones_own() {
     });
 }
 
-/// Attack H-21: malicious archives and steps create no template.
+/// Verifies that attack H-21 fails: malicious archives and steps create no template.
 #[test]
 fn an_archive_that_leads_out_makes_no_template() {
     served(async || {
@@ -184,8 +185,8 @@ fn an_archive_that_leads_out_makes_no_template() {
     });
 }
 
-/// Attack H-21: if a server is killed during a build, the build leaves nothing behind and is reported as
-/// gone.
+/// Verifies that attack H-21 fails: if a server is killed during a build, the build leaves nothing behind and
+/// is reported as gone.
 #[test]
 fn a_build_whose_server_is_killed_leaves_nothing_and_is_told_to_be_gone() {
     served(async || {

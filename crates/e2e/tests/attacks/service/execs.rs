@@ -26,7 +26,7 @@ fn flood(threads: usize, each: usize, act: impl Fn() -> Answer + Sync) -> Vec<An
     })
 }
 
-/// Attack A-14: a flood of execs is limited to its project's rate.
+/// Verifies that attack A-14 fails: a flood of execs is limited to its project's rate.
 #[test]
 fn a_flood_of_execs_is_held_to_its_rate() {
     const FLOOD: usize = 1000;
@@ -64,7 +64,7 @@ fn a_flood_of_execs_is_held_to_its_rate() {
     });
 }
 
-/// Attack A-14: the output of concurrent execs is not mixed.
+/// Verifies that attack A-14 fails: the output of concurrent execs is not mixed.
 #[test]
 fn streams_of_execs_at_once_do_not_mix() {
     const EXECS: usize = 120;
@@ -113,7 +113,8 @@ fn streams_of_execs_at_once_do_not_mix() {
     });
 }
 
-/// Attack A-14: execs that are started while their sandbox is being deleted get a correct error.
+/// Verifies that attack A-14 fails: execs that are started while their sandbox is being deleted get a correct
+/// error.
 #[test]
 fn execs_while_a_sandbox_is_deleted_are_told_so() {
     const ROUNDS: usize = 5;
@@ -163,7 +164,7 @@ fn execs_while_a_sandbox_is_deleted_are_told_so() {
     });
 }
 
-/// Sends only the headers of a request that writes input, and returns the response.
+/// Sends the headers of a request that writes input, without its body, and returns the response.
 fn unsent(service: &Service, request: &str) -> Answer {
     let mut stream = TcpStream::connect(address(service)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
@@ -171,7 +172,7 @@ fn unsent(service: &Service, request: &str) -> Answer {
     read(&mut stream)
 }
 
-/// Attack A-16: input that is not read remains with the sender.
+/// Verifies that attack A-16 fails: input that is not read remains with the sender.
 #[test]
 fn input_that_nobody_reads_stays_with_whoever_sends_it() {
     const PIECES: usize = 64;

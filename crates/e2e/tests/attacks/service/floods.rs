@@ -4,7 +4,6 @@
 //! may grow by 64 MiB if the clients have no key, and by 128 MiB if they have keys of one project.
 //! Afterwards, it must shrink to within 16 MiB of its size before the first flood. Every request of a
 //! bystander is served within a second.
-//! within a second.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -27,19 +26,18 @@ use super::ground::{Answer, Bystander, address, head, held, keyed, recovers, rss
 const CONNECTIONS: usize = 200;
 const STRANGERS_MAX: u64 = 64 * MIB;
 const PROJECT_MAX: u64 = 128 * MIB;
-/// Maximum memory growth that may remain after a flood, and maximum time until the memory has shrunk to that
-/// size.
+/// Maximum memory growth that may remain after a flood, and timeout for the memory to shrink to that size.
 const LEFT_MAX: u64 = 16 * MIB;
 const SETTLES_WITHIN: Duration = Duration::from_secs(60);
 
 /// The behaviour of each connection in a flood.
 #[derive(Clone)]
 enum Way {
-    /// Sends these bytes, then stays open without reading the response.
+    /// Send these bytes, then keep the connection open without reading the response.
     Held(Vec<u8>),
-    /// Sends these bytes, reads the response, and starts again.
+    /// Send these bytes, read the response, and repeat this until the flood ends.
     Again(Vec<u8>),
-    /// Requests this path with these headers over HTTP/2, without a flow-control window.
+    /// Request this path with these headers over HTTP/2, without a flow-control window.
     Deaf(String, Vec<(String, String)>),
 }
 
@@ -161,7 +159,8 @@ fn get(path: &str, headers: &[(&str, &str)]) -> Vec<u8> {
     (head("GET", path, headers) + "\r\n").into_bytes()
 }
 
-/// Attack H-41: a flood by clients without a key uses little memory, and the memory is released.
+/// Verifies that attack H-41 fails: a flood by clients without a key uses little memory, and the memory is
+/// released.
 #[test]
 fn a_flood_without_a_key_takes_little_memory_and_gives_it_back() {
     served(async || {
@@ -202,8 +201,8 @@ fn signed(sandbox: &Opened, path: &str, act: &str) -> String {
     format!("/files?path={path}&signature=v1_{}", sum.replace('+', "%2B").replace('/', "%2F"))
 }
 
-/// Attack H-41: a flood by clients of one project uses only the project's share of memory, and the memory is
-/// released.
+/// Verifies that attack H-41 fails: a flood by clients of one project uses only the project's share of
+/// memory, and the memory is released.
 #[test]
 fn a_flood_of_one_project_takes_its_share_of_memory_and_gives_it_back() {
     served(async || {
@@ -262,7 +261,7 @@ fn a_flood_of_one_project_takes_its_share_of_memory_and_gives_it_back() {
     });
 }
 
-/// Number of ended sandboxes in a list. It is large enough that reading the list takes a while even on a fast
+/// Number of ended sandboxes in a list. With this number, reading the list takes a while even on a fast
 /// machine.
 const LISTED: &str = "1000";
 
@@ -309,7 +308,8 @@ fn beside_lists(service: &Service, bearer: &str) -> (Vec<Answer>, Duration) {
     (refused, longest)
 }
 
-/// Attack H-41: if one project reads a lot from the store, the requests of other projects are not delayed.
+/// Verifies that attack H-41 fails: if one project reads a lot from the store, requests of other projects are
+/// not delayed.
 #[test]
 fn lists_of_one_project_leave_the_store_to_the_others() {
     served(async || {

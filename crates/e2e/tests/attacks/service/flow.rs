@@ -13,7 +13,7 @@ use e2e::service::Service;
 use super::ground::{address, rss_bytes};
 
 pub(crate) const MIB: u64 = 1 << 20;
-/// Timeout for sending a payload. The rest of the payload counts as not accepted.
+/// Timeout for sending a payload. Bytes that are not sent by then count as not accepted.
 const WRITE_WITHIN: Duration = Duration::from_secs(5);
 
 /// A measurement of a server's maximum memory, which ends when this value is dropped.

@@ -20,7 +20,7 @@ struct Told {
 }
 
 /// Parses a body of JSON lines as strictly as possible: every byte belongs to a line, every line has a known
-/// type, each offset follows on from the previous one, and nothing follows the end.
+/// type, offsets have no gaps, and nothing follows the end.
 fn told(body: &str) -> Told {
     assert!(body.ends_with('\n'), "a line is not whole");
     let lines: Vec<OutputLine> = body
@@ -97,7 +97,7 @@ fn streamed(service: &Service, execs: &str, spec: &Value) -> Told {
     told(std::str::from_utf8(&body).expect("lines of JSON are UTF-8"))
 }
 
-/// Attack O-05: bytes that are not text reach every reader unchanged.
+/// Verifies that attack O-05 fails: bytes that are not text reach every reader unchanged.
 #[test]
 fn bytes_that_are_no_text_reach_every_reader_as_they_are() {
     served(async || {
@@ -152,8 +152,8 @@ fn bytes_that_are_no_text_reach_every_reader_as_they_are() {
     });
 }
 
-/// Attack O-03: the length of a JSON line is limited, although each byte of output can become six bytes of
-/// JSON.
+/// Verifies that attack O-03 fails: the length of a JSON line is limited, although each byte of output can
+/// become six bytes of JSON.
 #[test]
 fn a_line_of_json_is_bounded_whatever_the_output() {
     const BYTES: usize = 20_000_000;
@@ -178,7 +178,7 @@ fn a_line_of_json_is_bounded_whatever_the_output() {
     });
 }
 
-/// Attack O-09: output that imitates lines of the protocol is treated as plain output.
+/// Verifies that attack O-09 fails: output that imitates lines of the protocol is treated as plain output.
 #[test]
 fn output_that_imitates_our_lines_is_only_output() {
     served(async || {

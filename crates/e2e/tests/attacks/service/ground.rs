@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 /// Timeout for a response. The slowest response is to a create request that waits behind many others.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Maximum response time for an uninvolved client, regardless of the attack.
+/// Maximum response time for a client that takes no part in the attack.
 const OTHERS_WITHIN: Duration = Duration::from_secs(1);
 /// Maximum duration of a payload.
 const PAYLOAD_SECONDS: &str = "120";
@@ -23,7 +23,7 @@ const PAYLOAD_SECONDS: &str = "120";
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// True if no more data arrived although the connection was still open.
+    /// True if reading timed out while the connection was still open.
     pub(crate) waits: bool,
     pub(crate) head: String,
     pub(crate) body: String,
@@ -169,7 +169,7 @@ pub(crate) fn tiers() -> Vec<Tier> {
     known.into_iter().filter(|(name, _)| has(name)).map(|(_, tier)| tier).collect()
 }
 
-/// Returns an exec that runs an attack's payload inside a sandbox.
+/// Returns the spec of an exec that runs an attack's payload.
 pub(crate) fn inside(id: &str, arguments: &[&str]) -> ExecSpec {
     let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
     let text = format!("{}\n{}", read(file("", "probe.py")), read(file(id, "attack.py")));

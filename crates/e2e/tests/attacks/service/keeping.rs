@@ -73,7 +73,7 @@ async fn many_at_once(service: &Service, key: &str, datasets: &Path) -> (u64, us
     (taken, refused)
 }
 
-/// Attack H-40: all data that a project stores counts towards its quota.
+/// Verifies that attack H-40 fails: all data that a project stores counts towards its quota.
 #[test]
 fn everything_that_a_project_keeps_is_inside_its_quota() {
     served(async || {

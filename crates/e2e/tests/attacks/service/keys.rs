@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use super::ground::{Answer, address, ask, head, held, keyed, quick, read, small};
 
-/// Attack H-07: all invalid keys get the same response, and after many of them the client is slowed down.
+/// Verifies that attack H-07 fails: all invalid keys get the same response, and after many of them the client
+/// is slowed down.
 #[test]
 fn wrong_keys_of_every_kind_are_told_the_same_and_then_slowed_down() {
     served(async || {
@@ -57,7 +58,7 @@ fn wrong_keys_of_every_kind_are_told_the_same_and_then_slowed_down() {
     });
 }
 
-/// Attack H-07: a key that is revoked while it is in use stops working for good.
+/// Verifies that attack H-07 fails: a key that is revoked while it is in use stops working for good.
 #[test]
 fn a_key_that_is_revoked_while_it_is_used_is_gone_for_good() {
     const ROUNDS: usize = 20;
@@ -94,7 +95,7 @@ fn a_key_that_is_revoked_while_it_is_used_is_gone_for_good() {
     });
 }
 
-/// Attack H-08: a repeated request takes effect only once.
+/// Verifies that attack H-08 fails: a repeated request takes effect only once.
 #[test]
 fn a_request_that_is_repeated_is_one_request() {
     const TIMES: usize = 100;
@@ -152,7 +153,7 @@ fn a_request_that_is_repeated_is_one_request() {
     });
 }
 
-/// Attack X-01: resources of another project appear not to exist.
+/// Verifies that attack X-01 fails: resources of another project appear not to exist.
 #[test]
 fn what_belongs_to_another_project_is_not_there() {
     served(async || {

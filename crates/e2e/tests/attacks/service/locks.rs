@@ -14,7 +14,8 @@ use super::ground::{held, inside, recovers};
 /// locks to be noticed. The promised limit is two seconds from then on.
 const ENDED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Attack C-33: a sandbox that takes too many file locks is lost for that reason.
+/// Verifies that attack C-33 fails: a sandbox that takes too many file locks is stopped, and the reported
+/// reason names the locks.
 #[test]
 fn a_sandbox_that_takes_too_many_file_locks_is_lost_for_that_reason() {
     served(async || {

@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use super::ground::{Answer, held, keyed, recovers, small};
 
-/// Attack L-05: a server without free descriptors refuses requests, and its sandboxes keep running.
+/// Verifies that attack L-05 fails: a server without free descriptors refuses requests, and its sandboxes
+/// keep running.
 #[test]
 fn a_server_without_descriptors_refuses_and_its_sandboxes_live() {
     const FILES: u32 = 96;
@@ -67,7 +68,8 @@ fn a_server_without_descriptors_refuses_and_its_sandboxes_live() {
     });
 }
 
-/// Attack L-06: a second server on the same data directory exits with an error and has no effect.
+/// Verifies that attack L-06 fails: a second server on the same data directory exits with an error and has no
+/// effect.
 #[test]
 fn a_second_server_on_the_same_data_refuses_and_harms_nothing() {
     served(async || {

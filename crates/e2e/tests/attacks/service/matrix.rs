@@ -1,8 +1,8 @@
 //! Attack H-25: every route with every credential, compared with the tables of `docs/authority.md`.
 //!
-//! The routes come from the router itself. The page states which credential each route needs, and how a route
-//! with that need responds to each credential. A new route or a changed need therefore fails this test until
-//! the page contains it.
+//! The routes come from the router itself. The page states which credential each route needs, and, for each
+//! such need, the response to every credential. A new route or a changed need therefore fails this test until
+//! the page documents it.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -20,7 +20,7 @@ use tokio::net::TcpSocket;
 use super::e2b::{Opened, opened, signature};
 use super::ground::{Answer, address, held, keyed};
 
-/// Time to read a response. A stream that has started counts as let in, and the test does not wait for its
+/// Time to read a response. A stream that has started counts as accepted, and the test does not wait for its
 /// end.
 const STREAM_WITHIN: Duration = Duration::from_millis(400);
 /// Number of requests with a wrong credential that one address may send without being slowed down.
@@ -40,7 +40,8 @@ fn outcome(answer: &Answer) -> &'static str {
     let refused = |code: &str| answer.body.contains(&format!(r#"{{"error":{{"code":"{code}""#));
     match answer.status {
         401 => "401",
-        // Other 403 responses come from the sandbox's file system, after the request has been let in.
+        // Other 403 responses come from the sandbox's file system, after the route has accepted the
+        // credential.
         403 if answer.body.contains("\"forbidden\"") => "403",
         // A stream reports a refusal in its only message instead of in the status.
         200 if refused("unauthenticated") => "401",
@@ -61,7 +62,7 @@ fn sha256(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The path for which every signature in the matrix is valid.
+/// Path of the file for which the signed URLs in the matrix are valid.
 const SIGNED_PATH: &str = "/workspace/signed";
 
 /// The secrets that requests present.
@@ -99,7 +100,7 @@ impl Secrets {
         }
     }
 
-    /// Returns texts that the server hashes, or that it hashed in the past.
+    /// Returns strings that the server hashes, or that earlier versions hashed.
     fn hashed(&self, sandbox: &Opened) -> Vec<String> {
         let (port, key) = (&self.port, self.admin.trim_start_matches("bgk_"));
         vec![
@@ -159,7 +160,8 @@ fn credentials(secrets: &Secrets, sandbox: &Opened, other: &Opened) -> Vec<(&'st
     ]
 }
 
-/// Attack H-25: every route responds to every credential as `docs/authority.md` states.
+/// Verifies that attack H-25 fails: every route responds to every credential as `docs/authority.md`
+/// specifies.
 #[test]
 fn every_route_answers_every_credential_as_the_page_says() {
     served(async || {
@@ -192,8 +194,8 @@ fn every_route_answers_every_credential_as_the_page_says() {
             }
         }
         assert!(wrong.is_empty(), "{} wrong answers:\n{}", wrong.len(), wrong.join("\n"));
-        // Control: with the right credential, every route lets the request in. No request is therefore
-        // refused for a different reason.
+        // Control: every route accepts the right credential. No request is therefore refused for a different
+        // reason.
         assert!(let_in >= rows.len(), "{let_in} of {asked} were let in");
         held(
             "H-25",
@@ -204,7 +206,7 @@ fn every_route_answers_every_credential_as_the_page_says() {
 
 async fn ask(service: &Service, from: Ipv4Addr, row: &Row, sandbox: &str, shown: &Shown) -> Answer {
     let method = if row.method == "ANY" { "POST" } else { row.method };
-    // The names do not exist, so a request that is let in has no effect.
+    // The names do not exist, so an accepted request has no effect.
     let mut path = row.path.clone();
     while let Some((before, rest)) = path.clone().split_once('{') {
         let (name, after) = rest.split_once('}').unwrap();
@@ -230,8 +232,8 @@ async fn ask(service: &Service, from: Ipv4Addr, row: &Row, sandbox: &str, shown:
     stream.write_all(text.as_bytes()).await.unwrap();
     let mut bytes = Vec::new();
     let _ = tokio::time::timeout(STREAM_WITHIN, stream.read_to_end(&mut bytes)).await;
-    // Only a request that starts something takes longer. Such a request was let in, so wait for its response
-    // headers.
+    // Only a request that starts something takes longer. Such a request was accepted, so wait for its
+    // response headers.
     while !bytes.windows(4).any(|part| part == b"\r\n\r\n") {
         let mut piece = [0; 4096];
         let read = tokio::time::timeout(Duration::from_secs(20), stream.read(&mut piece)).await;
@@ -248,9 +250,9 @@ async fn ask(service: &Service, from: Ipv4Addr, row: &Row, sandbox: &str, shown:
 /// The content of the two tables in `docs/authority.md`.
 struct Page {
     columns: Vec<String>,
-    /// The response of each need to each credential, in the order of the columns.
+    /// By the credential that a route needs, the response to each credential, in the order of the columns.
     needs: BTreeMap<String, Vec<String>>,
-    /// The need of each route, by method and path.
+    /// The credential that each route needs, by method and path.
     routes: BTreeMap<(String, String), String>,
 }
 

@@ -36,14 +36,15 @@ async fn sandbox(service: &Service, tier: Tier) -> SandboxId {
         .id
 }
 
-/// Runs an operation. Returns its result, and the share of a processor core that a process used meanwhile.
+/// Runs an operation. Returns its result, and the share of a processor core that a process used during the
+/// operation.
 async fn share_of_a_core<T>(pid: u32, act: impl Future<Output = T>) -> (T, f64) {
     let (before, began) = (cpu_of(pid), Instant::now());
     let done = act.await;
     (done, (cpu_of(pid) - before).as_secs_f64() / began.elapsed().as_secs_f64())
 }
 
-/// Attacks O-01 and O-02: unread output does not increase memory use in any mode.
+/// Verifies that attacks O-01 and O-02 fail: unread output does not increase memory use in any mode.
 #[test]
 fn output_that_nobody_reads_grows_nowhere() {
     const FOR: Duration = Duration::from_secs(5);
@@ -69,8 +70,8 @@ fn output_that_nobody_reads_grows_nowhere() {
             let written = client.exec_info(&home, &kept).await.unwrap();
             let waits = client.exec_info(&home, &blocked).await.unwrap();
             drop(half);
-            // Control: much more output was written than memory grew. In mode `block`, as much was written as
-            // fits.
+            // Control: the amount of output far exceeds the memory growth. In mode `block`, the process has
+            // written as much as fits.
             let megabytes = (written.stdout_bytes + written.stderr_bytes) / 1_000_000;
             assert!(
                 megabytes << 10 > 4 * (grown[0] + grown[1]),
@@ -100,7 +101,7 @@ fn output_that_nobody_reads_grows_nowhere() {
     });
 }
 
-/// Attack O-02: readers that do not read delay no other client, even in the same sandbox.
+/// Verifies that attack O-02 fails: readers that do not read delay no other client, even in the same sandbox.
 #[test]
 fn readers_that_have_stopped_hold_up_nobody_else_in_their_sandbox() {
     const DEAF: usize = 6;
@@ -212,8 +213,8 @@ async fn head_and_tail(service: &Service, home: &SandboxId, id: &api::ExecId) {
     assert_eq!(gaps, [end.stdout_dropped]);
 }
 
-/// Attack O-01: a reader that reads a flood as fast as it can uses less than one processor core of the
-/// server.
+/// Verifies that attack O-01 fails: a reader that reads a flood as fast as it can uses less than one
+/// processor core of the server.
 #[test]
 fn a_flood_that_is_read_takes_less_than_a_core_and_keeps_nobody_waiting() {
     const FOR: Duration = Duration::from_secs(4);
@@ -261,7 +262,7 @@ fn a_flood_that_is_read_takes_less_than_a_core_and_keeps_nobody_waiting() {
     });
 }
 
-/// Attack O-04: hundreds of slow streams do not each use a thread.
+/// Verifies that attack O-04 fails: hundreds of slow streams do not each use a thread.
 #[test]
 fn hundreds_of_dripping_streams_have_no_thread_each() {
     const CONTROL: usize = 100;

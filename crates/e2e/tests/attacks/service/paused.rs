@@ -19,7 +19,7 @@ fn by_host(service: &Service, id: &str, headers: &[(&str, &str)]) -> u16 {
     send(&address(service), (text + "\r\n").as_bytes()).status
 }
 
-/// Attack H-43: only a request with a valid credential resumes a paused sandbox.
+/// Verifies that attack H-43 fails: only a request with a valid credential resumes a paused sandbox.
 #[test]
 fn a_paused_sandbox_is_resumed_only_by_those_who_may_use_it() {
     served(async || {

@@ -49,7 +49,7 @@ fn raw(service: &Service, lines: &[&str], body: &str) -> Answer {
     read(&mut stream)
 }
 
-/// Attack N-16: a private port is not accessible without its own token.
+/// Verifies that attack N-16 fails: a private port is not accessible without its own token.
 #[test]
 fn no_port_is_reached_without_its_own_token() {
     served(async || {
@@ -294,7 +294,7 @@ fn visit(service: &Service, victim: &Inside, hostile: &Inside) -> (Vec<String>, 
     (seen, last(victim), last(hostile))
 }
 
-/// Attack N-17: a hostile page cannot read content from another port or from the API.
+/// Verifies that attack N-17 fails: a hostile page cannot read content from another port or from the API.
 #[test]
 fn a_hostile_page_gets_nothing_of_another_port_nor_of_the_api() {
     served(async || {
@@ -310,8 +310,8 @@ fn a_hostile_page_gets_nothing_of_another_port_nor_of_the_api() {
             assert_eq!(report[attempt], "refused", "{attempt}: {report}");
         }
         assert!(!report["cookie"].as_str().unwrap().contains(&victim.port.token), "{report}");
-        // Control: if no token is required, the requests of the same page arrive. Even then, the browser does
-        // not let the page read the responses.
+        // Control: if the port requires no token, requests from the same hostile page arrive. Even then, the
+        // browser does not let the page read the responses.
         client.put_port(&victim.sandbox.id, 8000, &PutPort { public: true }).await.unwrap();
         let (seen, _, report) = visit(&service, &victim, &hostile);
         for blow in BLOWS {

@@ -24,8 +24,8 @@ fn count(answers: &[Answer]) -> Counts {
     counts
 }
 
-/// Attack L-01: the server is killed as soon as it records a step of starting or stopping a sandbox. Kills at
-/// random moments under load are covered by
+/// Verifies that attack L-01 fails: a server that is killed at any recorded step of starting or stopping a
+/// sandbox leaves nothing half-finished. Kills at random moments under load are covered by
 /// `a_server_that_is_killed_at_any_moment_loses_no_sandbox_and_no_byte`.
 #[test]
 fn a_server_killed_at_each_step_of_a_start_and_a_stop_leaves_nothing_half_done() {
@@ -49,7 +49,7 @@ fn a_server_killed_at_each_step_of_a_start_and_a_stop_leaves_nothing_half_done()
             drop(creating);
             service.begin();
             let left = settled(&service, step);
-            // Control: the server was killed at this step, and not after its response.
+            // Control: the server was killed at this step, and not after it had responded.
             assert_eq!(arrived, step != "answered", "{step}: it was not met there");
             // Repeating the request results in one sandbox, whatever the result of the first request was.
             let again = create(&service, &key);
@@ -156,8 +156,8 @@ fn cgroup(id: &str) -> bool {
         .any(|root| Path::new(&format!("/sys/fs/cgroup/{root}bellglass/{id}")).exists())
 }
 
-/// Attack L-02: a name belongs to at most one live sandbox, even if many clients create and delete the
-/// sandbox.
+/// Verifies that attack L-02 fails: a name belongs to at most one live sandbox, even if many clients create
+/// and delete the sandbox.
 #[test]
 fn one_name_made_and_deleted_by_many_is_one_sandbox_at_a_time() {
     const THREADS: usize = 10;
@@ -235,7 +235,7 @@ fn one_name_made_and_deleted_by_many_is_one_sandbox_at_a_time() {
     });
 }
 
-/// Attack X-08: concurrent create and delete requests never exceed a quota.
+/// Verifies that attack X-08 fails: concurrent create and delete requests never exceed a quota.
 #[test]
 fn no_race_of_creates_and_deletes_exceeds_a_quota() {
     const MOST: u32 = 5;

@@ -51,7 +51,8 @@ async fn second_start(service: &Service, memory: u64, wait: bool) -> String {
     second["start"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Attack X-25: refused create requests cause no pre-warming, and leave the pool available to other projects.
+/// Verifies that attack X-25 fails: refused create requests cause no pre-warming, and leave the pool
+/// available to other projects.
 #[test]
 fn refused_creates_make_nothing_ready_and_close_the_pool_to_nobody() {
     served(async || {

@@ -21,7 +21,7 @@ fn damage(service: &Service, id: &SandboxId, suffix: &str) {
     file.write_all_at(&[0xA5; 1000], 0).unwrap();
 }
 
-/// Attack L-13: a damaged record does not end a running sandbox.
+/// Verifies that attack L-13 fails: a damaged record does not end a running sandbox.
 #[test]
 fn a_damaged_record_ends_no_living_sandbox() {
     served(async || {
@@ -52,8 +52,8 @@ fn a_damaged_record_ends_no_living_sandbox() {
         assert_eq!((lost.state, lost.reason), (SandboxState::Lost, Some(EndReason::RecordDamaged)));
         assert!(record(&service, &ids[1], "damaged").exists(), "the record is kept");
         assert!(alive(&service, ids[1].as_str()), "what nobody can reach is not ended either");
-        // The next server keeps this sandbox alive too, although it finds only the damaged record, which was
-        // set aside.
+        // After a restart, the server also keeps this sandbox alive, although only the damaged record is
+        // left, which was set aside.
         service.kill();
         service.begin();
         assert!(alive(&service, ids[1].as_str()) && alive(&service, ids[0].as_str()));
@@ -74,7 +74,8 @@ fn a_damaged_record_ends_no_living_sandbox() {
     });
 }
 
-/// Attack L-15: without free inodes, a create request is refused with an error that names the reason.
+/// Verifies that attack L-15 fails: without free inodes, a create request is refused with an error that names
+/// the reason.
 #[test]
 fn without_free_inodes_a_create_is_refused_by_name() {
     served(async || {

@@ -34,7 +34,7 @@ fn look(service: &Service, secret: &str) -> u16 {
     keyed(service, secret, "GET", "/v1/sandboxes", &Value::Null).status
 }
 
-/// Runs a statement on the store from a different process and returns the first row of the result.
+/// Runs an SQL statement on the store in a separate process, and returns the first row of the result.
 fn ask_store(service: &Service, statement: &str) -> String {
     let text = "import sqlite3, sys\nc = sqlite3.connect(sys.argv[1], timeout=10)\n\
                 print(c.execute(sys.argv[2]).fetchone())";
@@ -55,12 +55,12 @@ fn damage(path: &Path, at: u64, length: usize) {
     file.write_all_at(&vec![0xA5; length], at).unwrap();
 }
 
-/// Creates a sandbox, so that the store's log has content.
+/// Creates a sandbox, so that the store's write-ahead log has content.
 fn fill_log(service: &Service) {
     assert_eq!(keyed(service, &service.key, "POST", "/v1/sandboxes", &small()).status, 201);
 }
 
-/// Attack L-10: a damaged log of the store does not make a revoked key valid again.
+/// Verifies that attack L-10 fails: a damaged log of the store does not make a revoked key valid again.
 #[test]
 fn a_damaged_log_of_the_store_revives_no_revoked_key() {
     served(async || {
@@ -105,7 +105,7 @@ fn a_damaged_log_of_the_store_revives_no_revoked_key() {
     });
 }
 
-/// Attack L-11: keys can be revoked on a full disk, and they stay revoked.
+/// Verifies that attack L-11 fails: keys can be revoked on a full disk, and they stay revoked.
 #[test]
 fn on_a_full_disk_keys_are_revoked_and_stay_so() {
     served(async || {
@@ -118,8 +118,7 @@ fn on_a_full_disk_keys_are_revoked_and_stay_so() {
         assert_eq!(health(&service), Value::Bool(true));
         let mut filling = Vec::new();
         let began = Instant::now();
-        // Fill the disk repeatedly, because the sandbox that the server starts to test itself releases its
-        // disk meanwhile.
+        // Fill the disk repeatedly, because the server's own test sandbox frees disk space when it ends.
         while health(&service) != Value::Bool(false) {
             assert!(
                 began.elapsed() < SETTLES_WITHIN,
@@ -128,8 +127,9 @@ fn on_a_full_disk_keys_are_revoked_and_stay_so() {
             filling.push(disk.fill(&format!("filling{}", filling.len())));
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
-        // The first revocation is written to the store, because the server frees the ballast for it. The
-        // second revocation is written only to the slate, which needs no free block.
+        // The first revocation is written to the store, because the server deletes its ballast (a file that
+        // reserves space) for it. The second is written only to the slate (a preallocated file for
+        // revocations), which needs no free block.
         for (number, (id, secret)) in keys.iter().take(2).enumerate() {
             let answer = revoke(&service, id);
             assert_eq!((answer.status, look(&service, secret)), (204, 401), "{number}: {answer:?}");
@@ -165,7 +165,7 @@ fn on_a_full_disk_keys_are_revoked_and_stay_so() {
     });
 }
 
-/// Attack L-12: an expired key stays expired when the clock is set back.
+/// Verifies that attack L-12 fails: an expired key stays expired when the clock is set back.
 #[test]
 fn an_expired_key_stays_expired_when_the_clock_goes_back() {
     const DAYS: &str = "172800";

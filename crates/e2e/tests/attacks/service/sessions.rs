@@ -53,7 +53,7 @@ fn create(service: &Service, key: &str, label: &str, session: &str) -> Answer {
     keyed(service, key, "POST", "/v1/sandboxes", &body)
 }
 
-/// Attack X-24: a label that another project sets adds no sandbox to a session's events.
+/// Verifies that attack X-24 fails: a label that another project sets adds no sandbox to a session's events.
 #[test]
 fn a_label_of_another_project_puts_nothing_into_a_sessions_events() {
     served(async || {

@@ -1,7 +1,7 @@
 //! Attack L-04: a store that is locked, damaged or missing. Running sandboxes keep running in every case.
 //!
-//! The tests of `control` cover the store alone. Here, a server with running sandboxes uses the store.
-//! `real::troubles` covers disks that are full or read-only.
+//! The tests of the crate `control` cover the store alone. These tests cover the store together with a server
+//! and running sandboxes. `real::troubles` covers disks that are full or read-only.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::process::{Command, Stdio};
@@ -17,7 +17,8 @@ use super::ground::{held, keyed, recovers, small};
 /// Maximum time until a create request is refused if the store does not respond.
 const REFUSED_WITHIN: Duration = Duration::from_secs(3);
 
-/// Attack L-04: if the store does not respond, the server reports this, and running sandboxes keep running.
+/// Verifies that attack L-04 fails: if the store does not respond, the server reports this, and running
+/// sandboxes keep running.
 #[test]
 fn a_store_that_does_not_answer_is_told_and_what_runs_goes_on() {
     served(async || {
@@ -67,8 +68,8 @@ fn a_store_that_does_not_answer_is_told_and_what_runs_goes_on() {
     });
 }
 
-/// Attack L-04: a damaged store affects only the server. If the store is moved away, the server starts with a
-/// new store and adopts all running sandboxes.
+/// Verifies that attack L-04 fails: a damaged store affects only the server. If the store is moved away, the
+/// server starts with a new store and adopts all running sandboxes.
 #[test]
 fn a_store_that_is_damaged_or_gone_never_ends_a_sandbox() {
     served(async || {

@@ -20,7 +20,7 @@ const PROJECT_MAX: u64 = 128 * MIB;
 /// Minimum amount by which a control must exceed this maximum.
 const UNDEFENDED: u64 = 32 * MIB;
 
-/// Waits until the data that was sent has arrived at the server.
+/// Waits until the server has received the data that was sent.
 async fn arrived() {
     tokio::time::sleep(Duration::from_millis(700)).await;
 }
@@ -47,7 +47,7 @@ async fn both(service: &mut Service, id: &str, most: u64, attack: impl AsyncFn(&
     (with, without)
 }
 
-/// Attack H-30: a form whose headers never end is refused.
+/// Verifies that attack H-30 fails: a form whose headers never end is refused.
 #[test]
 fn a_form_whose_headers_never_end_is_refused() {
     served(async || {
@@ -89,7 +89,7 @@ fn a_form_whose_headers_never_end_is_refused() {
     });
 }
 
-/// Attack H-31: the bodies of refused requests are not buffered.
+/// Verifies that attack H-31 fails: the bodies of refused requests are not buffered.
 #[test]
 fn refused_bodies_are_not_kept() {
     served(async || {
@@ -106,7 +106,7 @@ fn refused_bodies_are_not_kept() {
     });
 }
 
-/// Attack H-32: requests whose headers never end use little memory.
+/// Verifies that attack H-32 fails: requests whose headers never end use little memory.
 #[test]
 fn heads_that_never_end_are_small() {
     served(async || {
@@ -122,7 +122,7 @@ fn heads_that_never_end_are_small() {
     });
 }
 
-/// Attack H-33: the size of messages on a session's event socket is limited.
+/// Verifies that attack H-33 fails: the size of messages on a session's event socket is limited.
 #[test]
 fn listeners_to_a_session_have_little_to_say() {
     served(async || {
@@ -171,7 +171,7 @@ fn unfinished(service: &Service, path: &str, headers: &[(&str, &str)], length: u
     begin(service, &[head.as_bytes(), &vec![b' '; length - 10]])
 }
 
-/// Attack H-34: the bodies of MCP requests are counted.
+/// Verifies that attack H-34 fails: the bodies of MCP requests are counted.
 #[test]
 fn messages_of_mcp_are_counted() {
     served(async || {
@@ -208,7 +208,7 @@ fn api_is_defended(service: &Service) -> bool {
     !String::from_utf8_lossy(&environment).contains(api::defence::VARIABLE)
 }
 
-/// Attack H-35: input is counted until it is consumed.
+/// Verifies that attack H-35 fails: input is counted until it is consumed.
 #[test]
 fn input_is_counted_until_it_is_used() {
     served(async || {
@@ -233,7 +233,7 @@ fn input_is_counted_until_it_is_used() {
     });
 }
 
-/// Attack H-35: input for a process that does not read it remains counted.
+/// Verifies that attack H-35 fails: input for a process that does not read it remains counted.
 #[test]
 fn input_that_nobody_reads_keeps_its_room() {
     served(async || {
@@ -244,7 +244,8 @@ fn input_that_nobody_reads_keeps_its_room() {
             json!({ "process": { "tag": "deaf" }, "input": { "stdin": "A".repeat(8 * MIB as usize - 512) } });
         let body = piece.to_string();
         both(&mut service, "H-35", PROJECT_MAX, async |service| {
-            // The process keeps running, although the client that started it does not read the response.
+            // The process keeps running, although the client that started the exec does not read the
+            // response.
             let start =
                 json!({ "process": { "cmd": "/bin/sleep", "args": ["60"] }, "tag": "deaf" }).to_string();
             let envelope =
@@ -276,7 +277,8 @@ fn input_that_nobody_reads_keeps_its_room() {
     });
 }
 
-/// Attack H-38: the number of bytes of events that a watcher retains is limited.
+/// Verifies that attack H-38 fails: the number of event bytes that the server retains for a watcher is
+/// limited.
 #[test]
 fn watchers_keep_as_many_bytes_as_they_may() {
     const FILES: &str = "import os\np='/workspace/w'\nos.makedirs(p,exist_ok=True)\nfor i in range(13):\n p+='/'+'d'*250\n os.mkdir(p)\n\

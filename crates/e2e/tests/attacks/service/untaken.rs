@@ -20,7 +20,7 @@ const REQUESTS: u32 = 256;
 const HELD: u32 = 64;
 const CONNECTIONS: usize = 12;
 
-/// Attack H-36: a response that is not read is aborted.
+/// Verifies that attack H-36 fails: a response that is not read is aborted.
 #[test]
 fn an_answer_that_nobody_takes_is_given_up() {
     served(async || {
@@ -75,7 +75,8 @@ fn an_answer_that_nobody_takes_is_given_up() {
     });
 }
 
-/// Attack H-36: connections without a key use no slots that are reserved for clients with keys.
+/// Verifies that attack H-36 fails: connections without a key use no slots that are reserved for clients with
+/// keys.
 #[test]
 fn strangers_take_no_place_of_clients_with_keys() {
     served(async || {
@@ -91,7 +92,7 @@ fn strangers_take_no_place_of_clients_with_keys() {
     });
 }
 
-/// Attack H-37: a wrong signature costs little, and wrong signatures are counted.
+/// Verifies that attack H-37 fails: a wrong signature costs little, and wrong signatures are counted.
 #[test]
 fn a_wrong_signature_costs_little_and_counts() {
     served(async || {
@@ -120,7 +121,7 @@ fn a_wrong_signature_costs_little_and_counts() {
     });
 }
 
-/// Attack H-39: the health of a sandbox is reported only to clients that have its token.
+/// Verifies that attack H-39 fails: the health of a sandbox is reported only to clients that have its token.
 #[test]
 fn the_health_of_a_sandbox_is_told_to_those_who_may_know_it() {
     served(async || {

@@ -41,7 +41,7 @@ fn by_headers(service: &Service, of: &Inside, path: &str, headers: &[&str], with
 }
 
 /// Returns the ways in which a viewer can send the token together with a non-ASCII cookie. Each consists of a
-/// method with a path, and headers.
+/// method and path, and of headers.
 fn shown(token: &str) -> Vec<(String, Vec<Vec<u8>>)> {
     let line = |text: &str, end: &[u8]| [text.as_bytes(), end].concat();
     let own = format!("cookie: bellglass={token}; theme=");
@@ -61,8 +61,8 @@ fn shown(token: &str) -> Vec<(String, Vec<Vec<u8>>)> {
     ]
 }
 
-/// Attack N-33: in a request with a non-ASCII cookie, the token does not reach the application, and no viewer
-/// is locked out.
+/// Verifies that attack N-33 fails: in a request with a non-ASCII cookie, the token does not reach the
+/// application, and no viewer is locked out.
 #[test]
 fn a_cookie_that_is_not_ascii_brings_no_token_in_and_locks_nobody_out() {
     served(async || {
@@ -92,7 +92,8 @@ fn a_cookie_that_is_not_ascii_brings_no_token_in_and_locks_nobody_out() {
     });
 }
 
-/// Attack N-35 at a port's own address: neither a key nor a token in a referrer reaches the application.
+/// Verifies that attack N-35 at a port's own address fails: neither a key nor a token in a referrer reaches
+/// the application.
 #[test]
 fn neither_a_key_nor_a_token_in_a_referer_goes_in_at_a_ports_own_address() {
     served(async || {
@@ -121,7 +122,7 @@ fn neither_a_key_nor_a_token_in_a_referer_goes_in_at_a_ports_own_address() {
     });
 }
 
-/// Attack N-35: a key that is sent together with a token does not reach the application.
+/// Verifies that attack N-35 fails: a key that is sent together with a token does not reach the application.
 #[test]
 fn a_key_that_is_shown_beside_a_token_does_not_go_in() {
     served(async || {
@@ -162,8 +163,8 @@ fn a_key_that_is_shown_beside_a_token_does_not_go_in() {
     });
 }
 
-/// Attack N-36: an application's response is not cached under the API's URL, and its headers do not affect
-/// the API.
+/// Verifies that attack N-36 fails: an application's response is not cached under the API's URL, and its
+/// headers do not affect the API.
 #[test]
 fn an_answer_of_an_application_is_not_kept_under_the_address_of_the_api() {
     served(async || {
@@ -202,7 +203,7 @@ fn an_answer_of_an_application_is_not_kept_under_the_address_of_the_api() {
     });
 }
 
-/// Attack N-30 against an application's response: an endless header block is rejected.
+/// Verifies that attack N-30 against an application's response fails: an endless header block is rejected.
 #[test]
 fn a_head_of_an_application_has_an_end_or_is_refused() {
     served(async || {

@@ -28,7 +28,7 @@ const NEVER_READ: usize = 100;
 /// Maximum number of streams of one project.
 const STREAMS_MAX: usize = 512;
 
-/// Attack H-01: slow and silent connections are closed, and they delay no other client.
+/// Verifies that attack H-01 fails: slow and silent connections are closed, and they delay no other client.
 #[test]
 fn whoever_is_slow_or_silent_is_let_go_and_keeps_nobody_waiting() {
     served(async || {
@@ -77,7 +77,7 @@ pub(crate) fn certified(directory: &std::path::Path) -> std::path::PathBuf {
     settings
 }
 
-/// Attack H-01: incomplete TLS handshakes are closed after a limit.
+/// Verifies that attack H-01 fails: incomplete TLS handshakes are closed after a limit.
 fn half_open_handshakes() {
     let keys = tempfile::tempdir().unwrap();
     let settings = certified(keys.path());
@@ -134,7 +134,7 @@ impl Encrypted {
     }
 }
 
-/// Attack H-02: HTTP/2 frames cannot make the server work endlessly.
+/// Verifies that attack H-02 fails: HTTP/2 frames cannot make the server work endlessly.
 #[test]
 fn frames_of_http_2_cannot_make_the_server_work_without_end() {
     served(async || {
@@ -172,7 +172,7 @@ fn frames_of_http_2_cannot_make_the_server_work_without_end() {
     });
 }
 
-/// Attack H-05: readers that never read cost little, and they are counted.
+/// Verifies that attack H-05 fails: readers that never read cost little, and they are counted.
 #[test]
 fn readers_that_never_read_cost_little_and_are_counted() {
     served(async || {

@@ -56,7 +56,8 @@ async fn files_as_root(client: &Client, id: &SandboxId) -> usize {
         let shell = ExecSpec { uid: Some(0), ..script(&text(name)) };
         let by_shell = client.exec(id, &shell).await.unwrap().collect().await.unwrap().end.outcome;
         let written = files.write(&path(name), Bytes::from_static(b"through"), None).await;
-        // If the device does not exist, either both or neither can create a file in the sandbox's own /dev.
+        // If the device does not exist, the two writes either both create a file in the sandbox's own /dev,
+        // or both fail.
         let same = written.is_ok() == (by_shell == Outcome::Exited { code: 0 });
         assert!(same, "{name}: {by_shell:?} by a command, {written:?} as a file");
     }
@@ -66,7 +67,7 @@ async fn files_as_root(client: &Client, id: &SandboxId) -> usize {
     forbidden.len() + 4
 }
 
-/// Attack A-21: root of a workstation has no privileges outside its sandbox.
+/// Verifies that attack A-21 fails: root of a workstation has no privileges outside its sandbox.
 #[test]
 fn root_of_a_workstation_is_root_of_nothing_else() {
     served(async || {

@@ -1,4 +1,4 @@
-//! Charts as data, because a program cannot read a chart's contents from an image.
+//! Charts that are returned as data, because a program cannot read a chart's contents from an image.
 
 use e2e::room::in_a_room;
 use serde_json::{Value, json};

@@ -47,7 +47,7 @@ async fn undisturbed(room: &Room) {
     assert!(began.elapsed() < promised(10), "{:?}", began.elapsed());
 }
 
-/// Requirement A3.03: a timed-out run returns its output so far, and the sandbox remains usable.
+/// Checks requirement A3.03: a timed-out run returns its output so far, and the sandbox remains usable.
 async fn timeouts(room: &Room) {
     for (name, tail) in [
         ("busy", "while True: pass"),
@@ -110,8 +110,8 @@ async fn failing(room: &Room) {
     undisturbed(room).await;
 }
 
-/// A failed allocation in Python is reported as `MemoryError`. If the kernel kills the process, the outcome
-/// is `oom`.
+/// Checks that a failed allocation in Python is reported as `MemoryError`. If the kernel kills the process,
+/// the outcome is `oom`.
 async fn memory_errors(room: &Room) {
     let code = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\nx = bytearray(16 << 30)";
     let ran = room.run(code).await;
@@ -122,8 +122,8 @@ async fn memory_errors(room: &Room) {
     undisturbed(room).await;
 }
 
-/// The outcome of a run that exceeds the memory limit names the cause. In a container, it also contains the
-/// limit and the peak usage.
+/// Checks that the outcome of a run that exceeds the memory limit names the cause. In a container, it also
+/// contains the limit and the peak usage.
 async fn memory(room: &Room) {
     let ran = room.run("print('eats', flush=True)\nx = []\nwhile True: x.append(bytearray(8 << 20))").await;
     if room.is_container() {

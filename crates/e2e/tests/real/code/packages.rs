@@ -1,5 +1,5 @@
 //! Packages that a run requests, and packages that its imports turn out to need. They are installed through
-//! the gate, from the package index that this machine uses.
+//! the gate (the package proxy), from the package index that this machine uses.
 
 use std::time::Instant;
 
@@ -45,8 +45,8 @@ fn packages_are_installed_once_and_a_failure_runs_nothing() {
     });
 }
 
-/// Requirements A4.01, A4.02 and A4.03: requested packages are installed before the run, and remain available
-/// to later runs.
+/// Checks requirements A4.01, A4.02 and A4.03: requested packages are installed before the run, and remain
+/// available to later runs.
 async fn named(room: &Room) {
     let code = "import cowsay\nprint(cowsay.__name__)";
     assert_eq!(room.run(code).await.error().name, "ModuleNotFoundError");
@@ -63,7 +63,8 @@ async fn named(room: &Room) {
     assert_eq!(room.client.packages(&room.id).await.unwrap().len(), 1);
 }
 
-/// Requirements A4.05 and A4.07: if the installation fails, times out or is refused, the code does not run.
+/// Checks requirements A4.05 and A4.07: if the installation fails, times out or is refused, the code does not
+/// run.
 async fn failing(room: &Room) {
     let begins = "Failed to install requirements: ";
     for (bad, says) in [

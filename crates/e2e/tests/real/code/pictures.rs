@@ -1,4 +1,5 @@
-//! Results that a run has besides its output: values, displays and figures, in order with the output.
+//! Results that a run returns besides its output: values, displays and figures. Their position in the output
+//! is recorded.
 
 use api::code::{Bundle, RunResult};
 use e2e::room::{Ran, Room, in_a_room};
@@ -100,7 +101,8 @@ async fn libraries(room: &Room) {
     assert_eq!(ran.shown()[2].data["application/json"]["a"], 1);
 }
 
-/// Requirement A5.12: each figure is captured once, even if it is not saved, and figures are named in order.
+/// Checks requirement A5.12: each figure is captured once, even if it is not saved, and figures are named in
+/// order.
 async fn figures(room: &Room) {
     let two = "import matplotlib.pyplot as plt\nfor n in (1, 2):\n    plt.figure()\n    plt.plot([1, n])\n    plt.title(f'plot {n}')";
     let ran = room.run(two).await.well();

@@ -1,4 +1,4 @@
-//! Semantics of a run: it is an independent script, and only its files remain.
+//! Semantics of a run: each run is an independent script, and only the files that it writes remain.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn a_run_is_a_script_of_its_own_of_which_only_files_stay() {
     });
 }
 
-/// Requirement A3.01: standard output, standard error and exit codes are returned.
+/// Checks requirement A3.01: standard output, standard error and exit codes are returned.
 async fn output_and_exit_codes(room: &Room) {
     let ran = room.run("import sys\nprint('out')\nprint('err', file=sys.stderr)").await.well();
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("out\n", "err\n"));
@@ -70,8 +70,8 @@ async fn output_and_exit_codes(room: &Room) {
     assert_eq!(ran.end.outcome, Outcome::Signaled { signal: 9 });
 }
 
-/// Requirement A5.12: line numbers refer to the code as it was sent, and a traceback contains no frames from
-/// Bellglass.
+/// Checks requirement A5.12: line numbers refer to the code as it was sent, and a traceback contains no
+/// frames from Bellglass.
 async fn exceptions(room: &Room) {
     let ran = room.run(FAILING).await;
     assert_eq!((ran.code(), ran.stdout.as_str()), (1, "before\n"));
@@ -116,7 +116,7 @@ async fn exceptions(room: &Room) {
     assert_eq!((ran.code(), ran.error().name.as_str()), (1, "Odd"));
 }
 
-/// Requirement A3.06: files remain; variables, imports and changes to modules do not.
+/// Checks requirement A3.06: files remain; variables, imports and changes to modules do not.
 async fn nothing_but_files_stays(room: &Room) {
     room.run(
         "x = 42\nimport json, sys\njson.bellglass = 1\nsys.path.append('/x')\nopen('kept.txt', 'w').write('x')",
@@ -150,7 +150,7 @@ async fn variables_and_directory(room: &Room) {
     assert!(error.message.contains("/nowhere"), "{error:?}");
 }
 
-/// Requirement A3.07: both the client and the server refuse invalid code before anything runs.
+/// Checks requirement A3.07: both the client and the server refuse invalid code before anything runs.
 async fn refusals(service: &Service, room: &Room) {
     let long = "#".repeat(limits::CODE_BYTES_MAX + 1);
     for (source, code, names) in [

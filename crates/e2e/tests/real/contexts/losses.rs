@@ -9,7 +9,7 @@ use e2e::room::{Room, cell, in_a_room};
 /// Maximum time from an interrupt to the end of the cell, regardless of its code.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-/// Cells that an interrupt stops (`HEED`), and cells that cannot or do not react to an interrupt (`DO_NOT`).
+/// Cells that react to an interrupt (`HEED`), and cells that cannot or do not react to it (`DO_NOT`).
 const HEED: [(&str, &str); 5] = [
     ("a loop", "while True: pass"),
     ("a nap", "import time; time.sleep(100)"),

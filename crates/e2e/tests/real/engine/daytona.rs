@@ -94,8 +94,8 @@ fn a_run_in_a_workspace_leaves_nothing_there() {
     assert_eq!(code, 3, "{text}");
     assert!(text.contains("Using backend: daytona, which lacks a machine of your own"), "{text}");
     let lines: Vec<&str> = text.lines().filter(|line| line.parse::<u32>().is_ok()).collect();
-    // The visible processes are the guest, the shell, `ls` and `grep`. No process of the workspace itself is
-    // visible.
+    // The visible processes are the guest, the shell, `ls` and `grep`. No process of the workspace outside
+    // the sandbox is visible.
     assert!(lines[0] == "1000" && lines[1].parse::<u32>().unwrap() <= 5, "{text}");
     assert_eq!(workspaces(&server), 0, "{text}");
     let (code, text) = said(bellglass(data.path()).args(["sandbox-test", "base"]).envs(server.variables()));
@@ -103,7 +103,7 @@ fn a_run_in_a_workspace_leaves_nothing_there() {
     assert!(text.contains("Using backend: daytona"), "{text}");
 }
 
-/// Requirement A9.06: files and execs in a workspace survive between runs and while the server is not
+/// Checks requirement A9.06: files and execs in a workspace survive between runs and while the server is not
 /// running.
 #[test]
 fn a_server_that_comes_back_finds_its_workspaces() {
@@ -128,15 +128,15 @@ fn a_server_that_comes_back_finds_its_workspaces() {
     });
 }
 
-/// Requirement A9.02: if Daytona cannot create a sandbox, an engine on this machine creates it, and the
-/// fallback is logged.
+/// Checks requirement A9.02: if Daytona cannot create a sandbox, an engine on this machine creates it, and
+/// the fallback is logged.
 #[test]
 fn what_daytona_cannot_make_an_engine_makes() {
     if !daytona() {
         return;
     }
     served(async || {
-        // Processes in these workspaces do not run as root, so the guest cannot set up its walls.
+        // Processes in these workspaces do not run as root, so the guest cannot apply its own confinement.
         let server = Server::start(&[]);
         let service = Service::with_words(&server.before(), &["--backends", "daytona,docker"]);
         known(service.data());
@@ -228,7 +228,8 @@ fn what_is_wrong_with_an_account_is_said_with_what_to_do() {
     assert_eq!(workspaces(&server), 0);
 }
 
-/// Attack A-20: code in a workspace cannot reach the Daytona agent, which runs as root in the same workspace.
+/// Verifies that attack A-20 fails: code in a workspace cannot reach the Daytona agent, which runs as root in
+/// the same workspace.
 #[test]
 fn the_agent_of_a_workspace_is_out_of_reach() {
     if !daytona() {

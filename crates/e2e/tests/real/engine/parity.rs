@@ -25,7 +25,7 @@ const LIMITS: Limits = Limits {
     ttl_ms: 3_600_000,
 };
 
-/// Returns the named execs that every sandbox runs in this order.
+/// Returns the execs that every sandbox runs, each with a name, in the order in which they run.
 fn questions() -> Vec<(&'static str, ExecSpec)> {
     let requiring = |name: &str| {
         coded(Code { source: "print(1)".into(), requirements: vec![name.to_owned()], ..Code::default() })

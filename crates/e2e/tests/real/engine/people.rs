@@ -66,7 +66,7 @@ fn a_user_in_the_group_docker_runs_without_root() {
     assert!(home.path().join(".local/share/bellglass").is_dir());
 }
 
-/// Requirement A14.08: `build-sandbox` builds a recipe into a working image.
+/// Checks requirement A14.08: `build-sandbox` builds a recipe into a working image.
 #[test]
 fn a_recipe_is_built_by_the_engine_and_tried_out() {
     if !docker() {

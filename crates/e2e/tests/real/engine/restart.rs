@@ -44,8 +44,8 @@ async fn speaks(client: &Client, id: &api::SandboxId) {
     assert_eq!(client.exec(id, &spec).await.unwrap().collect().await.unwrap().stdout, b"here\n");
 }
 
-/// Requirement A9.02: if the preferred backend cannot start a sandbox, the next backend starts it, and the
-/// fallback is logged.
+/// Checks requirement A9.02: if the preferred backend cannot start a sandbox, the next backend starts it, and
+/// the fallback is logged.
 #[test]
 fn what_one_engine_cannot_start_the_next_one_does() {
     if !docker() {
@@ -81,8 +81,8 @@ fn an_engine_that_ends_its_containers_has_lost_them() {
         engine.end();
         engine.begin();
         let end = tokio::time::timeout(NOTICED_WITHIN, exec.collect()).await.expect("an end").unwrap().end;
-        // During a graceful shutdown, an engine sends SIGTERM to process 1, which then terminates all other
-        // processes.
+        // During a graceful shutdown, an engine sends SIGTERM to process 1 of the sandbox, which then
+        // terminates all other processes.
         let honest = matches!(end.outcome, Outcome::SandboxLost { .. } | Outcome::Signaled { signal: 15 });
         assert!(honest, "{end:?}");
         until(NOTICED_WITHIN, "it to be lost", async || {

@@ -10,7 +10,7 @@ use e2e::service::{Service, served, small};
 
 use super::{on_each, said, tiers};
 
-/// Number of files in the copied tree, unless `BELLGLASS_ARCHIVE_FILES` sets another number.
+/// Number of files in the copied tree, unless `BELLGLASS_ARCHIVE_FILES` sets a different number.
 const FILES: usize = 5000;
 
 /// Runs `bellglass`, which must exit with 0, and returns its standard output.

@@ -8,7 +8,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Relay that forwards TCP connections. It cuts one of them once they have carried a given number of bytes.
+/// Relay that forwards TCP connections. It cuts one of them once all of them together have carried a given
+/// number of bytes.
 pub struct Relay {
     pub url: String,
     budget: Arc<AtomicI64>,
@@ -38,7 +39,7 @@ impl Relay {
         relay
     }
 
-    /// Cuts the connection whose data exceeds the given number of further bytes.
+    /// Cuts one connection after this number of further bytes: the connection that transfers the next byte.
     pub fn cut_after(&self, bytes: u64) {
         self.budget.store(i64::try_from(bytes).unwrap(), Ordering::Relaxed);
     }

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use super::relay::Relay;
 use super::{path, roomy, tiers};
 
-/// Size of the transferred file, unless `BELLGLASS_TRANSFER_BYTES` sets another size.
+/// Size of the transferred file, unless `BELLGLASS_TRANSFER_BYTES` sets a different size.
 const BYTES: u64 = 64 << 20;
 /// Number of times that the connection is cut (`CUTS`) and that the server is killed (`KILLS`) in each
 /// direction.

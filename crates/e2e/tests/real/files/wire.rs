@@ -16,8 +16,8 @@ const DIGEST: &str = "sha-256=:hNiYd/DUBB77a/kaFvAkjy/Vc+avBcGflr7bn4gveII=:";
 const SHA256: &str = "84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882";
 const BLAKE3: &str = "53b63a6fc8605d0c0ce559317a00177d72adb24d669235e4c914f443a8831ca1";
 
-/// Sends these bytes and reads the response until the connection ends. If `leaves` is set, it closes the
-/// sending side first.
+/// Sends these bytes and reads the response until the connection ends. If `leaves` is true, the client closes
+/// its sending side before it reads.
 async fn talk(url: &str, head: &str, body: &[u8], leaves: bool) -> String {
     let mut stream = TcpStream::connect(url.trim_start_matches("http://")).await.unwrap();
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -122,7 +122,8 @@ fn a_hash_is_sha256_unless_another_is_asked_for() {
     });
 }
 
-/// Attack U-08: a body that is shorter than announced, or whose digest does not match, changes nothing.
+/// Verifies that attack U-08 fails: a body that is shorter than announced, or whose digest does not match,
+/// changes nothing.
 #[test]
 fn a_body_that_breaks_off_or_is_another_writes_nothing() {
     on_each(async |service, client, id| {

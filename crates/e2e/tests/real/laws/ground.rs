@@ -1,5 +1,5 @@
-//! Setup for the tests of the laws: a data directory, a template with one skeleton layer, and a check for
-//! leftovers.
+//! Setup for the tests of the laws: a data directory, a template whose only layer contains just the mount
+//! points, and a check for leftovers.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

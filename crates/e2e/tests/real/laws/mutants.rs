@@ -1,4 +1,4 @@
-//! Backends that each break one law. A test suite that accepts one of them proves nothing.
+//! Backends that each break one law. They test the suite of laws itself, which must reject every one of them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub enum Mutation {
     LimitsAreCutDown,
 }
 
-/// The group of laws that a mutation breaks.
+/// The group that contains the laws that a mutation breaks.
 #[derive(Clone, Copy, Debug)]
 pub enum Group {
     Lifecycle,

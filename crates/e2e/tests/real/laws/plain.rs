@@ -1,6 +1,6 @@
-//! Stock runc with a hand-written configuration: no uid range, no seccomp filter, no limits, no posture. If
-//! the laws rejected the way in which stock runc starts, waits and stops, they would describe our own habits
-//! instead of runtimes in general.
+//! Stock runc with a hand-written configuration: no uid range, no seccomp filter, no limits, no posture.
+//! Stock runc must keep the laws too; otherwise, they would describe Bellglass's own runtime instead of
+//! runtimes in general.
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,7 +21,8 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::ground::{Ground, PATIENCE};
 
-/// Interval for polling a process, because there is no descriptor to wait on.
+/// Interval for polling a process. Polling is necessary, because stock runc provides no descriptor to wait
+/// on.
 const LOOK: Duration = Duration::from_millis(5);
 
 struct PlainRunc {
@@ -193,8 +194,8 @@ impl Runtime for PlainRunc {
         let all: Option<Vec<serde_json::Value>> = serde_json::from_str(&text).unwrap_or_default();
         let listed = all.unwrap_or_default().into_iter().map(|one| {
             let id: SandboxId = one["id"].as_str().unwrap().parse().unwrap();
-            // Stock runc has no locks. This instance owns the sandboxes whose channel it listens on, and
-            // the sandboxes that it has just started.
+            // Stock runc has no locks, so ownership is derived from the channel. This instance owns the
+            // sandboxes on whose channel it listens, and sandboxes on whose channel no instance listens yet.
             let taken = self.bundle(&id).join("channel/node.sock").exists();
             let owned = self.listeners.lock().unwrap().contains_key(&id) || !taken;
             Listed { owned, alive: one["status"] == "running", id }

@@ -90,8 +90,8 @@ fn a_connection_keeps_its_sandbox_and_there_are_so_many_and_no_more() {
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;
         let mut all = Vec::new();
-        // One connection stays free for `until_held`, which asks the application for the number of its
-        // connections.
+        // Leave one connection free for `until_held`, which asks the application how many connections it
+        // holds.
         for _ in 0..CONNECTIONS_MAX - 1 {
             let mut held = application.open("GET /hold", "");
             head(&mut held);

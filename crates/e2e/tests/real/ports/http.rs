@@ -119,7 +119,7 @@ fn a_port_is_private_until_it_is_made_public_and_again_afterwards() {
         let mut arguments = by_header(service, id.as_str(), "8000");
         arguments[1] = "authorization: Bearer wrong".into();
         assert_eq!(asked(&format!("{}/headers", service.url()), &words(&arguments)).0, 401);
-        // The setting is persisted, so that it survives a restart.
+        // The setting is persistent, so it survives a restart.
         service.kill();
         service.begin();
         assert_eq!(asked(&url, &[]).0, 200);

@@ -37,7 +37,7 @@ fn websocket_and_events_pass_as_they_come() {
                 times.push(begun.elapsed());
             }
         }
-        // Events are sent 300 ms apart, and no event is held back until the next.
+        // The application sends events 300 ms apart, and each event arrives before the next is sent.
         assert!(times[1] - times[0] > Duration::from_millis(150), "{times:?}");
         assert!(times[2] - times[1] > Duration::from_millis(150), "{times:?}");
         drop(socket);
@@ -49,7 +49,7 @@ fn websocket_and_events_pass_as_they_come() {
 #[test]
 fn a_gibibyte_goes_both_ways_with_flat_memory() {
     on_each_tier(async |service, tier| {
-        // Copying takes longer under gVisor, and a smaller transfer proves the same.
+        // Copying takes longer under gVisor, where a smaller transfer is sufficient.
         let count: usize = if tier == Tier::Container { sized(1024, 256) } else { 256 };
         let application = Application::start(service, tier).await;
         let block: Vec<u8> = (0..1_usize << 20).map(|i| ((i * 7 + (i >> 8) * 13) & 255) as u8).collect();
@@ -162,7 +162,7 @@ fn a_tunnel_carries_bytes_and_the_end_of_each_direction() {
         service.kill();
         open.set_read_timeout(Some(WITHIN)).unwrap();
         // The kernel closes a killed server's connections in an orderly way, so the interruption may look
-        // like a normal end.
+        // like a normal end of the stream.
         assert!(open.read(&mut [0; 16]).map_or(true, |count| count == 0), "a killed server talks");
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| through(b"abc"));

@@ -15,7 +15,7 @@ const PATHS: [&[&str]; 3] = [
     &["dev/pts", "etc/resolv.conf", "etc/hosts"],
 ];
 
-/// The kind of file that an image has at a hostile path.
+/// The kind of file that a hostile image contains at one of the paths.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     Absolute,

@@ -212,7 +212,8 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     static LAST: Mutex<(Vec<u8>, Vec<u8>)> = Mutex::new((Vec::new(), Vec::new()));
     let mut last = LAST.lock().unwrap();
     if last.0 != bytes {
-        // Only the best level compresses zeros by a factor of a thousand. It is too slow for everything else.
+        // Only the best level compresses zeros by a factor of a thousand. That level is too slow for all
+        // other data.
         let zeros = bytes.ends_with(&[0; 4096]);
         let level = if zeros { flate2::Compression::best() } else { flate2::Compression::fast() };
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), level);

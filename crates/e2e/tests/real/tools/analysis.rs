@@ -36,8 +36,8 @@ async fn write(talk: &Talk, path: &str, content: &str) {
     );
 }
 
-/// Requirements A14.01, A1.02 and A5.01: datasets are copied in on the first call, and the documented example
-/// runs unchanged.
+/// Checks requirements A14.01, A1.02 and A5.01: datasets are copied in on the first call, and the documented
+/// example runs unchanged.
 #[test]
 fn datasets_are_analysed_as_the_instructions_say() {
     in_a_session(ToolSet::Analysis, async |_, talk| {
@@ -109,8 +109,8 @@ fn datasets_are_analysed_as_the_instructions_say() {
     });
 }
 
-/// Requirements A14.02, A6.12, A6.13 and A6.14: after an error, a failed edit or a missing output, a hint
-/// tells the agent how to fix the problem.
+/// Checks requirements A14.02, A6.12, A6.13 and A6.14: after an error, a failed edit or a missing output, a
+/// hint tells the agent how to fix the problem.
 #[test]
 fn an_agent_recovers_from_what_went_wrong() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
@@ -190,8 +190,8 @@ async fn other_words(talk: &Talk) {
     );
 }
 
-/// Requirements A14.03, A5.03, A5.04, A5.05 and A3.02: output files are listed and kept within their limits,
-/// and truncated output can be read in full.
+/// Checks requirements A14.03, A5.03, A5.04, A5.05 and A3.02: output files are listed and kept within their
+/// limits, and truncated output can be read in full.
 #[test]
 fn outputs_are_named_kept_and_cut() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
@@ -246,8 +246,8 @@ fn outputs_are_named_kept_and_cut() {
     });
 }
 
-/// Requirements A14.04, A6.05, A6.10 and A2.12: paths, network access, timeouts and arguments are restricted,
-/// and ending the session ends its sandbox.
+/// Checks requirements A14.04, A6.05, A6.10 and A2.12: paths, network access, timeouts and arguments are
+/// restricted, and ending the session ends its sandbox.
 #[test]
 fn constraints_are_kept() {
     in_a_session(ToolSet::Analysis, async |service, talk| {

@@ -12,8 +12,8 @@ fn names(answer: &Value) -> Vec<&str> {
     answer["files"].as_array().unwrap().iter().map(|file| file["name"].as_str().unwrap()).collect()
 }
 
-/// Requirements A14.09, A8.03 to A8.06, A5.07 and A5.12: a run returns its files and figures. Only files in
-/// the session's folder remain afterwards.
+/// Checks requirements A14.09, A8.03 to A8.06, A5.07 and A5.12: a run returns its files and figures. Only
+/// files in the session's folder remain afterwards.
 #[test]
 fn code_makes_files_and_figures_and_nothing_else_stays() {
     in_a_session(ToolSet::Interpreter, async |service, talk| {
@@ -100,8 +100,8 @@ async fn folder_has(talk: &Talk, code: &str) {
     assert_eq!(talk.client.session_artifact(&talk.id, "stdout.txt").await.unwrap(), b"Agg\n");
 }
 
-/// Requirements A14.09 and A5.08 to A5.12: files are collected by kind, size and number, even if a figure
-/// cannot be saved.
+/// Checks requirements A14.09 and A5.08 to A5.12: files are collected by kind, size and number, even if a
+/// figure cannot be saved.
 #[test]
 fn files_are_collected_by_their_kind_size_and_number() {
     in_one_session(ToolSet::Interpreter, async |service, talk| {
@@ -173,8 +173,8 @@ fn files_are_collected_by_their_kind_size_and_number() {
     });
 }
 
-/// Requirements A14.09, A8.07, A2.05, A3.03 and A3.07: when a time limit or memory limit is exceeded, or
-/// anything else fails, the result has the same shape.
+/// Checks requirements A14.09, A8.07, A2.05, A3.03 and A3.07: when a time limit or memory limit is exceeded,
+/// or the run fails in any other way, the result has the same shape.
 #[test]
 fn limits_and_failures_keep_the_shape() {
     in_one_session(ToolSet::Interpreter, async |service, _| {

@@ -13,8 +13,8 @@ async fn requiring(talk: &Talk, script: &str, requirements: &[&str]) -> Value {
     talk.call("execute_python", json!({"script": script, "requirements": requirements})).await
 }
 
-/// Requirements A14.05, A3.06, A7.03 and A7.07: files persist between runs, whereas variables and imports do
-/// not.
+/// Checks requirements A14.05, A3.06, A7.03 and A7.07: files persist between runs, whereas variables and
+/// imports do not.
 #[test]
 fn files_stay_and_variables_do_not() {
     in_a_session(ToolSet::Python, async |_, talk| {
@@ -58,8 +58,8 @@ fn files_stay_and_variables_do_not() {
     });
 }
 
-/// Requirements A14.06, A4.01 to A4.05, A7.06, A7.08 and A1.06: packages persist until clean-up, and failures
-/// have the documented shape.
+/// Checks requirements A14.06, A4.01 to A4.05, A7.06, A7.08 and A1.06: packages persist until clean-up, and
+/// failures have the documented shape.
 #[test]
 fn packages_are_installed_once_and_what_fails_keeps_its_shape() {
     in_one_session(ToolSet::Python, async |_, talk| {
@@ -116,8 +116,8 @@ fn packages_are_installed_once_and_what_fails_keeps_its_shape() {
     });
 }
 
-/// Requirements A14.06, A3.04 and A3.05: calls are served in order of arrival, and a failed call does not
-/// affect the others.
+/// Checks requirements A14.06, A3.04 and A3.05: calls are served in order of arrival, and a failed call does
+/// not affect the others.
 #[test]
 fn many_callers_are_served_one_after_the_other_in_order() {
     in_one_session(ToolSet::Python, async |_, talk| {
@@ -148,8 +148,8 @@ fn many_callers_are_served_one_after_the_other_in_order() {
     });
 }
 
-/// Requirements A14.06 and A7.05: if there is no backend, the response has the same shape, and a later call
-/// tries again.
+/// Checks requirements A14.06 and A7.05: if there is no backend, the response has the same shape, and a later
+/// call tries again.
 #[test]
 fn without_a_backend_the_answer_says_so() {
     served(async || {

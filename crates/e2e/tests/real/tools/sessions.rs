@@ -11,8 +11,8 @@ use e2e::service::PLENTY;
 use e2e::talk::{Talk, in_one_session};
 use serde_json::json;
 
-/// Requirements A1.03, A1.07, A5.02 and A6.02: the first call creates the sandbox, and the next call replaces
-/// it if it has ended.
+/// Checks requirements A1.03, A1.07, A5.02 and A6.02: the first call creates the sandbox, and a later call
+/// replaces the sandbox if it has ended.
 #[test]
 fn a_sandbox_is_made_for_the_first_call_and_again_when_it_is_gone() {
     in_one_session(ToolSet::Analysis, async |service, talk| {
@@ -52,7 +52,7 @@ fn a_sandbox_is_made_for_the_first_call_and_again_when_it_is_gone() {
     });
 }
 
-/// Requirements A3.08 and A5.06: a run's events are published while the run is in progress.
+/// Checks requirements A3.08 and A5.06: a run's events are published while the run is in progress.
 #[test]
 fn whoever_follows_a_session_sees_output_pictures_and_its_end() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
@@ -151,7 +151,8 @@ fn a_call_ends_with_its_caller_if_it_asks_for_that() {
     });
 }
 
-/// Requirements A1.01, A1.08 and A11.05: sessions cannot access each other's data, and neither can projects.
+/// Checks requirements A1.01, A1.08 and A11.05: sessions cannot access each other's data, and neither can
+/// projects.
 #[test]
 fn sessions_are_apart() {
     in_one_session(ToolSet::Interpreter, async |service, talk| {
@@ -193,7 +194,7 @@ fn sessions_are_apart() {
     });
 }
 
-/// Requirements A8.06 and A10.04: if the server is killed during a run, the next run gets a different
+/// Checks requirements A8.06 and A10.04: if the server is killed during a run, the next run gets a different
 /// sandbox, and the folder keeps its files.
 #[test]
 fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
@@ -229,8 +230,7 @@ fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
         stays.client.stop(&sandbox).await.unwrap();
         let seen = stays.call("execute_python_code", json!({"code": "print(open('kept.csv').read())"})).await;
         assert_eq!(seen["stdout"], "2\n", "what is kept is there in the next sandbox: {seen}");
-        // Files that a sandbox never received, because a dataset did not fit, are not taken for removed
-        // files.
+        // Files that a sandbox never received, because a dataset did not fit, are not treated as removed.
         let sandbox = stays.client.session(&stays.id).await.unwrap().sandbox.unwrap();
         stays.client.stop(&sandbox).await.unwrap();
         stays.client.add_dataset(&stays.id, "large", Bytes::from(vec![b'x'; 100 << 20])).await.unwrap();
@@ -240,7 +240,7 @@ fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
         let seen = stays.call("execute_python_code", json!({"code": "print(open('kept.csv').read())"})).await;
         assert_eq!(seen["stdout"], "2\n", "{seen}");
         assert_eq!(stays.client.session_artifact(&stays.id, "kept.csv").await.unwrap(), b"2");
-        // Files that cannot be read are not taken for removed files either.
+        // Files that cannot be read are not treated as removed either.
         let made = "import os\nos.mkdir('d')\nopen('d/in.csv', 'w').write('3')";
         stays.call("execute_python_code", json!({"code": made})).await;
         stays.call("execute_python_code", json!({"code": "import os\nos.chmod('d', 0)"})).await;

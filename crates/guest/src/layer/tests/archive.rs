@@ -58,7 +58,7 @@ impl Archive {
         self.head(&Head { kind, name: name.as_bytes(), ..Head::default() })
     }
 
-    /// Adds a header that describes the next entry.
+    /// Adds a header of type `kind` that describes the next entry.
     pub fn described(self, kind: u8, content: &[u8]) -> Self {
         self.entry(&Head { kind, name: b"././@LongLink", ..Head::default() }, content)
     }

@@ -144,7 +144,7 @@ fn an_archive_that_breaks_off_is_refused() {
 
 #[test]
 fn zeros_of_a_file_stay_a_hole_and_its_content_is_the_same() {
-    // Attack U-20: sparse files must stay sparse.
+    // Verifies that attack U-20 fails: runs of zeros become holes, which take no disk space.
     let zeros = "\0".repeat(8 << 20);
     for content in
         [zeros.clone(), format!("{zeros}end"), format!("begin{zeros}"), format!("a{zeros}b{zeros}c")]

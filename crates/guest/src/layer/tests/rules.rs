@@ -234,7 +234,7 @@ fn entries_go_where_a_lower_layers_symlink_leads() {
     bench.layer_with(&Archive::new().file("bin/tool", "x").end()).unwrap();
     assert!(bench.top().join("usr/bin/tool").is_file());
     assert!(fs::symlink_metadata(bench.top().join("bin")).is_err());
-    // A directory that this layer does not describe gets the metadata that it has in the lower layer.
+    // A directory without an entry in this layer keeps the metadata that it has in the lower layer.
     assert_eq!(fs::metadata(bench.top().join("usr/bin")).unwrap().mode() & 0o7777, 0o711);
 }
 
@@ -316,7 +316,7 @@ fn a_top_layer_whose_etc_leads_out_is_finished_inside() {
 
 #[test]
 fn a_layer_on_a_planted_symlink_is_not_followed() {
-    // Created directly, not by an archive, to simulate a planted symlink.
+    // Create the symlink directly, not from an archive, to simulate a planted one.
     let mut bench = Bench::new();
     bench.layer_with(&Archive::new().file("a", "x").end()).unwrap();
     symlink(bench.outside(), bench.top().join("planted")).unwrap();

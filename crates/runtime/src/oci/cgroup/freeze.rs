@@ -1,4 +1,4 @@
-//! Pausing and resuming all processes of a sandbox, with the cgroup freezer.
+//! Pauses and resumes all processes of a sandbox with the cgroup freezer.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Translation of a sandbox's limits to the files of its cgroups.
+//! Writes a sandbox's limits to the files of its cgroups.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Cgroups as directories: finding the hierarchies, and walking and removing a subtree.
+//! Handles cgroups as directories: finds the hierarchies, and walks and removes subtrees.
 
 use std::fs;
 use std::io;

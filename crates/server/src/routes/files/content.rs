@@ -28,9 +28,9 @@ use control::platform::Platform;
 enum Span {
     /// The whole file.
     All,
-    /// From a first byte to the end of the file, or to a last byte, inclusive.
+    /// The bytes from an offset to the end of the file, or up to and including a last offset.
     From(u64, Option<u64>),
-    /// This many bytes at the end of the file.
+    /// The last bytes of the file; the value is their number.
     Last(u64),
 }
 
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn no_name_leaves_its_place_in_a_header() {
-        // Attack P-10: file names with characters that affect the place where they are shown.
+        // Attack P-10: file names with characters that have a special meaning in the header.
         let path = FilePath::new(&b"/workspace/a\"\r\nx: y;\xff"[..]).unwrap();
         assert_eq!(attachment(&path, ""), "attachment; filename*=UTF-8''a%22%0D%0Ax%3A%20y%3B%FF");
         let root = FilePath::new(&b"/"[..]).unwrap();

@@ -44,7 +44,7 @@ impl StreamGuard {
         Self { platform, call, _place: place }
     }
 
-    /// Returns the call.
+    /// Returns the stream's call to the sandbox.
     pub fn call(&self) -> &Call {
         &self.call
     }
@@ -135,7 +135,7 @@ pub fn digest(sha256: &str) -> String {
 /// Returns the SHA-256 hash that a request's headers declare, as 64 hexadecimal digits.
 ///
 /// # Errors
-/// A digest header is malformed.
+/// Returns an error if a digest header is malformed.
 pub fn promised(headers: &HeaderMap) -> Answer<Option<String>> {
     let wrong =
         || Error::invalid("content-digest is invalid", "Use the format of RFC 9530: `sha-256=:BASE64:`.");

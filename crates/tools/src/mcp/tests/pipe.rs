@@ -1,4 +1,4 @@
-//! Tests over a pair of pipes, which stand for standard input and output.
+//! Tests over a pair of pipes in place of standard input and output.
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
