@@ -47,7 +47,8 @@ impl Output {
         match (self.json, stream) {
             (true, Stream::Stdout) => hold(&mut self.stdout, bytes),
             (true, Stream::Stderr) => hold(&mut self.stderr, bytes),
-            (false, Stream::Stdout) => show::bytes(bytes),
+            // The command has run: only its output is lost.
+            (false, Stream::Stdout) => show::bytes(bytes).map_err(|error| Error { ran: Ran::Yes, ..error }),
             // Results arrive as lines, through `result`.
             (_, Stream::Results) => Ok(()),
             (false, Stream::Stderr) => {

@@ -93,14 +93,7 @@ pub async fn execute(
         env.entry("E2B_SANDBOX".into()).or_insert_with(|| "true".into());
     }
     let cwd = context.is_none().then(|| inside.home.clone());
-    // Empty code must not fail, so replace it with a statement that has no effect.
-    let source = match (ask.code.trim(), language) {
-        ("", Language::Python) => "pass".into(),
-        ("", Language::Bash) => ":".into(),
-        ("", Language::Javascript | Language::Typescript) => ";".into(),
-        (_, Language::Python) => shelled(&ask.code),
-        (_, Language::Bash | Language::Javascript | Language::Typescript) => ask.code,
-    };
+    let source = source(language, ask.code);
     // A context already has a language, so a request to run code in a context must not specify one.
     let language = context.is_none().then_some(language);
     let code = Code { source, language, context: context.clone(), ..Code::default() };
@@ -175,6 +168,18 @@ pub async fn restart(
     });
     inside.call.restart_context(&id).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Returns the code to run. Empty code must not fail, so it becomes a statement that has no effect. In Python, a line that starts with `!`
+/// is a shell command.
+fn source(language: Language, code: String) -> String {
+    match (code.trim(), language) {
+        ("", Language::Python) => "pass".into(),
+        ("", Language::Bash) => ":".into(),
+        ("", Language::Javascript | Language::Typescript) => ";".into(),
+        (_, Language::Python) => shelled(&code),
+        (_, Language::Bash | Language::Javascript | Language::Typescript) => code,
+    }
 }
 
 /// Returns the language and the context in which to run the code: the context that the request names, or the
@@ -415,6 +420,16 @@ fn shelled(code: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn empty_code_runs_in_every_language_and_only_python_has_shell_lines() {
+        let all = [Language::Python, Language::Bash, Language::Javascript, Language::Typescript];
+        for (language, statement) in all.into_iter().zip(["pass", ":", ";", ";"]) {
+            assert_eq!(source(language, " \n".into()), statement);
+            let shelled = source(language, "!true".into()) != "!true";
+            assert_eq!(shelled, language == Language::Python, "{language:?}");
+        }
+    }
 
     #[test]
     fn a_line_with_an_exclamation_mark_is_for_a_shell() {

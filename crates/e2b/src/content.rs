@@ -191,8 +191,9 @@ async fn plain(inside: &Inside, named: &str, mut request: Request) -> Called<Vec
 /// Returns true if the body is compressed with gzip, the only compression that is supported.
 fn is_packed(encoding: Option<HeaderValue>) -> Called<bool> {
     match encoding.as_ref().map(HeaderValue::as_bytes) {
-        None | Some(b"identity") => Ok(false),
-        Some(b"gzip") => Ok(true),
+        None | Some(b"") => Ok(false),
+        Some(name) if name.eq_ignore_ascii_case(b"identity") => Ok(false),
+        Some(name) if name.eq_ignore_ascii_case(b"gzip") => Ok(true),
         Some(other) => {
             let shown: String = String::from_utf8_lossy(other).chars().take(32).collect();
             let told = format!(
@@ -290,4 +291,20 @@ async fn led(inside: &Inside, path: FilePath, error: node::Error) -> Called<File
         return Err(Error::invalid(told, "List it instead.").into());
     }
     Err(error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_encoding_other_than_gzip_is_refused_by_its_name() {
+        let packed = |text: &'static str| is_packed(Some(HeaderValue::from_static(text)));
+        assert!(!is_packed(None).unwrap() && !packed("").unwrap() && !packed("identity").unwrap());
+        assert!(packed("gzip").unwrap() && packed("GZIP").unwrap());
+        for other in ["br", "deflate", "gzip, br"] {
+            let Err(Failed::Refused(code, told)) = packed(other) else { panic!("{other}") };
+            assert!(code == Code::InvalidArgument && told.contains(other), "{told}");
+        }
+    }
 }

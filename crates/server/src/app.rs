@@ -34,12 +34,6 @@ impl FromRef<App> for Arc<Platform> {
     }
 }
 
-impl FromRef<App> for Arc<Ports> {
-    fn from_ref(app: &App) -> Self {
-        Self::clone(&app.ports)
-    }
-}
-
 impl FromRef<App> for Arc<Service> {
     fn from_ref(app: &App) -> Self {
         Self::clone(&app.mcp)

@@ -1,7 +1,5 @@
 //! Errors as HTTP responses. No other module maps an error code to a status.
 
-use std::time::Duration;
-
 use api::{Error, ErrorCode};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -24,12 +22,6 @@ impl Rejection {
     /// Returns the error that the response body contains.
     pub fn error(&self) -> &Error {
         self.fault.error()
-    }
-
-    /// Sets the delay after which the client should retry.
-    #[must_use]
-    pub fn after(self, after: Duration) -> Self {
-        Self { fault: self.fault.after(after), ..self }
     }
 
     /// Replaces the error code's default status.

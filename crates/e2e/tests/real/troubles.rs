@@ -429,5 +429,6 @@ fn output_that_cannot_be_written_makes_the_command_fail() {
         let failed = exec(full.into());
         let said = String::from_utf8_lossy(&failed.stderr);
         assert!(!failed.status.success() && said.contains("cannot write to standard output"), "{said}");
+        assert!(said.contains("ran: yes"), "the command has run: {said}");
     });
 }
