@@ -11,15 +11,20 @@ profile := "dev"
 # Build profile of the executable that benchmarks measure. `just measured=tried figures --quick` measures the executable that the
 # tests use, instead of a release build.
 measured := "release"
-# This command always builds the whole workspace. If only some packages were selected, cargo would enable other features of the
-# dependencies and compile all of them again. The tests of `cli` also build the executable.
-tests := "cargo test --workspace --locked --no-fail-fast --profile"
-real := "BELLGLASS_REAL=1 BELLGLASS_BINARY=" + target / "tried/bellglass" + " " + as_root + " " + tests + " tried"
-one_at_a_time := " -- --test-threads=1 --nocapture"
-quick_attacks := "containers 'scripts/twice env BELLGLASS_RUNTIMES=runc " + real + " --test attacks" + one_at_a_time + "' gvisor 'scripts/twice env BELLGLASS_RUNTIMES=runsc " + real + " --test attacks" + one_at_a_time + " sandbox::" + "'"
-quick := "containers 'scripts/twice env BELLGLASS_RUNTIMES=runc " + real + " --test \"real*\"" + one_at_a_time + "' gvisor 'scripts/twice env BELLGLASS_RUNTIMES=runsc " + real + " --test real" + one_at_a_time + " laws:: exec:: output:: limits:: code::" + "'"
-twice := justfile_directory() / "scripts/twice"
-soaked := "BELLGLASS_REAL=1 BELLGLASS_BINARY=" + target / "release/bellglass" + " " + as_root + " " + tests + " release"
+tests := justfile_directory() / "scripts/tests"
+# Builds the tests of the whole workspace and everything that they start; `ready` also builds the templates of the tests.
+build := "cargo nextest run --workspace --locked --no-run --cargo-profile"
+ready := build + " tried && " + sudo + "env BELLGLASS_BINARY=" + target / "tried/bellglass scripts/templates base interpreter node"
+binary := "BELLGLASS_BINARY=" + target / "tried/bellglass"
+real := "env " + binary + " " + as_root
+# The options of a run of tests that need root or a runtime. These tests are ignored unless they are asked for.
+needs_root := "--cargo-profile tried --run-ignored all"
+of_real := "(binary(=real) or binary(=real_cli)) and not test(/^engine::/)"
+# The tests of real sandboxes that also run on gVisor with `--quick`.
+gvisor := "(test(/^(laws|exec|output|limits|code)::/))"
+release := "BELLGLASS_BINARY=" + target / "release/bellglass"
+soaked := as_root + " " + tests + " soak --cargo-profile release --run-ignored all -E \"binary(=real) and test(/^"
+pytest := justfile_directory() / "scripts/pytest"
 
 [private]
 default:
@@ -40,72 +45,86 @@ lint:
 
 # Check the same as `just lint`, and the house rules, which `just test` checks too
 check: lint
-    @scripts/steps house 'cargo test --workspace --profile {{profile}} --locked --test house -- --nocapture'
+    @scripts/steps house 'cargo test --package house --profile {{profile}} --locked -- --nocapture'
 
-# `just test` also starts the tests that need root or a runtime, but these tests only report the missing requirement and pass.
+# The tests that need root or a runtime are ignored, and the table shows how many.
 #
 # Run all tests that need neither root nor a runtime
 test *args:
-    @scripts/steps test 'scripts/twice {{tests}} {{profile}} {{args}} --'
+    @scripts/steps test '{{tests}} test --cargo-profile {{profile}} {{args}}'
 
-# These are the test targets named `real` and `real_cli`. `just real --quick` runs all of them on runc, but only some of them on gVisor.
+# `just real --quick` runs all of them on runc, but only some of them on gVisor.
 #
-# Run the tests that start real sandboxes, one at a time; with `--quick`, in smaller sizes
+# Run the tests that start real sandboxes; with `--quick`, in smaller sizes
 real *args:
-    @scripts/steps {{ if args == "--quick" { quick } else { "real 'scripts/twice env BELLGLASS_FULL=1 " + real + " --test \"real*\" " + args + one_at_a_time + "'" } }}
+    @{{ready}}
+    @scripts/steps {{ if args == "--quick" { \
+        "containers '" + real + " BELLGLASS_RUNTIMES=runc " + tests + " real " + needs_root + " -E \"" + of_real + "\"' " + \
+        "gvisor '" + real + " BELLGLASS_RUNTIMES=runsc " + tests + " real " + needs_root + " -E \"" + of_real + " and " + gvisor + "\"'" } else { \
+        "real '" + real + " BELLGLASS_FULL=1 " + tests + " real " + needs_root + " -E \"" + of_real + "\" " + args + "'" } }}
 
 # Each guide is tested in its own namespaces, so three guides are tested in parallel.
 #
 # Execute every command of the README, the guides and docs/operate
 guides *args:
-    @{{tests}} tried --no-run --test real_cli --test guides
-    @scripts/steps guides 'scripts/twice env {{real}} --test guides {{args}} -- --test-threads=3 --nocapture'
+    @{{ready}}
+    @scripts/steps guides '{{real}} {{tests}} guides {{needs_root}} -E "binary(=guides)" {{args}}'
 
 # The recipe starts Docker and Podman. For Daytona, the tests start a server of their own. The tests cover the rules that apply to every
 # runtime, equal behaviour of the backends, restarts and messages.
 #
 # Test the Docker, Podman and Daytona backends; `--full` adds every scenario and attack
 engines size="--quick" *args:
-    @{{tests}} tried --no-run --test real --test attacks
-    @scripts/steps engines 'scripts/with-engines scripts/twice env BELLGLASS_RUNTIMES=docker,podman,daytona {{real}} --test real {{args}} \
-        -- --test-threads=1 --nocapture engine:: laws:: {{ if size == "--full" { "exec:: output:: limits:: lifecycle:: terminal_inside::" } else { "" } }}' \
-        {{ if size == "--full" { "attacks 'scripts/with-engines scripts/twice env BELLGLASS_RUNTIMES=docker,podman,daytona " + real + " --test attacks" + one_at_a_time + " sandbox::' " } else { "" } }} \
-        neighbours 'scripts/with-engines scripts/twice env BELLGLASS_RUNTIMES=docker,podman {{real}} --test attacks -- --test-threads=1 --nocapture sandbox::neighbour::'
+    @{{ready}}
+    @scripts/steps engines 'scripts/with-engines {{real}} BELLGLASS_RUNTIMES=docker,podman,daytona {{tests}} engines {{needs_root}} \
+            -E "binary(=real) and test(/^(engine|laws{{ if size == "--full" { "|exec|output|limits|lifecycle|terminal_inside" } else { "" } }})::/)" {{args}}' \
+        attacks 'scripts/with-engines {{real}} BELLGLASS_RUNTIMES=docker,podman{{ if size == "--full" { ",daytona" } else { "" } }} {{tests}} attacks --test-threads 1 {{needs_root}} \
+            -E "binary(=attacks) and test(/^sandbox::{{ if size == "--full" { "" } else { "neighbour::" } }}/)"'
 
 # `just sdk` checks format, lints and types, and runs the SDK's test suite.
 #
 # Check the Python SDK and test it on a real server; `just sdk -m thousand` runs the large test
 sdk *args:
-    @{{tests}} tried --no-run --test real_cli
-    @scripts/steps sdk 'scripts/python sdk/python sh -c "ruff check . && ruff format --check . && mypy && pyright && {{twice}} pytest -q {{args}}"'
+    @{{ready}}
+    @scripts/steps sdk 'scripts/python sdk/python sh -c "ruff check . && ruff format --check . && mypy && pyright && {{pytest}} {{args}}"'
 
 # `just compat` tests MCP's official clients, E2B's SDKs, the cookbook's agents with the OpenAI, Anthropic and LangChain packages,
 # clients that generators write from docs/openapi.json, and the first steps of a new user.
 #
 # Test unmodified third-party clients; `--quick` tests only the newest release of each E2B SDK
 compat *args:
-    @{{tests}} tried --no-run --test real_cli
-    @scripts/steps compat 'scripts/with-engines scripts/python compat env {{ if args == "--quick" { "BELLGLASS_E2B=newest " } else { "" } }}{{twice}} pytest -q {{ if args == "--quick" { "" } else { args } }}'
+    @{{ready}}
+    @scripts/steps compat 'scripts/with-engines --docker scripts/python compat env {{ if args == "--quick" { "BELLGLASS_E2B=newest " } else { "" } }}{{pytest}} {{ if args == "--quick" { "" } else { args } }}'
 
 # `just attacks --quick` runs all attacks on runc. On gVisor, it runs only the attacks on the sandbox itself.
 #
 # Run every attack of attacks/ and its control; with `--quick`, in smaller sizes
 attacks *args:
-    @{{tests}} tried --no-run --test real_cli
-    @scripts/steps {{ if args == "--quick" { quick_attacks } else { "attacks 'scripts/twice env BELLGLASS_FULL=1 " + real + " --test attacks " + args + one_at_a_time + "'" } }}
+    @{{ready}}
+    @scripts/steps {{ if args == "--quick" { \
+        "containers '" + real + " BELLGLASS_RUNTIMES=runc " + tests + " attacks " + needs_root + " -E \"binary(=attacks)\"' " + \
+        "gvisor '" + real + " BELLGLASS_RUNTIMES=runsc " + tests + " attacks " + needs_root + " -E \"binary(=attacks) and test(/^sandbox::/)\"'" } else { \
+        "attacks '" + real + " BELLGLASS_FULL=1 " + tests + " attacks " + needs_root + " -E \"binary(=attacks)\" " + args + "'" } }}
+
+# A switch that no attack notices is a defence without a test. The recipe starts Docker and Podman, and writes docs/defences.md.
+#
+# Turn off each defence in turn, and check that an attack notices; `just mutants H-30` turns off only that of H-30
+mutants *args:
+    @{{ready}}
+    @{{sudo}}scripts/steps mutants 'scripts/with-engines env {{binary}} scripts/mutants {{args}}'
 
 # Build every image of images/ from scratch and check it; `just images interpreter` builds only the image `interpreter`
 images names="base,python,node,analysis,interpreter":
-    @scripts/steps images 'env BELLGLASS_IMAGES={{names}} {{real}} --test images -- --nocapture'
+    @scripts/steps images '{{real}} BELLGLASS_IMAGES={{names}} {{tests}} real {{needs_root}} -E "binary(=images)"'
 
 # Measure the times and sizes in the specification, and compare them with those of bare processes, bwrap and plain runc
 figures *args:
-    @{{tests}} {{measured}} --no-run --test "real*"
+    @{{build}} {{measured}}
     @{{sudo}}env BELLGLASS_BINARY={{target}}/{{measured}}/bellglass {{target}}/{{measured}}/figures {{args}}
 
 # Run the benchmark that compares whole systems (see bench/README.md); `--quick` for a short run
 bench *args:
-    @{{tests}} {{measured}} --no-run --test real_cli --test bench_command
+    @{{build}} {{measured}}
     @engines=; docker version >/dev/null 2>&1 || ! command -v dockerd >/dev/null || engines=scripts/with-engines; \
         {{sudo}}$engines env BELLGLASS_BINARY={{target}}/{{measured}}/bellglass {{target}}/{{measured}}/bench {{args}}
 
@@ -113,13 +132,19 @@ bench *args:
 #
 # Run the soak tests at full size; `just soak kills=50 cycles=100` runs fewer kills and cycles
 soak *sizes:
-    @{{tests}} release --no-run --test "real*"
+    @{{build}} release
     @env kills=200 cycles=1000 runs=10000 bytes=5368709120 files=100000 {{sizes}} scripts/steps \
-        kills 'BELLGLASS_KILLS=$kills {{soaked}} --test real -- --test-threads=1 --nocapture service::' \
-        cycles 'BELLGLASS_CYCLES=$cycles {{soaked}} --test real -- --test-threads=1 --nocapture cycles::' \
-        runs 'BELLGLASS_RUNS=$runs {{soaked}} --test real -- --test-threads=1 --nocapture many_runs::' \
-        sharing 'BELLGLASS_CROWD=$cycles {{soaked}} --test real -- --test-threads=1 --nocapture sharing::' \
-        files 'BELLGLASS_TRANSFER_BYTES=$bytes BELLGLASS_ARCHIVE_FILES=$files {{soaked}} --test real -- --test-threads=1 --nocapture files::'
+        kills 'env {{release}} BELLGLASS_KILLS=$kills {{soaked}}service::/)"' \
+        cycles 'env {{release}} BELLGLASS_CYCLES=$cycles {{soaked}}cycles::/)"' \
+        runs 'env {{release}} BELLGLASS_RUNS=$runs {{soaked}}many_runs::/)"' \
+        sharing 'env {{release}} BELLGLASS_CROWD=$cycles {{soaked}}sharing::/)"' \
+        files 'env {{release}} BELLGLASS_TRANSFER_BYTES=$bytes BELLGLASS_ARCHIVE_FILES=$files {{soaked}}files::/)"'
+
+# `just fuzz seconds=900 egress::` runs the targets of one crate for 15 minutes each.
+#
+# Run every fuzz target under libFuzzer for a minute, two at a time
+fuzz *args:
+    @scripts/steps fuzz 'scripts/fuzz {{args}}'
 
 # Execute the README's commands literally, in a fresh Debian
 first-minute *args:
@@ -128,6 +153,17 @@ first-minute *args:
 # Run the tests of runtimes and limits on cgroup version 2, with Debian's kernel in QEMU
 v2 *args:
     @scripts/steps v2 'scripts/v2.sh {{args}}'
+
+# The recipe runs for hours. It records each result in docs/evidence.json and writes docs/evidence.md. A recipe that already passed at
+# this commit is not run again, so an interrupted run continues where it stopped.
+#
+# Run every recipe at full size; `just nightly soak v2` runs only some of them
+nightly *args:
+    @scripts/nightly {{args}}
+
+# Build the executable that is shipped, and check its size and that it has no switch for tests
+shipped *args:
+    @scripts/shipped {{args}}
 
 # Build only the guest, for inspection; the guest inside `bellglass` is built by the build script of `host`
 guest:

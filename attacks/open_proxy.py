@@ -53,7 +53,8 @@ class Visit(socketserver.BaseRequestHandler):
         while b"\r\n\r\n" not in head:
             head += exactly(self.request, 1)
         first, rest = head.split(b"\r\n", 1)
-        method, target, _ = first.decode("latin1").split(" ", 2)
+        # A version that is missing is no reason to refuse.
+        method, target = first.decode("latin1").split(" ")[:2]
         if method == "CONNECT":
             host, _, port = target.rpartition(":")
             outside = socket.create_connection((host.strip("[]").split("@")[-1], int(port)), 1)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs everything that a fresh Debian 12 or 13 needs to build Bellglass and to run all its tests. The script is idempotent.
 #
-#   scripts/setup.sh [STEP...]      steps: packages just rust deny typos (default: all steps)
+#   scripts/setup.sh [STEP...]      steps: packages just rust nextest deny typos (default: these), fuzz
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export DEBIAN_FRONTEND=noninteractive
@@ -13,7 +13,7 @@ export PATH="$HOME/.cargo/bin:$HOME/.local/bin:$PATH"
 # - Tests: bubblewrap (`just figures` compares Bellglass with it), skopeo and umoci (they create and push the images that
 #   `bellglass template` reads), docker-registry, zstd, and iproute2 and procps (to find leftovers of sandboxes).
 # - Attacks on the service: faketime, openssl, chromium (it opens pages served by a sandbox), and python3-venv (for the fuzzer of
-#   attacks/H-09, which is installed from PyPI).
+#   attacks/H-09-openapi-fuzzing, which is installed from PyPI).
 # - Guides: sqlite3 and jq. Tests of terminals: tmux, whose screen the tests can read. Tests of engines: docker.io and podman.
 PACKAGES=(
     ca-certificates curl git gcc libc6-dev make pkg-config libseccomp-dev
@@ -28,8 +28,12 @@ readonly RUNSC_LEAST='0.0~20240729'
 readonly BACKPORTS=/etc/apt/sources.list.d/bellglass-backports.sources
 # Version of cargo-deny for which deny.toml was written.
 readonly DENY='^0.20'
+# Version of cargo-nextest for which .config/nextest.toml was written.
+readonly NEXTEST='^0.9'
 # Version of typos for which typos.toml was written.
 readonly TYPOS='typos~=1.51'
+# Version of cargo-bolero. It must support the interface of the `bolero` in Cargo.lock.
+readonly BOLERO='^0.13'
 
 say() { printf '%-9s %s\n' "$1" "$2"; }
 
@@ -146,6 +150,16 @@ step_rust() {
     fi
 }
 
+step_nextest() {
+    if cargo nextest --version >/dev/null 2>&1; then
+        say nextest "present ($(cargo nextest --version | head -n 1))"
+        return
+    fi
+    # Neither Debian nor PyPI has a package of cargo-nextest. An unoptimised build starts tests just as well.
+    quiet env CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --locked --version "$NEXTEST" cargo-nextest
+    say nextest 'built from crates.io'
+}
+
 step_deny() {
     if cargo deny --version >/dev/null 2>&1; then
         say deny "present ($(cargo deny --version))"
@@ -166,8 +180,22 @@ step_typos() {
     fi
 }
 
+# libFuzzer is written in C++. `just fuzz` needs only the compiler; `cargo bolero` runs a single target and reduces its corpus.
+step_fuzz() {
+    if ! installed g++; then
+        quiet as_root apt-get update -q
+        quiet as_root apt-get install -qy --no-install-recommends g++
+    fi
+    if cargo bolero --help >/dev/null 2>&1; then
+        say fuzz present
+        return
+    fi
+    quiet env CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --locked --version "$BOLERO" cargo-bolero
+    say fuzz 'cargo-bolero built from crates.io'
+}
+
 steps=("$@")
-((${#steps[@]})) || steps=(packages just rust deny typos)
+((${#steps[@]})) || steps=(packages just rust nextest deny typos)
 for step in "${steps[@]}"; do
     "step_$step"
 done

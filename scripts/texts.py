@@ -27,7 +27,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 BINARY = os.environ.get("BELLGLASS_BINARY", str(ROOT / "target/tried/bellglass"))
 BOUND = 8.0
-"""Maximum number of phrases per 10,000 words. `crates/e2e/tests/house` counts the same phrases in the documents."""
+"""Maximum number of phrases per 10,000 words. `crates/house/src` counts the same phrases in the documents."""
 PHRASES = re.compile(
     r"\b(whoever|nobody|somebody|is told|are told|go on|goes on|written down|stands? still|one that|those that|made ahead"
     r"|by itself|what (is|was|may|it|they|a|the)|a stranger|given up|the like)\b",

@@ -3,28 +3,34 @@
 # generated root file system, runs /payload/run.sh as root, shows its output and exits with its exit code.
 #
 #   scripts/v2.sh [--list FILE]
+#   scripts/v2.sh --script FILE [FILE...]
 #
-# Without --list, the script uses the payload in target/v2/payload (executables and a run.sh), if it exists.
-# Otherwise the script builds a payload from the workspace's tests. FILE lists these tests, with one
-# "package test-target [filter]..." per line. Without FILE, the tests are those in `default_tests` below.
+# With `--script`, the machine runs the first file instead of tests. It and the other files are in /payload.
+# V2_PACKAGES adds Debian packages to the machine, separated by commas.
+#
+# The script builds the tests of the workspace that FILE lists, with one "test-target [filter]..." per line. Without FILE,
+# the tests are those in `default_tests` below. A test target that runs no test is a failure.
 #
 # V2_DEADLINE limits the run time of the virtual machine, in seconds. V2_SUITE is the Debian release in the machine.
-# V2_ACCEL=kvm enables KVM on hosts that support it. The script needs root to create files with the correct owners.
+# V2_ACCEL=kvm enables KVM on hosts that support it. Without KVM, the processor is emulated, and all time limits of the tests are ten
+# times as long. The script needs root to create files with the correct owners.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-default_tests=$'e2e real laws:: limits::\ne2e attacks tables::a_table_that_one_sandbox_uses_up'
+default_tests=$'real laws:: limits::\nattacks tables::a_table_that_one_sandbox_uses_up'
 deadline=${V2_DEADLINE:-1800}
 # The tests are linked with this host's C library, so on a Debian host the virtual machine has the same Debian release.
 # shellcheck source=/dev/null
 suite=${V2_SUITE:-$(. /etc/os-release && if [[ $ID == debian ]]; then echo "$VERSION_CODENAME"; else echo bookworm; fi)}
-guest_packages=runc,e2fsprogs,iproute2,python3,procps,util-linux,kmod
+guest_packages=runc,e2fsprogs,iproute2,python3,procps,util-linux,kmod${V2_PACKAGES:+,$V2_PACKAGES}
 
 list=
+script=()
 while (($#)); do
     case $1 in
     --list) list=${2:?--list needs a file} && shift 2 ;;
-    *) echo "usage: $0 [--list FILE]" >&2 && exit 2 ;;
+    --script) : "${2:?--script needs a file}" && script=("${@:2}") && shift $# ;;
+    *) echo "usage: $0 [--list FILE | --script FILE [FILE...]]" >&2 && exit 2 ;;
     esac
 done
 
@@ -143,42 +149,51 @@ make_guest() {
 make_payload() {
     payload=$work/payload
     mkdir "$payload"
-    local package target filter executable
-    local -a packages=()
-    while read -r package target filter; do
+    local target filter executable
+    local -a targets=()
+    while read -r target filter; do
         [[ -n $target ]] || continue
-        packages+=(-p "$package" --test "$target")
+        targets+=(--test "$target")
         [[ -z $filter ]] || echo "$filter" >"$payload/$target.filter"
     done <"$work/list"
     # The attack tests read their payloads from the path where the tests were built.
     cp -r attacks "$payload/attacks.files"
+    case ${V2_ACCEL:-tcg} in kvm*) echo 1 ;; *) echo 10 ;; esac >"$payload/slowdown"
     pwd >"$payload/place"
-    # Same options as `just real`, so that one build serves both.
-    cargo test --no-run --release --locked "${packages[@]}" --message-format=json |
+    # Same profile and features as `just real`, so that one build serves both.
+    cargo test --no-run --workspace --profile tried --locked "${targets[@]}" --message-format=json |
         jq -r 'select(.reason == "compiler-artifact" and .executable and .profile.test) | .target.name, .executable' |
         while read -r target && read -r executable; do
             install -m 755 "$executable" "$payload/$target"
         done
     cat >"$payload/run.sh" <<'RUN'
-#!/bin/sh
+#!/bin/bash
 # Creates a template layer for the tests. It is the guest's own root file system without its mounts, which is a plain Debian with Python,
 # plus the directories that a template import creates.
 mkdir /run/layer && mount --bind --make-private / /run/layer
 mkdir -p /workspace /home/sandbox /.bellglass/channel /.bellglass/spool && : >/.bellglass/guest
 echo 'sandbox:x:1000:1000:sandbox:/home/sandbox:/bin/sh' >>/etc/passwd
 echo 'sandbox:x:1000:' >>/etc/group
-export BELLGLASS_REAL=1 BELLGLASS_TEST_LAYER=/run/layer BELLGLASS_RUNTIMES=runc BELLGLASS_SLOWDOWN=10 TMPDIR=/var/lib/bellglass
+export BELLGLASS_TEST_LAYER=/run/layer BELLGLASS_RUNTIMES=runc TMPDIR=/var/lib/bellglass
+BELLGLASS_SLOWDOWN=$(cat /payload/slowdown) && export BELLGLASS_SLOWDOWN
 chmod 711 /var/lib/bellglass
 place=$(cat /payload/place)
 mkdir -p "$place/crates/e2e" && cp -r /payload/attacks.files "$place/attacks"
-failed=0
+failed=0 ran=0
 for test in /payload/*; do
     [ "$test" = /payload/run.sh ] || [ ! -f "$test" ] || [ ! -x "$test" ] && continue
     filter=$(cat "$test.filter" 2>/dev/null)
     echo "== ${test##*/}"
+    ran=$((ran + 1))
     # Skipped: starting two dozen sandboxes at once takes minutes on an emulated processor, and does not test cgroups.
-    "$test" --test-threads=1 --nocapture --skip side_by_side $filter || failed=1
+    set -o pipefail
+    "$test" --include-ignored --test-threads=1 --nocapture --skip side_by_side $filter | tee /tmp/said || failed=1
+    grep -q '^test result: ok\. [1-9]' /tmp/said || { echo "${test##*/}: no test passed" && failed=1; }
+    for word in $filter; do
+        grep -q "^test .*$word.* ok$" /tmp/said || { echo "${test##*/}: no test of $word passed" && failed=1; }
+    done
 done
+[ $ran -gt 0 ] || { echo 'there is no test' && failed=1; }
 exit $failed
 RUN
     chmod 755 "$payload/run.sh"
@@ -186,12 +201,15 @@ RUN
 
 install_tools
 make_guest
-payload=$cache/payload
-if [[ -n $list || ! -e $payload/run.sh ]]; then
-    if [[ -n $list ]]; then cp "$list" "$work/list"; else echo "$default_tests" >"$work/list"; fi
+if [[ -n $list ]]; then cp "$list" "$work/list"; else echo "$default_tests" >"$work/list"; fi
+if ((${#script[@]})); then
+    payload=$work/payload
+    mkdir "$payload"
+    cp "${script[@]}" "$payload/"
+    install -m 755 "${script[0]}" "$payload/run.sh"
+else
     make_payload
 fi
-echo "v2: running $payload/run.sh" >&2 # A prepared payload is easily forgotten.
 
 megabytes=$(($(du -sm --apparent-size "$payload" | cut -f1) * 5 / 4 + 64))
 make_disk payload "$work/payload.ext4" "${megabytes}M" -i 4096 -d "$payload"

@@ -42,6 +42,12 @@ pub fn is_off(attack: &str) -> bool {
         || std::env::var(VARIABLE).is_ok_and(|all| all.split(',').any(|one| one == attack))
 }
 
+/// Returns a limit. If the defence against an attack is off, returns twice the limit, because no attack runs
+/// without a limit.
+pub fn limit(limit: u64, attack: &str) -> u64 {
+    if is_off(attack) { limit.saturating_mul(2) } else { limit }
+}
+
 /// Returns the attacks whose defence is off, in the format of [`VARIABLE`]. The node passes this list to
 /// process 1 of each sandbox, which does not inherit the environment.
 #[cfg(feature = "undefended")]

@@ -125,6 +125,8 @@ fn stream_of(code: u8) -> Result<Stream, BadFrame> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 

@@ -118,6 +118,8 @@ fn is_label(label: &str) -> bool {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -4,9 +4,10 @@
 //! { "presets": ["python-packages"], "hosts": [ { "host": "api.example.org", "ports": [443] } ] }
 //! ```
 
+mod preset;
+mod rule;
+
 use std::collections::BTreeSet;
-use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -15,24 +16,15 @@ use crate::host::Host;
 use crate::limits;
 use crate::secret::{self, SecretBinding};
 
+pub use preset::{Installed, Packages, Preset};
+pub use rule::{HostRule, is_plain_path};
+
 /// Port of the egress proxy, on the loopback interface of every sandbox.
 pub const PROXY_PORT: u16 = 3128;
 /// Maximum number of host rules in a policy.
 pub const HOSTS_MAX: usize = 128;
-/// Maximum number of packages of one kind that a policy may list, and maximum length of a package name. The
-/// maximum length is npm's.
-const PACKAGES_MAX: usize = 1000;
-const PACKAGE_BYTES_MAX: usize = 214;
-/// Maximum number of ports, methods or paths in one rule.
-const PARTS_MAX: usize = 32;
-/// Maximum length of a method in a rule.
-const METHOD_BYTES_MAX: usize = 32;
 /// Maximum size of a policy as JSON. Each sandbox's description and each refusal include the policy.
 const POLICY_BYTES_MAX: usize = 64 << 10;
-/// Maximum length of a path in a rule.
-const PATH_BYTES_MAX: usize = 1024;
-/// Default ports of a rule: HTTP and HTTPS.
-const PORTS: [u16; 2] = [80, 443];
 /// Default and bounds for the number of bytes that a sandbox may send and receive per second.
 const BYTES_PER_SECOND: u64 = 64 << 20;
 const BYTES_PER_SECOND_BOUNDS: std::ops::RangeInclusive<u64> = 1024..=1 << 34;
@@ -66,80 +58,6 @@ pub struct Policy {
     /// Maximum total bytes sent and received since the start of the sandbox or of the server, whichever was later. At most 1 PiB. Default
     /// 64 GiB.
     pub bytes_max: u64,
-}
-
-/// Restrictions for the package presets. A list of packages must also include their dependencies.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(deny_unknown_fields, default)]
-pub struct Packages {
-    /// Allowed Python packages by name, at most 1,000. If absent, all packages are allowed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub python: Option<Vec<String>>,
-    /// Allowed npm packages by name, at most 1,000. If absent, all packages are allowed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub node: Option<Vec<String>>,
-    /// Allowed Debian packages by name, at most 1,000. If absent, all packages are allowed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub debian: Option<Vec<String>>,
-    /// Minimum time since a Python or npm file was published, in milliseconds. Default 0. Most malicious packages are discovered soon after
-    /// publication.
-    pub minimum_age_ms: u64,
-}
-
-/// Package file that a sandbox received: an entry of its lock record.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-// Renamed because schema names must be unique, and `code::Installed` would otherwise have the same schema
-// name.
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = PackageFile))]
-pub struct Installed {
-    /// Preset through which the sandbox received the file.
-    pub kind: Preset,
-    /// Package name.
-    pub package: String,
-    /// File name.
-    pub file: String,
-    /// Hash of the file: `sha256:` and hexadecimal digits. For npm, `sha512-` and base64, as in an npm lock file.
-    pub hash: String,
-    /// True if the server already had the file and did not fetch it for this sandbox.
-    pub cached: bool,
-    /// Time when the sandbox received the file, Unix time in milliseconds.
-    pub at_ms: u64,
-}
-
-/// Named set of hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "kebab-case")]
-pub enum Preset {
-    /// Python package index, for pip and uv.
-    PythonPackages,
-    /// npm registry.
-    NodePackages,
-    /// Debian archive, for apt.
-    DebianPackages,
-    /// Public Git hosting services, over HTTPS.
-    Git,
-}
-
-/// Allowed host, with optional restrictions.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(deny_unknown_fields)]
-pub struct HostRule {
-    /// Host name or address. `*.example.org` matches every name below `example.org`, but not `example.org` itself.
-    pub host: String,
-    /// List of 1 to 32 allowed ports. Default 80 and 443.
-    #[serde(default = "web_ports")]
-    pub ports: Vec<u16>,
-    /// List of 1 to 32 allowed HTTP methods. If absent, all methods are allowed. Encrypted requests cannot be inspected, so a rule with
-    /// methods allows no TLS unless a secret is bound to the host.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub methods: Option<Vec<String>>,
-    /// List of 1 to 32 allowed URL paths. If absent, all paths are allowed. A path that ends in `*` is a prefix. A rule with paths allows
-    /// no TLS unless a secret is bound to the host.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub paths: Option<Vec<String>>,
 }
 
 impl Default for Policy {
@@ -237,214 +155,24 @@ impl Policy {
 
     /// Returns the policy as words, the format that [`Policy::of_words`] parses.
     pub fn words(&self) -> Vec<String> {
+        self.each_word().collect()
+    }
+
+    /// Returns the words of [`Policy::words`] one at a time. There can be thousands of them.
+    pub fn each_word(&self) -> impl Iterator<Item = String> {
         let open = self.open.then(|| "open".to_owned());
         let presets = self.presets.iter().map(|preset| match self.packages.only(*preset) {
             Some(only) => format!("{}={}", preset.name(), only.join(",")),
             None => preset.name().to_owned(),
         });
-        let hosts = self.hosts.iter().map(ToString::to_string);
+        let hosts = self.hosts.iter().flat_map(HostRule::words);
         let secrets = self.secrets.iter().map(ToString::to_string);
-        open.into_iter().chain(presets).chain(hosts).chain(secrets).collect()
+        open.into_iter().chain(presets).chain(hosts).chain(secrets)
     }
 }
 
-impl Packages {
-    /// Returns the allowed packages of a kind, or `None` if all packages are allowed.
-    pub fn only(&self, kind: Preset) -> Option<&Vec<String>> {
-        match kind {
-            Preset::PythonPackages => self.python.as_ref(),
-            Preset::NodePackages => self.node.as_ref(),
-            Preset::DebianPackages => self.debian.as_ref(),
-            Preset::Git => None,
-        }
-    }
-
-    fn limit(&mut self, kind: Preset, only: Vec<String>) -> Result<(), Error> {
-        match kind {
-            Preset::PythonPackages => self.python = Some(only),
-            Preset::NodePackages => self.node = Some(only),
-            Preset::DebianPackages => self.debian = Some(only),
-            Preset::Git => {
-                return Err(Error::invalid(
-                    "the preset git does not take a list of packages",
-                    "List hosts instead.",
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        for names in [&self.python, &self.node, &self.debian].into_iter().flatten() {
-            if names.len() > PACKAGES_MAX {
-                return Err(limits::exceeded(
-                    "the number of packages in a policy",
-                    names.len() as u64,
-                    PACKAGES_MAX as u64,
-                ));
-            }
-            let plain = |name: &&String| {
-                let fits = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._+@/-".contains(&byte));
-                name.is_empty() || name.len() > PACKAGE_BYTES_MAX || !fits
-            };
-            if let Some(wrong) = names.iter().find(plain) {
-                return Err(Error::invalid(
-                    format!("{wrong:?} is not a valid package name"),
-                    "Use the name that the package has in its index, without a version.",
-                ));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl HostRule {
-    /// Returns the host of the rule, and true if the rule is a wildcard for all names below this host.
-    ///
-    /// # Errors
-    /// Returns an error if the host is invalid, has no dot (`*.org`), or combines a wildcard with an address.
-    pub fn parsed(&self) -> Result<(Host, bool), Error> {
-        let (below, wild) = match self.host.strip_prefix("*.") {
-            Some(below) => (below, true),
-            None => (self.host.as_str(), false),
-        };
-        match Host::parse(below)? {
-            Host::Name(name) if !name.contains('.') => Err(Error::invalid(
-                format!("{:?} is neither a preset nor an internet host", self.host),
-                "Use a host name that contains a dot, or a preset: python-packages, node-packages, debian-packages, git, open.",
-            )),
-            Host::Address(_) if wild => Err(Error::invalid(
-                format!("a wildcard cannot be used with the address {below}"),
-                "Use the address without `*.`.",
-            )),
-            host @ (Host::Name(_) | Host::Address(_)) => Ok((host, wild)),
-        }
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        self.parsed()?;
-        let wrong = |what: &str, fix: &str| {
-            Err(Error::invalid(format!("the rule for {:?} {what}", self.host), fix.to_owned()))
-        };
-        if self.ports.is_empty() || self.ports.contains(&0) || self.ports.len() > PARTS_MAX {
-            return wrong(
-                "has no ports, too many ports, or port 0",
-                "List 1 to 32 ports, or omit `ports` for 80 and 443.",
-            );
-        }
-        if let Some(methods) = &self.methods {
-            let plain = |method: &String| {
-                (1..=METHOD_BYTES_MAX).contains(&method.len())
-                    && method.bytes().all(|byte| byte.is_ascii_uppercase())
-            };
-            if methods.is_empty() || methods.len() > PARTS_MAX || !methods.iter().all(plain) {
-                return wrong(
-                    "has no methods, too many methods, or an invalid method",
-                    "List methods such as GET in upper case, or omit `methods`.",
-                );
-            }
-        }
-        if let Some(paths) = &self.paths {
-            let sound = |path: &String| {
-                let bare = path.strip_suffix('*').unwrap_or(path);
-                bare.starts_with('/') && bare.len() <= PATH_BYTES_MAX && is_plain_path(bare)
-            };
-            if paths.is_empty() || paths.len() > PARTS_MAX || !paths.iter().all(sound) {
-                return wrong(
-                    "has no paths, too many paths, or an invalid path",
-                    "List paths that begin with `/` and contain no `..`, `//`, `%` or `*`, except for one `*` at the end.",
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns true if the rule restricts methods or paths, so that the egress broker must inspect each
-    /// request to decide.
-    pub fn looks_inside(&self) -> bool {
-        self.methods.is_some() || self.paths.is_some()
-    }
-}
-
-/// Returns true if a path can be interpreted in only one way. A server could resolve a path with `..`, `//`
-/// or `%2e` to a path that the rule does not allow.
-pub fn is_plain_path(path: &str) -> bool {
-    path.bytes()
-        .all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'%' | b'\\' | b'?' | b'#' | b'*' | b';'))
-        && !path.split('/').skip(1).any(|part| part == "." || part == "..")
-        && !path.contains("//")
-}
-
-impl FromStr for HostRule {
-    type Err = Error;
-
-    /// Parses `[METHOD[,METHOD] ]HOST[:PORT][/PATH]`.
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let (methods, rest) = match text.split_once(' ') {
-            Some((methods, rest)) => (Some(methods.split(',').map(str::to_owned).collect()), rest),
-            None => (None, text),
-        };
-        let slash = rest.find('/');
-        let paths = slash.and_then(|at| rest.get(at..)).map(|path| vec![path.to_owned()]);
-        let authority = slash.and_then(|at| rest.get(..at)).unwrap_or(rest);
-        let (wild, bare) = match authority.strip_prefix("*.") {
-            Some(bare) => ("*.", bare),
-            None => ("", authority),
-        };
-        let named = bare.rsplit_once(':').is_some()
-            && bare.parse::<std::net::Ipv6Addr>().is_err()
-            && !bare.ends_with(']');
-        let (host, port) = Host::with_port(bare, Some(PORTS[0]))?;
-        let ports = if named { vec![port] } else { web_ports() };
-        let rule = Self { host: format!("{wild}{host}"), ports, methods, paths };
-        rule.check()?;
-        Ok(rule)
-    }
-}
-
-impl fmt::Display for HostRule {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(methods) = &self.methods {
-            write!(formatter, "{} ", methods.join(","))?;
-        }
-        let (open, close) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
-        write!(formatter, "{open}{}{close}", self.host)?;
-        if self.ports != PORTS {
-            let ports: Vec<_> = self.ports.iter().map(u16::to_string).collect();
-            write!(formatter, ":{}", ports.join(","))?;
-        }
-        formatter.write_str(&self.paths.as_deref().unwrap_or_default().join(","))
-    }
-}
-
-impl Preset {
-    /// All presets.
-    pub const ALL: [Self; 4] = [Self::PythonPackages, Self::NodePackages, Self::DebianPackages, Self::Git];
-
-    /// Returns the name that the wire protocol uses.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::PythonPackages => "python-packages",
-            Self::NodePackages => "node-packages",
-            Self::DebianPackages => "debian-packages",
-            Self::Git => "git",
-        }
-    }
-
-    /// Returns the preset with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|preset| preset.name() == name)
-    }
-}
-
-fn web_ports() -> Vec<u16> {
-    PORTS.to_vec()
-}
-
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -466,7 +194,7 @@ mod tests {
         for host in
             ["", "*", ".", "*.", "*.org", "**", "*.*.org", "*.1.2.3.4", "http://a.org", "a.org:80", "a b"]
         {
-            let rule = HostRule { host: host.into(), ports: web_ports(), methods: None, paths: None };
+            let rule = HostRule { host: host.into(), ports: vec![443], methods: None, paths: None };
             assert!(Policy { hosts: vec![rule], ..Policy::default() }.check().is_err(), "{host:?}");
         }
         for part in [
@@ -482,6 +210,32 @@ mod tests {
                 serde_json::from_str(&format!(r#"{{"hosts":[{{"host":"a.org",{part}}}]}}"#)).unwrap();
             assert!(policy.check().is_err(), "{part}");
         }
+    }
+
+    #[test]
+    fn a_rule_with_several_ports_and_paths_is_shown_as_words_that_are_understood() {
+        let rule = HostRule {
+            host: "[::1]".into(),
+            ports: vec![443, 8443],
+            methods: Some(vec!["GET".into()]),
+            paths: Some(vec!["/a,/b".into(), "/c/*".into()]),
+        };
+        let policy = Policy { hosts: vec![rule], ..Policy::default() };
+        policy.check().unwrap();
+        assert_eq!(policy.words(), ["GET [::1]:443,8443/a,/b", "GET [::1]:443,8443/c/*"]);
+        let again = Policy::of_words(&policy.words()).unwrap();
+        assert_eq!(again.words(), policy.words());
+    }
+
+    #[test]
+    fn a_list_of_packages_names_a_package() {
+        let policy = |only| Policy {
+            presets: BTreeSet::from([Preset::PythonPackages]),
+            packages: Packages { python: Some(only), ..Packages::default() },
+            ..Policy::default()
+        };
+        assert!(policy(Vec::new()).check().is_err());
+        assert!(policy(vec!["requests".into()]).check().is_ok());
     }
 
     #[test]
@@ -502,6 +256,12 @@ mod tests {
         assert_eq!(limited.words(), ["python-packages=requests,idna", "node-packages"]);
         assert_eq!(limited.packages.only(Preset::PythonPackages).unwrap(), &["requests", "idna"]);
         assert!(Policy::of_words(&["python-packages="]).is_err() && Policy::of_words(&["git=x"]).is_err());
+        for word in ["a.org:443,8443/v1", "[::1]:1,2"] {
+            assert_eq!(word.parse::<HostRule>().unwrap().to_string(), word);
+        }
+        for word in ["a.org,443", "a.org:443,", "a.org:443,0", "a.org:443,x", "::1,443"] {
+            assert!(word.parse::<HostRule>().is_err(), "{word:?}");
+        }
         let bound = Policy::of_words(&["a.org", "secret:API_KEY@x-api-key=a.org/v1"]).unwrap();
         assert_eq!(bound.words(), ["a.org", "secret:API_KEY@x-api-key=a.org/v1"]);
         assert_eq!(bound.bound(&Host::parse("a.org").unwrap(), 443).count(), 1);

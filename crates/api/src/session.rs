@@ -4,36 +4,24 @@
 //! the order of the requests. Their files, output and results belong to the session and outlive its
 //! sandboxes.
 
+mod dataset;
+mod run;
+
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::error::Error;
-use crate::exec::{Outcome, Stream};
+use crate::exec::Stream;
 use crate::id::{ExecId, SandboxId, SessionId};
 use crate::limits::{self, Limits, WantedLimits};
 use crate::policy::Policy;
 use crate::sandbox::{Lease, Sandbox, Tier};
 
-/// Default time limit of one tool call (requirement A2.08).
-pub const TIMEOUT_SECONDS: u64 = 60;
-/// Maximum time limit of one tool call (requirement A2.08).
-pub const TIMEOUT_SECONDS_MAX: u64 = 300;
+pub use dataset::{DATASET_BYTES_MAX, DATASETS_BYTES_MAX, DATASETS_MAX, SessionDataset, dataset_path};
+pub use run::{RUN_HEADER, Run, RunState, TIMEOUT_SECONDS, TIMEOUT_SECONDS_MAX, WAITING_MAX};
+
 /// Default idle timeout of a session's sandbox (requirement A1.05). After this time without a call, the
 /// sandbox is stopped.
 pub const IDLE_MS: u64 = 900_000;
-/// Maximum number of datasets of one session.
-pub const DATASETS_MAX: usize = 64;
-/// Maximum size of one dataset. A disk of the default size can hold it, with space left for derived files.
-pub const DATASET_BYTES_MAX: u64 = 512 << 20;
-/// Maximum total size of the datasets of one session.
-pub const DATASETS_BYTES_MAX: u64 = 4 << 30;
-/// Maximum length of a dataset name, so that the name of the dataset's file is not too long for the file
-/// system.
-const DATASET_NAME_BYTES_MAX: usize = 200;
-/// Maximum number of queued calls of one session.
-pub const WAITING_MAX: usize = 100;
-/// Response header with the run ID.
-pub const RUN_HEADER: &str = "bellglass-run";
 
 /// Set of tools that a session offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -137,70 +125,6 @@ pub enum SessionState {
     /// Accepts calls.
     Open,
     /// No longer accepts calls. Stored data is still available.
-    Ended,
-}
-
-/// File that a session copies into its sandboxes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct SessionDataset {
-    /// Dataset name.
-    pub name: String,
-    /// Path in the sandbox.
-    pub path: String,
-    /// Size in bytes.
-    pub size_bytes: u64,
-}
-
-/// Tool call.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Run {
-    /// Run ID. It is also the ID of the run's exec, if the run has one.
-    pub id: ExecId,
-    /// Tool name.
-    pub tool: String,
-    /// Reason for the call, as given by the caller. It is meant for people and is never passed to the sandbox.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reasoning_trace: Option<String>,
-    /// Current state.
-    pub state: RunState,
-    /// Sandbox in which the run took place.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sandbox: Option<SandboxId>,
-    /// Outcome of the run's exec.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub outcome: Option<Outcome>,
-    /// Total bytes written to standard output.
-    pub stdout_bytes: u64,
-    /// Total bytes written to standard error.
-    pub stderr_bytes: u64,
-    /// Part of standard output that was not kept, as two offsets: of the first missing byte and of the first available byte after this
-    /// part.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<u64>>, min_items = 2, max_items = 2))]
-    pub stdout_gap: Option<(u64, u64)>,
-    /// Part of standard error that was not kept, as two offsets: of the first missing byte and of the first available byte after this part.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<u64>>, min_items = 2, max_items = 2))]
-    pub stderr_gap: Option<(u64, u64)>,
-    /// Start time by the server's clock, Unix time in milliseconds.
-    pub started_at_ms: u64,
-    /// Duration of the run in milliseconds, without the time in the queue.
-    pub duration_ms: u64,
-    /// Response of the tool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub result: Option<Value>,
-}
-
-/// State of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum RunState {
-    /// Running, or its server was killed while it ran.
-    Running,
-    /// Ended.
     Ended,
 }
 
@@ -340,25 +264,6 @@ impl CreateSession {
     }
 }
 
-/// Returns the path of a dataset in the sandbox (requirement A5.01).
-///
-/// # Errors
-/// Returns an error if the name is not a valid dataset name.
-pub fn dataset_path(name: &str) -> Result<String, Error> {
-    let bad = name.is_empty()
-        || name.len() > DATASET_NAME_BYTES_MAX
-        || name.chars().any(char::is_control)
-        || [".", ".."].contains(&name);
-    if bad {
-        let shown: String = name.chars().take(DATASET_NAME_BYTES_MAX).collect();
-        return Err(Error::invalid(
-            format!("{shown:?} is not a valid dataset name"),
-            format!("Use 1 to {DATASET_NAME_BYTES_MAX} bytes without control characters."),
-        ));
-    }
-    Ok(format!("/tmp/data/{}.csv", name.replace(['/', ' '], "_")))
-}
-
 fn timeout_seconds() -> u64 {
     TIMEOUT_SECONDS
 }
@@ -393,20 +298,5 @@ mod tests {
         assert!(asked(|request| request.limits.memory_bytes = Some(5 << 30)).contains("memory_bytes"));
         assert!(asked(|request| request.idle_ms = 25 * 3_600_000).contains("idle_ms"));
         assert!(asked(|request| request.persistence = Some(Persistence::Run)).contains("persistence"));
-    }
-
-    #[test]
-    fn a_dataset_is_a_file_of_its_name() {
-        // Covers requirement A5.01.
-        for (name, path) in [
-            ("sales", "/tmp/data/sales.csv"),
-            ("a/b c", "/tmp/data/a_b_c.csv"),
-            ("../up", "/tmp/data/.._up.csv"),
-        ] {
-            assert_eq!(dataset_path(name).unwrap(), path);
-        }
-        for bad in ["", ".", "..", "a\nb", "a\0", &"x".repeat(201)] {
-            assert!(dataset_path(bad).is_err(), "{bad:?}");
-        }
     }
 }

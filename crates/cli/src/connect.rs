@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::time::Duration;
 
 use api::Error;
@@ -91,7 +92,15 @@ pub async fn answer<T>(
     client: &Client,
     asking: impl Future<Output = Result<T, client::Error>>,
 ) -> Result<T, Error> {
-    tokio::pin!(asking);
+    wait_for(client, Box::pin(asking)).await
+}
+
+/// Waits for a response. The future is boxed, so that this function is compiled once for each type of response,
+/// and not once for each request.
+async fn wait_for<T>(
+    client: &Client,
+    mut asking: Pin<Box<dyn Future<Output = Result<T, client::Error>> + '_>>,
+) -> Result<T, Error> {
     tokio::select! {
         answer = &mut asking => return answer.map_err(|error| explain(&error)),
         () = tokio::time::sleep(NOTE_AFTER) => {

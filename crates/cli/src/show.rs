@@ -120,7 +120,8 @@ pub fn table_text(head: &[&str], rows: &[Vec<String>]) -> String {
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
-        if acts(c) { escaped.extend(c.escape_default()) } else { escaped.push(c) }
+        let acts = acts(c) && !api::defence::is_off("P-10");
+        if acts { escaped.extend(c.escape_default()) } else { escaped.push(c) }
     }
     escaped
 }

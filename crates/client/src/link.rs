@@ -4,20 +4,21 @@
 //! This is the case if the request only reads data, replaces something, or carries an idempotency key. Any
 //! other request that fails after it was sent returns an error with `ran: unknown`.
 
-use std::error::Error as StdError;
-use std::time::{Duration, Instant};
+mod failure;
+mod request;
 
-use api::server::{API_VERSION, IDEMPOTENCY_HEADER, VERSION_HEADER};
-use api::{ErrorCode, Ran, Retry, limits};
+use std::time::Duration;
+
+use api::server::{API_VERSION, VERSION_HEADER};
+use api::{Ran, limits};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use reqwest::header::{
-    ACCEPT, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
-    SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE,
+    AUTHORIZATION, CONNECTION, HeaderMap, HeaderValue, RETRY_AFTER, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY,
+    SEC_WEBSOCKET_VERSION, UPGRADE,
 };
-use reqwest::{Method, Response, StatusCode, Upgraded, Url};
-use serde::Serialize;
+use reqwest::{Response, StatusCode, Upgraded, Url};
 use serde::de::DeserializeOwned;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
@@ -25,6 +26,10 @@ use crate::client::Options;
 use crate::error::Error;
 use crate::patience::{Attempts, Trouble};
 use crate::tls;
+use failure::{is_distrust, refused};
+
+pub(crate) use failure::{FailedAttempt, root_cause};
+pub(crate) use request::ApiRequest;
 
 /// Timeout for establishing a connection. Even a connection around the world takes only a tenth of this.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -42,90 +47,6 @@ pub(crate) struct ServerLink {
     http: reqwest::Client,
     pub url: String,
     pub options: Options,
-}
-
-/// A request to the API.
-#[derive(Clone)]
-pub(crate) struct ApiRequest {
-    method: Method,
-    path: String,
-    body: Bytes,
-    headers: HeaderMap,
-    within: Option<Duration>,
-    repeatable: bool,
-}
-
-/// A failed attempt. `trouble` is set if another attempt may succeed.
-pub(crate) struct FailedAttempt {
-    pub error: Error,
-    pub trouble: Option<Trouble>,
-    pub pause: Option<Duration>,
-}
-
-impl ApiRequest {
-    pub fn new(method: Method, path: impl Into<String>) -> Self {
-        let repeatable = method != Method::POST;
-        let (path, body, headers) = (path.into(), Bytes::new(), HeaderMap::new());
-        Self { method, path, body, headers, within: None, repeatable }
-    }
-
-    pub fn get(path: impl Into<String>) -> Self {
-        Self::new(Method::GET, path)
-    }
-
-    pub fn json(mut self, body: &impl Serialize) -> Result<Self, Error> {
-        let body = serde_json::to_vec(body)
-            .map_err(|error| Error::Configuration { what: "the request".into(), why: error.to_string() })?;
-        self.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Ok(Self { body: body.into(), ..self })
-    }
-
-    pub fn raw(self, body: Bytes) -> Self {
-        Self { body, ..self }
-    }
-
-    /// Adds a fresh idempotency key, which makes the server perform the request only once despite retries.
-    pub fn once(mut self) -> Result<Self, Error> {
-        let random = random("an idempotency key")?;
-        let key = format!("{:032x}", u128::from_be_bytes(random));
-        let key = HeaderValue::from_str(&key).map_err(|error| Error::Configuration {
-            what: "an idempotency key".into(),
-            why: error.to_string(),
-        })?;
-        self.headers.insert(IDEMPOTENCY_HEADER, key);
-        Ok(Self { repeatable: true, ..self })
-    }
-
-    /// Marks the request as safe to repeat.
-    pub fn again(self) -> Self {
-        Self { repeatable: true, ..self }
-    }
-
-    pub fn accept(mut self, kind: &'static str) -> Self {
-        self.headers.insert(ACCEPT, HeaderValue::from_static(kind));
-        self
-    }
-
-    /// Adds a header. Ignores values that headers cannot contain.
-    pub fn header(mut self, name: HeaderName, value: &str) -> Self {
-        if let Ok(value) = HeaderValue::from_str(value) {
-            self.headers.insert(name, value);
-        }
-        self
-    }
-
-    /// Replaces the default timeout for the response.
-    pub fn within(self, within: Duration) -> Self {
-        Self { within: Some(within), ..self }
-    }
-}
-
-impl FailedAttempt {
-    /// Returns the pause before the next attempt, or the error if no further attempt is allowed.
-    pub fn pause(self, attempts: &mut Attempts) -> Result<Duration, Error> {
-        let Some(trouble) = self.trouble else { return Err(self.error) };
-        attempts.after(trouble, self.pause, Instant::now()).ok_or(self.error)
-    }
 }
 
 impl ServerLink {
@@ -365,40 +286,6 @@ fn random_key() -> Result<HeaderValue, Error> {
     let what = "a WebSocket key";
     HeaderValue::from_str(&BASE64_STANDARD.encode(random(what)?))
         .map_err(|error| Error::Configuration { what: what.into(), why: error.to_string() })
-}
-
-/// Returns the innermost cause of an error, without the errors that wrap it.
-pub(crate) fn root_cause(error: &reqwest::Error) -> String {
-    chain(error).last().map_or_else(|| error.to_string(), ToString::to_string)
-}
-
-/// Returns true if the server failed to prove its identity, so that retries are useless. An `io::Error`
-/// exposes the error that it wraps through `get_ref` but not through `source`, so this function follows both.
-fn is_distrust(error: &(dyn StdError + 'static)) -> bool {
-    let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-    error.is::<rustls::Error>()
-        || wrapped.is_some_and(|wrapped| is_distrust(wrapped))
-        || error.source().is_some_and(is_distrust)
-}
-
-fn chain<'a>(error: &'a reqwest::Error) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error as &(dyn StdError + 'static)), |error: &&'a (dyn StdError + 'static)| {
-        (*error).source()
-    })
-}
-
-/// Returns the kind of temporary trouble that an error response reports, or `None` if the error is permanent.
-fn refused(status: StatusCode, error: &api::Error) -> Option<Trouble> {
-    // Waiting does not help if a quota is exhausted; the caller must release resources first.
-    if error.retry != Retry::Safe || error.code == ErrorCode::QuotaExceeded {
-        None
-    } else if matches!(error.code, ErrorCode::Capacity | ErrorCode::RateLimited) {
-        Some(Trouble::Busy)
-    } else if error.code == ErrorCode::StoreUnavailable || status == StatusCode::SERVICE_UNAVAILABLE {
-        Some(Trouble::Connection)
-    } else {
-        None
-    }
 }
 
 fn headers(secret: &str) -> Result<HeaderMap, Error> {

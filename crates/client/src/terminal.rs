@@ -12,40 +12,32 @@
 //! killed. Only one client may type at a time. The acknowledged offsets reveal input from a different client,
 //! which is reported as an error instead of being mixed with this client's input.
 
+mod input;
+mod socket;
+
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use api::exec::{ExecEnd, ExecSpec};
-use api::terminal::{INPUT_BYTES_MAX, TerminalEvent, TerminalRequest, TerminalSize, message, parts};
+use api::terminal::{TerminalEvent, TerminalRequest, TerminalSize, parts};
 use api::{ErrorCode, ExecId, Layer, Ran, Retry, SandboxId};
-use bytes::{Buf, Bytes, BytesMut};
-use futures_util::{Sink, Stream};
-use reqwest::Upgraded;
+use bytes::Bytes;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
-use tokio_tungstenite::tungstenite::{self, Message};
+use tokio_tungstenite::tungstenite::Message;
 
 use crate::client::Client;
 use crate::error::Error;
 use crate::execs::last_words;
 use crate::link::{ApiRequest, FailedAttempt};
 use crate::patience::Attempts;
+use input::{RetainedInput, WrongReceipt};
+use socket::{TerminalSocket, connect, exchange};
 
-/// Maximum amount of unacknowledged input. This is more than a person pastes at once.
-const PENDING_BYTES_MAX: usize = 1 << 20;
-/// Maximum amount of input in flight. Input that the process does not read stays in the client, so that it
-/// does not delay size changes and signals.
-const WINDOW_BYTES: u64 = INPUT_BYTES_MAX as u64;
-/// Maximum size of an incoming message: four times the size of the largest message that servers send.
-const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of queued requests. Further signals are dropped.
 const SIGNALS_MAX: usize = 16;
-
-type TerminalSocket = WebSocketStream<Upgraded>;
 
 /// A terminal. Sends and receives data only while the caller awaits [`Terminal::next`].
 pub struct Terminal {
@@ -54,11 +46,7 @@ pub struct Terminal {
     id: ExecId,
     /// Offset up to which the caller has received the output.
     position: u64,
-    /// Input that has not been acknowledged yet. It begins at the offset `received`.
-    pending: BytesMut,
-    received: Option<u64>,
-    /// Offset up to which input was sent over the current connection.
-    sent: u64,
+    input: RetainedInput,
     size: Option<TerminalSize>,
     requests: VecDeque<TerminalRequest>,
     socket: Option<Box<TerminalSocket>>,
@@ -120,9 +108,7 @@ impl Client {
             sandbox: sandbox.clone(),
             id: exec.clone(),
             position: 0,
-            pending: BytesMut::new(),
-            received: None,
-            sent: 0,
+            input: RetainedInput::default(),
             size: None,
             requests: VecDeque::new(),
             socket: None,
@@ -155,12 +141,12 @@ impl Terminal {
 
     /// Returns the number of bytes that [`Terminal::write`] currently accepts.
     pub fn room(&self) -> usize {
-        PENDING_BYTES_MAX - self.pending.len()
+        self.input.room()
     }
 
     /// Returns true if the server has acknowledged all input.
     pub fn is_received(&self) -> bool {
-        self.pending.is_empty()
+        self.input.is_empty()
     }
 
     /// Queues input for the terminal.
@@ -168,21 +154,7 @@ impl Terminal {
     /// # Errors
     /// Returns an error if the queue is full, because the process does not read its input.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        if bytes.len() > self.room() {
-            return Err(Error::Refused(api::Error {
-                code: ErrorCode::TooLarge,
-                message: format!(
-                    "{} bytes of input are already queued, because the program does not read its input",
-                    self.pending.len()
-                ),
-                layer: Layer::UserCode,
-                ran: Ran::Yes,
-                retry: Retry::Safe,
-                fix: "Wait until the program reads its input, or interrupt the program with a signal.".into(),
-            }));
-        }
-        self.pending.extend_from_slice(bytes);
-        Ok(())
+        self.input.write(bytes)
     }
 
     /// Changes the size of the terminal. The latest size is also sent on every new connection.
@@ -266,27 +238,10 @@ impl Terminal {
         let Some(mut socket) = self.socket.take() else {
             return Poll::Ready(Err("the connection is closed".into()));
         };
-        let heard = self.exchange(Pin::new(&mut *socket), context);
+        let opened = self.opened;
+        let heard = exchange(Pin::new(&mut *socket), context, opened, || self.outgoing());
         self.socket = Some(socket);
         heard.map_err(|error| error.to_string())
-    }
-
-    fn exchange(
-        &mut self,
-        mut socket: Pin<&mut TerminalSocket>,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<Message, tungstenite::Error>> {
-        while self.opened && socket.as_mut().poll_ready(context)?.is_ready() {
-            let Some(next) = self.outgoing() else { break };
-            socket.as_mut().start_send(next)?;
-        }
-        // The flush may remain incomplete; the next poll continues it.
-        let _ = socket.as_mut().poll_flush(context)?;
-        match socket.poll_next(context) {
-            Poll::Ready(Some(message)) => Poll::Ready(message),
-            Poll::Ready(None) => Poll::Ready(Err(tungstenite::Error::ConnectionClosed)),
-            Poll::Pending => Poll::Pending,
-        }
     }
 
     /// Returns the next message for the server, if any.
@@ -294,17 +249,7 @@ impl Terminal {
         if let Some(request) = self.requests.pop_front() {
             return serde_json::to_string(&request).ok().map(Message::text);
         }
-        let received = self.received?;
-        let (skip, on_its_way) = (usize::try_from(self.sent - received).ok()?, self.sent - received);
-        let room = usize::try_from(WINDOW_BYTES.saturating_sub(on_its_way)).ok()?;
-        let rest = self.pending.get(skip..)?;
-        let piece = rest.get(..room.min(INPUT_BYTES_MAX)).unwrap_or(rest);
-        if piece.is_empty() {
-            return None;
-        }
-        let next = message(self.sent, piece);
-        self.sent += piece.len() as u64;
-        Some(Message::binary(next))
+        self.input.next_message().map(Message::binary)
     }
 
     /// Checks a message against the previous messages and updates the state.
@@ -338,16 +283,15 @@ impl Terminal {
     fn hear(&mut self, event: TerminalEvent) -> Result<Option<TerminalUpdate>, FailedAttempt> {
         match event {
             TerminalEvent::Opened { received, .. } => {
-                self.take_receipt(received, self.pending.len() as u64)?;
-                (self.sent, self.opened) = (received, true);
+                self.input.reopen(received).map_err(|receipt| self.wrong_receipt(receipt, received))?;
+                self.opened = true;
                 if let Some(size) = self.size {
                     self.resize(size);
                 }
                 Ok(Some(TerminalUpdate::Connected))
             }
             TerminalEvent::Received { received } => {
-                let sent = self.sent.saturating_sub(self.received.unwrap_or(self.sent));
-                self.take_receipt(received, sent)?;
+                self.input.acknowledge(received).map_err(|receipt| self.wrong_receipt(receipt, received))?;
                 Ok(None)
             }
             TerminalEvent::Gap { from, to } => {
@@ -377,40 +321,20 @@ impl Terminal {
         }
     }
 
-    /// Records that the server received input up to this offset. This client can have sent at most `ours`
-    /// bytes of the newly received input. If there are more, another client has typed, and this function
-    /// returns an error.
-    fn take_receipt(&mut self, received: u64, ours: u64) -> Result<(), FailedAttempt> {
-        let before = *self.received.get_or_insert(received);
-        let Some(new) = received.checked_sub(before) else {
-            return Err(
+    fn wrong_receipt(&self, receipt: WrongReceipt, received: u64) -> FailedAttempt {
+        match receipt {
+            WrongReceipt::Decreased { before } => {
                 self.lie(format!("the number of received input bytes decreased from {before} to {received}"))
-            );
-        };
-        if new > ours {
-            return Err(FailedAttempt {
-                error: Error::Refused(others(&self.id)),
-                trouble: None,
-                pause: None,
-            });
+            }
+            WrongReceipt::Foreign => {
+                FailedAttempt { error: Error::Refused(others(&self.id)), trouble: None, pause: None }
+            }
         }
-        self.pending.advance(usize::try_from(new).unwrap_or(usize::MAX).min(self.pending.len()));
-        self.received = Some(received);
-        Ok(())
     }
 
     fn lie(&self, what: String) -> FailedAttempt {
         FailedAttempt { error: self.client.link.protocol(what), trouble: None, pause: None }
     }
-}
-
-async fn connect(client: Client, ask: ApiRequest) -> Result<TerminalSocket, FailedAttempt> {
-    let upgraded = client.link.socket(&ask).await?;
-    let config = WebSocketConfig::default()
-        .max_message_size(Some(MESSAGE_BYTES_MAX))
-        .max_frame_size(Some(MESSAGE_BYTES_MAX))
-        .write_buffer_size(0);
-    Ok(WebSocketStream::from_raw_socket(upgraded, Role::Client, Some(config)).await)
 }
 
 fn others(id: &ExecId) -> api::Error {

@@ -1,7 +1,17 @@
 //! Accounts: look up the key of each request, and enforce the limits that all requests of a project share.
 //!
+//! | module | contents |
+//! |---|---|
+//! | `cache` | the cached keys |
+//! | `refusal` | the response to requests without a valid key |
+//! | `share` | the limits of a project |
+//!
 //! Unknown, revoked, expired and malformed keys take the same amount of work and get the same response, so a
 //! client cannot tell them apart.
+
+mod cache;
+mod refusal;
+mod share;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,12 +19,11 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use api::account::{CreateKey, Key, NewKey, Project, Quota, Role};
+use api::account::{CreateKey, Key, NewKey, Quota, Role};
 use api::{Error, ErrorCode, Layer, Ran, Retry};
+use governor::DefaultDirectRateLimiter;
 use governor::clock::{Clock, DefaultClock};
-use governor::{DefaultDirectRateLimiter, RateLimiter};
 use node::machine::random;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::audit::hex;
@@ -24,31 +33,9 @@ use crate::authority::lookups::Lookups;
 use crate::credential::{ApiKey, KeyHash};
 use crate::fault::{Answer, Fault};
 use crate::store::{self, Store};
-
-/// Maximum number of keys cached in memory. When the cache is full, it is cleared, and keys are read from the
-/// store again.
-const KNOWN_MAX: usize = 10_000;
-/// Maximum number of requests without a valid key that one address may send per minute. Further requests get
-/// `rate_limited` and are not recorded in the audit log.
-const WRONG_PER_MINUTE: u32 = 30;
-/// Maximum number of addresses for which invalid keys are counted. At the limit, all counters are cleared.
-const ADDRESSES_MAX: usize = 10_000;
-/// Maximum memory for a project's request bodies, in KiB. This is enough for 80 unread chunks of standard
-/// input, or for five exec requests of the maximum size. Together with the memory of its connections, a
-/// project uses less than 128 MiB (attack H-41).
-const BODIES_KIB_MAX: usize = 80 << 10;
-/// Maximum number of open streams per project. The server may buffer up to a megabyte of unread output per
-/// stream.
-const STREAMS_MAX: usize = 512;
-/// Maximum memory for a project's pending responses, in KiB. Each response counts as its size plus
-/// `ANSWER_KIB`, which covers all other memory that its request uses.
-const ANSWERS_KIB_MAX: usize = 32 << 10;
-const ANSWER_KIB: usize = 8;
-/// Maximum number of concurrent requests of one project, including open streams. With a higher limit, one
-/// project could block the store for all others.
-const REQUESTS_MAX: usize = 1024;
-/// Maximum number of execs of one project that are starting at the same time.
-const LAUNCHES_MAX: usize = 256;
+use cache::AccountCache;
+use refusal::Refusals;
+pub use share::{Rate, Share};
 
 /// Maximum number of key lookups per request. A lookup is repeated if any key changes while it is in
 /// progress.
@@ -67,58 +54,14 @@ pub struct Account {
     pub share: Arc<Share>,
 }
 
-/// Limits that all keys of a project share: rates, and permits for work in progress.
-pub struct Share {
-    creates: DefaultDirectRateLimiter,
-    execs: DefaultDirectRateLimiter,
-    /// Permits for open streams.
-    streams: Arc<Semaphore>,
-    /// Permits for execs that are starting.
-    launches: Arc<Semaphore>,
-    /// Memory for request bodies, in KiB.
-    bodies: Arc<Semaphore>,
-    /// Memory for pending responses, in KiB.
-    answers: Arc<Semaphore>,
-    /// Permits for concurrent requests.
-    requests: Arc<Semaphore>,
-}
-
 /// In-memory cache of keys. Only this process writes to the store, so cached entries are never stale.
 #[derive(Default)]
 pub struct Accounts {
     known: Mutex<AccountCache>,
-    wrong: Mutex<HashMap<IpAddr, Arc<DefaultDirectRateLimiter>>>,
+    refusals: Refusals,
     /// Rate limiter for audit log entries about invalid keys.
     pub failures: Failures,
     lookups: Lookups,
-}
-
-#[derive(Default)]
-struct AccountCache {
-    /// Accounts by the hash of their key. Entries are looked up only by a hash that the server computed,
-    /// never by text from a request.
-    accounts: HashMap<KeyHash, Arc<Account>>,
-    /// Accounts by project and kind of credential, for requests that present a token of one of the project's
-    /// sandboxes. Entries are never looked up by text from a request.
-    acting: HashMap<(String, Credential), Arc<Account>>,
-    /// Cancellation token of each key, by key ID, kept until the key is revoked. The map needs no limit,
-    /// because only administrators create keys.
-    ends: HashMap<String, CancellationToken>,
-    /// Time at which each key was last used, by key ID. Contains only times that are not in the store yet.
-    used_ms: HashMap<String, u64>,
-    shares: HashMap<String, Arc<Share>>,
-    /// Number of changes to keys or quotas so far. If it changes during a lookup, the data that the lookup
-    /// read is not cached.
-    changes: u64,
-}
-
-/// Rate limit of a project.
-#[derive(Clone, Copy)]
-pub enum Rate {
-    /// Rate at which sandboxes are created.
-    Create,
-    /// Rate at which execs are started.
-    Exec,
 }
 
 impl Accounts {
@@ -173,14 +116,14 @@ impl Accounts {
 
     async fn by_key(&self, store: &Store, hash: KeyHash) -> Answer<Option<Arc<Account>>> {
         for _ in 0..LOOKS_MAX {
-            let (known, changes) = self.look(&hash);
+            let (known, changes) = locked(&self.known).look(&hash);
             if known.is_some() {
                 return Ok(known);
             }
             let place = self.lookups.place()?;
             let Some((key, project)) = store.key_by_hash(&hash).await? else { return Ok(None) };
             drop(place);
-            if let Some(account) = self.learn(hash, key, &project, changes) {
+            if let Some(account) = locked(&self.known).learn(hash, key, &project, changes) {
                 return Ok(Some(account));
             }
         }
@@ -199,8 +142,9 @@ impl Accounts {
         credential: Credential,
     ) -> Answer<Arc<Account>> {
         let place = (project.to_owned(), credential);
-        if let Some(account) = locked(&self.known).acting.get(&place) {
-            return Ok(Arc::clone(account));
+        let known = locked(&self.known).look_acting(&place);
+        if let Some(account) = known {
+            return Ok(account);
         }
         let project =
             store.project(project).await?.ok_or_else(|| store::Error::NoProject(project.to_owned()))?;
@@ -214,26 +158,20 @@ impl Accounts {
             expires_at_ms: None,
             last_used_at_ms: None,
         };
-        let mut known = locked(&self.known);
-        let share = known.share(&project);
-        let revoked = CancellationToken::new();
-        let account = Arc::new(Account { key, revoked, quota: project.quota, share });
-        known.make_room();
-        known.acting.insert(place, Arc::clone(&account));
-        Ok(account)
+        Ok(locked(&self.known).learn_acting(place, key, &project))
     }
 
     /// Returns the account of the named project without authentication if the defence against attack H-22 is
     /// off. Only a test build can turn it off, to prove that the attack succeeds without the defence.
     fn without_defence(&self, shown: &str) -> Option<Arc<Account>> {
         let project = api::defence::is_off("H-22").then(|| shown.strip_prefix("of project "))??;
-        locked(&self.known).acting.get(&(project.to_owned(), Credential::Agent)).cloned()
+        locked(&self.known).look_acting(&(project.to_owned(), Credential::Agent))
     }
 
     /// Removes a revoked key from the cache, and ends the streams that were opened with the key.
     pub fn revoke(&self, id: &str) {
         self.forget();
-        let ends = locked(&self.known).ends.remove(id);
+        let ends = locked(&self.known).take_end(id);
         if let Some(ends) = ends {
             ends.cancel();
         }
@@ -262,86 +200,19 @@ impl Accounts {
     /// Clears the cached keys after a change. Keeps the shared limits, so that no project's limits start
     /// over.
     pub fn forget(&self) {
-        let mut known = locked(&self.known);
-        known.accounts.clear();
-        known.acting.clear();
-        known.changes += 1;
+        locked(&self.known).forget();
     }
 
     /// Clears the cache and the shared limits of a project after a change to its quota.
     pub fn forget_share(&self, project: &str) {
         self.forget();
-        locked(&self.known).shares.remove(project);
-    }
-
-    fn look(&self, hash: &KeyHash) -> (Option<Arc<Account>>, u64) {
-        let known = locked(&self.known);
-        (known.accounts.get(hash).cloned(), known.changes)
-    }
-
-    /// Caches a key that was read from the store. If any key has changed since the read, caches nothing and
-    /// returns `None`. Without this check, a key that was read while it was being revoked would stay valid
-    /// until the server stops.
-    fn learn(&self, hash: KeyHash, key: Key, project: &Project, changes: u64) -> Option<Arc<Account>> {
-        let mut known = locked(&self.known);
-        if known.changes != changes {
-            return None;
-        }
-        let share = known.share(project);
-        let revoked = known.ends.entry(key.id.clone()).or_default().clone();
-        let account = Arc::new(Account { key, revoked, quota: project.quota, share });
-        known.make_room();
-        known.accounts.insert(hash, Arc::clone(&account));
-        Some(account)
+        locked(&self.known).forget_share(project);
     }
 
     /// Counts a request without a valid key against its address, and returns the error for it:
     /// `unauthorized`, or `rate_limited` after too many such requests.
     pub fn refuse(&self, from: Option<IpAddr>) -> Fault {
-        let mut wrong = locked(&self.wrong);
-        if wrong.len() >= ADDRESSES_MAX {
-            wrong.clear();
-        }
-        let per_minute = governor::Quota::per_minute(at_least_one(WRONG_PER_MINUTE));
-        let limiter = from.map(|from| {
-            Arc::clone(wrong.entry(from).or_insert_with(|| Arc::new(RateLimiter::direct(per_minute))))
-        });
-        drop(wrong);
-        if let Some(wait) = limiter.and_then(|limiter| wait(&limiter)) {
-            return Fault::from(Error {
-                code: ErrorCode::RateLimited,
-                message: "too many requests without a valid key from this address".into(),
-                layer: Layer::Policy,
-                ran: Ran::No,
-                retry: Retry::Safe,
-                fix: "Wait, then send a valid key.".into(),
-            })
-            .after(wait);
-        }
-        Error {
-            code: ErrorCode::Unauthorized,
-            message: "the request has no key, or its key is unknown, revoked or expired".into(),
-            layer: Layer::Policy,
-            ran: Ran::No,
-            retry: Retry::Useless,
-            fix: "Set BELLGLASS_API_KEY, or send `Authorization: Bearer KEY`, with a complete key of this server. An administrator creates keys: `bellglass key create --project PROJECT`."
-                .into(),
-        }
-        .into()
-    }
-}
-
-impl AccountCache {
-    fn share(&mut self, project: &Project) -> Arc<Share> {
-        let fresh = || Arc::new(Share::new(&project.quota));
-        Arc::clone(self.shares.entry(project.name.clone()).or_insert_with(fresh))
-    }
-
-    fn make_room(&mut self) {
-        if self.accounts.len() + self.acting.len() >= KNOWN_MAX {
-            self.accounts.clear();
-            self.acting.clear();
-        }
+        self.refusals.refuse(from)
     }
 }
 
@@ -356,7 +227,7 @@ impl Account {
     /// # Errors
     /// Returns `forbidden` if the key's role is too low.
     pub fn require(&self, role: Role) -> Answer<()> {
-        if self.key.role >= role {
+        if self.key.role >= role || api::defence::is_off("H-25") {
             return Ok(());
         }
         Err(Error {
@@ -376,89 +247,16 @@ impl Account {
     /// # Errors
     /// Returns `rate_limited`, with the delay before a retry, if the project has exceeded the rate.
     pub fn pace(&self, rate: Rate) -> Answer<()> {
-        let (limiter, what, most) = match rate {
-            Rate::Create => (&self.share.creates, "creates_per_second", self.quota.creates_per_second),
-            Rate::Exec => (&self.share.execs, "execs_per_second", self.quota.execs_per_second),
+        let (what, most) = match rate {
+            Rate::Create => ("creates_per_second", self.quota.creates_per_second),
+            Rate::Exec => ("execs_per_second", self.quota.execs_per_second),
         };
-        match wait(limiter) {
+        match self.share.pace(rate).filter(|_| !api::defence::is_off("A-14")) {
             None => Ok(()),
             Some(wait) => {
                 Err(busy(format!("the request exceeds the project's quota: {what} is {most}")).after(wait))
             }
         }
-    }
-}
-
-impl Share {
-    /// Creates the rate limiters and permits for a project with this quota.
-    pub fn new(quota: &Quota) -> Self {
-        let rate = |per_second: u32, burst: u32| {
-            let quota = governor::Quota::per_second(at_least_one(per_second));
-            RateLimiter::direct(quota.allow_burst(at_least_one(per_second.saturating_mul(burst))))
-        };
-        Self {
-            creates: rate(quota.creates_per_second, 10),
-            execs: rate(quota.execs_per_second, 2),
-            streams: Arc::new(Semaphore::new(STREAMS_MAX)),
-            launches: Arc::new(Semaphore::new(LAUNCHES_MAX)),
-            bodies: Arc::new(Semaphore::new(BODIES_KIB_MAX)),
-            answers: Arc::new(Semaphore::new(ANSWERS_KIB_MAX)),
-            requests: Arc::new(Semaphore::new(REQUESTS_MAX)),
-        }
-    }
-
-    /// Acquires a permit for an exec that is starting.
-    ///
-    /// # Errors
-    /// Returns `rate_limited` if the project is at its limit.
-    pub fn launch(&self) -> Answer<OwnedSemaphorePermit> {
-        Arc::clone(&self.launches)
-            .try_acquire_owned()
-            .map_err(|_| busy(format!("the project is already starting {LAUNCHES_MAX} execs, the maximum")))
-    }
-
-    /// Acquires a permit for an open stream.
-    ///
-    /// # Errors
-    /// Returns `rate_limited` if the project has the maximum number of open streams.
-    pub fn stream(&self) -> Answer<OwnedSemaphorePermit> {
-        Arc::clone(&self.streams)
-            .try_acquire_owned()
-            .map_err(|_| busy(format!("the project already has {STREAMS_MAX} open streams, the maximum")))
-    }
-
-    /// Acquires a permit for a request, held until its response has been sent.
-    ///
-    /// # Errors
-    /// Returns `rate_limited` if the project is at its limit.
-    pub fn request(&self) -> Answer<OwnedSemaphorePermit> {
-        let requests = Arc::clone(&self.requests);
-        requests.try_acquire_owned().map_err(|_| {
-            busy(format!("the project already has {REQUESTS_MAX} requests in progress, the maximum"))
-        })
-    }
-
-    /// Reserves memory for a response of this many bytes until the returned permit is dropped, which must be
-    /// after the response has been sent. Returns `None` if the project's pending responses leave too little
-    /// memory.
-    pub fn answer(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        let kib = u32::try_from(bytes.div_ceil(1024) + ANSWER_KIB).unwrap_or(u32::MAX);
-        Arc::clone(&self.answers).try_acquire_many_owned(kib).ok()
-    }
-
-    /// Reserves memory for a body of this many bytes until the returned permit is dropped.
-    ///
-    /// # Errors
-    /// Returns `rate_limited` if the project's other bodies leave too little memory.
-    pub fn room(&self, bytes: usize) -> Answer<OwnedSemaphorePermit> {
-        let kib = u32::try_from(bytes.div_ceil(1024).max(1)).unwrap_or(u32::MAX);
-        let bodies = Arc::clone(&self.bodies);
-        bodies.try_acquire_many_owned(kib).map_err(|_| {
-            busy(format!(
-                "request bodies of the project would take more than {} MiB of memory",
-                BODIES_KIB_MAX >> 10
-            ))
-        })
     }
 }
 
@@ -512,56 +310,4 @@ fn at_least_one(number: u32) -> NonZeroU32 {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn asked(project: &str) -> (KeyHash, Key, Project) {
-        let ask =
-            CreateKey { project: project.into(), role: Role::Write, label: String::new(), valid_ms: None };
-        let (new, hash) = mint(&ask, 0).unwrap();
-        (hash, new.key, Project { name: project.into(), quota: Quota::default(), created_at_ms: 0 })
-    }
-
-    #[test]
-    fn a_key_that_was_read_before_it_was_revoked_is_not_remembered() {
-        let accounts = Accounts::default();
-        let (hash, key, project) = asked("one");
-        let (_, before) = accounts.look(&hash);
-        accounts.forget();
-        assert!(accounts.learn(hash, key.clone(), &project, before).is_none());
-        assert!(accounts.look(&hash).0.is_none());
-        let (_, after) = accounts.look(&hash);
-        assert!(accounts.learn(hash, key, &project, after).is_some());
-        assert!(accounts.look(&hash).0.is_some());
-    }
-
-    #[test]
-    fn nobody_gets_a_second_share_because_a_key_or_another_project_changed() {
-        let accounts = Accounts::default();
-        let (hash, key, project) = asked("one");
-        let learned = |changes| accounts.learn(hash, key.clone(), &project, changes).unwrap().share.clone();
-        let first = learned(0);
-        accounts.forget();
-        accounts.forget_share("two");
-        assert!(Arc::ptr_eq(&first, &learned(2)));
-        accounts.forget_share("one");
-        assert!(!Arc::ptr_eq(&first, &learned(3)));
-    }
-
-    #[test]
-    fn revoking_a_key_ends_what_was_opened_with_it_and_no_other() {
-        let accounts = Accounts::default();
-        let [one, other] = ["one", "two"].map(|project| {
-            let (hash, key, project) = asked(project);
-            accounts.learn(hash, key, &project, 0).unwrap()
-        });
-        // Simulate a change to a different key. Accounts that are cached again after the change keep their
-        // cancellation tokens.
-        accounts.forget();
-        accounts.revoke(&one.key.id);
-        assert!(one.revoked.is_cancelled() && !other.revoked.is_cancelled());
-    }
 }

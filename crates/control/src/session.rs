@@ -12,49 +12,54 @@
 //! | module | contents |
 //! |---|---|
 //! | [`flight`] | a call in progress, shared by all callers that wait for it |
+//! | `call` | a call, from its request to its flight |
+//! | `queue` | the queue of calls |
 //! | `run` | a run: one tool call, from its turn in the queue to its response |
 //! | `tool` | the steps of each tool |
 //! | `sandbox` | the sandbox of a session: created, reused, replaced, released |
 //! | `exec` | one exec of a run: its output for listeners, for the response and for storage |
+//! | `history` | the stored runs and their output |
+//! | `dataset` | the datasets of a session |
 //! | `files` | files that a session stores |
 
+mod call;
+mod dataset;
 mod exec;
 mod files;
 pub mod flight;
+mod history;
+mod queue;
 mod run;
 pub(crate) mod sandbox;
 mod tool;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::limits::{Limits, WantedLimits};
-use api::session::{
-    CreateSession, DATASETS_BYTES_MAX, DATASETS_MAX, Session, SessionDataset, SessionEvent, SessionState,
-    ToolSet, WAITING_MAX, dataset_path,
-};
-use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, SessionId, limits};
+use api::session::{CreateSession, Session, SessionEvent, SessionState, ToolSet};
+use api::{Error, ErrorCode, ExecId, SessionId};
 use node::{Folder, clock};
 use sha2::{Digest, Sha256};
 use tokio::sync::broadcast;
 
 use crate::account::Account;
-use crate::audit::{Act, hex};
+use crate::audit::Act;
 use crate::fault::Answer;
 use crate::platform::Platform;
 use crate::store::SessionRecord;
+pub use call::ToolRequest;
+pub use dataset::dataset_key;
 pub use files::whole;
 use flight::Flight;
+use queue::Queue;
 
 /// Maximum number of events that are buffered for a slow client.
 const EVENTS: usize = 256;
 /// Timeout for the session's current run when the session ends. The run's last event should be published
 /// before the event about the end of the session.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(10);
-/// Maximum number of runs stored per session.
-const RUNS_MAX: usize = 200;
 
 /// Sessions in memory. A session is loaded when a request names it, and dropped later when it is not in use.
 #[derive(Default)]
@@ -67,39 +72,11 @@ pub struct Live {
     id: SessionId,
     project: String,
     record: tokio::sync::Mutex<SessionRecord>,
-    /// Lock that a call holds while it runs. The lock is fair: calls acquire it in order of arrival.
-    turn: Arc<tokio::sync::Mutex<TurnState>>,
-    waiting: AtomicUsize,
+    queue: Arc<Queue>,
     events: broadcast::Sender<SessionEvent>,
     flights: Mutex<HashMap<ExecId, Arc<Flight>>>,
     folder: Folder,
 }
-
-/// A request to call a tool.
-pub struct ToolRequest<'a> {
-    /// Name of the tool to call.
-    pub tool: &'a str,
-    /// Body of the request.
-    pub body: serde_json::Value,
-    /// ID of the run.
-    pub id: ExecId,
-    /// True if the request has an idempotency key.
-    pub keyed: bool,
-}
-
-/// State that only the current run uses, which holds the lock `turn`.
-#[derive(Default)]
-struct TurnState {
-    /// The sandbox that was used last.
-    of: Option<api::SandboxId>,
-    /// Stored version of each output file of that sandbox, by file name.
-    kept: HashMap<String, String>,
-    /// The task that stops the sandbox of the previous run.
-    leaving: Option<tokio::task::JoinHandle<()>>,
-}
-
-/// A call's place in the queue.
-struct QueuePermit(Arc<Live>);
 
 impl Sessions {
     /// Creates a session, without starting a sandbox.
@@ -216,8 +193,7 @@ impl Live {
             id,
             project: record.session.project.clone(),
             record: tokio::sync::Mutex::new(record),
-            turn: Arc::default(),
-            waiting: AtomicUsize::new(0),
+            queue: Arc::default(),
             events: broadcast::Sender::new(EVENTS),
             flights: Mutex::default(),
             folder,
@@ -261,7 +237,7 @@ impl Live {
             );
         }
         // Wait until the current run, whose sandbox was stopped, has published its last event.
-        let _ = tokio::time::timeout(LAST_WORDS_WITHIN, self.turn.lock()).await;
+        let _ = tokio::time::timeout(LAST_WORDS_WITHIN, self.queue.turn()).await;
         self.say(SessionEvent::SessionEnded);
         Ok(session)
     }
@@ -271,103 +247,13 @@ impl Live {
     ///
     /// # Errors
     /// Returns an error if the store does not respond.
-    pub async fn clean_up(self: &Arc<Self>, platform: &Platform, account: &Account) -> Answer<Session> {
-        let _waiting = self.wait()?;
-        let _turn = self.turn.lock().await;
+    pub async fn clean_up(&self, platform: &Platform, account: &Account) -> Answer<Session> {
+        let _waiting = self.queue.wait()?;
+        let _turn = self.queue.turn().await;
         let mut record = self.record.lock().await;
         self.release(platform, account, &mut record).await;
         self.save(platform, &record).await?;
         Ok(record.session.clone())
-    }
-
-    /// Adds a dataset to the session. Its content must already be stored. From now on, every sandbox of the
-    /// session gets the dataset.
-    ///
-    /// # Errors
-    /// Returns an error if another name maps to the same file, there are too many datasets, or the store does
-    /// not respond (requirement A5.02).
-    pub async fn add_dataset(
-        &self,
-        platform: &Platform,
-        name: &str,
-        size_bytes: u64,
-    ) -> Answer<SessionDataset> {
-        let mut record = self.record.lock().await;
-        let dataset = self.check_dataset(&record, name, size_bytes)?;
-        record.session.datasets.retain(|other| other.name != name);
-        record.session.datasets.push(dataset.clone());
-        // The sandbox may have the previous content of the dataset, so copy the dataset again.
-        record.placed.retain(|path| *path != dataset.path);
-        self.save(platform, &record).await?;
-        Ok(dataset)
-    }
-
-    /// Returns true if the session is open and has a dataset with this name, which means that the dataset's
-    /// stored content is in use.
-    pub async fn has_dataset(&self, name: &str) -> bool {
-        let record = self.record.lock().await;
-        check_open(&record.session).is_ok() && record.session.datasets.iter().any(|one| one.name == name)
-    }
-
-    /// Checks that a dataset with this name can be added, before its content is received.
-    ///
-    /// # Errors
-    /// See [`Live::add_dataset`].
-    pub async fn accepts_dataset(&self, name: &str) -> Answer<()> {
-        let record = self.record.lock().await;
-        Ok(self.check_dataset(&record, name, 0).map(drop)?)
-    }
-
-    fn check_dataset(
-        &self,
-        record: &SessionRecord,
-        name: &str,
-        size_bytes: u64,
-    ) -> Result<SessionDataset, Error> {
-        check_open(&record.session)?;
-        let path = dataset_path(name)?;
-        let others = || record.session.datasets.iter().filter(|other| other.name != name);
-        if let Some(other) = others().find(|other| other.path == path) {
-            return Err(Error {
-                code: ErrorCode::Conflict,
-                ..Error::invalid(
-                    format!("the datasets {:?} and {name:?} would have the same path {path}", other.name),
-                    "Give one of the datasets another name.",
-                )
-            });
-        }
-        if others().count() >= DATASETS_MAX {
-            return Err(limits::exceeded(
-                "the number of datasets",
-                others().count() as u64 + 1,
-                DATASETS_MAX as u64,
-            ));
-        }
-        let whole = others().map(|other| other.size_bytes).sum::<u64>().saturating_add(size_bytes);
-        if whole > DATASETS_BYTES_MAX {
-            return Err(limits::exceeded(
-                "the total size of the session's datasets in bytes",
-                whole,
-                DATASETS_BYTES_MAX,
-            ));
-        }
-        Ok(SessionDataset { name: name.to_owned(), path, size_bytes })
-    }
-
-    /// Joins the queue of calls.
-    fn wait(self: &Arc<Self>) -> Result<QueuePermit, Error> {
-        let waiting = QueuePermit(Arc::clone(self));
-        if self.waiting.fetch_add(1, Ordering::AcqRel) >= WAITING_MAX {
-            return Err(Error {
-                code: ErrorCode::RateLimited,
-                message: format!("the session already has {WAITING_MAX} queued calls, the maximum"),
-                layer: Layer::Policy,
-                ran: Ran::No,
-                retry: Retry::Safe,
-                fix: "Wait until some of the queued calls have finished.".into(),
-            });
-        }
-        Ok(waiting)
     }
 
     /// Saves the record.
@@ -385,17 +271,6 @@ impl Live {
         // Ignore an error, which means that there are no listeners.
         let _ = self.events.send(event);
     }
-}
-
-impl Drop for QueuePermit {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// Returns the key under which the content of a dataset is stored.
-pub fn dataset_key(name: &str) -> String {
-    hex(&Sha256::digest(name))
 }
 
 /// Checks that a session has not ended.

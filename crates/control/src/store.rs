@@ -45,42 +45,29 @@ mod session;
 mod tests;
 mod time;
 mod wal;
+mod writer;
 
-use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use api::trace::STEP;
-use sqlx::pool::PoolConnection;
-use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
-};
-use sqlx::{Connection, Sqlite, Transaction};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tracing::{Instrument as _, Span, info_span};
+use sqlx::Connection;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
 use read::Readers;
 pub use request::{Request, Requested};
 use reserve::Reserve;
 pub use session::SessionRecord;
 use time::Latest;
+use writer::{Lasting, Turns, Writer, begin};
 
 /// Timeout for a stalled write queue, and also for a lock that another process holds. A writer may wait for
 /// both, one after the other. If the store is unavailable, a create request must be refused within a second
 /// (attack L-04).
 pub const WAIT: Duration = Duration::from_millis(500);
-/// Number of polls without progress after which a writer considers the queue stalled. If a hypervisor or a
-/// debugger suspends the server itself, at most one poll sees no progress. The suspension is therefore not
-/// mistaken for a stalled queue.
-const LOOKS: u32 = 5;
 /// Timeout for opening the file when a server starts. It is long, because no caller is waiting yet, and the
 /// server cannot run without the store.
 const OPENING: Duration = Duration::from_secs(10);
-/// Timeout for waiting in a write queue that is moving. It is half of a client's timeout.
-const TURN_WITHIN: Duration = Duration::from_secs(30);
 /// Size of a connection's page cache: a negative number is SQLite's notation for a size in KiB. The cache
 /// holds the upper pages of every index. The kernel caches the rest, so the server's memory does not grow
 /// with the history of sandboxes.
@@ -97,30 +84,6 @@ pub struct Store {
     latest: Arc<Latest>,
     /// Disk space for revocations on a full disk.
     reserve: Arc<Reserve>,
-}
-
-/// The queue of writers, in order of arrival.
-#[derive(Debug)]
-struct Turns {
-    queue: Arc<Semaphore>,
-    /// Number of transactions that have acquired the write lock. While this number grows, the queue is
-    /// moving.
-    begun: AtomicU64,
-    /// True if the connection may be in the mode `synchronous=FULL`, which waits for the disk at each commit.
-    synced: AtomicBool,
-    /// True if the write-ahead log contains changes that a failed checkpoint should have moved to the store's
-    /// file.
-    unfolded: AtomicBool,
-}
-
-/// The writing connection, held by the writer at the head of the queue.
-struct Writer {
-    connection: PoolConnection<Sqlite>,
-    turns: Arc<Turns>,
-    _turn: OwnedSemaphorePermit,
-    /// Span that begins when the writer enters the queue, and ends when this value is dropped, after the
-    /// transaction.
-    _step: Span,
 }
 
 /// Error of the store.
@@ -193,18 +156,6 @@ pub enum Error {
     Cursor,
 }
 
-/// Durability of a write when its method returns.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Lasting {
-    /// Survives a killed server, but not a power failure: `synchronous=NORMAL`, which does not wait for the
-    /// disk.
-    Process,
-    /// Survives a power failure too. This is required because a revoked key must never become valid again,
-    /// and a key that was handed out must work. With `synchronous=FULL`, SQLite syncs the write-ahead log
-    /// before a commit returns. Unlike a checkpoint, this does not wait for readers.
-    Machine,
-}
-
 impl Store {
     /// Opens the store, or creates it if it does not exist. Only one process may open the store at a time,
     /// which the node's lock on the data directory ensures.
@@ -216,12 +167,7 @@ impl Store {
         wal::check(path)?;
         let options = options(path);
         let writer = pool().connect_with(options.clone()).await.map_err(failed("be opened"))?;
-        let turns = Arc::new(Turns {
-            queue: Arc::new(Semaphore::new(1)),
-            begun: AtomicU64::new(0),
-            synced: AtomicBool::new(false),
-            unfolded: AtomicBool::new(false),
-        });
+        let turns = Arc::new(Turns::new());
         let (latest, reserve) = (Arc::default(), Arc::new(Reserve::open(path)));
         let mut connection = writer.acquire().await.map_err(failed("be opened"))?;
         schema::check(&mut connection).await?;
@@ -274,79 +220,6 @@ impl Store {
     pub async fn close(&self) {
         self.readers.close().await;
         self.writer.close().await;
-    }
-
-    /// Waits for the connection that writes, and sets the durability of its commits.
-    async fn connection(&self, lasting: Lasting, act: &'static str) -> Result<Writer, Error> {
-        let step = info_span!(target: STEP, "store", what = act);
-        let turn = step.in_scope(|| info_span!(target: STEP, "turn"));
-        let _turn = self.turns.next().instrument(turn).await.map_err(failed(act))?;
-        let acquired = tokio::time::timeout(WAIT, self.writer.acquire()).await;
-        let mut connection = acquired.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(failed(act))?;
-        // A connection starts in mode `NORMAL`. A writer may have been dropped before it could reset `FULL`,
-        // so the next writer that does not need `FULL` resets the mode. A writer that needs `FULL` always
-        // sets it.
-        let pragma = match lasting {
-            Lasting::Process => {
-                self.turns.synced.load(Ordering::Acquire).then_some("PRAGMA synchronous = NORMAL")
-            }
-            Lasting::Machine => Some("PRAGMA synchronous = FULL"),
-        };
-        if let Some(pragma) = pragma {
-            self.turns.synced.store(true, Ordering::Release);
-            sqlx::query(pragma).execute(&mut *connection).await.map_err(failed(act))?;
-            self.turns.synced.store(lasting == Lasting::Machine, Ordering::Release);
-        }
-        Ok(Writer { connection, turns: Arc::clone(&self.turns), _turn, _step: step })
-    }
-}
-
-impl Turns {
-    /// Waits for this writer's turn: at most `TURN_WITHIN` while the queue moves, but only `WAIT` while it is
-    /// stalled.
-    async fn next(&self) -> Result<OwnedSemaphorePermit, sqlx::Error> {
-        let deadline = Instant::now() + TURN_WITHIN;
-        let mut turn = pin!(Arc::clone(&self.queue).acquire_owned());
-        let mut begun = self.begun.load(Ordering::Acquire);
-        let mut nobody = 0;
-        while nobody < LOOKS && Instant::now() < deadline {
-            if let Ok(turn) = tokio::time::timeout(WAIT / LOOKS, &mut turn).await {
-                return turn.map_err(|_| sqlx::Error::PoolClosed);
-            }
-            let now = self.begun.load(Ordering::Acquire);
-            nobody = if now == begun { nobody + 1 } else { 0 };
-            begun = now;
-        }
-        Err(sqlx::Error::PoolTimedOut)
-    }
-}
-
-impl Deref for Writer {
-    type Target = SqliteConnection;
-
-    fn deref(&self) -> &SqliteConnection {
-        &self.connection
-    }
-}
-
-impl DerefMut for Writer {
-    fn deref_mut(&mut self) -> &mut SqliteConnection {
-        &mut self.connection
-    }
-}
-
-/// Begins a transaction that holds the write lock from the start. A transaction that is dropped without a
-/// commit is rolled back.
-async fn begin<'c>(writer: &'c mut Writer, act: &'static str) -> Result<Transaction<'c, Sqlite>, Error> {
-    let transaction = writer.connection.begin_with("BEGIN IMMEDIATE").await.map_err(failed(act))?;
-    writer.turns.begun.fetch_add(1, Ordering::AcqRel);
-    Ok(transaction)
-}
-
-impl Writer {
-    /// Counts a statement that ran outside of a transaction as progress of the queue.
-    fn had_its_turn(&self) {
-        self.turns.begun.fetch_add(1, Ordering::AcqRel);
     }
 }
 

@@ -15,7 +15,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use api::secret::{PutSecret, Secret};
@@ -25,7 +25,7 @@ use node::clock;
 use node::secrets::{Authority, SecretValue};
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom as _, SystemRandom};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OnceCell};
 use zeroize::Zeroizing;
 
 use crate::fault::Fault;
@@ -42,7 +42,9 @@ const AUTHORITIES_MAX: usize = 1024;
 pub struct Vault {
     store: Store,
     path: PathBuf,
-    key: OnceLock<LessSafeKey>,
+    /// The key, once it has been read or created. Only one task at a time reads or creates it: a concurrent
+    /// task could remove the other's temporary file, or find no key but a secret that the other has sealed.
+    key: OnceCell<LessSafeKey>,
     /// Cache of authorities, by project. The lock is held while an authority is created, so that each
     /// authority is created only once.
     authorities: Mutex<HashMap<String, Arc<Authority>>>,
@@ -80,7 +82,7 @@ pub enum Error {
 impl Vault {
     /// Creates a vault for a store. The key file is in the data directory.
     pub fn new(store: Store, data: &Path) -> Self {
-        Self { store, path: data.join(KEY_FILE), key: OnceLock::new(), authorities: Mutex::default() }
+        Self { store, path: data.join(KEY_FILE), key: OnceCell::new(), authorities: Mutex::default() }
     }
 
     /// Saves a value under a name.
@@ -151,11 +153,18 @@ impl Vault {
     /// Returns the encryption key. Creates a new one if the key file is missing and the store contains no
     /// secrets.
     async fn key(&self) -> Result<&LessSafeKey, Error> {
-        if let Some(key) = self.key.get() {
-            return Ok(key);
-        }
+        self.key.get_or_try_init(|| self.load_key()).await
+    }
+
+    async fn load_key(&self) -> Result<LessSafeKey, Error> {
         let bytes = match fs::read(&self.path) {
-            Ok(bytes) => bytes,
+            Ok(bytes) => {
+                // A server that crashed while it created the key may have left a second name of the file.
+                if let Err(error) = discard(&temporary(&self.path)) {
+                    tracing::warn!(%error, "cannot remove the temporary file of {KEY_FILE}");
+                }
+                bytes
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if self.store.has_secrets().await? {
                     return Err(Error::KeyMissing);
@@ -169,7 +178,7 @@ impl Vault {
             let why = format!("the file has {} bytes, but a key has {KEY_BYTES} bytes", bytes.len());
             return Err(Error::KeyFile { act: "use", source: io::Error::other(why) });
         };
-        Ok(self.key.get_or_init(|| LessSafeKey::new(key)))
+        Ok(LessSafeKey::new(key))
     }
 }
 
@@ -234,17 +243,13 @@ fn secret_of(project: &str, name: &str) -> String {
 fn make(path: &Path) -> Result<Vec<u8>, Error> {
     let mut key = vec![0; KEY_BYTES];
     SystemRandom::new().fill(&mut key).map_err(|_| Error::Random)?;
-    let fresh = path.with_extension("key.new");
+    let fresh = temporary(path);
     let write = || {
-        match fs::remove_file(&fresh) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
+        discard(&fresh)?;
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
         file.write_all(&key)?;
         file.sync_all()?;
-        // Use a link instead of a rename, so that an existing key is never overwritten. If two processes
-        // race, both use the key that was linked first.
+        // Use a link instead of a rename, so that an existing key is never overwritten.
         let linked = fs::hard_link(&fresh, path);
         fs::remove_file(&fresh)?;
         match linked {
@@ -255,6 +260,20 @@ fn make(path: &Path) -> Result<Vec<u8>, Error> {
         fs::read(path)
     };
     write().map_err(|source| Error::KeyFile { act: "create", source })
+}
+
+/// Returns the name of the key file while it is incomplete. The name can be fixed: only one server uses a data
+/// directory, and its only vault creates the key in one task at a time.
+fn temporary(path: &Path) -> PathBuf {
+    path.with_extension("key.new")
+}
+
+/// Removes a file. Succeeds if it does not exist.
+fn discard(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
 }
 
 #[cfg(test)]

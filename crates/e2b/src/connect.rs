@@ -320,6 +320,8 @@ pub fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,18 +1,18 @@
 //! Conversion of E2B's build steps into a recipe. Each build step becomes exactly one step of the recipe, so
 //! step numbers keep their meaning.
 
-use std::collections::BTreeMap;
+mod instruction;
 
 use api::Error;
 use api::limits::{Limits, USER, WantedLimits};
 use node::template::recipe::{Command, Ground, Recipe, Step};
-use node::template::sent::SentFiles;
 use node::template::{Posture, Template, shipped};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::fault::{E2bResult, not_offered};
 use super::shown::ours;
+use instruction::{Instruction, Setting, shell};
 
 /// E2B's own images, each with the Bellglass template that has the same content.
 const IMAGES: [(&str, &str); 2] =
@@ -37,16 +37,6 @@ pub struct StartBuildRequest {
     ready_cmd: Option<String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Instruction {
-    #[serde(rename = "type")]
-    kind: String,
-    args: Vec<String>,
-    files_hash: Option<String>,
-    force: Option<bool>,
-}
-
 /// Recipe and options of a build.
 #[derive(Debug)]
 pub struct Plan {
@@ -59,15 +49,6 @@ pub struct Plan {
     /// True if the last `USER` step sets root. Even in this case, sandboxes of the template do not run as
     /// root.
     pub as_root: bool,
-}
-
-/// User, working directory and environment variables after the steps so far.
-struct Setting {
-    by_user: bool,
-    cwd: String,
-    /// Environment variables, or `None` if the base is an image, whose variables are unknown before the
-    /// build.
-    env: Option<BTreeMap<String, String>>,
 }
 
 impl StartBuildRequest {
@@ -151,132 +132,9 @@ impl StartBuildRequest {
     }
 }
 
-impl Instruction {
-    fn read(&self, setting: &mut Setting) -> Result<Step, String> {
-        let args: Vec<&str> = self.args.iter().map(String::as_str).collect();
-        match (self.kind.as_str(), args.as_slice()) {
-            ("RUN", [command, rest @ ..]) => {
-                let by_user = rest.first().map_or(Ok(setting.by_user), |user| setting.user(user))?;
-                Ok(if by_user {
-                    Step::RunAs(USER.into(), shell(command))
-                } else {
-                    Step::RunAs("root".into(), as_root(command))
-                })
-            }
-            ("COPY", [from, to, rest @ ..]) => {
-                let owner = rest.first().map_or("", |owner| owner.split(':').next().unwrap_or_default());
-                Ok(Step::Sent(SentFiles {
-                    archive: self
-                        .files_hash
-                        .clone()
-                        .ok_or("has no `filesHash`, which identifies its files")?,
-                    from: (*from).to_owned(),
-                    to: setting.place(&setting.expanded(to)?),
-                    by_user: setting.user(owner)?,
-                    mode: (*rest.get(1).unwrap_or(&"")).to_owned(),
-                }))
-            }
-            ("WORKDIR", [path]) => {
-                setting.cwd = setting.place(&setting.expanded(path)?);
-                Ok(Step::Workdir(setting.cwd.clone()))
-            }
-            ("USER", [name]) => {
-                setting.by_user = setting.user(name)?;
-                Ok(Step::User(if setting.by_user { USER } else { "root" }.to_owned()))
-            }
-            ("ENV", pairs) if !pairs.is_empty() && pairs.len() % 2 == 0 => {
-                let mut variables = BTreeMap::new();
-                for pair in pairs.chunks(2) {
-                    if let [name, value] = pair {
-                        variables.insert((*name).to_owned(), setting.expanded(value)?);
-                    }
-                }
-                if let Some(env) = &mut setting.env {
-                    env.extend(variables.clone());
-                }
-                Ok(Step::Env(variables))
-            }
-            ("RUN" | "COPY" | "WORKDIR" | "USER" | "ENV", _) => {
-                Err(format!("has the wrong number of arguments: {}", args.len()))
-            }
-            _ => Err("is not one of RUN, COPY, WORKDIR, USER and ENV".into()),
-        }
-    }
-}
-
-impl Setting {
-    /// Parses a user name. Returns true for the sandbox's user and false for root. An empty name means the
-    /// current user.
-    fn user(&self, name: &str) -> Result<bool, String> {
-        match name {
-            "" => Ok(self.by_user),
-            "user" => Ok(true),
-            "root" => Ok(false),
-            other => Err(format!("names the unknown user {other:?}; use `root` or `user`")),
-        }
-    }
-
-    /// Replaces variables (`$NAME` and `${NAME}`) in a text with their values, and `\$` with a dollar sign.
-    fn expanded(&self, text: &str) -> Result<String, String> {
-        let mut whole = String::new();
-        let mut rest = text;
-        while let Some((before, after)) = rest.split_once('$') {
-            if let Some(before) = before.strip_suffix('\\') {
-                whole.push_str(&format!("{before}$"));
-                rest = after;
-                continue;
-            }
-            whole.push_str(before);
-            let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-            let (name, left) = match after.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
-                Some(both) => both,
-                None => after.split_at(after.find(|c| !is_name(c)).unwrap_or(after.len())),
-            };
-            rest = left;
-            if name.is_empty() {
-                whole.push('$');
-                continue;
-            }
-            if !name.chars().all(is_name) {
-                return Err(format!("uses ${{{name}}}, but only plain variable names are supported"));
-            }
-            let Some(env) = &self.env else {
-                return Err(format!(
-                    "uses ${name}, but the variables of an image are unknown until the image is pulled; write the value instead"
-                ));
-            };
-            whole.push_str(env.get(name).map_or("", String::as_str));
-        }
-        whole.push_str(rest);
-        Ok(whole)
-    }
-
-    /// Resolves a path against the current working directory.
-    fn place(&self, path: &str) -> String {
-        let path = path.strip_prefix("./").unwrap_or(path);
-        match path {
-            "" | "." => format!("{}/", self.cwd.trim_end_matches('/')),
-            path if path.starts_with('/') => path.to_owned(),
-            path => format!("{}/{path}", self.cwd.trim_end_matches('/')),
-        }
-    }
-}
-
-/// Returns the command line that E2B's agent uses to run a command.
-fn shell(command: &str) -> Command {
-    Command::Argv(["/bin/bash", "-l", "-c", command].map(str::to_owned).to_vec())
-}
-
-/// Returns the command line that runs a command as root, with root's home directory and user name in the
-/// environment.
-fn as_root(command: &str) -> Command {
-    let words = ["/usr/bin/env", "HOME=/root", "USER=root", "LOGNAME=root", "/bin/bash", "-l", "-c", command]
-        .map(str::to_owned);
-    Command::Argv(words.to_vec())
-}
-
 #[cfg(test)]
 mod tests {
+    use super::instruction::as_root;
     use super::*;
     use serde_json::json;
 

@@ -18,8 +18,8 @@ use runtime::{Profile, Runtime, Spec};
 use tempfile::TempDir;
 
 use crate::daytona::Server;
-use crate::layer;
 use crate::traces::Traces;
+use crate::{Body, layer};
 
 /// Timeout for a test on one runtime.
 const TEST_WITHIN: Duration = Duration::from_secs(300);
@@ -169,9 +169,17 @@ pub fn sized<T>(full: T, quick: T) -> T {
 /// Names of all runtimes, whose sandboxes must behave alike.
 pub const EVERYWHERE: &[&str] = &["runc", "runsc", "docker", "podman", "daytona"];
 
+/// Returns true if the runtime with this name is selected for tests, and prints the answer. `scripts/test-report`
+/// counts a test as skipped if none of the runtimes that it needs is selected.
+pub fn wanted(name: &str) -> bool {
+    let selected = is_selected(name);
+    eprintln!("runtime {name}: {}", if selected { "selected" } else { "not selected" });
+    selected
+}
+
 /// Returns true if the runtime with this name is selected for tests. `BELLGLASS_RUNTIMES` is a
 /// comma-separated list of runtimes; the default is every runtime that needs no engine.
-pub fn wanted(name: &str) -> bool {
+pub(crate) fn is_selected(name: &str) -> bool {
     match std::env::var("BELLGLASS_RUNTIMES") {
         Ok(list) => list.split(',').any(|one| one == name),
         Err(_) => name != daytona::NAME && EngineKind::ALL.into_iter().all(|kind| kind.name() != name),
@@ -180,17 +188,17 @@ pub fn wanted(name: &str) -> bool {
 
 /// Runs a test on each of these runtimes and checks that it leaves nothing behind.
 pub fn on(runtimes: &[&str], test: impl AsyncFn(&Lab)) {
-    if std::env::var_os("BELLGLASS_REAL").is_none() {
-        eprintln!("skipped: needs root and real runtimes; run it with `just real`");
-        return;
-    }
+    on_each(runtimes, &test);
+}
+
+fn on_each(runtimes: &[&str], test: &dyn Body<Lab>) {
     for name in runtimes.iter().filter(|name| wanted(name)) {
         crate::traces::begin_test();
         let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let lab = Lab::new(name);
         let done = catch_unwind(AssertUnwindSafe(|| {
             executor.block_on(async {
-                tokio::time::timeout(TEST_WITHIN, test(&lab))
+                tokio::time::timeout(TEST_WITHIN, test.run(&lab))
                     .await
                     .unwrap_or_else(|_| panic!("{name}: too slow"));
             });
@@ -241,6 +249,12 @@ pub async fn start(sandbox: &Sandbox, spec: &ExecSpec) -> Result<Exec, Error> {
 /// Runs a shell script to completion.
 pub async fn sh(sandbox: &Sandbox, text: &str) -> Collected {
     collect(sandbox, &script(text)).await
+}
+
+/// Waits until a file exists in a sandbox. Programs create it when they are ready.
+pub async fn until_there(sandbox: &Sandbox, path: &str) {
+    let done = sh(sandbox, &format!("until test -e {path}; do sleep 0.01; done")).await;
+    assert_eq!(done.end.outcome, api::exec::Outcome::Exited { code: 0 }, "{path} is not there");
 }
 
 /// Returns the standard output of an exec as text.

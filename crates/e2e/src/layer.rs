@@ -1,6 +1,7 @@
 //! The root file systems of test sandboxes.
 
 use std::collections::BTreeMap;
+use std::hash::{Hash as _, Hasher as _};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
@@ -77,6 +78,7 @@ pub fn load_at(kind: EngineKind, address: &str, name: &str, also: &str) -> Strin
 
 fn load_into(place: EngineEndpoint, name: &str, also: Option<&str>) -> String {
     let machine = Machine::open(Path::new(KEPT)).unwrap();
+    let _lock = lock(Path::new(KEPT));
     apart(async || {
         let builder = Builder::new(&machine, machine.at_least(Tier::Container).unwrap());
         let engine = Engine::new(place, machine.data()).unwrap();
@@ -134,17 +136,62 @@ pub fn base_image_in(data: &Path, runtime: &str) -> String {
 }
 
 fn built(data: &Path) -> PathBuf {
-    let template = Store::new(data).load("base").unwrap_or_else(|_| build(data, "base"));
-    template.layer_directories(data).remove(0)
+    build(data, "base").layer_directories(data).remove(0)
 }
 
-/// Builds one of the recipes in `images`. Steps that are already built are not rebuilt.
+/// Returns a template. Builds it if it does not exist, or if a recipe has changed since this function last built it;
+/// unchanged steps are not built again.
 fn build(data: &Path, name: &str) -> Template {
-    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images");
+    let _lock = lock(data);
+    let (recipes, note) = (recipes(), data.join(format!("{name}.recipes")));
+    if std::fs::read_to_string(&note).is_ok_and(|built| built == recipes)
+        && let Ok(template) = Store::new(data).load(name)
+    {
+        return template;
+    }
+    let template = build_steps(data, name);
+    std::fs::write(note, recipes).unwrap();
+    template
+}
+
+/// Returns a hash of all recipes that ship with Bellglass, and of the files that they copy. A template depends on its own
+/// recipe and on those of the templates below it.
+fn recipes() -> String {
+    let (mut directories, mut files) = (vec![images()], Vec::new());
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { directories.push(path) } else { files.push(path) }
+        }
+    }
+    files.sort();
+    let mut hasher = std::hash::DefaultHasher::new();
+    for file in files {
+        (file.file_name(), std::fs::read(&file).unwrap()).hash(&mut hasher);
+    }
+    format!("{:016x}", hasher.finish())
+}
+
+fn images() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images")
+}
+
+/// Waits until no other process builds or loads a template in this directory. The lock lasts until the file is
+/// closed.
+fn lock(data: &Path) -> std::fs::File {
+    std::fs::create_dir_all(data).unwrap();
+    // `scripts/templates` locks the same file.
+    let file = std::fs::File::create(data.join("lock")).unwrap();
+    file.lock().unwrap();
+    file
+}
+
+fn build_steps(data: &Path, name: &str) -> Template {
+    let images = images();
     let recipe = std::fs::read_to_string(images.join(format!("{name}.toml"))).unwrap();
     let recipe = Recipe::parse(&recipe).unwrap();
     let machine = Machine::open(data).expect("the directory of the test template");
-    eprintln!("building the template `{name}` for the tests, unless it is there");
+    eprintln!("building the steps of the template `{name}` that are not there yet");
     apart(async || {
         node::remove_orphans(&machine).await.unwrap();
         let builder = Builder::new(&machine, machine.at_least(Tier::Container).unwrap());

@@ -2,24 +2,14 @@
 //!
 //! | test target | holds | needs |
 //! |---|---|---|
-//! | `house` | the house rules: layering, names, module docs, length, links | nothing |
 //! | `real` | behaviour of real sandboxes; one module per subject | root, runc, a template; runsc if installed |
 //! | `attacks` | the attacks of `attacks/`, each with its positive control | the same, faketime, openssl, PyPI |
 //! | `figures` (a program) | the figures of `docs/specification.md` | the same as `real` |
 //!
-//! A test that needs root does nothing unless `BELLGLASS_REAL` is set in the environment, as `just real` and
+//! A test that needs root is ignored unless the caller asks for ignored tests, as `just real` and
 //! `just attacks` do. It is therefore safe to run `cargo test` on any machine.
 
-// This library serves tests, which fail by panicking.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stderr,
-    clippy::indexing_slicing,
-    clippy::wildcard_enum_match_arm
-)]
-
+pub mod attack;
 pub mod cutter;
 pub mod daytona;
 pub mod dockerd;
@@ -35,14 +25,33 @@ pub mod wild;
 pub mod wire;
 pub mod world;
 
+use std::pin::Pin;
+
 pub use lab::{Lab, on};
+
+/// A future that stays on its thread.
+pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// The body of a test, which takes what its fixture creates. Fixtures take bodies as `&dyn Body<…>`, so that
+/// they and the executor are compiled once, and not once for each test.
+pub trait Body<A: ?Sized> {
+    /// Runs the body.
+    fn run<'a>(&'a self, fixture: &'a A) -> Local<'a, ()>;
+}
+
+impl<A: ?Sized, F: AsyncFn(&A)> Body<A> for F {
+    fn run<'a>(&'a self, fixture: &'a A) -> Local<'a, ()> {
+        Box::pin(self(fixture))
+    }
+}
 
 /// Runs a future to completion on a separate thread, because the caller may already be inside an executor.
 fn apart<T: Send>(work: impl AsyncFnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let done = scope.spawn(|| {
             let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            executor.block_on(work())
+            let work: Local<'_, T> = Box::pin(work());
+            executor.block_on(work)
         });
         done.join().unwrap()
     })

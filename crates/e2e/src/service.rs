@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use crate::daytona::Server;
 use crate::traces::Traces;
 use crate::wire::Wire;
-use crate::{apart, layer};
+use crate::{Local, apart, layer};
 
 /// Timeout for the server to start, including recovery, on a machine under load.
 const STARTS_WITHIN: Duration = Duration::from_secs(20);
@@ -209,6 +209,7 @@ impl Service {
     /// Restarts the server with its defence against an attack disabled. This is the attack's positive
     /// control.
     pub fn undefend(&mut self, attack: &str) {
+        crate::attack::count_control();
         self.kill();
         self.run_under(&["env", &format!("{}={attack}", api::defence::VARIABLE)]);
         self.begin();
@@ -345,8 +346,10 @@ impl Drop for Service {
         self.kill();
         let Ok(machine) = node::Machine::open(self.data.path()) else { return };
         apart(async || {
-            let engines =
-                EngineKind::ALL.into_iter().map(EngineKind::name).filter(|name| crate::lab::wanted(name));
+            let engines = EngineKind::ALL
+                .into_iter()
+                .map(EngineKind::name)
+                .filter(|name| crate::lab::is_selected(name));
             for name in node::Machine::flavors().map(|flavor| flavor.name).into_iter().chain(engines) {
                 let Ok(runtime) = machine.runtime(name) else { continue };
                 for listed in runtime.list().await.unwrap_or_default() {
@@ -375,19 +378,20 @@ pub fn tiers() -> impl Iterator<Item = Tier> {
     all.into_iter().filter(|(_, runtime)| crate::lab::wanted(runtime)).map(|(tier, _)| tier)
 }
 
-/// Runs a test if tests on real servers are enabled.
+/// Runs a test that starts a server.
 pub fn served(test: impl AsyncFn()) {
-    if std::env::var_os("BELLGLASS_REAL").is_none() {
-        eprintln!("skipped: needs root and real runtimes; run it with `just real`");
-        return;
-    }
+    served_by(Box::pin(test()));
+}
+
+fn served_by(test: Local<'_, ()>) {
     crate::traces::begin_test();
+    crate::attack::begin();
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .unwrap()
-        .block_on(test());
+        .block_on(test);
 }
 
 /// Adds a template like `base` without copying its layer. The new layer's key is this letter, repeated, and

@@ -6,8 +6,9 @@ use api::session::{CreateSession, ToolSet};
 use client::{Called, Calling, Client};
 use serde_json::Value;
 
+use crate::lab::promised;
 use crate::layer;
-use crate::service::{Service, served, tiers};
+use crate::service::{Service, served, tiers, until};
 
 /// A session and its client.
 #[derive(Clone)]
@@ -85,6 +86,16 @@ impl Talk {
             Ok(called) => panic!("{called:?}"),
             Err(error) => error.to_api(),
         }
+    }
+
+    /// Waits until the current run of the session has printed something.
+    pub async fn until_printing(&self) {
+        until(promised(30), "the output of a run", async || {
+            let Some(sandbox) = self.client.session(&self.id).await.unwrap().sandbox else { return false };
+            let execs = self.client.execs(&sandbox).await.unwrap_or_default();
+            execs.iter().any(|exec| exec.outcome.is_none() && exec.stdout_bytes > 0)
+        })
+        .await;
     }
 
     /// Runs a shell script with the tool set `analysis` and returns its output. The script must succeed.

@@ -1,6 +1,6 @@
 # The world outside, for tests: a network namespace with public-looking, private and metadata addresses, and servers behind all of
 # them. Whoever gets through reaches something that says so. Arguments: a certificate with its key.
-import asyncio, collections, json, ssl, struct, subprocess, sys, time
+import asyncio, collections, json, socket, ssl, struct, subprocess, sys, time
 
 V4 = [
     "93.184.216.2/24", "93.184.216.34/24", "93.184.216.35/24", "93.184.216.53/24", "93.184.216.40/24",
@@ -116,7 +116,8 @@ async def serve(reader, writer):
             lines = head.decode("latin1").split("\r\n")
             method, path, _ = lines[0].split(" ", 2)
             headers = {n.lower(): v.strip() for n, v in (line.split(":", 1) for line in lines[1:] if ":" in line)}
-            body = await reader.readexactly(int(headers.get("content-length", 0)))
+            # As in RFC 9112, chunks count for more than a length.
+            body = b"" if headers.get("transfer-encoding") else await reader.readexactly(int(headers.get("content-length", 0)))
             if headers.get("transfer-encoding"):
                 while (size := int(await reader.readline(), 16)):
                     body += (await reader.readexactly(size + 2))[:-2]
@@ -172,6 +173,31 @@ async def echo(reader, writer):
     writer.close()
 
 
+async def take(client, context):
+    """Serves a connection, in TLS if its first byte begins a handshake. An attack may send a request in the clear to this port."""
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    client.setblocking(False)
+    loop.add_reader(client, arrived.set)
+    await arrived.wait()
+    loop.remove_reader(client)
+    try:
+        is_tls = client.recv(1, socket.MSG_PEEK) == b"\x16"
+        reader = asyncio.StreamReader()
+        protocol = lambda: asyncio.StreamReaderProtocol(reader, serve)
+        await loop.connect_accepted_socket(protocol, client, ssl=context if is_tls else None)
+    except OSError:
+        client.close()
+
+
+async def accept(listener, context):
+    listener.setblocking(False)
+    tasks = set()
+    while True:
+        client, _ = await asyncio.get_running_loop().sock_accept(listener)
+        tasks.add(task := asyncio.create_task(take(client, context)))
+        task.add_done_callback(tasks.discard)
+
+
 async def main():
     while subprocess.run(["ip", "link", "show", "in0"], capture_output=True).returncode:
         time.sleep(0.01)
@@ -185,10 +211,12 @@ async def main():
     await loop.create_datagram_endpoint(Names, local_addr=("93.184.216.53", 53))
     for port in (80, 8080, 2375, 5432):
         await asyncio.start_server(serve, None, port, backlog=1024)
-    await asyncio.start_server(serve, None, 443, ssl=context, backlog=1024)
+    families = {socket.AF_INET: "", socket.AF_INET6: "::"}
+    listeners = [socket.create_server((place, 443), family=family, backlog=1024) for family, place in families.items()]
+    accepting = [asyncio.create_task(accept(listener, context)) for listener in listeners]
     await asyncio.start_server(echo, None, 2222, backlog=1024)
     print("ready", flush=True)
-    await asyncio.Event().wait()
+    await asyncio.gather(*accepting)
 
 
 asyncio.run(main())

@@ -13,15 +13,6 @@
 //! ```sh no-test    not executed; begins with `# not tested: <reason>`
 //! ```
 
-// Tests fail by panicking, and include the output in the message.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stderr,
-    clippy::indexing_slicing
-)]
-
 use std::fmt::Write as _;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
@@ -64,101 +55,121 @@ struct Fence {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_readme_work() {
     run("README.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_api_work() {
     run("docs/guides/api.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_code_work() {
     run("docs/guides/code.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_tools_work() {
     run("docs/guides/tools.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_mcp_work() {
     run("docs/guides/mcp.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_e2b_work() {
     run("docs/guides/e2b.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_templates_work() {
     run("docs/guides/templates.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_network_work() {
     run("docs/guides/network.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_secrets_work() {
     run("docs/guides/secrets.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_ports_work() {
     run("docs/guides/ports.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_terminals_work() {
     run("docs/guides/terminals.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_files_work() {
     run("docs/guides/files.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_artifacts_work() {
     run("docs/guides/artifacts.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_install_as_a_service_work() {
     run("docs/operate/install-as-a-service.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_upgrade_work() {
     run("docs/operate/upgrade.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_backup_work() {
     run("docs/operate/backup.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_keys_and_projects_work() {
     run("docs/operate/keys-and-projects.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_metrics_and_health_work() {
     run("docs/operate/metrics-and-health.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_tls_work() {
     run("docs/operate/tls.md");
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_commands_of_troubleshooting_work() {
     run("docs/operate/troubleshooting.md");
 }

@@ -1,9 +1,6 @@
 //! Tests of the whole platform on a simulated machine, in one process. They check the promises of the public
 //! API through its client, and need no root.
 
-// Tests fail by panicking.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
-
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;

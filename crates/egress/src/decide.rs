@@ -85,10 +85,10 @@ pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &RequestKind) -> Res
             format!("{authority}: the rule for this host does not allow {method} {}", shortened(path))
         }
         (_, false, _) => {
-            let words = policy.words();
-            let more = if words.len() > NAMED_MAX { ", …" } else { "" };
-            let words =
-                words.iter().take(NAMED_MAX).map(|word| shortened(word)).collect::<Vec<_>>().join(", ");
+            let mut all = policy.each_word();
+            let words: Vec<String> = all.by_ref().take(NAMED_MAX).map(|word| shortened(&word)).collect();
+            let more = if all.next().is_some() { ", …" } else { "" };
+            let words = words.join(", ");
             format!("{authority}: not allowed by this sandbox's policy; allowed: {words}{more}")
         }
     })

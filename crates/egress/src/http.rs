@@ -265,3 +265,6 @@ pub fn no_place() -> String {
         why.len()
     )
 }
+
+#[cfg(test)]
+mod fuzz;

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::decide::{RequestKind, shortened};
-use crate::place::{ConnectionPermit, Projects, SANDBOX_MAX};
+use crate::place::{ConnectionPermit, Projects, sandbox_max};
 use crate::secret::Keyring;
 use crate::tally::DecisionReporter;
 use crate::{Refusal, RefusalKind};
@@ -114,7 +114,7 @@ impl Party {
             tally: DecisionReporter::new(tell),
             project: String::new(),
             keyring: None,
-            places: Arc::new(Semaphore::new(SANDBOX_MAX)),
+            places: Arc::new(Semaphore::new(sandbox_max())),
             asks: rate(ASKS_PER_SECOND, ASKS_AT_ONCE),
             names: rate(NAMES_PER_SECOND, NAMES_AT_ONCE),
             known: Mutex::default(),

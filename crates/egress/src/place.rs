@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Maximum number of concurrent connections of one sandbox.
-pub const SANDBOX_MAX: usize = 512;
+const SANDBOX_MAX: usize = 512;
 /// Maximum number of concurrent connections of all sandboxes of a project: eight times the limit of one
 /// sandbox. Each connection costs the server a descriptor and at most 64 KiB for a response head, so endless
 /// heads can occupy at most 256 MiB per project.
@@ -28,6 +28,11 @@ pub struct ConnectionPermit {
 #[derive(Default)]
 pub struct Projects {
     places: Mutex<HashMap<String, Arc<Semaphore>>>,
+}
+
+/// Returns the maximum number of concurrent connections of one sandbox.
+pub fn sandbox_max() -> usize {
+    if api::defence::is_off("C-15") { 2 * SANDBOX_MAX } else { SANDBOX_MAX }
 }
 
 impl ConnectionPermit {

@@ -9,7 +9,7 @@ use api::host::Host;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use crate::decide::RequestKind;
-use crate::party::OutboundRequest;
+use crate::party::{OutboundRequest, Party};
 use crate::{RefusalKind, Visit};
 
 const VERSION: u8 = 5;
@@ -32,7 +32,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(mut strea
     if visit.party.pace().is_err() {
         return;
     }
-    let asked = match tokio::time::timeout(SAID_WITHIN, ask(&mut stream, &visit)).await {
+    let asked = match tokio::time::timeout(SAID_WITHIN, ask(&mut stream, &visit.party)).await {
         Ok(Ok(Ok(asked))) => asked,
         Ok(Ok(Err(reply))) => return say(&mut stream, reply).await,
         Ok(Err(_)) | Err(_) => return,
@@ -64,7 +64,7 @@ async fn say(stream: &mut (impl AsyncWrite + Unpin), reply: ReplyCode) {
 /// Reads the request, and returns its destination or the reply code for refusing the request.
 async fn ask(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    visit: &Visit,
+    party: &Party,
 ) -> io::Result<Result<OutboundRequest, ReplyCode>> {
     let wrong = || io::Error::from(io::ErrorKind::InvalidData);
     let [version, methods] = exactly(stream).await?;
@@ -89,7 +89,7 @@ async fn ask(
             let mut name = vec![0; usize::from(length)];
             stream.read_exact(&mut name).await?;
             let text = String::from_utf8_lossy(&name).into_owned();
-            Host::parse(&text).map_err(|error| visit.party.tell_wrong(&text, &error.message))
+            Host::parse(&text).map_err(|error| party.tell_wrong(&text, &error.message))
         }
         4 => Ok(Host::Address(Ipv6Addr::from(exactly::<16>(stream).await?).into())),
         _ => return Ok(Err(ReplyCode::NoSuchAddress)),
@@ -108,3 +108,6 @@ async fn exactly<const N: usize>(stream: &mut (impl AsyncRead + Unpin)) -> io::R
     stream.read_exact(&mut bytes).await?;
     Ok(bytes)
 }
+
+#[cfg(test)]
+mod fuzz;

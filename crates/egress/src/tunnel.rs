@@ -98,3 +98,6 @@ async fn hello(
         }
     }
 }
+
+#[cfg(test)]
+mod fuzz;

@@ -1,25 +1,22 @@
 //! The host's view of one exec: its output from any offset, and its single outcome.
 //!
 //! The exec itself lives in the guest's table; [`Exec`] is a reader that can reconnect. The reader verifies
-//! the guest's messages: bytes must be contiguous, and the end must agree with the bytes received. If a guest
-//! violates this for one exec, only that exec's reader fails, with a protocol error. A result is delivered
-//! after the output that was written before it.
+//! the guest's messages ([`decoder`]). If a guest violates the protocol for one exec, only that exec's reader
+//! fails, with a protocol error. A result is delivered after the output that was written before it.
 
 mod awaited;
+mod control;
+mod decoder;
 mod results;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::exec::{
-    ExecEnd, ExecInfo, ExecSpec, LostCause, MemoryReport, Outcome, OutputMode, SignalRequest, Stream,
-};
-use api::frame::{HEADER_BYTES, Header};
+use api::exec::{ExecEnd, ExecInfo, ExecSpec, LostCause, MemoryReport, Outcome, OutputMode, Stream};
 use api::output::{Collected, Event, PerStream};
-use api::terminal::TerminalSize;
 use api::trace::STEP;
 use api::{ExecId, SandboxId, limits};
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Bytes;
 use host::error::Error;
 use http_body_util::BodyExt;
 use hyper::Method;
@@ -30,7 +27,7 @@ use tracing::{Instrument as _, info_span};
 
 use crate::link::{GuestLink, GuestRequest};
 use awaited::Awaited;
-use results::Results;
+use decoder::OutputDecoder;
 
 /// Time for which an exec may still run after its deadline and grace period. Then its sandbox is stopped from
 /// outside.
@@ -64,19 +61,13 @@ pub(crate) struct Home {
 pub struct Exec {
     id: ExecId,
     home: Home,
-    /// The next offset to read in each of the three streams.
-    position: PerStream<u64>,
-    dropped: [u64; 2],
-    results: Results,
+    output: OutputDecoder,
     /// The offsets that were last reported to the guest as consumed, in mode `block`.
     consumed: Option<[u64; 2]>,
     consume_every: u64,
     overdue: Option<Instant>,
     started: Instant,
     body: Option<Incoming>,
-    buffer: BytesMut,
-    /// The stream of the current data frame, and the number of bytes of the frame that have not arrived yet.
-    open: Option<(Stream, usize)>,
     /// The trace step in progress: the wait for the first event, then the wait for the end.
     awaited: Awaited,
     ended: bool,
@@ -132,16 +123,12 @@ impl Exec {
         Self {
             id,
             home,
-            position: PerStream::default(),
-            dropped: [0; 2],
-            results: Results::default(),
+            output: OutputDecoder::default(),
             consumed: None,
             consume_every: limits::OUTPUT_BYTES / CONSUME_PARTS,
             overdue: None,
             started: Instant::now(),
             body: None,
-            buffer: BytesMut::new(),
-            open: None,
             awaited: Awaited::default(),
             ended: false,
         }
@@ -154,9 +141,8 @@ impl Exec {
 
     /// Starts reading at these offsets instead of at the first byte.
     pub fn seek(&mut self, stdout: u64, stderr: u64, results: u64) {
-        self.position = PerStream { stdout, stderr, results };
-        self.results = Results::at(results);
-        self.leave();
+        self.output.seek(stdout, stderr, results);
+        self.body = None;
     }
 
     /// Waits for the next event. Returns `None` after the end.
@@ -258,71 +244,9 @@ impl Exec {
         }
     }
 
-    /// Sends bytes to standard input at an offset, and closes standard input if `last` is true. Waits while
-    /// the process does not read.
-    ///
-    /// # Errors
-    /// Returns an error if the process has closed its standard input or if the exec is unknown.
-    pub async fn write_stdin(
-        &self,
-        offset: u64,
-        bytes: Bytes,
-        last: bool,
-        within: Duration,
-    ) -> Result<u64, Error> {
-        let last = if last { "&last=1" } else { "" };
-        let path = format!("/execs/{}/stdin?offset={offset}{last}", self.id);
-        self.home.link.call(&GuestRequest { method: Method::PUT, path, body: bytes }, within).await
-    }
-
-    /// Changes the size of the exec's terminal.
-    ///
-    /// # Errors
-    /// Returns an error if the exec has no terminal, the size is invalid, or the exec is unknown.
-    pub async fn resize(&self, size: TerminalSize) -> Result<(), Error> {
-        size.check().map_err(Error::Request)?;
-        let body = serde_json::to_vec(&size).map_err(|error| Error::Protocol(error.to_string()))?;
-        let path = format!("/execs/{}/size", self.id);
-        let request = GuestRequest { method: Method::PUT, path, body: body.into() };
-        self.home.link.call(&request, ANSWER_WITHIN).await
-    }
-
-    /// Sends a signal to all processes of the exec, and returns the number of processes.
-    ///
-    /// # Errors
-    /// Returns an error if the signal number is invalid or if the exec is unknown.
-    pub async fn signal(&self, signal: i32) -> Result<u32, Error> {
-        let body =
-            serde_json::to_vec(&SignalRequest { signal }).map_err(|e| Error::Protocol(e.to_string()))?;
-        let path = format!("/execs/{}/signal", self.id);
-        let request = GuestRequest { method: Method::POST, path, body: body.into() };
-        self.home.link.call(&request, ANSWER_WITHIN).await
-    }
-
-    /// Cancels the exec. Its outcome will be `cancelled`, unless the exec has already ended.
-    ///
-    /// # Errors
-    /// Returns an error if the exec is unknown or if the sandbox has ended.
-    pub async fn cancel(&self) -> Result<(), Error> {
-        let path = format!("/execs/{}", self.id);
-        let ask = GuestRequest { method: Method::DELETE, path, body: Bytes::new() };
-        self.home.link.call(&ask, ANSWER_WITHIN).await
-    }
-
-    /// Reports to the guest that all output below these offsets has been consumed, so that an exec in mode
-    /// `block` can continue.
-    ///
-    /// # Errors
-    /// Returns an error if the exec is unknown or if the sandbox has ended.
-    pub async fn take(&self, stdout: u64, stderr: u64) -> Result<(), Error> {
-        let path = format!("/execs/{}/read?stdout={stdout}&stderr={stderr}", self.id);
-        let request = GuestRequest { method: Method::PUT, path, body: Bytes::new() };
-        self.home.link.call(&request, ANSWER_WITHIN).await
-    }
-
     /// Requests the output from the current position.
     fn open(&self) -> impl Future<Output = Result<Incoming, Error>> + use<> {
-        let (PerStream { stdout, stderr, results }, id) = (self.position, &self.id);
+        let (PerStream { stdout, stderr, results }, id) = (self.output.position(), &self.id);
         let path = format!("/execs/{id}/output?stdout={stdout}&stderr={stderr}&results={results}");
         let (ask, home) = (GuestRequest { method: Method::GET, path, body: Bytes::new() }, self.home.clone());
         async move { Ok(home.link.ask(&ask, ANSWER_WITHIN).await?.into_body()) }
@@ -331,8 +255,11 @@ impl Exec {
     /// Waits for the next event, reconnecting as often as necessary.
     async fn follow(&mut self) -> Result<Event, Error> {
         loop {
-            if let Some(event) = self.decode()? {
+            if let Some(event) = self.output.decode()? {
                 return Ok(event);
+            }
+            if self.output.is_behind() {
+                self.leave();
             }
             let Some(body) = &mut self.body else {
                 // A paused sandbox sends no output. Its output continues when the sandbox is resumed.
@@ -347,7 +274,7 @@ impl Exec {
             match tokio::time::timeout(SILENCE_MAX, body.frame()).await {
                 Ok(Some(Ok(frame))) => {
                     if let Ok(bytes) = frame.into_data() {
-                        self.buffer.extend_from_slice(&bytes);
+                        self.output.take(&bytes);
                     }
                 }
                 // The stream ended without an end frame: the connection broke, and the next one resumes at
@@ -357,95 +284,11 @@ impl Exec {
         }
     }
 
-    /// Decodes the next event from the buffer, if the event is complete. Data is returned as it arrives, even
-    /// if its frame is incomplete.
-    fn decode(&mut self) -> Result<Option<Event>, Error> {
-        loop {
-            let PerStream { stdout, stderr, .. } = self.position;
-            if let Some((offset, next, line)) = self.results.next([stdout, stderr])? {
-                return Ok(Some(Event::Result { offset, next, line }));
-            }
-            if self.results.is_behind() {
-                self.leave();
-                return Ok(None);
-            }
-            if let Some((stream, left)) = self.open {
-                if self.buffer.is_empty() {
-                    return Ok(None);
-                }
-                let bytes = self.buffer.split_to(left.min(self.buffer.len())).freeze();
-                self.open = Some((stream, left - bytes.len())).filter(|(_, left)| *left > 0);
-                let at = self.position.get_mut(stream);
-                let offset = *at;
-                *at += bytes.len() as u64;
-                if stream == Stream::Results {
-                    self.results.take(&bytes)?;
-                    continue;
-                }
-                return Ok(Some(Event::Data { stream, offset, bytes }));
-            }
-            let Some(header) = self.buffer.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-            let header = Header::decode(header).map_err(|bad| Error::Protocol(bad.to_string()))?;
-            match header {
-                Header::Heartbeat => self.buffer.advance(HEADER_BYTES),
-                Header::Data { stream, offset, length } => {
-                    let at = *self.position.get(stream);
-                    if offset != at {
-                        return Err(Error::Protocol(format!("received offset {offset}, expected {at}")));
-                    }
-                    self.buffer.advance(HEADER_BYTES);
-                    self.open = Some((stream, length as usize));
-                }
-                Header::Gap { stream, to } => {
-                    self.buffer.advance(HEADER_BYTES);
-                    if let Some(gap) = self.skip(stream, to)? {
-                        return Ok(Some(gap));
-                    }
-                }
-                Header::End { length } => {
-                    let whole = HEADER_BYTES + length as usize;
-                    if self.buffer.len() < whole {
-                        return Ok(None);
-                    }
-                    self.buffer.advance(HEADER_BYTES);
-                    let end: ExecEnd = serde_json::from_slice(&self.buffer.split_to(length as usize))
-                        .map_err(|error| Error::Protocol(format!("malformed end frame: {error}")))?;
-                    // A result that is still held back also counts as a mismatch: it waits for output that
-                    // will never arrive.
-                    if PerStream::of_end(&end) != self.position || self.results.told() != end.results_bytes {
-                        return Err(Error::Protocol(
-                            "the end frame does not match the bytes received".into(),
-                        ));
-                    }
-                    return Ok(Some(Event::End(end)));
-                }
-            }
-        }
-    }
-
-    /// Counts the bytes of a stream up to an offset as dropped. Returns no event for a gap in the result
-    /// stream that contains no undelivered line.
-    fn skip(&mut self, stream: Stream, to: u64) -> Result<Option<Event>, Error> {
-        let at = self.position.get_mut(stream);
-        let from = *at;
-        if to <= from {
-            return Err(Error::Protocol(format!("invalid gap from {from} to {to}")));
-        }
-        *at = to;
-        match stream {
-            Stream::Stdout => self.dropped[0] += to - from,
-            Stream::Stderr => self.dropped[1] += to - from,
-            // Results are delivered as whole lines, so a partly received line is dropped with the rest.
-            Stream::Results => return Ok(self.results.skip(to).map(|from| Event::Gap { stream, from, to })),
-        }
-        Ok(Some(Event::Gap { stream, from, to }))
-    }
-
     /// In mode `block`, reports consumed output to the guest: all output that the caller received before it
     /// requested more.
     async fn consume(&mut self) -> Result<(), Error> {
         let Some([stdout, stderr]) = self.consumed else { return Ok(()) };
-        let PerStream { stdout: now_stdout, stderr: now_stderr, .. } = self.position;
+        let PerStream { stdout: now_stdout, stderr: now_stderr, .. } = self.output.position();
         if now_stdout - stdout < self.consume_every && now_stderr - stderr < self.consume_every {
             return Ok(());
         }
@@ -458,32 +301,15 @@ impl Exec {
         Ok(())
     }
 
-    /// Drops the connection and keeps the position. Results that were received but not delivered will be read
-    /// again.
+    /// Drops the connection and keeps the position.
     fn leave(&mut self) {
-        self.results.leave();
-        self.position.results = self.results.asks_from();
+        self.output.leave();
         self.body = None;
-        self.buffer.clear();
-        self.open = None;
     }
 
     /// Builds the end report of an exec whose guest can no longer send it.
     fn end_from_here(&self, outcome: Outcome) -> ExecEnd {
-        let PerStream { stdout: stdout_bytes, stderr: stderr_bytes, .. } = self.position;
-        let [stdout_dropped, stderr_dropped] = self.dropped;
-        ExecEnd {
-            outcome,
-            stdout_bytes,
-            stdout_dropped,
-            stderr_bytes,
-            stderr_dropped,
-            results_bytes: self.results.told(),
-            state_lost: false,
-            duration_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
-            left_running: 0,
-            memory: None,
-        }
+        self.output.end_from_here(outcome, self.started.elapsed())
     }
 }
 

@@ -10,33 +10,28 @@
 //! arrives between cells is retained, up to a limit, and reported with the next cell.
 
 mod cell;
+mod process;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
 use api::code::{Code, ContextInfo, ContextSpec, ContextState, Language, Loss, Variable};
-use api::exec::{ExecSpec, Outcome, Stream};
+use api::exec::{Outcome, Stream};
 use api::{ContextId, Error, ErrorCode, Layer, Ran, Retry, limits};
-use rustix::process::Pid;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::Mutex;
 
-use crate::code::{Birth, Running, Tell, cannot_begin, did_not_begin, fork};
 use crate::exec::GuestExec;
-use crate::launch::{DIRECTORY, Launched, Purpose, verdict};
-use crate::parent::ForkKind;
-use crate::records::Records;
-use crate::said::{ACK, CodeMessage, StartRefusal, understand};
-use crate::shell;
+use crate::interpreter::Tell;
+use crate::launch::DIRECTORY;
+use crate::parent::Parent;
+use crate::said::{ACK, CodeMessage, understand};
 use crate::sweep::{self, Whom};
-use crate::table::{Child, ExecTable};
 use crate::watched::Watched;
+use process::ContextProcess;
 
 /// Time to wait for a process to end after its channel was closed or it was killed.
 const END_WITHIN: Duration = Duration::from_secs(1);
-/// Timeout for the start of an interpreter. A fork is ready within milliseconds, but a separately started
-/// interpreter must import all modules itself.
-const READY_WITHIN: Duration = Duration::from_secs(60);
 /// Timeout for a list of variables. Listing them takes milliseconds, but a `repr` in user code may never
 /// return.
 const VARIABLES_WITHIN: Duration = Duration::from_secs(8);
@@ -46,8 +41,6 @@ const END_LOOKS: u32 = 200;
 const END_LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Maximum size of a list of variables: many times the usual size, because values are truncated.
 const VARIABLES_BYTES_MAX: usize = 1 << 20;
-/// Maximum size of the notice that an interpreter was started separately.
-const EARLY_BYTES_MAX: usize = 64 * 1024;
 /// Maximum output of each stream that is retained between two cells.
 const LATE_BYTES_MAX: usize = 64 * 1024;
 
@@ -58,6 +51,7 @@ pub const NO_GROUP: u32 = *limits::EXEC_GROUPS.end() + 3;
 pub struct Context {
     id: ContextId,
     spec: ContextSpec,
+    parent: Rc<Parent>,
     process: RefCell<Option<Rc<ContextProcess>>>,
     /// Current cell.
     running: RefCell<Option<Rc<GuestExec>>>,
@@ -77,46 +71,13 @@ pub struct Context {
     removed: Cell<bool>,
 }
 
-/// Process of a context.
-pub struct ContextProcess {
-    group: u32,
-    pid: Cell<Option<Pid>>,
-    running: RefCell<Option<Rc<Running>>>,
-    kills_before: u64,
-    outcome: RefCell<Option<Outcome>>,
-    ended: Notify,
-}
-
-impl ContextProcess {
-    /// Records how the process ended.
-    pub fn reaped(&self, outcome: Outcome) {
-        self.outcome.replace(Some(outcome));
-        self.ended.notify_waiters();
-    }
-
-    fn has_ended(&self) -> bool {
-        self.outcome.borrow().is_some()
-    }
-
-    async fn until_ended(&self) -> Outcome {
-        loop {
-            let ended = self.ended.notified();
-            tokio::pin!(ended);
-            ended.as_mut().enable();
-            if let Some(outcome) = self.outcome.borrow().clone() {
-                return outcome;
-            }
-            ended.await;
-        }
-    }
-}
-
 impl Context {
     /// Creates a context without a process.
-    pub fn new(id: ContextId, spec: ContextSpec) -> Self {
+    pub fn new(id: ContextId, spec: ContextSpec, parent: Rc<Parent>) -> Self {
         Self {
             id,
             spec,
+            parent,
             process: RefCell::default(),
             running: RefCell::default(),
             turn: Mutex::new(()),
@@ -176,8 +137,8 @@ impl Context {
     }
 
     /// Returns the current state.
-    pub fn info(&self, table: &ExecTable) -> ContextInfo {
-        self.notice(table);
+    pub fn info(&self) -> ContextInfo {
+        self.notice();
         let state = match (self.running.borrow().is_some(), self.process.borrow().is_some()) {
             (true, _) => ContextState::Busy,
             (false, true) => ContextState::Idle,
@@ -196,15 +157,15 @@ impl Context {
     }
 
     /// Starts the first process, so that the caller learns whether the context can be created.
-    pub async fn begin(self: &Rc<Self>, table: &Rc<ExecTable>) -> Result<(), Error> {
+    pub async fn begin(self: &Rc<Self>) -> Result<(), Error> {
         let _turn = self.turn.lock().await;
-        self.alive_and_kept(table).await
+        self.alive_and_kept().await
     }
 
     /// Like [`Context::alive`], but fails if the context was removed meanwhile.
-    async fn alive_and_kept(self: &Rc<Self>, table: &Rc<ExecTable>) -> Result<(), Error> {
+    async fn alive_and_kept(self: &Rc<Self>) -> Result<(), Error> {
         if !self.removed.get() {
-            self.alive(table).await?;
+            self.alive().await?;
         }
         if self.removed.get() {
             self.end(Loss::Ended).await;
@@ -214,14 +175,15 @@ impl Context {
     }
 
     /// Updates the state if the process has ended.
-    fn notice(&self, table: &ExecTable) {
+    fn notice(&self) {
         let process = self.process.borrow().clone();
         let Some(process) = process.filter(|process| process.has_ended()) else { return };
         self.process.replace(None);
         // Kill the descendants of the process too. Otherwise, they would write into the output of later
         // cells.
-        tokio::task::spawn_local(sweep::kill(Whom::Group(process.group)));
-        let ended = if table.memory().count() > process.kills_before { Loss::Oom } else { Loss::Ended };
+        tokio::task::spawn_local(sweep::kill(Whom::Group(process.group())));
+        let kills = self.parent.processes().memory().count();
+        let ended = if kills > process.kills_before() { Loss::Oom } else { Loss::Ended };
         let loss = self.ending.take().unwrap_or(ended);
         self.restarts.set(self.restarts.get() + 1);
         self.lost.set(Some(loss));
@@ -229,81 +191,19 @@ impl Context {
     }
 
     /// Returns the current process, or starts a new one. The caller must hold the `turn` lock.
-    async fn alive(self: &Rc<Self>, table: &Rc<ExecTable>) -> Result<Rc<ContextProcess>, Error> {
-        self.notice(table);
+    async fn alive(self: &Rc<Self>) -> Result<Rc<ContextProcess>, Error> {
+        self.notice();
         let there = self.process.borrow().clone();
         if let Some(process) = there {
             return Ok(process);
         }
-        table.memory().settled().await;
-        let process = Rc::new(ContextProcess {
-            group: table.group(),
-            pid: Cell::new(None),
-            running: RefCell::default(),
-            kills_before: table.memory().count(),
-            outcome: RefCell::default(),
-            ended: Notify::new(),
-        });
-        let running = match self.start(table, &process).await {
-            Ok(running) => Rc::new(running),
-            Err(error) => {
-                sweep::kill(Whom::Group(process.group)).await;
-                return Err(error);
-            }
-        };
-        process.running.replace(Some(Rc::clone(&running)));
-        for (stream, pipe) in &running.streams {
+        self.parent.processes().memory().settled().await;
+        let process = ContextProcess::start(&self.spec, &self.parent, &self.early).await?;
+        for (stream, pipe) in process.running().iter().flat_map(|running| &running.streams) {
             tokio::task::spawn_local(Rc::clone(self).pump(*stream, Rc::clone(pipe)));
         }
         self.process.replace(Some(Rc::clone(&process)));
         Ok(process)
-    }
-
-    async fn start(&self, table: &Rc<ExecTable>, process: &Rc<ContextProcess>) -> Result<Running, Error> {
-        let (cwd, env) = (self.spec.cwd.clone(), self.spec.env.clone());
-        let spec = ExecSpec { cwd, env, ..ExecSpec::default() };
-        let child = Child::Context(Rc::clone(process));
-        if self.spec.language == Language::Python {
-            let birth =
-                Birth { uid: limits::UID, group: process.group, spec: &spec, kind: ForkKind::Context };
-            let (running, pid) = fork(table, &birth, child).await?;
-            process.pid.set(Some(pid));
-            self.ready(&running.channel).await?;
-            return Ok(running);
-        }
-        let spec = ExecSpec { argv: shell::argv(), ..spec };
-        let (channel, theirs) = Records::pair().map_err(|error| did_not_begin(&error.to_string()))?;
-        let who = Purpose::Run.identity(&spec, process.group);
-        let Launched { pid, verdict: said, ends } = table.launch(&spec, who, &[theirs])?;
-        table.adopt(pid, child);
-        verdict(&spec, process.group, said).await?;
-        process.pid.set(Some(pid));
-        Ok(Running { streams: ends.streams, channel: Rc::new(channel) })
-    }
-
-    /// Waits until the forked process reports that it is ready. If it sends a result first, keeps this result
-    /// for the first cell.
-    async fn ready(&self, channel: &Records) -> Result<(), Error> {
-        let begun = async {
-            while let Some(record) = channel.read().await {
-                match understand(&record.bytes) {
-                    Some(CodeMessage::Begun(_)) => return Ok(()),
-                    Some(CodeMessage::Refused(StartRefusal { message })) => {
-                        return Err(cannot_begin(&message));
-                    }
-                    Some(CodeMessage::Result(result)) => {
-                        let early = result.get();
-                        self.early.replace((early.len() <= EARLY_BYTES_MAX).then(|| early.into()));
-                        let _ = channel.send_bytes(ACK, &[]).await;
-                    }
-                    Some(CodeMessage::Done(_) | CodeMessage::Variables(_) | CodeMessage::Settled(_))
-                    | None => {}
-                }
-            }
-            Err(did_not_begin("its process exited"))
-        };
-        let late = || Err(did_not_begin("timed out"));
-        tokio::time::timeout(READY_WITHIN, begun).await.unwrap_or_else(|_| late())
     }
 
     /// Moves bytes from a pipe to the current cell, or to the output that is reported with the next cell,
@@ -354,10 +254,10 @@ impl Context {
 
     /// Restarts the interpreter, which discards its state. The current cell is cancelled. Queued cells run in
     /// the new process.
-    pub async fn restart(self: &Rc<Self>, table: &Rc<ExecTable>) -> Result<(), Error> {
+    pub async fn restart(self: &Rc<Self>) -> Result<(), Error> {
         self.end(Loss::Restarted).await;
         match self.turn.try_lock() {
-            Ok(_turn) => self.alive_and_kept(table).await,
+            Ok(_turn) => self.alive_and_kept().await,
             // Another task holds the `turn` lock. That task or the next cell starts the new process.
             Err(_) => Ok(()),
         }
@@ -379,7 +279,7 @@ impl Context {
         let process = self.process.borrow().clone();
         if let Some(process) = process.filter(|process| !process.has_ended()) {
             self.ending.set(Some(loss));
-            sweep::kill(Whom::Group(process.group)).await;
+            sweep::kill(Whom::Group(process.group())).await;
             let _ = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
         }
         // Wait until the current cell has noticed the end of its process and has ended.
@@ -392,7 +292,7 @@ impl Context {
     }
 
     /// Returns the variables of the context.
-    pub async fn variables(self: &Rc<Self>, table: &ExecTable) -> Result<Vec<Variable>, Error> {
+    pub async fn variables(self: &Rc<Self>) -> Result<Vec<Variable>, Error> {
         if self.spec.language != Language::Python {
             return Err(Error::invalid(
                 "variables can be listed only for Python contexts",
@@ -400,8 +300,8 @@ impl Context {
             ));
         }
         let Ok(_turn) = self.turn.try_lock() else { return Err(busy(&self.id)) };
-        self.notice(table);
-        let running = self.process.borrow().as_ref().and_then(|process| process.running.borrow().clone());
+        self.notice();
+        let running = self.process.borrow().as_ref().and_then(|process| process.running());
         let Some(running) = running else { return Ok(Vec::new()) };
         let asked = async {
             running.channel.write(&Tell::Variables {}).await.ok()?;

@@ -8,15 +8,22 @@ use api::code::{ContextInfo, ContextSpec};
 use api::{ContextId, Error, limits};
 
 use crate::context::Context;
-use crate::table::{ExecTable, conflict};
+use crate::interpreter::did_not_begin;
+use crate::parent::Parent;
+use crate::table::conflict;
 
 /// All contexts, by ID.
-#[derive(Default)]
 pub struct Contexts {
+    parent: Rc<Parent>,
     all: RefCell<BTreeMap<ContextId, Rc<Context>>>,
 }
 
 impl Contexts {
+    /// Creates an empty set of contexts, whose Python processes are forks of `parent`.
+    pub fn new(parent: Rc<Parent>) -> Self {
+        Self { parent, all: RefCell::default() }
+    }
+
     /// Returns the context with this ID.
     pub fn find(&self, id: &ContextId) -> Result<Rc<Context>, Error> {
         self.all.borrow().get(id).cloned().ok_or_else(|| Error {
@@ -26,12 +33,7 @@ impl Contexts {
     }
 
     /// Creates a context, or finds the context that an identical earlier request created.
-    pub async fn make(
-        &self,
-        table: &Rc<ExecTable>,
-        id: ContextId,
-        spec: ContextSpec,
-    ) -> Result<ContextInfo, Error> {
+    pub async fn make(&self, id: ContextId, spec: ContextSpec) -> Result<ContextInfo, Error> {
         spec.check()?;
         let context = match self.find(&id) {
             Ok(context) if *context.spec() == spec => context,
@@ -40,11 +42,11 @@ impl Contexts {
         };
         // Use a separate task, so that the start continues if the request is dropped.
         let begun = {
-            let (table, context) = (Rc::clone(table), Rc::clone(&context));
-            tokio::task::spawn_local(async move { context.begin(&table).await })
+            let context = Rc::clone(&context);
+            tokio::task::spawn_local(async move { context.begin().await })
         };
         match begun.await {
-            Ok(Ok(())) => Ok(context.info(table)),
+            Ok(Ok(())) => Ok(context.info()),
             Ok(Err(error)) => {
                 context.forget();
                 let mut all = self.all.borrow_mut();
@@ -54,7 +56,7 @@ impl Contexts {
                 }
                 Err(error)
             }
-            Err(error) => Err(crate::code::did_not_begin(&error.to_string())),
+            Err(error) => Err(did_not_begin(&error.to_string())),
         }
     }
 
@@ -67,14 +69,14 @@ impl Contexts {
                 limits::CONTEXTS_MAX as u64,
             ));
         }
-        let context = Rc::new(Context::new(id.clone(), spec));
+        let context = Rc::new(Context::new(id.clone(), spec, Rc::clone(&self.parent)));
         all.insert(id.clone(), Rc::clone(&context));
         Ok(context)
     }
 
     /// Returns the current state of every context.
-    pub fn list(&self, table: &ExecTable) -> Vec<ContextInfo> {
-        self.all.borrow().values().map(|context| context.info(table)).collect()
+    pub fn list(&self) -> Vec<ContextInfo> {
+        self.all.borrow().values().map(|context| context.info()).collect()
     }
 
     /// Ends and removes a context.

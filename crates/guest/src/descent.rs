@@ -17,7 +17,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::RawFd;
 
-use super::launch::done;
+use crate::syscall::done;
 
 /// Highest capability number to try. Current kernels define numbers up to 40, and reject higher numbers
 /// without side effects.
@@ -197,6 +197,9 @@ fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
 }
 
 fn drop_bounding(but: u64) {
+    if api::defence::is_off("R-05") {
+        return;
+    }
     for capability in (0..=CAPABILITY_LAST).filter(|number| but >> number & 1 == 0) {
         // SAFETY: The call takes no pointers. EINVAL is expected for numbers above the kernel's last
         // capability.

@@ -13,6 +13,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`worker`] | the serving process: reads one request, answers it, exits |
+//! | [`assistant`] | starting this process, and limiting the number of them |
 //! | [`parts`] | reading and writing the parts of `api::files` |
 //! | [`place`] | the location of a file: a directory and a name in it |
 //! | [`content`] | reading, writing, hashing and editing one file |
@@ -24,6 +25,7 @@
 //! | [`failure`] | the errors of all these modules |
 
 mod archive;
+mod assistant;
 mod content;
 mod digest;
 mod failure;
@@ -52,8 +54,11 @@ use tokio::task::JoinHandle;
 
 use crate::launch::{Ends, verdict};
 use crate::sweep::{self, Whom};
-use crate::table::{Assistant, ExecTable};
 use crate::watched::Watched;
+
+pub use assistant::Assistants;
+
+use assistant::Assistant;
 
 /// Command line of the process that serves a request.
 const WORKER: [&str; 2] = ["/.bellglass/guest", "files"];
@@ -74,13 +79,15 @@ pub struct FileResponseBody {
 pub async fn serve(
     body: Incoming,
     uid: Option<u64>,
-    table: &Rc<ExecTable>,
+    assistants: &Assistants,
 ) -> Result<FileResponseBody, Error> {
     let uid = uid.map(|uid| u32::try_from(uid).unwrap_or(u32::MAX));
     let argv = WORKER.map(str::to_owned).to_vec();
-    let spec = ExecSpec { argv, uid, stdin: true, ..ExecSpec::default() };
+    // In test builds, the process has the same defences off as this one.
+    let env = api::defence::off().map(|attacks| (api::defence::VARIABLE.to_owned(), attacks));
+    let spec = ExecSpec { argv, uid, stdin: true, env: env.into_iter().collect(), ..ExecSpec::default() };
     spec.check()?;
-    let (launched, assistant) = table.assist(&spec).await?;
+    let (launched, assistant) = assistants.start(&spec).await?;
     verdict(&spec, assistant.group(), launched.verdict).await?;
     let Ends { streams, stdin, .. } = launched.ends;
     let stdout = streams.into_iter().find(|(stream, _)| *stream == Stream::Stdout);

@@ -16,9 +16,10 @@ use rustix::process::{WaitOptions, WaitStatus};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 
+use crate::guest::Guest;
 use crate::launch::Purpose;
 use crate::meet::Meeting;
-use crate::table::{ExecTable, House};
+use crate::processes::{House, Processes};
 use crate::walls::Entrances;
 use crate::{egress, serve, spare, sweep};
 
@@ -65,22 +66,22 @@ pub fn run(ttl: Duration, purpose: Purpose, way: ConnectMethod) -> u8 {
             sweep::expect_visitors();
         }
         let Ok((meeting, said)) = meet(way) else { return NOT_BEGUN };
-        let table = Rc::new(ExecTable::new(purpose, house, ttl));
-        let relieved = Rc::downgrade(&table);
-        spare::relieve_by(move || relieved.upgrade().is_some_and(|table| table.forget_oldest()));
+        let guest = Rc::new(Guest::new(purpose, house, ttl));
+        let relieved = Rc::downgrade(&guest.execs);
+        spare::relieve_by(move || relieved.upgrade().is_some_and(|execs| execs.forget_oldest()));
         let (Ok(children), Ok(mut terminate)) =
             (signal(SignalKind::child()), signal(SignalKind::terminate()))
         else {
             return NOT_BEGUN;
         };
-        tokio::task::spawn_local(reap(children, Rc::clone(&table)));
+        tokio::task::spawn_local(reap(children, Rc::clone(&guest.processes)));
         let way_out = Rc::new(egress::listen().await);
-        tokio::task::spawn_local(attend(meeting, Rc::clone(&table), way_out));
+        tokio::task::spawn_local(attend(meeting, Rc::clone(&guest), way_out));
         if let Some(mut said) = said {
             let _ = said.write_all(crate::walls::READY);
         }
         tokio::select! {
-            () = table.expired() => api::exec::GUEST_EXPIRED,
+            () = guest.expired() => api::exec::GUEST_EXPIRED,
             _ = terminate.recv() => {
                 sweep::end_everybody().await;
                 0
@@ -99,22 +100,22 @@ fn meet(way: ConnectMethod) -> std::io::Result<(Meeting, Option<std::fs::File>)>
     }
 }
 
-/// Reaps every child that has ended, including orphans, and reports its end to the table.
-async fn reap(mut children: tokio::signal::unix::Signal, table: Rc<ExecTable>) {
+/// Reaps every child that has ended, including orphans, and reports its end to its owner.
+async fn reap(mut children: tokio::signal::unix::Signal, processes: Rc<Processes>) {
     while children.recv().await.is_some() {
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
-            table.ended(pid, outcome(status));
+            processes.ended(pid, outcome(status));
         }
     }
 }
 
 /// Serves one connection after another, forever.
-async fn attend(meeting: Meeting, table: Rc<ExecTable>, way_out: Rc<Option<tokio::net::TcpListener>>) {
+async fn attend(meeting: Meeting, guest: Rc<Guest>, way_out: Rc<Option<tokio::net::TcpListener>>) {
     let mut pause = REDIAL_FIRST;
     loop {
         if let Ok(connection) = meeting.next().await {
-            table.attend(connection.descriptors);
-            serve::serve(connection.stream, Rc::clone(&table), Rc::clone(&way_out)).await;
+            guest.processes.attend(connection.descriptors);
+            serve::serve(connection.stream, Rc::clone(&guest), Rc::clone(&way_out)).await;
             pause = REDIAL_FIRST;
         }
         tokio::time::sleep(pause).await;

@@ -7,9 +7,14 @@
 //! | [`dial`] | one connection to the node: the greeting and the descriptors sent with it |
 //! | [`meet`] | the channel in an engine's sandbox: process 1 listens, and the node connects through a process that the engine starts |
 //! | [`serve`] | the HTTP routes of the channel |
+//! | [`guest`] | the state of process 1, which all connections share |
+//! | [`lifetime`] | the time to live of the sandbox |
 //! | [`table`] | the table that owns all execs; requests attach to execs and detach from them |
 //! | [`exec`] | one exec, from its start to its outcome |
+//! | [`processes`] | the processes that the guest starts: their isolation, groups and owners |
+//! | [`groups`] | the groups by which the guest finds the processes of an exec |
 //! | [`parent`] | the parent interpreter, from which Python runs are forked |
+//! | [`interpreter`] | the processes that run Python code, and the messages that they receive |
 //! | [`code`] | running code, as cells or in new processes |
 //! | [`context`] | long-lived interpreters and their cells |
 //! | [`contexts`] | all contexts of the sandbox |
@@ -32,6 +37,7 @@
 //! | [`files`] | file requests, each served by a separate process |
 //! | [`layer`] | unpacking one image layer, in a sandbox that exists only for this purpose; packing layers |
 //! | [`walls`] | setting up the isolation in a sandbox without a runtime that does so |
+//! | [`syscall`] | results of system calls |
 //! | [`watched`] | file descriptors registered with tokio |
 //! | [`posture`] | the observable privileges of a user process |
 //!
@@ -52,15 +58,20 @@ mod dial;
 mod egress;
 mod exec;
 mod files;
+mod groups;
+mod guest;
 mod init;
+mod interpreter;
 mod launch;
 mod layer;
+mod lifetime;
 mod meet;
 mod memory;
 mod output;
 mod parent;
 mod ports;
 mod posture;
+mod processes;
 mod records;
 mod said;
 mod serve;
@@ -69,6 +80,7 @@ mod spare;
 mod spool;
 mod stdin;
 mod sweep;
+mod syscall;
 mod table;
 mod terminal;
 mod trust;

@@ -20,7 +20,7 @@ use api::limits;
 use tokio::io::Interest;
 use tokio::sync::Notify;
 
-use crate::launch::{Purpose, launch};
+use crate::launch::{Isolation, Purpose, launch};
 use crate::sweep::{self, Whom};
 use crate::watched::{Watched, watch};
 
@@ -191,9 +191,12 @@ async fn run_as(owners: &[u32], argv: &[&str]) {
         ..ExecSpec::default()
     };
     let who = |spec: &ExecSpec| Purpose::Run.identity(spec, TIDY_GROUP);
+    // These processes need neither pipes that they own nor namespaces, so the strictest settings suit every
+    // kernel.
+    let isolation = Isolation { cgroups: &[], in_user_kernel: true };
+    let launch = |spec: ExecSpec| launch(&spec, who(&spec), &isolation, &[]).ok();
     // A child that cannot start exits anyway, so the result of its start is ignored.
-    let launched =
-        owners.iter().map(|owner| spec(*owner)).filter_map(|spec| launch(&spec, who(&spec), &[], &[]).ok());
+    let launched = owners.iter().map(|owner| spec(*owner)).filter_map(launch);
     let mut children: Vec<String> =
         launched.map(|child| format!("/proc/{}", child.pid.as_raw_nonzero())).collect();
     // Process 1 reaps these children like all others. A child is done when it no longer exists in `/proc`.

@@ -11,36 +11,29 @@
 //! in the image may have changed, so the parent is never root. [`crate::descent`] explains how this works,
 //! and how it differs under gVisor. The parent reads no file that user code can write to.
 
+mod program;
+
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use api::code::{InterpreterInfo, InterpreterSpec};
 use api::exec::{ExecSpec, Outcome};
 use api::{Error, ErrorCode, Layer, Ran, Retry, limits};
-use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, oneshot};
 
 use crate::descent::SETPCAP;
 use crate::launch::{Identity, Launched, environment, verdict};
+use crate::processes::{ProcessOwner, Processes};
 use crate::records::Records;
 use crate::sweep::{self, Whom};
-use crate::table::{Child, ExecTable};
 use crate::watched::Watched;
+use program::{program, trusted};
 
-/// Source of the entry program, which loads all other files from `SOURCES`.
-const BOOT: &str = include_str!("interpreter/boot.py");
-
-macro_rules! sources {
-    ($($name:literal)*) => { [$(($name, include_str!(concat!("interpreter/", $name, ".py")))),*] };
-}
-/// Names and sources of all other Python files of the interpreter.
-const SOURCES: &[(&str, &str)] = &sources!["boxes" "channel" "charts" "context" "ending" "errors" "figures" "fork" "hooks" "identity" "missing" "packages" "pages" "parent" "plain" "results" "run" "shadow" "shell" "threads" "variables" "warm"];
 /// Group of the parent: the second ID above the range of exec groups.
 const GROUP: u32 = *limits::EXEC_GROUPS.end() + 2;
 /// Capabilities that the parent keeps, SETGID and SETUID, as a bit mask.
@@ -54,14 +47,12 @@ const FORKED_WITHIN: Duration = Duration::from_secs(20);
 const ORPHANS_WITHIN: Duration = Duration::from_millis(200);
 /// Maximum output of the parent that is retained to explain a failed start.
 const WORDS_BYTES: usize = 4096;
-/// Directories that user code can write to. The parent's Python must not come from any of them.
-const WRITABLE: [&str; 4] = ["/workspace", "/home", "/tmp", "/dev"];
 /// Home directory of the parent. It does not exist, so that Python reads no per-user files.
 const HOME: &str = "/nonexistent";
 
 /// The configuration of the parent, and its current process.
-#[derive(Default)]
 pub struct Parent {
+    processes: Rc<Processes>,
     spec: RefCell<InterpreterSpec>,
     live: RefCell<Option<Rc<Live>>>,
     /// Held during a request, so that an answer always belongs to the latest request.
@@ -80,7 +71,7 @@ struct Live {
 struct PendingFork {
     /// ID of the request, so that a late answer does not go to the next caller.
     run: u32,
-    child: Child,
+    owner: Rc<dyn ProcessOwner>,
     answer: oneshot::Sender<Result<Pid, String>>,
 }
 
@@ -127,28 +118,38 @@ enum ParentMessage {
 }
 
 impl Parent {
+    /// Creates a parent that has not been started.
+    pub fn new(processes: Rc<Processes>) -> Self {
+        let (spec, live) = (RefCell::default(), RefCell::default());
+        Self { processes, spec, live, turn: Mutex::default() }
+    }
+
+    /// Returns the processes of the sandbox.
+    pub fn processes(&self) -> &Rc<Processes> {
+        &self.processes
+    }
+
     /// Sets the configuration, effective from the parent's next start.
     pub fn set(&self, spec: InterpreterSpec) {
         self.spec.replace(spec);
     }
 
     /// Returns the information that the parent reported when it became ready. Starts the parent if necessary.
-    pub async fn info(&self, table: &Rc<ExecTable>) -> Result<InterpreterInfo, Error> {
+    pub async fn info(&self) -> Result<InterpreterInfo, Error> {
         let _turn = self.turn.lock().await;
-        Ok(self.live(table).await?.info.clone())
+        Ok(self.live().await?.info.clone())
     }
 
     /// Forks a process with these descriptors: three streams and a channel. Reports the end of the process to
-    /// `child`.
+    /// `owner`.
     pub async fn fork(
         &self,
-        table: &Rc<ExecTable>,
         fork: &Fork<'_>,
         descriptors: [OwnedFd; 4],
-        child: Child,
+        owner: Rc<dyn ProcessOwner>,
     ) -> Result<Pid, Error> {
         let _turn = self.turn.lock().await;
-        let live = self.live(table).await?;
+        let live = self.live().await?;
         if let Some(module) = &live.info.threaded_by {
             return Err(failed(
                 format!(
@@ -159,7 +160,7 @@ impl Parent {
             ));
         }
         let (answer, answered) = oneshot::channel();
-        live.waiting.replace(Some(PendingFork { run: fork.run, child, answer }));
+        live.waiting.replace(Some(PendingFork { run: fork.run, owner, answer }));
         let sent = async {
             let descriptors = descriptors.each_ref().map(AsFd::as_fd);
             live.records.send(&ParentRequest::Fork(fork), &descriptors).await.ok()?;
@@ -184,20 +185,20 @@ impl Parent {
     }
 
     /// Returns the running parent, or starts a new one.
-    async fn live(&self, table: &Rc<ExecTable>) -> Result<Rc<Live>, Error> {
+    async fn live(&self) -> Result<Rc<Live>, Error> {
         let there = self.live.borrow().clone().filter(|live| !live.gone.get());
         if let Some(live) = there {
             return Ok(live);
         }
         let spec = self.spec.borrow().clone();
-        let live = Rc::new(start(table, &spec).await?);
+        let live = Rc::new(start(&self.processes, &spec).await?);
         self.live.replace(Some(Rc::clone(&live)));
-        tokio::task::spawn_local(attend(Rc::clone(table), Rc::clone(&live)));
+        tokio::task::spawn_local(attend(Rc::clone(&self.processes), Rc::clone(&live)));
         Ok(live)
     }
 }
 
-async fn start(table: &Rc<ExecTable>, spec: &InterpreterSpec) -> Result<Live, Error> {
+async fn start(processes: &Processes, spec: &InterpreterSpec) -> Result<Live, Error> {
     let mut command = ExecSpec { env: spec.env.clone(), cwd: Some("/".into()), ..ExecSpec::default() };
     let python = environment(&command).get("PATH").and_then(|path| trusted(path)).ok_or_else(|| {
         failed(
@@ -208,7 +209,7 @@ async fn start(table: &Rc<ExecTable>, spec: &InterpreterSpec) -> Result<Live, Er
     })?;
     // gVisor gives no capabilities to a program that an ordinary user starts. Under gVisor, the parent is
     // therefore root of its own user namespace, and empties the bounding set itself.
-    let nested = table.in_user_kernel();
+    let nested = processes.in_user_kernel();
     let capabilities = if nested { CAPABILITIES | SETPCAP } else { CAPABILITIES };
     let who = match api::defence::is_off("I-11") {
         true => Identity { uid: 0, group: GROUP, capabilities: CAPABILITIES | SETPCAP, nested: false },
@@ -227,7 +228,7 @@ async fn start(table: &Rc<ExecTable>, spec: &InterpreterSpec) -> Result<Live, Er
     };
     let (records, theirs) = Records::pair().map_err(broken)?;
     let program = program().map_err(broken)?;
-    let Launched { verdict: said, ends, .. } = table.launch(&command, who, &[theirs, program])?;
+    let Launched { verdict: said, ends, .. } = processes.launch(&command, who, &[theirs, program])?;
     verdict(&command, GROUP, said).await?;
     let words = Rc::new(RefCell::new(Vec::new()));
     for (_, pipe) in ends.streams {
@@ -254,7 +255,7 @@ async fn start(table: &Rc<ExecTable>, spec: &InterpreterSpec) -> Result<Live, Er
 }
 
 /// Handles the parent's messages until it is gone.
-async fn attend(table: Rc<ExecTable>, live: Rc<Live>) {
+async fn attend(processes: Rc<Processes>, live: Rc<Live>) {
     while let Some(record) = live.records.read().await {
         match serde_json::from_slice(&record.bytes) {
             Ok(ParentMessage::Forked { run, pid }) => {
@@ -262,7 +263,7 @@ async fn attend(table: Rc<ExecTable>, live: Rc<Live>) {
                 // Ignore a fork whose caller has left: the fork finds its channel closed, and exits.
                 let (Some(waiting), Some(pid)) = (waiting, Pid::from_raw(pid)) else { continue };
                 // Register the process before reading the next message, which may already report its end.
-                table.adopt(pid, waiting.child);
+                processes.adopt(pid, waiting.owner);
                 live.children.borrow_mut().insert(pid);
                 let _ = waiting.answer.send(Ok(pid));
             }
@@ -273,7 +274,7 @@ async fn attend(table: Rc<ExecTable>, live: Rc<Live>) {
             }
             Ok(ParentMessage::Ended { pid, status }) => {
                 if let Some(pid) = Pid::from_raw(pid).filter(|pid| live.children.borrow_mut().remove(pid)) {
-                    table.ended(pid, outcome(status));
+                    processes.ended(pid, outcome(status));
                 }
             }
             Ok(ParentMessage::Ready(_)) | Err(_) => break,
@@ -287,7 +288,7 @@ async fn attend(table: Rc<ExecTable>, live: Rc<Live>) {
     tokio::time::sleep(ORPHANS_WITHIN).await;
     for pid in live.children.take() {
         if rustix::process::test_kill_process(pid).is_err() {
-            table.ended(pid, Outcome::Unknown);
+            processes.ended(pid, Outcome::Unknown);
         }
     }
 }
@@ -307,34 +308,6 @@ async fn listen(pipe: Rc<Watched>, words: Rc<RefCell<Vec<u8>>>) {
             Ok(Err(_)) | Err(_) => {}
         }
     }
-}
-
-/// Creates one sealed, unnamed file with the whole program. All other sources are strings in its first line.
-fn program() -> std::io::Result<OwnedFd> {
-    let sources: std::collections::BTreeMap<_, _> = SOURCES.iter().copied().collect();
-    // A JSON string is also a Python string literal.
-    let text = format!("SOURCES = {}\n{BOOT}", serde_json::to_string(&sources)?);
-    let memory = rustix::fs::memfd_create("interpreter", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    let mut file = std::fs::File::from(memory);
-    std::io::Write::write_all(&mut file, text.as_bytes())?;
-    // Forks inherit this descriptor, for interpreters that are started separately (`plain.py`). The seals
-    // keep one fork from changing code that other forks run.
-    rustix::fs::fcntl_add_seals(
-        &file,
-        SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
-    )?;
-    Ok(file.into())
-}
-
-/// Searches a `PATH` for `python3`. Ignores directories and programs that user code can write to.
-fn trusted(path: &str) -> Option<String> {
-    let ours = |path: &Path| !WRITABLE.iter().any(|place| path.starts_with(place));
-    path.split(':').filter(|directory| directory.starts_with('/')).find_map(|directory| {
-        let directory = Path::new(directory).canonicalize().ok().filter(|directory| ours(directory))?;
-        let python = directory.join("python3");
-        python.canonicalize().ok().filter(|file| file.is_file() && ours(file))?;
-        python.to_str().map(str::to_owned)
-    })
 }
 
 /// Converts a status from `waitpid` into an outcome.

@@ -210,6 +210,8 @@ fn send_some(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests {
     use std::io::Write;
     use std::os::unix::net::UnixStream;

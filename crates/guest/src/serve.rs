@@ -45,11 +45,11 @@ use tokio::net::{TcpListener, UnixStream};
 
 use crate::egress;
 use crate::files;
+use crate::guest::Guest;
 use crate::layer::{self, UnpackRequest};
 use crate::output::{self, Position};
 use crate::ports::{self, PortOutput};
 use crate::sweep::{self, Whom};
-use crate::table::ExecTable;
 use crate::trust;
 
 /// Interval between keep-alive pings, and timeout for an answer. If no answer arrives in time, the guest
@@ -94,12 +94,12 @@ impl<F: Future + 'static> hyper::rt::Executor<F> for Local {
 }
 
 /// Serves a connection to the node until the connection ends.
-pub async fn serve(stream: UnixStream, table: Rc<ExecTable>, way_out: Rc<Option<TcpListener>>) {
-    let (every, within) = match table.is_relayed() {
+pub async fn serve(stream: UnixStream, guest: Rc<Guest>, way_out: Rc<Option<TcpListener>>) {
+    let (every, within) = match guest.processes.is_relayed() {
         true => (ENGINE_PING_EVERY, ENGINE_PING_WITHIN),
         false => (PING_EVERY, PING_WITHIN),
     };
-    let service = service_fn(move |request| answer(request, Rc::clone(&table), Rc::clone(&way_out)));
+    let service = service_fn(move |request| answer(request, Rc::clone(&guest), Rc::clone(&way_out)));
     let _ = hyper::server::conn::http2::Builder::new(Local)
         .timer(TokioTimer::new())
         .keep_alive_interval(every)
@@ -115,10 +115,10 @@ pub async fn serve(stream: UnixStream, table: Rc<ExecTable>, way_out: Rc<Option<
 
 async fn answer(
     request: Request<Incoming>,
-    table: Rc<ExecTable>,
+    guest: Rc<Guest>,
     way_out: Rc<Option<TcpListener>>,
 ) -> Result<Response<ResponseBody>, Infallible> {
-    Ok(route(request, table, way_out).await.unwrap_or_else(|error| {
+    Ok(route(request, guest, way_out).await.unwrap_or_else(|error| {
         let status = match error.code {
             ErrorCode::NotFound => StatusCode::NOT_FOUND,
             ErrorCode::Conflict | ErrorCode::NotRegular => StatusCode::CONFLICT,
@@ -148,21 +148,21 @@ async fn answer(
 
 async fn route(
     request: Request<Incoming>,
-    table: Rc<ExecTable>,
+    guest: Rc<Guest>,
     way_out: Rc<Option<TcpListener>>,
 ) -> RouteResult {
     let (parts, body) = request.into_parts();
     let query = parts.uri.query().unwrap_or_default();
     let path: Vec<&str> = parts.uri.path().split('/').skip(1).collect();
     match (&parts.method, path.as_slice()) {
-        (&Method::GET, ["execs"]) => json(StatusCode::OK, &table.list()),
-        (&Method::PUT, ["execs", id]) => start(exec_id(id)?, body, &table).await,
+        (&Method::GET, ["execs"]) => json(StatusCode::OK, &guest.execs.list()),
+        (&Method::PUT, ["execs", id]) => start(exec_id(id)?, body, &guest).await,
         (&Method::DELETE, ["execs", id]) => {
-            table.cancel(&exec_id(id)?)?;
+            guest.execs.cancel(&exec_id(id)?)?;
             json(StatusCode::OK, &())
         }
         (&Method::GET, ["execs", id, "output"]) => {
-            let exec = table.exec(&exec_id(id)?)?;
+            let exec = guest.execs.exec(&exec_id(id)?)?;
             let position = position(query)?;
             exec.begun().await?;
             let (sender, channel) = streamed::body(FRAMES_WAITING);
@@ -170,33 +170,33 @@ async fn route(
             Ok(Response::new(Either::Right(Either::Left(channel))))
         }
         (&Method::PUT, ["execs", id, "read"]) => {
-            let exec = table.exec(&exec_id(id)?)?;
+            let exec = guest.execs.exec(&exec_id(id)?)?;
             let position = position(query)?;
             exec.consume(Stream::Stdout, position.stdout);
             exec.consume(Stream::Stderr, position.stderr);
             json(StatusCode::OK, &())
         }
-        (&Method::PUT, ["execs", id, "stdin"]) => stdin(exec_id(id)?, query, body, &table).await,
+        (&Method::PUT, ["execs", id, "stdin"]) => stdin(exec_id(id)?, query, body, &guest).await,
         (&Method::PUT, ["execs", id, "size"]) => {
-            let exec = table.exec(&exec_id(id)?)?;
+            let exec = guest.execs.exec(&exec_id(id)?)?;
             json(StatusCode::OK, &exec.resize(parse(&collect(body).await?)?)?)
         }
-        (&Method::POST, ["execs", id, "signal"]) => signal(exec_id(id)?, body, &table).await,
+        (&Method::POST, ["execs", id, "signal"]) => signal(exec_id(id)?, body, &guest).await,
         (&Method::PUT, ["ttl", ms]) => {
-            table.release(milliseconds(ms)?);
+            guest.release(milliseconds(ms)?);
             json(StatusCode::OK, &())
         }
         (&Method::PUT, ["hold", ms]) => {
-            table.hold(milliseconds(ms)?);
+            guest.hold(milliseconds(ms)?);
             json(StatusCode::OK, &())
         }
         (&Method::PUT, ["interpreter"]) => {
-            json(StatusCode::OK, &table.parent.set(parse(&collect(body).await?)?))
+            json(StatusCode::OK, &guest.parent.set(parse(&collect(body).await?)?))
         }
-        (&Method::GET, ["interpreter"]) => json(StatusCode::OK, &table.parent.info(&table).await?),
-        (method, ["contexts", rest @ ..]) => contexts(method, rest, body, &table).await,
+        (&Method::GET, ["interpreter"]) => json(StatusCode::OK, &guest.parent.info().await?),
+        (method, ["contexts", rest @ ..]) => contexts(method, rest, body, &guest).await,
         (&Method::POST, ["files"]) => Ok(Response::new(Either::Right(Either::Right(Either::Left(
-            files::serve(body, number(query, "uid")?, &table).await?,
+            files::serve(body, number(query, "uid")?, &guest.assistants).await?,
         ))))),
         (&Method::POST, ["ports", port]) => Ok(Response::new(Either::Right(Either::Right(Either::Right(
             ports::open(api::ports::number(port)?, body).await?,
@@ -207,7 +207,8 @@ async fn route(
         }
         (&Method::GET, ["layer"]) => {
             let (sender, channel) = streamed::body(FRAMES_WAITING);
-            layer::get(value(query, "of").unwrap_or_default(), table.in_user_kernel(), sender).await?;
+            layer::get(value(query, "of").unwrap_or_default(), guest.processes.in_user_kernel(), sender)
+                .await?;
             Ok(Response::new(Either::Right(Either::Left(channel))))
         }
         (&Method::PUT, ["authority"]) => json(StatusCode::OK, &trust::put(&collect(body).await?)?),
@@ -216,35 +217,35 @@ async fn route(
     }
 }
 
-async fn start(id: ExecId, body: Incoming, table: &Rc<ExecTable>) -> RouteResult {
+async fn start(id: ExecId, body: Incoming, guest: &Guest) -> RouteResult {
     let bytes = collect(body).await?;
     let spec: ExecSpec = parse(&bytes)?;
-    let exec = table.start(id, spec, &bytes).await?;
+    let exec = guest.start(id, spec, &bytes).await?;
     json(StatusCode::OK, &exec.info(1))
 }
 
-async fn contexts(method: &Method, path: &[&str], body: Incoming, table: &Rc<ExecTable>) -> RouteResult {
+async fn contexts(method: &Method, path: &[&str], body: Incoming, guest: &Guest) -> RouteResult {
     let id = |text: &str| -> Result<ContextId, Error> {
         text.parse().map_err(|bad: api::id::NotAnId| Error::invalid(bad.to_string(), "Use a valid id."))
     };
     match (method, path) {
-        (&Method::GET, []) => json(StatusCode::OK, &table.contexts.list(table)),
+        (&Method::GET, []) => json(StatusCode::OK, &guest.contexts.list()),
         (&Method::PUT, [name]) => {
-            json(StatusCode::OK, &table.contexts.make(table, id(name)?, parse(&collect(body).await?)?).await?)
+            json(StatusCode::OK, &guest.contexts.make(id(name)?, parse(&collect(body).await?)?).await?)
         }
-        (&Method::DELETE, [name]) => json(StatusCode::OK, &table.contexts.remove(&id(name)?).await?),
+        (&Method::DELETE, [name]) => json(StatusCode::OK, &guest.contexts.remove(&id(name)?).await?),
         (&Method::POST, [name, "restart"]) => {
-            let context = table.contexts.find(&id(name)?)?;
-            context.restart(table).await?;
-            json(StatusCode::OK, &context.info(table))
+            let context = guest.contexts.find(&id(name)?)?;
+            context.restart().await?;
+            json(StatusCode::OK, &context.info())
         }
         (&Method::POST, [name, "interrupt"]) => {
-            let context = table.contexts.find(&id(name)?)?;
+            let context = guest.contexts.find(&id(name)?)?;
             context.interrupt();
-            json(StatusCode::OK, &context.info(table))
+            json(StatusCode::OK, &context.info())
         }
         (&Method::GET, [name, "variables"]) => {
-            json(StatusCode::OK, &table.contexts.find(&id(name)?)?.variables(table).await?)
+            json(StatusCode::OK, &guest.contexts.find(&id(name)?)?.variables().await?)
         }
         _ => Err(Error::not_found("there is no such context route")),
     }
@@ -256,8 +257,8 @@ fn milliseconds(text: &str) -> Result<Duration, Error> {
     Ok(Duration::from_millis(ms))
 }
 
-async fn stdin(id: ExecId, query: &str, mut body: Incoming, table: &ExecTable) -> RouteResult {
-    let exec = table.exec(&id)?;
+async fn stdin(id: ExecId, query: &str, mut body: Incoming, guest: &Guest) -> RouteResult {
+    let exec = guest.execs.exec(&id)?;
     let stdin = &exec.stdin;
     let is_last = number(query, "last")?.is_some();
     if is_last && exec.is_terminal() {
@@ -281,8 +282,8 @@ async fn stdin(id: ExecId, query: &str, mut body: Incoming, table: &ExecTable) -
     json(StatusCode::OK, &stdin.received())
 }
 
-async fn signal(id: ExecId, body: Incoming, table: &ExecTable) -> RouteResult {
-    let exec = table.exec(&id)?;
+async fn signal(id: ExecId, body: Incoming, guest: &Guest) -> RouteResult {
+    let exec = guest.execs.exec(&id)?;
     let request: SignalRequest = parse(&collect(body).await?)?;
     let wanted = Signal::from_named_raw(request.signal).ok_or_else(|| {
         Error::invalid(

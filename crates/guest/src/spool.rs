@@ -19,23 +19,23 @@
 //!   are larger than this ring, so bytes count as consumed as soon as they are sent, including bytes that
 //!   were sent before the disk was full. Output is lost only if the reader's connection breaks before the
 //!   sent bytes arrive, and this loss is reported as a gap.
-//! - `keep`: the head ends at this point, and the last [`LAST_BYTES`] of the remaining output stay in memory.
+//! - `keep`: the head ends at this point, and the last [`last::LAST_BYTES`] of the remaining output stay in memory.
 //! - `kill`: the write counts as exceeding the limit.
+
+mod last;
+mod storage;
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
 use api::exec::OutputMode;
 
-use crate::spare;
+use last::LastBytes;
+use storage::SpoolStorage;
 
 /// Maximum output that is held in memory. This is enough for most execs, and unused memory costs nothing.
 pub const MEMORY_BYTES: u64 = 64 * 1024;
 
-/// Number of bytes at the end of the output that mode `keep` always retains: the last lines usually show the
-/// result.
-pub const LAST_BYTES: u64 = 32 * 1024;
 /// Number of bytes whose disk blocks mode `block` reserves at a time: the size of one read from a pipe.
 const ASIDE_BYTES: u64 = 256 * 1024;
 
@@ -56,21 +56,11 @@ pub struct Spool {
     floor: u64,
     /// Number of bytes that could not be stored because the disk was full.
     unstored: u64,
-    /// Size of the part of the file whose blocks are reserved (mode `block`).
-    aside: u64,
     /// True if the ring is smaller than requested because the disk was full (mode `block`).
     cramped: bool,
-    /// Offset at which the disk became full, and a ring with the last bytes after it (mode `keep`).
-    last: Option<(u64, Vec<u8>)>,
-    place: SpoolStorage,
-    make_file: fn() -> io::Result<File>,
-}
-
-enum SpoolStorage {
-    Memory(Vec<u8>),
-    File(File),
-    /// The bytes were discarded: nothing below `floor` can be read.
-    Nowhere,
+    /// The last bytes, if the disk became full (mode `keep`).
+    last: Option<LastBytes>,
+    storage: SpoolStorage,
 }
 
 /// Result of a write.
@@ -107,24 +97,9 @@ impl Spool {
             OutputMode::Block => (0, bytes),
             OutputMode::Kill => (bytes, 0),
         };
-        let place = SpoolStorage::Memory(Vec::new());
-        let (written, consumed, sent, floor, unstored, aside) = (0, 0, 0, 0, 0, 0);
-        let (cramped, last) = (false, None);
-        Self {
-            mode,
-            head,
-            tail,
-            written,
-            consumed,
-            sent,
-            floor,
-            unstored,
-            aside,
-            cramped,
-            last,
-            place,
-            make_file,
-        }
+        let (written, consumed, sent, floor, unstored) = (0, 0, 0, 0, 0);
+        let (cramped, last, storage) = (false, None, SpoolStorage::new(make_file));
+        Self { mode, head, tail, written, consumed, sent, floor, unstored, cramped, last, storage }
     }
 
     /// Returns the number of all bytes written so far.
@@ -142,7 +117,7 @@ impl Spool {
 
     /// Returns true if some of the output is on disk.
     pub fn has_file(&self) -> bool {
-        matches!(self.place, SpoolStorage::File(_))
+        self.storage.has_file()
     }
 
     /// Returns the number of bytes that can still be read.
@@ -169,15 +144,11 @@ impl Spool {
             if api::defence::is_off("O-20") {
                 return wanted;
             }
-            let certain = match &self.place {
-                SpoolStorage::Memory(_) => MEMORY_BYTES.saturating_sub(place),
-                SpoolStorage::File(_) => self.aside.saturating_sub(place),
-                SpoolStorage::Nowhere => return wanted,
-            };
+            let Some(certain) = self.storage.certain(place) else { return wanted };
             if wanted == 0 || certain > 0 {
                 return wanted.min(certain);
             }
-            if self.set_aside(place, wanted).is_ok() {
+            if self.storage.set_aside(place, wanted).is_ok() {
                 continue;
             }
             // The disk is full, so shrink the ring to the reserved blocks, which end at `place`. The ring has
@@ -186,26 +157,6 @@ impl Spool {
             self.cramped = true;
             self.consume(self.sent);
         }
-    }
-
-    /// Reserves disk blocks for `bytes` bytes at `place`. If the output is still in memory, moves it to a
-    /// file first.
-    fn set_aside(&mut self, place: u64, bytes: u64) -> io::Result<()> {
-        relieved(|| {
-            if let SpoolStorage::Memory(memory) = &self.place {
-                let file = (self.make_file)()?;
-                file.write_all_at(memory, 0)?;
-                // The bytes just written occupy blocks, even if the following reservation fails.
-                self.aside = memory.len() as u64;
-                self.place = SpoolStorage::File(file);
-            }
-            match &self.place {
-                SpoolStorage::File(file) => allocate(file, place, bytes),
-                SpoolStorage::Memory(_) | SpoolStorage::Nowhere => Err(io::ErrorKind::StorageFull.into()),
-            }
-        })?;
-        self.aside = place + bytes;
-        Ok(())
     }
 
     /// Stores output of the process. If the buffer is full, the result depends on the mode.
@@ -252,8 +203,8 @@ impl Spool {
             self.head_end()
         } else if offset < start {
             return SpoolRead::Gap { to: start };
-        } else if let Some((_, last)) = &self.last {
-            return read_last(last, offset..self.written, buffer);
+        } else if let Some(last) = &self.last {
+            return last.read(offset..self.written, buffer);
         } else {
             // Read up to the point where the ring wraps.
             let place = self.place_of(offset);
@@ -262,14 +213,7 @@ impl Spool {
         let wanted = usize::try_from(end - offset).unwrap_or(usize::MAX).min(buffer.len());
         let place = self.place_of(offset);
         let Some(buffer) = buffer.get_mut(..wanted) else { return SpoolRead::Nothing };
-        let done = match &self.place {
-            SpoolStorage::Memory(bytes) => {
-                let from = usize::try_from(place).unwrap_or(usize::MAX);
-                bytes.get(from..from + wanted).map(|stored| buffer.copy_from_slice(stored)).is_some()
-            }
-            SpoolStorage::File(file) => file.read_exact_at(buffer, place).is_ok(),
-            SpoolStorage::Nowhere => false,
-        };
+        let done = self.storage.read(place, buffer);
         // If the disk cannot be read, report a gap, so that the exec as a whole does not fail.
         if done { SpoolRead::Data(wanted) } else { SpoolRead::Gap { to: end } }
     }
@@ -293,9 +237,7 @@ impl Spool {
 
     /// Discards all retained bytes.
     pub fn forget(&mut self) {
-        if let SpoolStorage::File(file) = std::mem::replace(&mut self.place, SpoolStorage::Nowhere) {
-            spare::give_back(file);
-        }
+        self.storage.discard();
         self.head = 0;
         self.last = None;
         self.floor = self.written;
@@ -309,7 +251,7 @@ impl Spool {
         let start = match self.mode {
             OutputMode::Block => self.consumed,
             OutputMode::Keep | OutputMode::Kill => match &self.last {
-                Some((from, _)) => self.written.saturating_sub(LAST_BYTES).max(*from),
+                Some(last) => last.start(self.written),
                 None => self.written.saturating_sub(self.tail),
             },
         };
@@ -339,10 +281,10 @@ impl Spool {
             if now.is_empty() {
                 break;
             }
-            let stored = self.put(place, now);
+            let stored = self.storage.write(place, now);
             if stored.is_err() && self.mode == OutputMode::Keep {
                 self.head = self.head.min(self.written);
-                self.last = Some((self.written, Vec::new()));
+                self.last = Some(LastBytes::new(self.written));
                 return self.store_last(bytes);
             }
             self.written += now.len() as u64;
@@ -355,44 +297,9 @@ impl Spool {
 
     /// Writes bytes to the ring in memory that holds the last bytes of the output.
     fn store_last(&mut self, bytes: &[u8]) {
-        let Some((_, last)) = &mut self.last else { return };
-        last.resize(LAST_BYTES as usize, 0);
+        let Some(last) = &mut self.last else { return };
         self.written += bytes.len() as u64;
-        let skipped = bytes.len().saturating_sub(LAST_BYTES as usize);
-        let kept = bytes.get(skipped..).unwrap_or_default();
-        let first = ((self.written - kept.len() as u64) % LAST_BYTES) as usize;
-        let (now, later) = kept.split_at(kept.len().min(LAST_BYTES as usize - first));
-        for (from, part) in [(first, now), (0, later)] {
-            if let Some(to) = last.get_mut(from..from + part.len()) {
-                to.copy_from_slice(part);
-            }
-        }
-    }
-
-    fn put(&mut self, place: u64, bytes: &[u8]) -> io::Result<()> {
-        if let SpoolStorage::Memory(memory) = &mut self.place {
-            let from = usize::try_from(place).unwrap_or(usize::MAX);
-            if place + bytes.len() as u64 <= MEMORY_BYTES {
-                let end = from + bytes.len();
-                if memory.len() < end {
-                    memory.resize(end, 0);
-                }
-                if let Some(to) = memory.get_mut(from..end) {
-                    to.copy_from_slice(bytes);
-                }
-                return Ok(());
-            }
-            let file = relieved(|| {
-                let file = (self.make_file)()?;
-                file.write_all_at(memory, 0)?;
-                Ok(file)
-            })?;
-            self.place = SpoolStorage::File(file);
-        }
-        match &self.place {
-            SpoolStorage::File(file) => relieved(|| file.write_all_at(bytes, place)),
-            SpoolStorage::Memory(_) | SpoolStorage::Nowhere => Err(io::ErrorKind::StorageFull.into()),
-        }
+        last.write(bytes, self.written);
     }
 
     /// Records that the last `count` bytes could not be stored: the head ends before them, and the tail
@@ -401,41 +308,6 @@ impl Spool {
         self.head = self.head.min(self.written - count);
         self.floor = self.written;
         self.unstored += count;
-    }
-}
-
-/// Performs an operation. If it fails, discards the output of an ended exec and tries again, as long as there
-/// is such output.
-fn relieved<T>(mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match act() {
-            Err(_) if spare::relieve() => {}
-            done => return done,
-        }
-    }
-}
-
-/// Reserves blocks of a file with `fallocate`, or by writing zeros if that is not supported.
-fn allocate(file: &File, place: u64, bytes: u64) -> io::Result<()> {
-    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), place, bytes) {
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
-            file.write_all_at(&vec![0; usize::try_from(bytes).unwrap_or(0)], place)
-        }
-        done => Ok(done?),
-    }
-}
-
-/// Reads from the ring of last bytes, up to the point where it wraps.
-fn read_last(last: &[u8], offsets: std::ops::Range<u64>, buffer: &mut [u8]) -> SpoolRead {
-    let place = (offsets.start % LAST_BYTES) as usize;
-    let there = usize::try_from(offsets.end - offsets.start).unwrap_or(usize::MAX);
-    let count = there.min(last.len().saturating_sub(place)).min(buffer.len());
-    match (buffer.get_mut(..count), last.get(place..place + count)) {
-        (Some(to), Some(from)) if count > 0 => {
-            to.copy_from_slice(from);
-            SpoolRead::Data(count)
-        }
-        _ => SpoolRead::Gap { to: offsets.end },
     }
 }
 

@@ -34,7 +34,7 @@ use rustix::process::{Pid, WaitOptions};
 
 use crate::init::{self, ConnectMethod};
 use crate::launch::Purpose;
-use crate::launch::done;
+use crate::syscall::done;
 
 pub use cgroup::Entrances;
 

@@ -7,27 +7,32 @@
 //!
 //! The guest of a sandbox writes datasets as the user who runs code, and verifies their hashes before they
 //! become visible.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `upload` | the upload of a dataset |
+//! | `placement` | the placement of datasets in a sandbox |
 
-use std::collections::BTreeMap;
+mod placement;
+mod upload;
+
 use std::path::Path as FsPath;
 use std::sync::Arc;
-use std::time::Duration;
 
 use api::dataset::{DATASET_BYTES_MAX, DATASETS_MAX, Dataset, check_name};
-use api::files::{FileAsk, FilePath, Hashing};
-use api::{Ran, limits};
-use bytes::Bytes;
+use api::limits;
 use futures_util::StreamExt as _;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::Mutex;
 
-use guest_client::files::{Files, worked};
-use guest_client::sandbox::Sandbox;
 use host::error::Error;
 use host::ledger::Ledger;
-use host::objects::{Incoming, LedgerScope, Objects, Outgoing, is_full, key};
-use host::{clock, machine};
+use host::machine;
+use host::objects::{LedgerScope, Objects, key};
+pub(crate) use placement::Placed;
+pub use upload::Putting;
+use upload::full;
 
 const POINTER: &str = "dataset.json";
 
@@ -39,30 +44,11 @@ pub struct Datasets {
     counting: Mutex<()>,
 }
 
-/// An upload of a dataset in progress. Dropping this value leaves an existing dataset unchanged.
-pub struct Putting<'a> {
-    datasets: &'a Datasets,
-    project: String,
-    name: String,
-    object: String,
-    sha256: Option<String>,
-    incoming: Incoming,
-}
-
 /// Metadata of a dataset, and the name of the object that holds its content.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Pointer {
     dataset: Dataset,
     object: String,
-}
-
-/// A dataset and its path in a sandbox.
-#[derive(Clone, Debug)]
-pub(crate) struct Placed {
-    project: String,
-    path: FilePath,
-    key: Path,
-    dataset: Dataset,
 }
 
 impl Datasets {
@@ -119,60 +105,6 @@ impl Datasets {
         self.objects.remove_below(&key([project, name]), None).await
     }
 
-    /// Returns the datasets for a sandbox. Fails if any of them does not exist.
-    pub(crate) async fn resolve(
-        &self,
-        project: &str,
-        places: &BTreeMap<String, String>,
-    ) -> Result<Vec<Placed>, Error> {
-        let mut placed = Vec::new();
-        for (path, name) in places {
-            check_name(name).map_err(Error::Request)?;
-            let path = FilePath::new(path.as_bytes()).map_err(Error::Request)?;
-            let pointer = self.pointer(project, name).await?;
-            let Pointer { dataset, object } = pointer.ok_or_else(|| Error::Request(missing(name)))?;
-            let key = key([project, name, &object]);
-            placed.push(Placed { project: project.to_owned(), path, key, dataset });
-        }
-        Ok(placed)
-    }
-
-    /// Copies datasets into a sandbox that was just started. If copying fails, removes the sandbox. If the
-    /// startup is abandoned in the meantime, returns the sandbox at once.
-    pub(crate) async fn put_in(
-        &self,
-        sandbox: Sandbox,
-        disk_bytes: u64,
-        placed: &[Placed],
-        mut unwanted: watch::Receiver<bool>,
-    ) -> Result<Sandbox, Error> {
-        if placed.is_empty() {
-            return Ok(sandbox);
-        }
-        let within = worked(placed.iter().map(|one| one.dataset.size_bytes).sum());
-        let files = sandbox.files(disk_bytes);
-        let put = async {
-            for one in placed {
-                self.put_one(&files, one).await?;
-            }
-            Ok(())
-        };
-        let put = tokio::select! {
-            put = tokio::time::timeout(within, put) => {
-                put.unwrap_or(Err(Error::Deadline { what: "copying datasets into the sandbox", after: within }))
-            }
-            // `Ok` does not match a closed channel, so the copy continues if the sender is gone.
-            Ok(_) = unwanted.wait_for(|unwanted| *unwanted) => Ok(()),
-        };
-        match put {
-            Ok(()) => Ok(sandbox),
-            Err(error) => {
-                sandbox.stop(Duration::ZERO).await?;
-                Err(error)
-            }
-        }
-    }
-
     /// Removes contents that no dataset references. Killed servers and disconnected clients leave such
     /// contents behind.
     pub(crate) async fn tidy(&self) -> Result<(), Error> {
@@ -201,37 +133,6 @@ impl Datasets {
         Ok(())
     }
 
-    async fn put_one(&self, files: &Files, placed: &Placed) -> Result<(), Error> {
-        let name = &placed.dataset.name;
-        let (sha256, mut outgoing) = self.contents(placed).await?;
-        let sha256 = Some(sha256);
-        let (path, digest) = (placed.path.clone(), Hashing::Sha256);
-        let ask = FileAsk::Write { path, offset: None, mode: None, sha256, digest };
-        let told = |error: Error| {
-            let Error::Guest(error) = error else { return error };
-            let message = format!("cannot copy dataset {name:?} into the sandbox: {}", error.message);
-            Error::Request(api::Error { message, ran: Ran::No, ..error })
-        };
-        let mut writing = files.write(ask).await.map_err(told)?;
-        while let Some(bytes) = outgoing.next().await? {
-            writing.push(bytes).await.map_err(told)?;
-        }
-        writing.finish().await.map(drop).map_err(told)
-    }
-
-    /// Returns the hash and the content of a dataset. If the dataset was replaced after the request, returns
-    /// the hash and the content of the new dataset.
-    async fn contents(&self, placed: &Placed) -> Result<(String, Outgoing), Error> {
-        let name = &placed.dataset.name;
-        if let Some(outgoing) = self.objects.read(&placed.key).await? {
-            return Ok((placed.dataset.sha256.clone(), outgoing));
-        }
-        let gone = || Error::Request(missing(name));
-        let Pointer { dataset, object } = self.pointer(&placed.project, name).await?.ok_or_else(gone)?;
-        let outgoing = self.objects.read(&key([&*placed.project, &**name, &*object])).await?;
-        Ok((dataset.sha256, outgoing.ok_or_else(gone)?))
-    }
-
     async fn pointer(&self, project: &str, name: &str) -> Result<Option<Pointer>, Error> {
         Ok(self.objects.json(&key([project, name, POINTER])).await?.map(|(pointer, _)| pointer))
     }
@@ -248,66 +149,11 @@ impl Datasets {
     }
 }
 
-impl Putting<'_> {
-    /// Appends bytes.
-    ///
-    /// # Errors
-    /// The dataset is too large, the quota is exceeded, or the disk is full.
-    pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
-        let size = self.incoming.size_bytes().saturating_add(bytes.len() as u64);
-        if size > DATASET_BYTES_MAX {
-            return Err(Error::Request(limits::exceeded(
-                "the size of the dataset in bytes",
-                size,
-                DATASET_BYTES_MAX,
-            )));
-        }
-        self.incoming.push(bytes).await.map_err(full)
-    }
-
-    /// Completes the upload and replaces an existing dataset atomically.
-    ///
-    /// # Errors
-    /// See [`Putting::push`]. In addition, fails if the hash differs from the announced hash.
-    pub async fn finish(self) -> Result<Dataset, Error> {
-        let (size_bytes, sha256) = (self.incoming.size_bytes(), self.incoming.sha256());
-        if self.sha256.as_ref().is_some_and(|promised| *promised != sha256) {
-            return Err(Error::Request(api::Error::invalid(
-                "the received bytes do not match content-digest",
-                "Send the dataset again. If the error persists, check that no proxy changes the bytes.",
-            )));
-        }
-        let _counting = self.datasets.counting.lock().await;
-        self.datasets.check_count(&self.project, &self.name).await?;
-        let Self { datasets, project, name, object, incoming, .. } = self;
-        incoming.finish().await.map_err(full)?;
-        let dataset = Dataset { name: name.clone(), size_bytes, sha256, created_at_ms: clock::wall_ms() };
-        let pointer = Pointer { dataset: dataset.clone(), object: object.clone() };
-        let own = key([&*project, &*name, &*object]);
-        if let Err(error) = datasets.objects.put_json(&key([&*project, &*name, POINTER]), &pointer).await {
-            datasets.objects.remove(&own).await?;
-            return Err(full(error));
-        }
-        // The previous content is now unreferenced.
-        datasets.remove_others(&project, &name, Some(&object)).await?;
-        Ok(dataset)
-    }
-}
-
 fn missing(name: &str) -> api::Error {
     api::Error {
         fix: "Use an existing dataset, or upload this dataset first.".into(),
         ..api::Error::not_found(format!("there is no dataset {name:?}"))
     }
-}
-
-fn no_room() -> Error {
-    let why = "the remaining disk space is reserved".into();
-    Error::Runtime(runtime::Error::Capacity { what: "the dataset", why })
-}
-
-fn full(error: Error) -> Error {
-    if is_full(&error) { no_room() } else { error }
 }
 
 fn random_name() -> Result<String, Error> {
@@ -317,8 +163,12 @@ fn random_name() -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::BTreeMap;
+
     use api::ErrorCode;
+    use bytes::Bytes;
+
+    use super::*;
 
     fn datasets() -> (tempfile::TempDir, Datasets) {
         let data = tempfile::tempdir().unwrap();

@@ -14,10 +14,22 @@
 //!
 //! A record is replaced atomically. If the disk is too full for that, the file is overwritten in place, which
 //! needs no new space: each record has spare space, so that the end of a sandbox can always be recorded.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `record` | the journal entry of one sandbox |
+//! | `ports` | access to the ports of a sandbox, which is part of its record |
+//! | `packages` | the packages that each sandbox received |
+//! | `inventory` | the sandboxes and layers of a journal, read while no server is running |
 
+mod inventory;
 mod packages;
+mod ports;
+mod record;
+#[cfg(test)]
+mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -25,15 +37,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use api::SandboxId;
-use api::policy::Policy;
-use api::ports::PUBLIC_MAX;
-use api::sandbox::Sandbox;
-use host::clock;
 use host::error::Error;
-use serde::{Deserialize, Serialize};
-use template::{InUse, Posture};
 
-use crate::token::{self, Token};
+pub use inventory::{in_use, kept};
+pub use ports::Ports;
+pub use record::{AutoResume, SandboxRecord};
 
 /// Minimum spare space in a record in bytes: enough to add an end reason and an error message.
 const SPARE_BYTES: usize = 2048;
@@ -49,149 +57,6 @@ const COPY: &str = "copy";
 const ASIDE: &str = "damaged";
 /// Block size of the file system. The size of a record is a multiple of it.
 const BLOCK_BYTES: usize = 4096;
-
-/// The journal entry of one sandbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SandboxRecord {
-    /// The sandbox as clients see it.
-    pub sandbox: Sandbox,
-    /// Name of the runtime that runs the sandbox.
-    pub runtime: String,
-    /// Keys of the sandbox's layers, which are in use as long as this record exists.
-    pub layers: Vec<String>,
-    /// Environment variables from the template, as it was when the sandbox was created, and from the request.
-    pub env: BTreeMap<String, String>,
-    /// Working directory of the template when the sandbox was created.
-    pub cwd: Option<String>,
-    /// Modules that the interpreter imports when it starts, from the template when the sandbox was created.
-    /// Empty in records from releases without an interpreter.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub imports: Vec<String>,
-    /// Posture that decides how much of its root file system the sandbox may change.
-    #[serde(default, skip_serializing_if = "Posture::is_default")]
-    pub posture: Posture,
-    /// True if commands may run as root of the sandbox's own user namespace.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub rooted: bool,
-    /// True if the sandbox was pre-warmed and has not been claimed yet.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub pooled: bool,
-    /// Settings that decide which requests resume the sandbox while it is paused.
-    #[serde(default)]
-    pub auto_resume: AutoResume,
-    /// Boot ID of the machine when the sandbox was created.
-    pub boot: String,
-    /// End of the sandbox's time to live, in milliseconds since the boot with the ID `boot`.
-    pub expires_boot_ms: u64,
-    /// Initial policy of the sandbox. A missing policy, as in records from earlier releases, denies
-    /// everything.
-    #[serde(default)]
-    pub first_policy: Policy,
-    /// Access to the sandbox's ports. Records from releases without ports have no tokens.
-    #[serde(default)]
-    pub ports: Ports,
-}
-
-/// Settings that decide which requests resume a paused sandbox. Explicit resume requests always do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AutoResume {
-    /// True if requests to ports and requests through the E2B API resume the sandbox. Requests through the
-    /// native API always resume it.
-    pub enabled: bool,
-    /// Minimum time to live in milliseconds after such a request has resumed the sandbox.
-    pub ttl_min_ms: u64,
-}
-
-impl Default for AutoResume {
-    fn default() -> Self {
-        Self { enabled: true, ttl_min_ms: 0 }
-    }
-}
-
-/// Access to the ports of a sandbox.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ports {
-    /// Token that gives access to all ports.
-    pub token: Token<token::AllPorts>,
-    /// Token that gives access to the agent to which E2B's SDKs connect. Missing in records from earlier
-    /// releases.
-    #[serde(default)]
-    pub agent: Token<token::Agent>,
-    /// Token that E2B's SDKs send to ports and contexts. Missing in records from earlier releases.
-    #[serde(default)]
-    pub traffic: Token<token::Traffic>,
-    /// Public ports, which need no token.
-    pub public: BTreeSet<u16>,
-    /// True if all ports are public.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub all_public: bool,
-}
-
-impl SandboxRecord {
-    /// Returns the runtime profile of the sandbox.
-    pub fn profile(&self) -> runtime::Profile {
-        if self.rooted { runtime::Profile::Rooted } else { self.posture.profile() }
-    }
-
-    /// Sets the time to live, counted from now.
-    pub(crate) fn expire_in(&mut self, ttl: Duration) {
-        let ttl_ms = clock::millis(ttl);
-        self.sandbox.limits.ttl_ms = ttl_ms;
-        self.expires_boot_ms = clock::boot_ms().saturating_add(ttl_ms);
-    }
-}
-
-impl Ports {
-    /// Returns true if a port is public.
-    pub fn is_public(&self, port: u16) -> bool {
-        self.all_public || self.public.contains(&port)
-    }
-
-    /// Makes a port public or private.
-    ///
-    /// # Errors
-    /// The sandbox already has [`PUBLIC_MAX`] public ports.
-    pub(crate) fn publish(&mut self, port: u16, public: bool) -> Result<(), Error> {
-        if !public {
-            self.public.remove(&port);
-        } else if self.public.len() < PUBLIC_MAX || self.public.contains(&port) {
-            self.public.insert(port);
-        } else {
-            return Err(too_many_public());
-        }
-        Ok(())
-    }
-
-    /// Creates access settings with fresh tokens and no public ports.
-    ///
-    /// # Errors
-    /// The kernel's random number generator is unavailable.
-    pub fn fresh() -> Result<Self, Error> {
-        Self::default().with_all_tokens()
-    }
-
-    /// Creates a fresh token for each missing token.
-    ///
-    /// # Errors
-    /// The kernel's random number generator is unavailable.
-    pub fn with_all_tokens(mut self) -> Result<Self, Error> {
-        if self.token.is_empty() {
-            self.token = Token::fresh()?;
-        }
-        if self.agent.is_empty() {
-            self.agent = Token::fresh()?;
-        }
-        if self.traffic.is_empty() {
-            self.traffic = Token::fresh()?;
-        }
-        Ok(self)
-    }
-
-    /// Returns true if no token is missing.
-    pub fn has_all_tokens(&self) -> bool {
-        !(self.token.is_empty() || self.agent.is_empty() || self.traffic.is_empty())
-    }
-}
 
 /// The records of one data directory.
 #[derive(Debug)]
@@ -354,54 +219,6 @@ impl Journal {
     }
 }
 
-fn too_many_public() -> Error {
-    Error::Request(api::Error {
-        code: api::ErrorCode::LimitExceeded,
-        message: format!("the sandbox already has {PUBLIC_MAX} public ports, the maximum"),
-        layer: api::Layer::UserCode,
-        ran: api::Ran::No,
-        retry: api::Retry::Useless,
-        fix: "Close one of the public ports first.".into(),
-    })
-}
-
-/// Returns the sandboxes in the journal of a data directory, even while no server is running.
-///
-/// # Errors
-/// The directory cannot be read.
-pub fn kept(data: &Path) -> Result<Vec<SandboxId>, Error> {
-    let directory = data.join("node");
-    Ok(named(&directory, RECORD)?.into_iter().chain(lost(&directory)?).collect())
-}
-
-/// Returns the sandboxes in the journal of a data directory, and their layers.
-///
-/// # Errors
-/// The directory cannot be read.
-pub fn in_use(data: &Path) -> Result<InUse, Error> {
-    Ok(InUse { sandboxes: kept(data)?, layers: layers_in_use(data)? })
-}
-
-/// Returns the layers of all recorded sandboxes, or `None` if a record is lost or cannot be parsed.
-fn layers_in_use(data: &Path) -> Result<Option<Vec<String>>, Error> {
-    #[derive(Deserialize)]
-    struct Layers {
-        layers: Vec<String>,
-    }
-    let directory = data.join("node");
-    // The layers of a sandbox whose record is lost are unknown.
-    if lost(&directory)?.iter().any(|id| data.join("sandboxes").join(id.as_str()).exists()) {
-        return Ok(None);
-    }
-    let mut layers = Vec::new();
-    for id in named(&directory, RECORD)? {
-        let Ok(text) = fs::read(directory.join(format!("{id}.json"))) else { continue };
-        let Ok(record) = serde_json::from_slice::<Layers>(&text) else { return Ok(None) };
-        layers.extend(record.layers);
-    }
-    Ok(Some(layers))
-}
-
 fn lost(directory: &Path) -> Result<BTreeSet<SandboxId>, Error> {
     let known: BTreeSet<_> = named(directory, RECORD)?.into_iter().collect();
     Ok(named(directory, ASIDE)?.into_iter().filter(|id| !known.contains(id)).collect())
@@ -447,119 +264,4 @@ fn overwrite(path: &Path, mut text: Vec<u8>, length: usize) -> io::Result<()> {
 
 fn failed<'a>(act: &'a str, path: &'a Path) -> impl FnOnce(io::Error) -> Error + use<'a> {
     move |source| Error::System { act: format!("{act} {}", path.display()), source }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use api::sandbox::{EndReason, SandboxState};
-
-    pub fn record(id: &str) -> SandboxRecord {
-        SandboxRecord {
-            sandbox: Sandbox::asked(
-                id.parse().unwrap(),
-                "p",
-                &api::sandbox::CreateSandbox::default(),
-                &Default::default(),
-                1,
-            ),
-            runtime: "sim".into(),
-            layers: vec!["a".repeat(64)],
-            env: BTreeMap::new(),
-            cwd: None,
-            imports: vec!["json".into()],
-            posture: Posture::Run,
-            rooted: false,
-            pooled: false,
-            auto_resume: AutoResume::default(),
-            boot: "b".into(),
-            expires_boot_ms: 5,
-            first_policy: Policy::default(),
-            ports: Ports::fresh().unwrap(),
-        }
-    }
-
-    #[test]
-    fn a_record_that_cannot_be_read_is_read_from_its_copy_and_else_set_aside() {
-        // Covers attack L-13.
-        let data = tempfile::tempdir().unwrap();
-        let journal = Journal::open(data.path()).unwrap();
-        let at = |name: &str| data.path().join("node").join(name);
-        for id in ["a", "b", "c", "d"] {
-            journal.save(&record(id)).unwrap();
-        }
-        fs::write(at("b.json"), "{").unwrap();
-        fs::write(at("c.json"), "{").unwrap();
-        fs::write(at("c.copy"), "{").unwrap();
-        fs::remove_file(at("d.json")).unwrap();
-        fs::write(at("e.json.part"), "{").unwrap();
-        assert_eq!(
-            layers_in_use(data.path()).unwrap(),
-            None,
-            "who cannot read everything cannot say what is free"
-        );
-        let ids: Vec<_> = journal.load().unwrap().iter().map(|one| one.sandbox.id.to_string()).collect();
-        assert_eq!(ids, ["a", "b", "d"]);
-        assert_eq!(fs::read(at("b.damaged")).unwrap(), b"{");
-        assert_eq!(fs::read(at("c.damaged")).unwrap(), b"{");
-        assert_eq!(journal.lost().unwrap(), BTreeSet::from(["c".parse().unwrap()]));
-        assert!(at("b.json").exists() && !at("c.json").exists() && !at("c.copy").exists());
-        assert_eq!(layers_in_use(data.path()).unwrap().unwrap().len(), 3, "nothing is left of c");
-        fs::create_dir_all(data.path().join("sandboxes/c")).unwrap();
-        assert_eq!(layers_in_use(data.path()).unwrap(), None, "c may be alive");
-        journal.tidy(|_| false).unwrap();
-        assert!(at("c.damaged").exists(), "it is kept for a week");
-        let old = std::time::SystemTime::now() - 2 * ASIDE_FOR;
-        File::options().write(true).open(at("c.damaged")).unwrap().set_modified(old).unwrap();
-        journal.tidy(|_| true).unwrap();
-        assert!(at("c.damaged").exists(), "and for as long as its sandbox is there");
-        journal.tidy(|_| false).unwrap();
-        assert!(!at("c.damaged").exists());
-        journal.remove(&"a".parse().unwrap()).unwrap();
-        journal.remove(&"a".parse().unwrap()).unwrap();
-        assert!(!at("a.copy").exists());
-    }
-
-    #[test]
-    fn a_record_of_a_release_without_ports_has_no_token_that_opens_anything() {
-        let mut old = serde_json::to_value(record("a")).unwrap();
-        old.as_object_mut().unwrap().remove("ports");
-        old.as_object_mut().unwrap().remove("imports");
-        let read: SandboxRecord = serde_json::from_value(old).unwrap();
-        assert_eq!(read.ports, Ports::default());
-        assert!(read.imports.is_empty());
-        let ports = Ports::fresh().unwrap();
-        assert!(ports.has_all_tokens());
-        let kept = Ports { agent: Token::default(), ..ports.clone() }.with_all_tokens().unwrap();
-        assert!(kept.token == ports.token && kept.has_all_tokens() && kept.agent != ports.agent);
-    }
-
-    #[test]
-    fn a_data_directory_has_one_server() {
-        // Covers attack L-06.
-        let data = tempfile::tempdir().unwrap();
-        let first = Journal::open(data.path()).unwrap();
-        let second = Journal::open(data.path()).unwrap_err().to_api();
-        assert_eq!(second.code, api::ErrorCode::Conflict);
-        drop(first);
-        Journal::open(data.path()).unwrap();
-    }
-
-    #[test]
-    fn an_end_fits_into_the_record_that_is_there() {
-        let data = tempfile::tempdir().unwrap();
-        let journal = Journal::open(data.path()).unwrap();
-        let mut record = record("a");
-        journal.save(&record).unwrap();
-        let path = journal.path(&record.sandbox.id);
-        let before = fs::metadata(&path).unwrap().len();
-        record.sandbox.state = SandboxState::Lost;
-        record.sandbox.reason = Some(EndReason::Died);
-        record.sandbox.ended_at_ms = Some(u64::MAX);
-        let text = serde_json::to_vec(&record).unwrap();
-        let length = text.len();
-        overwrite(&path, text, length).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().len(), before);
-        assert_eq!(journal.load().unwrap(), [record]);
-    }
 }

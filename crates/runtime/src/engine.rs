@@ -5,6 +5,8 @@
 //! | [`place`] | an engine's address, and the errors for an engine that cannot be reached |
 //! | [`facts`] | the capabilities that an engine reports |
 //! | [`container`] | the container configuration of one sandbox |
+//! | [`creation`] | the creation of a sandbox's container |
+//! | [`end`] | waiting for the end of a container, and its removal |
 //! | [`image`] | sealed images: root file systems that contain the guest |
 //! | [`known`] | the image ID that is recorded for each image name |
 //! | [`channel`] | the channel to the guest, carried by the streams of an exec |
@@ -23,6 +25,8 @@
 
 pub(crate) mod channel;
 pub(crate) mod container;
+mod creation;
+mod end;
 mod facts;
 mod image;
 mod known;
@@ -38,10 +42,9 @@ use api::SandboxId;
 use api::limits::Limits;
 use api::posture::Posture;
 use bollard::Docker;
-use bollard::models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum as Status};
+use bollard::models::{ContainerInspectResponse, ContainerState};
 use bollard::query_parameters::{
-    CreateContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder,
-    StatsOptionsBuilder, StopContainerOptionsBuilder, WaitContainerOptionsBuilder,
+    ListContainersOptionsBuilder, StatsOptionsBuilder, StopContainerOptionsBuilder,
 };
 use futures_util::StreamExt as _;
 use tokio::net::UnixStream;
@@ -55,20 +58,14 @@ pub use place::{EngineEndpoint, EngineKind};
 use crate::written::{self, BackendRecords, owner};
 use crate::{
     Error, Exit, Inspect, Listed, Pausing, Profile, Properties, Runtime, Spec, Tier, Usage, files,
-    memory_disks, seccomp,
+    memory_disks,
 };
-use container::Dialect;
 
 /// Delay between attempts to reach an engine. An engine that restarts is unavailable for a few seconds.
 const AGAIN: Duration = Duration::from_millis(200);
 /// Maximum delay between attempts to make process 1 connect. Each attempt runs a process in the sandbox,
 /// which fails while the sandbox is at its process limit.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Timeout for the removal of a container, regardless of which process requested the removal.
-const REMOVED_WITHIN: Duration = Duration::from_secs(30);
-/// Maximum duration of one wait request. A longer wait is split into several requests, because a connection
-/// without any traffic may be dead.
-const WAIT_PIECE: Duration = Duration::from_secs(60);
 /// HTTP status that an engine returns for an object that does not exist.
 const NOT_FOUND: u16 = 404;
 /// HTTP status that an engine returns for a conflict, for example a concurrent removal.
@@ -153,116 +150,6 @@ impl Engine {
 
     async fn state(&self, id: &SandboxId) -> Result<Option<ContainerState>, Error> {
         Ok(self.inspect(id).await?.map(|found| found.state.unwrap_or_default()))
-    }
-
-    async fn make(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
-        let (docker, facts) = self.reach().await?;
-        facts.check(spec)?;
-        let image = self.sealed(docker, &spec.image, &spec.guest).await?;
-        let labels = container::labels(id, &self.shared.owner);
-        let body = container::body(spec, image, &self.dialect(facts, id)?, labels);
-        // Record the sandbox first, because from here on its container may exist.
-        self.shared.written.make(id, &self.shared.place.address)?;
-        let name = CreateContainerOptionsBuilder::new().name(&container::name(id)).build();
-        match docker.create_container(Some(name), body).await {
-            Ok(_) => {}
-            // A container that belongs to a different data directory has this name. It must not be removed.
-            Err(error) if status(&error) == Some(CONFLICT) => return Err(Error::Exists(id.clone())),
-            Err(error) => return Err(self.failed("create a container", error)),
-        }
-        let started = docker.start_container(&container::name(id), None).await;
-        started.map_err(|error| self.failed("start a container", error))
-    }
-
-    /// Returns the engine-specific settings for this sandbox.
-    fn dialect(&self, facts: &Facts, id: &SandboxId) -> Result<Dialect, Error> {
-        if !facts.is_podman {
-            return Ok(Dialect::Docker);
-        }
-        if !self.shared.place.is_local() {
-            return Err(Error::Unsupported {
-                what: "the system call filter",
-                why: "Podman reads the filter from a file on its own machine, which is not this machine; use Docker on that machine, or run Bellglass there".into(),
-            });
-        }
-        let filter = self.shared.written.home().with_file_name("seccomp.json");
-        // Several starts may run concurrently, even in different processes, so each writes its own temporary
-        // file.
-        let draft = format!("{}-{:?}", std::process::id(), std::thread::current().id());
-        files::replace_by(&filter, &seccomp::filter(Tier::Container).to_string(), &draft)?;
-        // Each sandbox has its own hosts file, because sandboxes that share a file could watch it and
-        // communicate through locks on it.
-        let hosts = match api::defence::is_off("X-20") {
-            true => self.shared.written.home().with_file_name("hosts"),
-            false => self.shared.written.directory(id).join("hosts"),
-        };
-        files::replace_by(&hosts, container::HOSTS, &draft)?;
-        files::set_mode(&hosts, 0o644)?;
-        Ok(Dialect::Podman { filter, hosts })
-    }
-
-    /// Removes the container, regardless of its state, and then the record.
-    async fn teardown(&self, id: &SandboxId) -> Result<(), Error> {
-        self.shared.written.teardown(id, self.remove_container(id)).await
-    }
-
-    async fn remove_container(&self, id: &SandboxId) -> Result<(), Error> {
-        let docker = self.docker().await?;
-        let deadline = Instant::now() + REMOVED_WITHIN;
-        loop {
-            // A container that belongs to a different data directory may have the same name. It is not
-            // removed.
-            let found = self.inspect(id).await?;
-            let Some(found) = found.filter(|found| container::is_of(found, &self.shared.owner)) else {
-                return Ok(());
-            };
-            if found.state.as_ref().is_some_and(pause::is_paused) {
-                // Some engines cannot kill a paused container.
-                let _ = docker.unpause_container(&container::name(id)).await;
-            }
-            let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
-            match docker.remove_container(&container::name(id), Some(options)).await {
-                Ok(()) => {}
-                // The container is already gone, or is being removed concurrently.
-                Err(error) if matches!(status(&error), Some(NOT_FOUND | CONFLICT)) => {}
-                Err(error) => return Err(self.failed("remove a container", error)),
-            }
-            if Instant::now() >= deadline {
-                return Err(Error::Deadline { what: "removing a container", after: REMOVED_WITHIN });
-            }
-            tokio::time::sleep(AGAIN / 10).await;
-        }
-    }
-
-    /// Returns true if the engine has a sandbox's container. Retries until the engine responds.
-    async fn is_known(&self, id: &SandboxId) -> bool {
-        loop {
-            match self.state(id).await {
-                Ok(state) => return state.is_some_and(|state| state.status != Some(Status::REMOVING)),
-                Err(_) => tokio::time::sleep(AGAIN).await,
-            }
-        }
-    }
-
-    /// Waits until an existing container has ended, even if the engine becomes unavailable in the meantime.
-    async fn await_end(&self, id: &SandboxId) -> Exit {
-        loop {
-            match self.state(id).await {
-                Ok(None) => return Exit::Unknown,
-                Ok(Some(state)) if is_over(&state) => return exit(&state),
-                Ok(Some(_)) => self.await_piece(id).await,
-                Err(_) => {}
-            }
-            tokio::time::sleep(AGAIN).await;
-        }
-    }
-
-    /// Waits until the container has ended, for at most the duration of one wait request.
-    async fn await_piece(&self, id: &SandboxId) {
-        let Ok(docker) = self.docker().await else { return };
-        let options = WaitContainerOptionsBuilder::new().condition("not-running").build();
-        let mut waiting = std::pin::pin!(docker.wait_container(&container::name(id), Some(options)));
-        let _ = tokio::time::timeout(WAIT_PIECE, waiting.next()).await;
     }
 }
 
@@ -424,22 +311,6 @@ impl Inspect for Engine {
 
     async fn lacks(&self) -> Result<Vec<String>, Error> {
         Ok(self.facts().await?.lacks())
-    }
-}
-
-/// Returns true if no process of a container is running or will ever run.
-fn is_over(state: &ContainerState) -> bool {
-    matches!(state.status, Some(Status::EXITED | Status::DEAD | Status::REMOVING))
-}
-
-/// Returns how process 1 ended. Engines report exit codes and signals as one number, and the guest uses no
-/// exit codes above 128. The number is also 0 until the engine knows the outcome, so 0 is reported as
-/// unknown.
-fn exit(state: &ContainerState) -> Exit {
-    match state.exit_code.and_then(|code| i32::try_from(code).ok()) {
-        Some(code @ 1..=127) => Exit::Exited(code),
-        Some(code @ 129..=192) => Exit::Signaled(code - 128),
-        _ => Exit::Unknown,
     }
 }
 

@@ -6,6 +6,7 @@ use api::{ContextId, Error, ExecId};
 use axum::extract::{FromRequestParts, Path as AxumPath, Query as AxumQuery};
 use axum::http::request::Parts;
 use node::machine::random;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
@@ -16,6 +17,14 @@ pub struct Idempotency(pub Option<String>);
 
 /// Path parameters. Like axum's extractor, but rejects invalid parameters with an API error.
 pub struct Path<T>(pub T);
+
+/// Path of the routes of one sandbox.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct SandboxPath {
+    /// Sandbox ID or name
+    pub sandbox: String,
+}
 
 /// Query parameters. Like axum's extractor, but rejects invalid parameters with an API error.
 pub struct Query<T>(pub T);

@@ -328,3 +328,6 @@ fn answered(answer: Result<Response, std::convert::Infallible>) -> Response {
         Err(never) => match never {},
     }
 }
+
+#[cfg(test)]
+mod fuzz;

@@ -49,7 +49,9 @@ const ROOT: Shape = Shape(&[("type", None), ("diff_ids", None)]);
 
 /// Rejects a document that two readers could interpret differently. The error names the key.
 pub(super) fn check(text: &[u8], shape: &'static Shape) -> Result<(), serde_json::Error> {
-    let mut reader = serde_json::Deserializer::from_slice(text);
+    // Go replaces bytes that are not UTF-8. `serde_json` accepts them in values that it ignores.
+    let text = std::str::from_utf8(text).map_err(serde_json::Error::custom)?;
+    let mut reader = serde_json::Deserializer::from_str(text);
     Check(Some(shape)).deserialize(&mut reader)?;
     reader.end()
 }
@@ -151,6 +153,11 @@ mod tests {
             check(text.as_bytes(), &INDEX).unwrap_err();
         }
         check(br#"{"config":{"Env":[],"env":["PATH=/x"]}}"#, &CONFIGURATION).unwrap_err();
+    }
+
+    #[test]
+    fn a_document_that_is_not_utf8_is_refused_even_if_the_value_is_ignored() {
+        check(b"{\"config\":{\"x\":\"\xcf\"}}", &CONFIGURATION).unwrap_err();
     }
 
     #[test]

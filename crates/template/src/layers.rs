@@ -10,6 +10,9 @@
 //! exclusive lock. While it holds that lock, every incomplete layer is orphaned, and no process is about to
 //! save a template that references an unused layer.
 
+mod making;
+mod removal;
+
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -17,14 +20,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::SandboxId;
-use api::layer::{LAYERS_MAX, LayerReport};
+use api::layer::LAYERS_MAX;
 use host::error::Error;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{Store, Template, cache, failed, mounts};
+use crate::failed;
+
+pub(crate) use making::Making;
+pub(crate) use removal::remove;
+pub use removal::{InUse, tidy};
 
 /// Version prefixes of layer keys. Increase the number when unpacking changes, so that layers that were
 /// unpacked differently are not reused.
@@ -34,8 +41,6 @@ const TOP_FORM: &str = "top 1";
 const EMPTY: &str = "empty";
 /// Mode of directories that build processes may traverse but not list.
 const WALKED: u32 = 0o711;
-/// Mode of complete layers. Their files belong to user IDs that have no meaning on this machine.
-const CLOSED: u32 = 0o700;
 /// Timeout for the lock. A [`tidy`] that removes large trees takes seconds.
 const LOCK_WITHIN: Duration = Duration::from_secs(120);
 const LOCK_EVERY: Duration = Duration::from_millis(50);
@@ -44,20 +49,6 @@ const LOCK_EVERY: Duration = Duration::from_millis(50);
 pub(super) struct Layers {
     data: PathBuf,
     _lock: File,
-}
-
-/// The sandboxes and layers that servers on this machine use, according to their journals.
-pub struct InUse {
-    /// The sandboxes that have a record.
-    pub sandboxes: Vec<SandboxId>,
-    /// The layers of these sandboxes; `None` if a record cannot be read.
-    pub layers: Option<Vec<String>>,
-}
-
-/// A layer that is being created. If this value is dropped, [`tidy`] removes the layer later.
-pub(super) struct Making {
-    path: PathBuf,
-    layers: PathBuf,
 }
 
 /// The stored metadata of a complete layer.
@@ -108,10 +99,7 @@ impl Layers {
 
     /// Creates a directory for a new layer, which the sandbox with this ID will fill.
     pub(super) fn making(&self, id: &SandboxId) -> Result<Making, Error> {
-        let path = self.path().join(format!("making-{}-{id}", std::process::id()));
-        directory(&path, WALKED)?;
-        directory(&path.join("fs"), 0o755)?;
-        Ok(Making { path, layers: self.path() })
+        Making::begin(self.path(), id)
     }
 
     /// Returns the root directory of sandboxes that unpack layers. It contains only mount points, and is
@@ -153,55 +141,6 @@ impl Layers {
     }
 }
 
-impl Making {
-    /// Returns the directory to fill.
-    pub(super) fn tree(&self) -> PathBuf {
-        self.path.join("fs")
-    }
-
-    /// Returns the directory of the layer's files and temporary files. It is removed with the layer.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Marks the layer as complete and renames it to its key.
-    pub(super) fn keep(self, key: &str, report: &LayerReport) -> Result<(), Error> {
-        let path = self.path.join("layer.json");
-        let digest = report.digest.clone();
-        let record = LayerRecord { digest, bytes: report.bytes, entries: report.entries };
-        let text =
-            serde_json::to_vec_pretty(&record).map_err(io::Error::from).map_err(failed("write", &path))?;
-        write(&path, &text)?;
-        self.rename(key)
-    }
-
-    /// Removes the incomplete layer. Must not be called while a sandbox can still write to the layer.
-    pub(super) fn discard(self) -> Result<(), Error> {
-        remove(&self.path)
-    }
-
-    fn rename(self, name: &str) -> Result<(), Error> {
-        let opened = File::open(&self.path).map_err(failed("open", &self.path))?;
-        // Flushed before it is renamed: a key promises a complete layer, even after a power failure.
-        rustix::fs::syncfs(&opened).map_err(|errno| failed("flush", &self.path)(errno.into()))?;
-        fs::set_permissions(&self.path, fs::Permissions::from_mode(CLOSED))
-            .map_err(failed("close", &self.path))?;
-        let path = self.layers.join(name);
-        match fs::rename(&self.path, &path) {
-            // Another process stored the same layer first.
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists
-                ) =>
-            {
-                self.discard()
-            }
-            other => other.map_err(failed("store", &path)),
-        }
-    }
-}
-
 /// Takes the shared lock. While it is held, no layer is removed.
 ///
 /// # Errors
@@ -221,47 +160,6 @@ pub async fn using(data: &Path) -> Result<File, Error> {
         tokio::time::sleep(LOCK_EVERY).await;
     }
     Ok(lock)
-}
-
-/// Removes incomplete layers that dead commands left behind, and layers that no template, no recently used
-/// cache entry and no sandbox uses. Journals record the layers that a server's sandboxes use. A sandbox
-/// without a record was started by a command and may use any layer, so no complete layer is removed while
-/// such a sandbox exists. Call this function after the sandboxes of dead commands have been removed.
-///
-/// # Errors
-/// A layer could not be removed, or the state of this machine could not be read.
-pub fn tidy(data: &Path, in_use: impl FnOnce() -> Result<InUse, Error>) -> Result<(), Error> {
-    let path = data.join("layers");
-    let lock = match File::open(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other.map_err(failed("open", &path))?,
-    };
-    if !try_lock(&lock, FlockOperation::NonBlockingLockExclusive, &path)? {
-        return Ok(());
-    }
-    let sandboxes = names(&data.join("sandboxes"))?;
-    let InUse { sandboxes: journalled, layers } = in_use()?;
-    let accounted = sandboxes.iter().all(|name| journalled.iter().any(|id| id.as_str() == name));
-    let in_use = layers.filter(|_| accounted);
-    // If a template cannot be read, its layers are unknown, so no complete layer is removed.
-    let templates = Store::new(data).list().ok();
-    let of_steps = cache::layers_kept(data)?;
-    let names_it = |key: &String, templates: &[Template]| {
-        templates.iter().any(|one| one.layers.contains(key)) || of_steps.contains(key)
-    };
-    for name in names(&path)? {
-        let left = name.strip_prefix("making-").is_some_and(|rest| {
-            let id = rest.split_once('-').map_or("", |(_, id)| id);
-            !sandboxes.iter().any(|sandbox| sandbox == id)
-        });
-        let unnamed = templates.as_deref().is_some_and(|templates| !names_it(&name, templates));
-        let idle = in_use.as_ref().is_some_and(|layers| !layers.contains(&name));
-        let unused = is_key(&name) && idle && unnamed;
-        if left || unused {
-            remove(&path.join(name))?;
-        }
-    }
-    Ok(())
 }
 
 /// Returns the key of the last of these layers, given the digests of their archives, lowest first. The key
@@ -326,20 +224,6 @@ pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Removes a tree. The standard library's implementation works on descriptors and follows no symlinks, but it
-/// would descend into mounts. A tree that contains a mount is therefore refused.
-pub(super) fn remove(path: &Path) -> Result<(), Error> {
-    if mounts::any_below(path).map_err(failed("look for mounts below", path))? {
-        return Err(failed("remove", path)(io::Error::other(
-            "a file system is mounted below this directory; unmount it first",
-        )));
-    }
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other.map_err(failed("remove", path)),
-    }
-}
-
 fn directory(path: &Path, mode: u32) -> Result<(), Error> {
     match DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -348,18 +232,6 @@ fn directory(path: &Path, mode: u32) -> Result<(), Error> {
         // Set explicitly, because the process's umask applies to the mode at creation.
         _ => fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed("open", path)),
     }
-}
-
-fn names(path: &Path) -> Result<Vec<String>, Error> {
-    let entries = match fs::read_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.map_err(failed("list", path))?,
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        names.extend(entry.map_err(failed("list", path))?.file_name().into_string());
-    }
-    Ok(names)
 }
 
 fn try_lock(file: &File, operation: FlockOperation, path: &Path) -> Result<bool, Error> {
@@ -372,14 +244,13 @@ fn try_lock(file: &File, operation: FlockOperation, path: &Path) -> Result<bool,
 
 #[cfg(test)]
 mod tests {
+    use api::layer::LayerReport;
+
+    use super::removal::names;
     use super::*;
 
     fn report() -> LayerReport {
         LayerReport { digest: "sha256:x".into(), bytes: 1, entries: 1, ..LayerReport::default() }
-    }
-
-    fn nothing() -> Result<InUse, Error> {
-        Ok(InUse { sandboxes: Vec::new(), layers: Some(Vec::new()) })
     }
 
     #[test]
@@ -407,24 +278,5 @@ mod tests {
         // A second layer with the same content is discarded.
         layers.making(&"s2".parse().unwrap()).unwrap().keep(&name, &report()).unwrap();
         assert_eq!(names(&data.path().join("layers")).unwrap(), [name]);
-    }
-
-    #[tokio::test]
-    async fn what_is_left_half_made_goes_once_nobody_makes() {
-        let data = tempfile::tempdir().unwrap();
-        let layers = Layers::open(data.path()).await.unwrap();
-        layers.making(&"s1".parse().unwrap()).unwrap();
-        layers.making(&"s2".parse().unwrap()).unwrap().keep(&"b".repeat(64), &report()).unwrap();
-        layers.empty().unwrap();
-        fs::create_dir_all(data.path().join("sandboxes/s1")).unwrap();
-        let left = || names(&data.path().join("layers")).unwrap().len();
-        tidy(data.path(), nothing).unwrap();
-        assert_eq!(left(), 3, "somebody makes layers");
-        drop(layers);
-        tidy(data.path(), nothing).unwrap();
-        assert_eq!(left(), 3, "the sandbox that fills it is there");
-        fs::remove_dir(data.path().join("sandboxes/s1")).unwrap();
-        tidy(data.path(), nothing).unwrap();
-        assert_eq!(names(&data.path().join("layers")).unwrap(), [EMPTY]);
     }
 }

@@ -33,7 +33,8 @@ impl FilePath {
         if bytes.contains(&0) {
             return wrong("contains a NUL byte", "Remove the NUL byte, which no file name can contain.");
         }
-        if bytes.split(|byte| *byte == b'/').any(|part| part == b"..") {
+        let climbs = bytes.split(|byte| *byte == b'/').any(|part| part == b"..");
+        if climbs && !crate::defence::is_off("P-01") {
             return wrong("contains `..`", "Use a path without `..`, absolute or relative to /workspace.");
         }
         Ok(Self(bytes))
@@ -121,6 +122,8 @@ fn encode(bytes: &[u8]) -> String {
     text
 }
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

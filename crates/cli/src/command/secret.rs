@@ -17,6 +17,9 @@ const END: u8 = 4;
 const BACKSPACE: u8 = 8;
 const KILL: u8 = 21;
 const DELETE: u8 = 127;
+/// Upper bits of the second and all further bytes of a UTF-8 character.
+const CONTINUATION: u8 = 0b1000_0000;
+const CONTINUATION_MASK: u8 = 0b1100_0000;
 
 /// Arguments of `bellglass secret`.
 #[derive(clap::Args)]
@@ -140,12 +143,17 @@ fn typed(keys: impl BufRead) -> io::Result<Option<Vec<u8>>> {
             b'\n' | b'\r' | END => break,
             INTERRUPT => return Ok(None),
             KILL => line.clear(),
-            BACKSPACE | DELETE => drop(line.pop()),
+            BACKSPACE | DELETE => line.truncate(last_character(&line)),
             byte if line.len() <= *VALUE_BYTES.end() => line.push(byte),
             _ => {}
         }
     }
     Ok(Some(line))
+}
+
+/// Returns the position of the last character of a line, whose bytes need not be valid UTF-8.
+fn last_character(line: &[u8]) -> usize {
+    line.iter().rposition(|byte| byte & CONTINUATION_MASK != CONTINUATION).unwrap_or(0)
 }
 
 /// Terminal with echo off until this value is dropped. While echo is off, this module also handles line
@@ -180,6 +188,9 @@ mod tests {
         for (keys, line) in [
             (&b"value\nrest"[..], Some(&b"value"[..])),
             (b"valux\x7fe\r", Some(b"value")),
+            ("valä\x7fue\n".as_bytes(), Some(b"value")),
+            ("valü€🔑\x08\x08\x08ue\n".as_bytes(), Some(b"value")),
+            ("ä\x7f\x7fvalue\n".as_bytes(), Some(b"value")),
             (b"wrong\x15value\n", Some(b"value")),
             (b"value\x04", Some(b"value")),
             (b"val\x03ue\n", None),

@@ -1,7 +1,6 @@
 //! Files that a session stores, and files that it copies into its sandbox.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use api::artifact::mime;
 use api::files::{FileAnswer, FileAsk, FileInfo, FileKind, FilePath, Hashing};
@@ -15,7 +14,8 @@ use node::{Call, Folder, Manifest, Outgoing};
 use serde_json::Value;
 use tools::{analysis, interpreter};
 
-use super::{Live, TurnState};
+use super::Live;
+use super::queue::TurnState;
 use crate::fault::Answer;
 
 /// Maximum number of symlinks that are followed when a path is resolved, as in Linux.
@@ -53,9 +53,9 @@ impl Live {
     ///
     /// # Errors
     /// Returns an error if a file system operation fails.
-    pub async fn clear(self: &Arc<Self>) -> Answer<usize> {
-        let _waiting = self.wait()?;
-        let _turn = self.turn.lock().await;
+    pub async fn clear(&self) -> Answer<usize> {
+        let _waiting = self.queue.wait()?;
+        let _turn = self.queue.turn().await;
         Ok(self.folder.clear().await?)
     }
 

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use api::files::{FileAsk, FilePath};
 use api::sandbox::{CreateSandbox, OnTimeout, SESSION_LABEL, Sandbox};
 use api::session::Persistence;
-use api::{Error, ErrorCode, SandboxId};
-use node::{Call, folder};
+use api::{ErrorCode, SandboxId};
+use node::Call;
 use tracing::Instrument as _;
 
-use super::{Live, check_open, dataset_key};
+use super::{Live, check_open};
 use crate::account::{Account, Rate};
 use crate::fault::Answer;
 use crate::platform::{NewSandbox, Platform};
@@ -148,39 +148,12 @@ impl Live {
         };
         let once = format!("session {} {}", session.id, record.spent);
         let making = async {
-            let (sandbox, _) = platform.create_own(account, NewSandbox::once(request, Some(once))).await?;
+            let (sandbox, _) =
+                platform.create_own(account, NewSandbox::resumed_by_any_request(request, Some(once))).await?;
             trace::about(&sandbox.id);
             Ok(sandbox)
         };
         making.instrument(trace::create()).await
-    }
-
-    /// Copies the datasets that the sandbox lacks (requirement A5.02).
-    async fn place_datasets(
-        &self,
-        platform: &Platform,
-        record: &mut SessionRecord,
-        call: &Call,
-    ) -> Answer<()> {
-        let datasets = record.session.datasets.clone();
-        let missing = datasets.iter().filter(|dataset| !record.placed.contains(&dataset.path));
-        let missing: Vec<_> = missing.cloned().collect();
-        if missing.is_empty() {
-            return Ok(());
-        }
-        for dataset in missing {
-            let outgoing = self.folder.read(&["datasets", &dataset_key(&dataset.name)]).await?;
-            let gone = || Error {
-                code: ErrorCode::Platform,
-                fix: "Register the dataset again.".into(),
-                ..Error::not_found(format!("the content of the dataset {:?} is missing", dataset.name))
-            };
-            let outgoing = outgoing.ok_or_else(gone)?;
-            folder::give(&call.files(), FilePath::new(dataset.path.as_bytes())?, 0o644, outgoing).await?;
-            record.placed.push(dataset.path);
-        }
-        self.save(platform, record).await?;
-        Ok(())
     }
 
     /// Stops the session's sandbox, if it has one. After a failure, logs the error and returns false; the

@@ -11,9 +11,9 @@ use serde::Serialize;
 use tokio::time::timeout;
 use tools::{EndedExec, analysis, interpreter, python};
 
-use super::TurnState;
 use super::files::{Versions, read, stays_inside, versions, write};
 use super::flight::{Landing, ToolReply};
+use super::queue::TurnState;
 use super::run::{FILES_WITHIN, Runner, beside};
 use super::sandbox::Used;
 use crate::fault::Answer;

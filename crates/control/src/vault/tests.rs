@@ -1,8 +1,5 @@
 //! Tests that encrypted data can be decrypted only under its own project and name, and with its own key.
 
-// Tests fail by panicking, so these lints do not apply here.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
-
 use std::os::unix::fs::PermissionsExt as _;
 
 use api::account::Quota;
@@ -118,4 +115,39 @@ async fn a_key_that_is_missing_or_foreign_is_told_as_such_and_never_made_anew_ov
     // The store contains no more secrets, so the vault creates a new key in place of the missing one.
     Vault::new(store, data.path()).put("a", "KEY", value()).await.unwrap();
     assert!(key.exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn secrets_that_are_set_at_the_same_time_are_sealed_with_one_key() {
+    for _ in 0..10 {
+        let (data, store, vault) = ground().await;
+        let vault = Arc::new(vault);
+        let putting = (0..8).map(|number| {
+            let vault = Arc::clone(&vault);
+            tokio::spawn(async move { vault.put("a", &format!("KEY_{number}"), value()).await })
+        });
+        for put in putting.collect::<Vec<_>>() {
+            put.await.unwrap().unwrap();
+        }
+        let again = Vault::new(store, data.path());
+        for number in 0..8 {
+            let secret = again.secret("a", &format!("KEY_{number}")).await.unwrap().unwrap();
+            assert_eq!(secret.expose(), CANARY);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_crash_during_the_creation_of_the_key_leaves_no_copy_of_it() {
+    let (data, store, vault) = ground().await;
+    let (key, fresh) = (data.path().join(KEY_FILE), data.path().join("secrets.key.new"));
+    // Crash before the key had its name.
+    fs::write(&fresh, b"incomplete").unwrap();
+    vault.put("a", "KEY", value()).await.unwrap();
+    assert!(!fresh.exists() && fs::read(&key).unwrap().len() == KEY_BYTES);
+    // Crash after the key had its name, but before its temporary name was removed.
+    fs::hard_link(&key, &fresh).unwrap();
+    let again = Vault::new(store, data.path());
+    assert_eq!(again.secret("a", "KEY").await.unwrap().unwrap().expose(), CANARY);
+    assert!(key.exists() && !fresh.exists());
 }

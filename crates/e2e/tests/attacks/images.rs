@@ -88,7 +88,7 @@ fn strayed(world: &World) -> usize {
 }
 
 fn registry(world: &World) -> e2e::world::Inside {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../attacks/registry.py");
+    let program = e2e::attack::shared("registry.py");
     let identity = world.identity();
     let mut registry =
         world.inside(&["python3", program.to_str().unwrap(), EVIL, PORT, identity.to_str().unwrap()]);
@@ -98,6 +98,7 @@ fn registry(world: &World) -> e2e::world::Inside {
 
 /// Verifies that attack U-10 fails: malformed images are refused or made harmless.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn images_that_nobody_should_have_made_are_refused_or_made_harmless() {
     in_a_world(async |world| {
         let _registry = registry(world);
@@ -122,31 +123,27 @@ fn images_that_nobody_should_have_made_are_refused_or_made_harmless() {
             ("short", "short"),
             ("hugeconfig", "too large"),
             ("liedconfig", "bytes"),
-            ("circular", ""),
+            ("circular", "Invalid digest. Expected"),
             ("workdir", "/proc/self/fd/8"),
             ("variables", "variable"),
         ] {
             let output = build(name);
             let words = said(&output);
             assert!(!output.status.success() && words.contains("fix:"), "{name}: {words}");
-            assert!(words.contains(why) || words.contains("does not match: expected"), "{name}: {words}");
+            assert!(words.contains(why), "{name}: {words}");
             assert!(words.len() < 4000, "{name} is told in {} bytes", words.len());
             println!("attack U-10 {name} refused");
         }
         for name in ["bomb", "things", "entrypoint", "user"] {
             let output = build(name);
-            if output.status.success() {
-                let tree = place.layer(name);
-                assert!(fs::symlink_metadata(tree.join("dev")).unwrap().is_dir(), "{name}");
-                assert!(
-                    !tree.join("dev/planted").exists()
-                        && !tree.join("srv/node0").exists()
-                        && !Path::new("/etc/planted").exists()
-                );
-                println!("attack U-10 {name} made harmless");
-            } else {
-                println!("attack U-10 {name} refused: {}", said(&output).lines().last().unwrap_or_default());
-            }
+            assert!(output.status.success(), "{name}: {}", said(&output));
+            let tree = place.layer(name);
+            assert!(tree.join("srv").join(name).is_file(), "{name}: the layer is not complete");
+            assert!(fs::symlink_metadata(tree.join("dev")).unwrap().is_dir(), "{name}");
+            let left_out = ["dev/planted", "srv/node0", "srv/node1", "srv/node2"].map(|path| tree.join(path));
+            assert!(left_out.iter().all(|path| fs::symlink_metadata(path).is_err()), "{name}: {left_out:?}");
+            assert!(!Path::new("/etc/planted").exists(), "{name}");
+            println!("attack U-10 {name} made harmless");
             place.assert_tidy();
         }
         assert_eq!(strayed(world), 0);
@@ -155,6 +152,7 @@ fn images_that_nobody_should_have_made_are_refused_or_made_harmless() {
 
 /// Verifies that attack U-11 fails: a registry cannot redirect a pull to a forbidden address.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_pull_is_not_led_to_where_it_may_not_go() {
     in_a_world(async |world| {
         let _registry = registry(world);
@@ -221,6 +219,7 @@ fn a_pull_is_not_led_to_where_it_may_not_go() {
 /// Checks that an image from a real registry (Debian's package) becomes a template. Bellglass exports the
 /// image, and a different tool pushes it to the registry.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_image_of_a_real_registry_becomes_a_template_that_runs() {
     in_a_world(async |world| {
         let place = Place::new();

@@ -18,7 +18,10 @@
 //! | [`sentry`] | I-12, A-23, C-38: attacks that are specific to a user-space kernel |
 //! | [`full`] | O-20: output on a full disk |
 //! | [`archives`] | I-10, I-13, I-14: images that engines import, and files that engines add to a sandbox |
-//! | [`field`] | setup that all of them share: payloads, and a comparison of the host before and after an attack |
+//! | [`rooted`] | controls of the attacks by root of a sandbox, A-21 and U-12 |
+//! | [`host`] | the state of the host before and after an attack |
+//! | [`said`] | output of a payload |
+//! | [`field`] | setup that all of them share: payloads, sandboxes and a witness |
 //! | [`room`] | environment of the controls: plain runc in separate namespaces, with the defences off |
 //!
 //! Controls run on copies, under limits, and as users that own nothing on the host. No control removes a
@@ -28,16 +31,19 @@ mod archives;
 mod devices;
 mod engine;
 mod exhaustion;
-mod field;
+pub(crate) mod field;
 mod full;
 mod group;
+mod host;
 mod identity;
 mod inheritance;
 mod interpreter;
 mod kernel;
 mod neighbour;
 mod output;
-mod room;
+pub(crate) mod room;
+pub(crate) mod rooted;
+pub(crate) mod said;
 mod sentry;
 mod setup;
 mod supervision;

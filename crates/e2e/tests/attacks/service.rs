@@ -31,6 +31,7 @@
 //! | [`readiness`] | X-25: refused create requests and the pool |
 //! | [`locks`] | C-33: file locks, which Linux does not limit |
 //! | [`machine`] | L-05, L-06: descriptor exhaustion, two servers on one data directory |
+//! | [`terminals`] | K-17: input injected into the operator's terminal |
 //! | [`disk`] | a small file system that tests can fill |
 //! | [`uncounted`] | H-30 to H-35, H-38: data that is sent or retained without being counted |
 //! | [`paused`] | H-43: requests without a credential for a paused sandbox |
@@ -57,7 +58,7 @@ mod execs;
 mod floods;
 mod flow;
 mod framing;
-mod ground;
+pub(crate) mod ground;
 mod keeping;
 mod keys;
 mod locks;
@@ -72,6 +73,7 @@ mod records;
 mod revocation;
 mod sessions;
 mod store;
+mod terminals;
 mod uncounted;
 mod untaken;
 mod viewers;

@@ -13,25 +13,13 @@ use api::sandbox::{CreateSandbox, EndReason, Tier};
 use api::{ErrorCode, ExecId, SandboxId};
 use bytes::Bytes;
 use client::Client;
-use e2e::lab::{script, wanted};
-use e2e::service::{PLENTY, Service, served, small, until};
+use e2e::lab::script;
+use e2e::service::{PLENTY, Service, served, small, tiers, until};
 use rustix::process::{Pid, Signal, kill_process};
 use sha2::{Digest, Sha256};
 
 /// Timeout for the collection of a run's artifacts, on a machine under load.
 const WAIT: Duration = Duration::from_secs(60);
-
-/// Returns the tiers that this machine supports and that the test run includes.
-fn tiers() -> Vec<Tier> {
-    let mut tiers = Vec::new();
-    if wanted("runc") {
-        tiers.push(Tier::Container);
-    }
-    if wanted("runsc") && std::process::Command::new("runsc").arg("--version").output().is_ok() {
-        tiers.push(Tier::UserKernel);
-    }
-    tiers
-}
 
 fn roomy(tier: Tier) -> CreateSandbox {
     let limits = Limits { disk_bytes: 256 << 20, disk_inodes: 16_384, ..e2e::service::small_limits() };
@@ -88,6 +76,7 @@ async fn said(client: &Client, id: &SandboxId, text: &str) -> String {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn files_of_a_run_are_kept_and_read_after_the_sandbox_is_gone() {
     on_each(async |service, tier| {
         let client = service.client();
@@ -121,6 +110,7 @@ fn files_of_a_run_are_kept_and_read_after_the_sandbox_is_gone() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn what_is_not_kept_is_told_with_the_reason() {
     on_each(async |service, tier| {
         let client = service.client();
@@ -155,6 +145,7 @@ fn what_is_not_kept_is_told_with_the_reason() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn hostile_names_and_files_that_never_rest_do_no_harm() {
     on_each(async |service, tier| {
         let client = service.client();
@@ -183,6 +174,7 @@ fn hostile_names_and_files_that_never_rest_do_no_harm() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_server_that_is_killed_before_or_during_a_collection_loses_nothing() {
     on_each(async |service, tier| {
         let client = service.client();
@@ -232,6 +224,7 @@ fn kept_directory(service: &Service, id: &SandboxId, of: &ExecId) -> PathBuf {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_sandbox_that_ends_first_is_told_and_what_could_be_had_is_there() {
     on_each(async |service, tier| {
         let client = service.client();
@@ -275,6 +268,7 @@ fn a_sandbox_that_ends_first_is_told_and_what_could_be_had_is_there() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn artifacts_and_datasets_of_another_project_are_not_there() {
     served(async || {
         let service = Service::start();
@@ -310,6 +304,7 @@ fn configured(text: &str) -> (tempfile::TempDir, PathBuf, Service) {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn artifacts_go_when_their_time_is_over_and_a_server_that_keeps_none_says_so() {
     served(async || {
         let (_place, path, mut service) = configured("artifact_retention_ms = 3000\n");
@@ -338,6 +333,7 @@ fn artifacts_go_when_their_time_is_over_and_a_server_that_keeps_none_says_so() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_machine_without_room_keeps_nothing_and_says_so() {
     served(async || {
         let (_place, path, mut service) = configured("");
@@ -368,6 +364,7 @@ fn with_datasets(tier: Tier, places: &[(&str, &str)]) -> CreateSandbox {
 
 /// Datasets are in place before the first exec, and they belong to the user that runs code.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn datasets_are_there_before_the_first_exec() {
     on_each(async |service, tier| {
         let client = service.client();
@@ -395,6 +392,7 @@ fn datasets_are_there_before_the_first_exec() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_sandbox_that_cannot_have_its_datasets_is_refused_and_nothing_is_left() {
     on_each(async |service, tier| {
         let client = service.client();

@@ -52,6 +52,7 @@ fn log(lab: &Lab, name: &str) -> String {
 
 /// `apt-get install` and `pip install` work in build steps, where the gate is the only access to the network.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn packages_come_through_the_gate_and_only_what_changed_is_built_again() {
     on(&["runc"], async |lab| {
         lend_template(lab.data(), "base", 'b');
@@ -117,6 +118,7 @@ fn packages_come_through_the_gate_and_only_what_changed_is_built_again() {
 /// Bytecode is compiled at build time and stays valid at run time, because the build preserves the
 /// modification times of files.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn what_was_compiled_when_it_was_built_is_not_compiled_again() {
     on(&["runc"], async |lab| {
         lend_template(lab.data(), "base", 'b');
@@ -138,6 +140,7 @@ fn what_was_compiled_when_it_was_built_is_not_compiled_again() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_step_that_fails_is_named_and_leaves_nothing_half_made() {
     on(&["runc"], async |lab| {
         lend_template(lab.data(), "base", 'b');
@@ -181,6 +184,7 @@ fn a_step_that_fails_is_named_and_leaves_nothing_half_made() {
 
 /// Names of packages, paths and variables are never interpreted by a shell.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn what_looks_like_a_command_is_a_word() {
     on(&["runc"], async |lab| {
         lend_template(lab.data(), "base", 'b');
@@ -221,6 +225,7 @@ fn what_looks_like_a_command_is_a_word() {
 
 /// A template can be exported to one file, and used on a machine that has only Bellglass and a runtime.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_template_is_carried_to_another_machine_in_one_file() {
     on(&["runc"], async |lab| {
         lend_template(lab.data(), "base", 'b');
@@ -282,6 +287,7 @@ fn serving(service: &Service, name: &str, start: &str, ready: &str) {
 /// With `start` and `ready`, a create request returns once the template's service is ready. If the service
 /// never becomes ready, the request fails, and the error contains the output of both commands.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_sandbox_is_started_when_what_its_template_starts_is_ready() {
     served(async || {
         let service = Service::start();
@@ -320,6 +326,7 @@ fn a_sandbox_is_started_when_what_its_template_starts_is_ready() {
 /// The cache entry of a step depends on the layer below it. If the step below is rebuilt, the steps above are
 /// rebuilt too, even if their text is unchanged.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_step_below_that_is_made_again_has_those_above_it_made_again() {
     on(&["runc"], async |lab| {
         lend_template(lab.data(), "base", 'b');
@@ -339,6 +346,7 @@ fn a_step_below_that_is_made_again_has_those_above_it_made_again() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_user_kernel_builds_what_hides_nothing() {
     on(&["runsc"], async |lab| {
         lend_template(lab.data(), "base", 'b');

@@ -12,26 +12,15 @@ use api::files::{Change, EditRequest, FileKind, FilePath, Hash};
 use api::limits::Limits;
 use api::sandbox::{CreateSandbox, Tier};
 use api::{ErrorCode, limits};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use client::{Client, Files};
 use e2e::lab::script;
-use e2e::service::{Service, served, small};
+use e2e::service::{Service, served, small, tiers};
 
 /// Size limit for reads, larger than every small file in these tests.
 const MOST: u64 = 1 << 20;
-
-/// Returns the tiers that this machine supports and that the test run includes.
-fn tiers() -> Vec<Tier> {
-    let wanted = std::env::var("BELLGLASS_RUNTIMES").unwrap_or_else(|_| "runc,runsc".into());
-    let mut tiers = Vec::new();
-    if wanted.contains("runc") {
-        tiers.push(Tier::Container);
-    }
-    if wanted.contains("runsc") && std::process::Command::new("runsc").arg("--version").output().is_ok() {
-        tiers.push(Tier::UserKernel);
-    }
-    tiers
-}
 
 /// Returns a request for a sandbox in this tier with a disk of this size.
 fn roomy(tier: Tier, disk_bytes: u64) -> CreateSandbox {
@@ -74,6 +63,7 @@ async fn put(files: &Files, name: &FilePath, bytes: &[u8]) {
 
 /// Any byte sequence is valid file content.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn every_byte_sequence_comes_back_as_it_was_sent() {
     on_each(async |_, client, id| {
         let files = client.files(id);
@@ -93,6 +83,7 @@ fn every_byte_sequence_comes_back_as_it_was_sent() {
 
 /// Verifies that attack P-10 fails: any valid file name survives a round trip, and `..` is refused.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn every_valid_name_comes_back_byte_for_byte() {
     on_each(async |_, client, id| {
         let files = client.files(id);
@@ -138,6 +129,7 @@ fn every_valid_name_comes_back_byte_for_byte() {
 
 /// A second write to the same name replaces the content completely.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_same_name_twice_has_the_second_content() {
     on_each(async |_, client, id| {
         let files = client.files(id);
@@ -152,6 +144,7 @@ fn the_same_name_twice_has_the_second_content() {
 
 /// Uploaded files belong to the user that runs code, and files that code writes can be downloaded.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn files_belong_to_the_user_that_code_runs_as_on_both_sides() {
     on_each(async |_, client, id| {
         let files = client.files(id);
@@ -172,6 +165,7 @@ fn files_belong_to_the_user_that_code_runs_as_on_both_sides() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn files_are_made_moved_copied_edited_hashed_and_removed() {
     on_each(async |_, client, id| {
         let files = client.files(id);
@@ -204,6 +198,7 @@ fn files_are_made_moved_copied_edited_hashed_and_removed() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn what_happens_to_files_is_told_while_it_happens() {
     on_each(async |_, client, id| {
         let files = client.files(id);
@@ -221,5 +216,65 @@ fn what_happens_to_files_is_told_while_it_happens() {
             }
         }
         assert!(told.contains(&Change::Created) || told.contains(&Change::Modified), "{told:?}");
+    });
+}
+
+/// A symlink in the directory part of a path is followed inside the sandbox, with the rights of user code. It leads to
+/// no file that user code cannot read itself, and to no file of the host.
+#[test]
+#[ignore = "starts real sandboxes"]
+fn a_symlinked_parent_leads_only_to_what_code_can_reach() {
+    let host = tempfile::tempdir().unwrap();
+    std::fs::write(host.path().join("secret"), "of the host").unwrap();
+    std::fs::set_permissions(host.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let directory = host.path().to_str().unwrap();
+    on_each(async |_, client, id| {
+        let files = client.files(id);
+        // Control: a parent that code can read is followed.
+        said(client, id, "mkdir real; echo mine > real/file; ln -s real near; ln -s near far").await;
+        for name in ["near/file", "far/file"] {
+            assert_eq!(files.read(&path(name), MOST).await.unwrap(), b"mine\n", "{name}");
+        }
+        let (mut readable, mut hidden) = (0, 0);
+        for (number, (target, name)) in [
+            ("/etc", "passwd"),
+            ("/etc", "shadow"),
+            ("/root", ".profile"),
+            ("/proc/1", "environ"),
+            ("/proc/1", "mem"),
+            ("/proc/1/root/etc", "shadow"),
+            ("/proc/1/fd", "0"),
+            ("/sys/kernel", "uevent_helper"),
+            (directory, "secret"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let link = format!("link{number}/{name}");
+            let look = format!(
+                "ln -sn {target} link{number}; test -f {link} && cat {link} 2>/dev/null | base64 -w0; true"
+            );
+            let inside = said(client, id, &look).await;
+            let outside = files.read(&path(&link), MOST).await;
+            match &outside {
+                Ok(bytes) => {
+                    assert_eq!(BASE64.encode(bytes), inside, "{target}/{name} is more than code can read");
+                    readable += 1;
+                }
+                Err(error) => {
+                    let known = [ErrorCode::NotFound, ErrorCode::Forbidden, ErrorCode::NotRegular];
+                    assert!(
+                        error.code().is_some_and(|code| known.contains(&code)),
+                        "{target}/{name}: {error}"
+                    );
+                    hidden += 1;
+                }
+            }
+            let written = files.write(&path(&link), Bytes::from_static(b"planted"), None).await;
+            assert!(written.is_err(), "{target}/{name} was written through a symlinked parent");
+        }
+        eprintln!("{readable} files were read, and {hidden} were refused");
+        assert!(readable >= 1 && hidden >= 6, "{readable} {hidden}");
+        assert_eq!(std::fs::read(host.path().join("secret")).unwrap(), b"of the host");
     });
 }

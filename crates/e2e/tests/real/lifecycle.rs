@@ -18,6 +18,7 @@ const RUNC: &[&str] = &["runc"];
 /// Verifies that attack A-07 fails: a deadline kills the whole process tree. The test checks this both from
 /// the host and from inside.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_deadline_ends_the_whole_tree() {
     on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
@@ -36,6 +37,7 @@ fn a_deadline_ends_the_whole_tree() {
 /// Verifies that attack A-06 fails: a process that ignores SIGTERM gets SIGKILL after its grace period, and
 /// the outcome is `timeout`.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_process_that_ignores_sigterm_is_killed_after_its_grace() {
     on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
@@ -61,6 +63,7 @@ fn a_process_that_ignores_sigterm_is_killed_after_its_grace() {
 
 /// A deadline of zero or above the maximum is refused. No deadline, or exactly the maximum, is accepted.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_deadline_is_a_time_or_absent_and_nothing_else() {
     on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
@@ -82,6 +85,7 @@ fn a_deadline_is_a_time_or_absent_and_nothing_else() {
 /// Verifies that attack A-01 fails: when the guest is killed with SIGKILL, every stream ends with a typed
 /// outcome.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_death_of_process_1_ends_every_stream_within_two_seconds() {
     on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
@@ -109,6 +113,7 @@ fn kill_process_1(lab: &Lab, sandbox: &Sandbox) {
 
 /// The guest's dead-man timer ends a sandbox without any action from outside the sandbox.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_sandbox_ends_by_itself_when_its_time_is_over() {
     on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox_with(Limits { ttl_ms: 2000, ..Limits::default() }).await;
@@ -120,6 +125,7 @@ fn a_sandbox_ends_by_itself_when_its_time_is_over() {
 
 /// Execs and their output outlive the host process that started them.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_new_process_takes_over_and_loses_nothing() {
     on(EVERYWHERE, async |lab| {
         let first = lab.again();
@@ -146,6 +152,7 @@ fn a_new_process_takes_over_and_loses_nothing() {
 /// Execs are tracked by the guest. If a connection breaks while an exec starts, the exec exists completely or
 /// not at all.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn execs_started_on_breaking_connections_all_end_with_their_outcome() {
     on(RUNC, async |lab| {
         let cutter = Arc::new(Cutter::new(Arc::clone(&lab.runtime)));
@@ -172,6 +179,7 @@ fn execs_started_on_breaking_connections_all_end_with_their_outcome() {
 /// Code that a user injects into the start of a program, for example by `LD_PRELOAD`, runs only after the
 /// last restriction has been applied.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn preloads_and_start_up_files_run_with_nothing_more_than_any_exec() {
     on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
@@ -202,6 +210,7 @@ fn preloads_and_start_up_files_run_with_nothing_more_than_any_exec() {
 
 /// A sandbox does not start if any part of its isolation is missing.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_missing_part_of_the_isolation_is_refused() {
     on(EVERYWHERE, async |lab| {
         let missing = Flavor { binary: "/nonexistent/runtime".into(), ..Flavor::runc() };
@@ -238,6 +247,7 @@ fn a_missing_part_of_the_isolation_is_refused() {
 
 /// Sandboxes do not leak: 500 starts and stops leave nothing behind.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn five_hundred_cycles_leave_nothing() {
     on(RUNC, async |lab| {
         for _ in 0..sized(500, 100) {
@@ -253,12 +263,13 @@ const CRASHER: &str = "BELLGLASS_CRASH_AT";
 
 /// The calling process is killed after each startup step in turn, and the next command removes everything.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_start_killed_at_any_step_is_removed_by_the_next_command() {
     on(&["runc", "runsc"], async |lab| {
         for (number, step) in Oci::steps().iter().enumerate() {
             let id = format!("t{}nc{number}", std::process::id());
             let crashed = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "lifecycle::crash_here_when_told_to", "--nocapture"])
+                .args(["--exact", "lifecycle::crash_here_when_told_to", "--ignored", "--nocapture"])
                 .env(CRASHER, format!("{step} {id} {} {}", lab.runtime.name(), lab.data().display()))
                 .status()
                 .unwrap();
@@ -288,6 +299,7 @@ fn reap_adopted() {
 
 /// Acts as the process that the previous test starts and that is killed at a given step. It is not a test.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn crash_here_when_told_to() {
     let Ok(told) = std::env::var(CRASHER) else { return };
     let words: Vec<&str> = told.split(' ').collect();

@@ -7,6 +7,7 @@ use api::exec::{ExecSpec, LostCause, Outcome};
 use api::limits::Limits;
 use api::{ErrorCode, Ran};
 use e2e::lab::{EVERYWHERE, collect, exec, on, promised, script, sh, start, text};
+use e2e::service::until;
 use node::Sandbox;
 use runtime::Tier;
 
@@ -20,6 +21,7 @@ fn small() -> Limits {
 /// Verifies that attack C-01 fails: a fork bomb is contained, and both its own sandbox and other sandboxes
 /// still respond.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_process_bomb_is_contained_and_everybody_else_is_answered() {
     on(RUNC, async |lab| {
         let bombed = lab.sandbox().await;
@@ -27,7 +29,10 @@ fn a_process_bomb_is_contained_and_everybody_else_is_answered() {
         let spec =
             ExecSpec { deadline_ms: Some(20_000), ..script("bomb() { bomb | bomb & }; bomb; sleep 30") };
         let bomb = start(&bombed, &spec).await.unwrap();
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        until(promised(10), "the bomb to reach the limit", async || {
+            bombed.usage().await.unwrap().pids_refused > 0
+        })
+        .await;
         for sandbox in [&bombed, &other] {
             let began = Instant::now();
             let done = collect(sandbox, &exec(&["/bin/echo", "alive"])).await;
@@ -46,13 +51,18 @@ fn a_process_bomb_is_contained_and_everybody_else_is_answered() {
 
 /// A sandbox that uses all its CPU time and most of its memory still responds.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_sandbox_that_burns_all_it_has_still_answers() {
     on(RUNC, async |lab| {
         let sandbox = lab.sandbox_with(small()).await;
         let burn = "for i in 1 2 3 4; do (while :; do :; done) & done; \
                     python3 -c 'import time; b = bytearray(60 << 20); time.sleep(60)' & wait";
         let burning = start(&sandbox, &script(burn)).await.unwrap();
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        until(promised(10), "the loops and the memory", async || {
+            let usage = sandbox.usage().await.unwrap();
+            usage.cpu_us > 1_000_000 && usage.memory_bytes > 60 * MIB
+        })
+        .await;
         for _ in 0..5 {
             let began = Instant::now();
             assert_eq!(text(&collect(&sandbox, &exec(&["/bin/echo", "alive"])).await), "alive\n");
@@ -83,12 +93,13 @@ async fn assert_oom(sandbox: &Sandbox, tier: Tier, spec: &ExecSpec) {
             assert!([lost, Outcome::Exited { code: 1 }].contains(&done.end.outcome), "{spec:?}: {done:?}");
         }
     }
-    assert!(began.elapsed() < promised(20), "{:?}", began.elapsed());
+    assert!(began.elapsed() < promised(3), "{spec:?}: {:?}", began.elapsed());
 }
 
 /// Verifies that attack C-04 fails (requirement A2.05): exceeding the memory limit is reported whether a
 /// process, a child or an orphan does so, and whether memory grows quickly or slowly.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn too_much_memory_is_oom_whoever_takes_it_and_however() {
     on(EVERYWHERE, async |lab| {
         let tier = lab.runtime.tier();
@@ -112,6 +123,7 @@ fn too_much_memory_is_oom_whoever_takes_it_and_however() {
 
 /// Files in `/dev/shm` and `/tmp` have their own limits, and also count towards the memory limit.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn memory_in_files_is_charged_and_does_not_outlive_its_oom() {
     on(RUNC, async |lab| {
         let limits = Limits { disk_bytes: 512 * MIB, ..small() };
@@ -138,6 +150,7 @@ fn memory_in_files_is_charged_and_does_not_outlive_its_oom() {
 /// Verifies that attacks C-08 and C-09 fail (requirement A2.10): writes fail when disk space or inodes run
 /// out, and output is still kept.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
     on(EVERYWHERE, async |lab| {
         let limits = Limits { disk_bytes: 96 * MIB, disk_inodes: 1000, ..Limits::default() };
@@ -145,7 +158,10 @@ fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
         let fill = sh(&sandbox, "cat /dev/zero > /workspace/big; stat -c %s /workspace/big").await;
         assert!(String::from_utf8_lossy(&fill.stderr).contains("No space left"), "{fill:?}");
         let size: u64 = text(&fill).trim().parse().unwrap();
-        assert!(size > 16 * MIB && size < 96 * MIB, "{size}");
+        eprintln!("{}: {} MiB of 96 were writable", lab.runtime.name(), size / MIB);
+        // The rest holds the inodes and the reserve for retained output. In an engine, the home directory has a part.
+        let least = if lab.runtime.properties().takes_images { 48 } else { 64 };
+        assert!((least * MIB..96 * MIB).contains(&size), "{size}");
         // Retained output is stored on the same disk, in blocks that are reserved from user code.
         let done = sh(&sandbox, "head -c 3000000 /dev/zero").await;
         assert_eq!(done.end.stdout_bytes, 3_000_000);
@@ -172,6 +188,7 @@ fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
 
 /// Checks requirement A2.06: CPU time is capped at the limit.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn processor_time_is_capped() {
     on(RUNC, async |lab| {
         let sandbox = lab.sandbox_with(Limits { cpu_millis: 200, ..Limits::default() }).await;
@@ -184,12 +201,15 @@ fn processor_time_is_capped() {
         assert_eq!(collect(&sandbox, &spec).await.end.outcome, Outcome::Timeout);
         let used =
             (sandbox.usage().await.unwrap().cpu_us - before) as f64 / began.elapsed().as_micros() as f64;
-        assert!(used < 0.3, "{used:.2} of a core");
+        eprintln!("{used:.3} of a core");
+        // The lower bound shows that the loops ran, so that there was something to cap.
+        assert!((0.15..=0.22).contains(&used), "{used:.3} of a core");
     });
 }
 
 /// A limit that cannot be enforced is refused with `limit_exceeded` when the sandbox is created.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_limit_out_of_range_is_refused_by_name_and_nothing_starts() {
     on(EVERYWHERE, async |lab| {
         for limits in [

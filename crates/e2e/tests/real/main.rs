@@ -1,17 +1,6 @@
 //! Tests that start real sandboxes, one module per subject. They need root and a runtime. Run them with
 //! `just real` and `just engines`.
 
-// Tests fail by panicking, and print their measurements.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    clippy::wildcard_enum_match_arm
-)]
-
 mod artifacts;
 mod builds;
 mod code;

@@ -64,6 +64,7 @@ async fn create(service: &Service) -> (Answer, Duration) {
 /// Verifies that attack L-06 fails: a server refuses to start if another server already uses its address or
 /// its data directory.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_server_that_cannot_have_its_port_or_its_data_says_so_and_ends() {
     served(async || {
         let service = Service::start();
@@ -106,6 +107,7 @@ fn words(list: &[String]) -> Vec<&str> {
 /// Idle time and time to live do not depend on the wall clock, even if it is wrong by a year and jumps at
 /// each restart.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_clock_that_is_a_year_off_or_jumps_changes_no_time_that_was_promised() {
     served(async || {
         let (ahead, behind) = (clock("+365d"), clock("-365d"));
@@ -171,6 +173,7 @@ impl Drop for Locked {
 /// Verifies that attack L-04 fails: while the store is locked, running sandboxes continue, and create
 /// requests are refused with `store_unavailable`.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn while_the_store_is_locked_what_runs_goes_on_and_what_is_new_is_refused_soon() {
     const LOCKED_FOR: Duration = Duration::from_secs(6);
     served(async || {
@@ -260,6 +263,7 @@ fn run(program: &str, arguments: &[&str]) {
 /// If the data directory has no free block, create requests are refused, and existing sandboxes continue to
 /// work.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_full_data_directory_refuses_what_is_new_and_nothing_else() {
     served(async || {
         // A runtime keeps the last GiB of the disk free for the host.
@@ -305,6 +309,7 @@ fn a_full_data_directory_refuses_what_is_new_and_nothing_else() {
 
 /// A full `/run` does not affect the server, because it keeps all its state in its data directory.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_full_run_directory_is_no_trouble() {
     let full = "mount -t tmpfs -o size=64k none /run && { cat /dev/zero > /run/full; } 2> /dev/null; \
                 ! echo more 2> /dev/null >> /run/full || exit 1; exec \"$@\"";
@@ -320,6 +325,7 @@ fn a_full_run_directory_is_no_trouble() {
 
 /// If a create request is refused before it has any effect, the client retries it, and it takes effect once.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_client_that_is_told_to_ask_again_gets_what_it_wanted_once() {
     served(async || {
         let place = tempfile::tempdir().unwrap();

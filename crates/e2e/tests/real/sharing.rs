@@ -1,11 +1,16 @@
 //! Concurrent callers: capacity and quotas are never exceeded, a repeated request takes effect once, and
 //! projects are isolated from each other.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`routes`] | every route of the API description, with another project's key and without a valid key |
 
-use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
-use std::time::Instant;
+mod routes;
 
-use api::account::{CreateKey, Quota, Role};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use api::account::{Quota, Role};
 use api::exec::{LostCause, Outcome};
 use api::sandbox::{CreateSandbox, EndReason, SandboxState};
 use api::{ErrorCode, SandboxId};
@@ -13,7 +18,6 @@ use client::Client;
 use e2e::lab::{promised, script};
 use e2e::service::{PLENTY, Service, served, small, until};
 use e2e::wire::{Answer, Wire, command, sandbox};
-use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 /// Returns the number of concurrent callers that compete for a few sandboxes. `BELLGLASS_CROWD` sets the
@@ -49,18 +53,41 @@ fn id_in(answer: &Answer) -> SandboxId {
     answer.json()["id"].as_str().unwrap().parse().unwrap()
 }
 
-/// 200 concurrent create requests succeed, or are refused with `capacity` if the machine has no room.
+/// 200 concurrent create requests succeed. A request that is refused because of the queue succeeds when it is
+/// repeated after the time in `retry-after`.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn two_hundred_creates_at_once_all_succeed_where_there_is_room() {
+    const ALL: usize = 200;
+    const AT_FIRST: usize = 50;
     served(async || {
         let service = Service::start();
         let begun = Instant::now();
-        let answers = create_all(&service.wire(), &small(), 200, None).await;
-        let refused = count(&answers, 503);
-        eprintln!("200 creates in {:.1?}, {refused} refused", begun.elapsed());
-        for answer in &answers {
-            assert!(answer.status == 201 || is_capacity(answer), "{answer:?}");
+        let mut made = BTreeSet::new();
+        let mut answers = create_all(&service.wire(), &small(), ALL, None).await;
+        let accepted = count(&answers, 201);
+        loop {
+            let mut wait = 0_u64;
+            for answer in &answers {
+                if answer.status == 201 {
+                    made.insert(id_in(answer));
+                    continue;
+                }
+                assert!(is_capacity(answer) && answer.json()["ran"] == "no", "{answer:?}");
+                wait = wait.max(answer.header("retry-after").unwrap().parse().unwrap());
+            }
+            if made.len() == ALL {
+                break;
+            }
+            assert!(begun.elapsed() < promised(60), "{} of {ALL} after {:?}", made.len(), begun.elapsed());
+            tokio::time::sleep(Duration::from_secs(wait)).await;
+            answers = create_all(&service.wire(), &small(), ALL - made.len(), None).await;
         }
+        eprintln!("{ALL} creates in {:.1?}, {accepted} of them at the first attempt", begun.elapsed());
+        assert!(accepted >= AT_FIRST, "{accepted} of {ALL} succeeded at the first attempt");
+        let live: BTreeSet<_> =
+            service.client().sandboxes(false).await.unwrap().into_iter().map(|one| one.id).collect();
+        assert_eq!(live, made);
         stop_all(&service.client()).await;
         service.assert_nothing_left().await;
     });
@@ -72,6 +99,7 @@ fn is_capacity(answer: &Answer) -> bool {
 
 /// Create requests beyond the machine's capacity are refused before any resource or row is created.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn creates_beyond_the_room_of_the_machine_are_refused_before_anything_is_made() {
     const ROOM: usize = 12;
     served(async || {
@@ -95,6 +123,7 @@ fn creates_beyond_the_room_of_the_machine_are_refused_before_anything_is_made() 
 
 /// Verifies that attack X-08 fails: concurrent create requests never exceed the project's quota.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_quota_is_never_overrun_however_many_ask_at_once() {
     const MOST: u32 = 5;
     served(async || {
@@ -145,6 +174,7 @@ fn a_quota_is_never_overrun_however_many_ask_at_once() {
 /// 100 concurrent requests with the same idempotency key create one sandbox or one exec. The same key with a
 /// different body is a conflict.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_request_with_the_same_key_is_done_once_and_another_with_it_is_a_conflict() {
     served(async || {
         let service = Service::start();
@@ -180,139 +210,9 @@ fn a_request_with_the_same_key_is_done_once_and_another_with_it_is_a_conflict() 
     });
 }
 
-/// Returns every route of the OpenAPI description, with its parameters filled in and a valid request body.
-fn routes(names: &BTreeMap<&str, &str>) -> Vec<(String, String, Option<Value>)> {
-    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
-    let description: Value = serde_json::from_str(&std::fs::read_to_string(text).unwrap()).unwrap();
-    let mut routes = Vec::new();
-    for (path, methods) in description["paths"].as_object().unwrap() {
-        for method in methods.as_object().unwrap().keys() {
-            let mut filled = path.replace("{number}", "0").replace("{name}", "n").replace("{port}", "80");
-            for (name, value) in names {
-                filled = filled.replace(&format!("{{{name}}}"), value);
-            }
-            let last = path.rsplit('/').next().unwrap();
-            let query = match last {
-                "read" => "?stdout=0&stderr=0",
-                "stdin" => "?offset=0",
-                "files" | "list" | "content" | "hash" | "make" | "watch" | "edit" | "archive" => "?path=x",
-                "move" | "copy" => "?from=x&to=y",
-                _ => "",
-            };
-            let body = match (method.as_str(), last) {
-                ("post", "execs") => command(&script("true")),
-                ("post", "signal") => json!({ "signal": 9 }),
-                ("put", "lease") => json!({ "idle_ms": 1000 }),
-                ("put", "size") => json!({ "cols": 80, "rows": 24 }),
-                ("put", "{port}") => json!({ "public": true }),
-                ("post", "edit") => json!({ "old": "a", "new": "b" }),
-                ("post", "sandboxes") => sandbox(&small()),
-                ("put", "drain") => json!({ "draining": true }),
-                ("post", "keys") => json!({ "project": "default", "role": "admin" }),
-                _ => json!({}),
-            };
-            let body = (method != "get" && method != "delete").then_some(body);
-            routes.push((method.to_uppercase(), filled + query, body));
-        }
-    }
-    routes
-}
-
-/// On every route, another project's key gets the same 404 response as for a sandbox that does not exist.
-#[test]
-fn what_belongs_to_another_project_is_not_there_on_any_route() {
-    served(async || {
-        let service = Service::start();
-        let client = service.client();
-        let request = CreateSandbox { name: Some("mine".parse().unwrap()), ..small() };
-        let id = client.create(&request).await.unwrap().id.to_string();
-        let named: SandboxId = id.parse().unwrap();
-        let exec = client.start(&named, &script("exec sleep 60")).await.unwrap().id.to_string();
-        let stranger = service.key_of("strangers", Role::Write, PLENTY).await;
-        let wire = service.wire().with_key(Some(&stranger));
-        let (mut tried, mut refused) = (0, 0);
-        for name in [id.as_str(), "mine"] {
-            let names =
-                BTreeMap::from([("sandbox", name), ("exec", exec.as_str()), ("key", "k"), ("project", "p")]);
-            for (method, path, body) in routes(&names) {
-                if path.contains(name) {
-                    tried += 1;
-                    let answer = wire.ask(&method, &path, body.as_ref()).await;
-                    assert_eq!(
-                        (answer.status, answer.code().as_str()),
-                        (404, "not_found"),
-                        "{method} {path}"
-                    );
-                    // The response equals the response for a sandbox that never existed.
-                    let nothing = wire.ask(&method, &path.replace(name, "nothing"), body.as_ref()).await;
-                    assert_eq!(answer.body, nothing.body.replace("nothing", name), "{method} {path}");
-                } else if ["keys", "projects", "node", "metrics"].iter().any(|word| path.contains(word)) {
-                    refused += 1;
-                    let answer = wire.ask(&method, &path, body.as_ref()).await;
-                    assert_eq!(
-                        (answer.status, answer.code().as_str()),
-                        (403, "forbidden"),
-                        "{method} {path}"
-                    );
-                }
-            }
-        }
-        eprintln!("{tried} requests for what is another's, {refused} for what is an administrator's");
-        assert!(tried >= 2 * 12 && refused >= 2 * 7, "{tried} and {refused}");
-        assert_eq!(wire.ask("GET", "/v1/sandboxes?all=true", None).await.json()["items"], json!([]));
-        assert_eq!(
-            client.sandbox(&named).await.unwrap().state,
-            SandboxState::Running,
-            "nothing was done to it"
-        );
-        assert_eq!(client.execs(&named).await.unwrap().len(), 1);
-    });
-}
-
-/// On every route, a request whose key is missing, wrong, expired or revoked is refused immediately with 401.
-#[test]
-fn a_request_without_a_valid_key_is_refused_at_once_on_every_route() {
-    served(async || {
-        let service = Service::start();
-        let admin = service.client();
-        let ask = CreateKey {
-            project: "default".into(),
-            role: Role::Admin,
-            label: String::new(),
-            valid_ms: Some(1),
-        };
-        let expired = admin.create_key(&ask).await.unwrap().secret;
-        let revoked = admin.create_key(&CreateKey { valid_ms: None, ..ask }).await.unwrap();
-        let works = service.wire().with_key(Some(&revoked.secret));
-        assert_eq!(works.ask("GET", "/v1/sandboxes", None).await.status, 200);
-        admin.revoke_key(&revoked.key.id).await.unwrap();
-        let wrong = "0".repeat(64);
-        let keys = [None, Some(wrong.as_str()), Some(&expired), Some(&revoked.secret)];
-        let names = BTreeMap::from([("sandbox", "s"), ("exec", "e"), ("key", "k"), ("project", "p")]);
-        let begun = Instant::now();
-        let mut asked = 0;
-        for (key, number) in keys.into_iter().zip(2..) {
-            for ((method, path, body), route) in routes(&names).into_iter().zip(0u8..) {
-                // The server counts wrong keys per address, and there are more routes than attempts per
-                // address.
-                let wire = service.wire().from(Ipv4Addr::new(127, 0, number, 1 + route / 20)).with_key(key);
-                if path == "/healthz" || path == "/openapi.json" {
-                    continue;
-                }
-                let answer = wire.ask(&method, &path, body.as_ref()).await;
-                assert_eq!((answer.status, answer.code().as_str()), (401, "unauthorized"), "{method} {path}");
-                asked += 1;
-            }
-        }
-        let each = begun.elapsed() / asked;
-        eprintln!("{asked} refusals, {each:?} each");
-        assert!(each < promised(1) / 10, "{each:?} for a refusal");
-        assert!(admin.sandboxes(true).await.unwrap().is_empty());
-    });
-}
-
 /// The time that a create request waits in the queue does not count towards the idle time of its sandbox.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn every_sandbox_of_many_asked_for_at_once_takes_an_exec_at_once() {
     served(async || {
         let service = Service::start();
@@ -333,6 +233,7 @@ fn every_sandbox_of_many_asked_for_at_once_takes_an_exec_at_once() {
 /// A sandbox accepts an exec as soon as the create request returns. Its name is free as soon as the stop
 /// request returns.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_sandbox_is_ready_when_it_is_answered_and_its_name_is_free_when_it_is_gone() {
     served(async || {
         let service = Service::start();
@@ -355,6 +256,7 @@ fn a_sandbox_is_ready_when_it_is_answered_and_its_name_is_free_when_it_is_gone()
 
 /// A sandbox can be stopped while it is being created, during an exec, and repeatedly.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_delete_works_while_creating_while_executing_twice_and_says_what_is_unknown() {
     served(async || {
         let service = Service::start();

@@ -63,6 +63,7 @@ fn at(service: &Service, sandbox: &SandboxId, options: &str) -> Tmux {
 /// A user can run a full-screen program, resize the terminal, interrupt a command, and continue after a kill
 /// of the server.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_person_at_a_terminal_sees_the_screen_and_goes_on_after_the_server_was_killed() {
     served(async || {
         for (runtime, tier) in tiers() {
@@ -133,6 +134,7 @@ async fn drawn(tmux: &Tmux, cols: usize, rows: usize) {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn who_leaves_a_terminal_comes_back_to_the_same_screen() {
     served(async || {
         let service = Service::start();
@@ -164,6 +166,7 @@ fn who_leaves_a_terminal_comes_back_to_the_same_screen() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn every_key_arrives_once_though_the_server_is_killed_while_they_are_typed() {
     const KILLS: usize = 5;
     const LINES: usize = 400;

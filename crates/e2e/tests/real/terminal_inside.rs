@@ -36,6 +36,7 @@ async fn until(exec: &mut Exec, seen: &mut String, wanted: &str) {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_program_on_a_terminal_sees_one_of_its_own_in_its_size() {
     on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
@@ -67,6 +68,7 @@ fn a_program_on_a_terminal_sees_one_of_its_own_in_its_size() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn keys_sizes_and_the_end_of_a_terminal_do_what_they_do_everywhere() {
     on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
@@ -106,6 +108,7 @@ fn keys_sizes_and_the_end_of_a_terminal_do_what_they_do_everywhere() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_exec_on_a_terminal_ends_with_its_process_whoever_holds_the_terminal() {
     on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
@@ -133,6 +136,7 @@ fn an_exec_on_a_terminal_ends_with_its_process_whoever_holds_the_terminal() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_sandbox_has_so_many_terminals_and_gives_each_back() {
     on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;

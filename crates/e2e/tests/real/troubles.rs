@@ -1,18 +1,23 @@
 //! Failures of a single sandbox, exec or client: each has a typed outcome, ends in time, and affects nothing
 //! else.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`clients`] | clients that are silent, disconnect, come back, are killed or use another version of the API |
 
-use std::process::Stdio;
+mod clients;
+
 use std::time::{Duration, Instant};
 
 use api::account::Role;
-use api::exec::{ExecSpec, LostCause, Outcome, Stream};
+use api::exec::{ExecSpec, LostCause, Outcome};
 use api::limits::Limits;
 use api::sandbox::{CreateSandbox, EndReason, Sandbox, SandboxState};
 use api::{ErrorCode, SandboxId};
-use client::{Client, Event};
+use client::Client;
 use e2e::lab::{Disk, promised, script};
 use e2e::service::{PLENTY, Service, served, small, until};
-use e2e::wire::{command, sandbox};
+use e2e::wire::sandbox;
 use serde_json::{Value, json};
 
 /// Runs a script in a sandbox and returns its standard output. The script must succeed.
@@ -33,6 +38,7 @@ async fn ended(client: &Client, id: &SandboxId, within: Duration) -> Sandbox {
 /// If process 1 of a sandbox is killed from the host, the sandbox is reported as lost, with the cause, and
 /// its streams end.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_sandbox_killed_from_the_host_is_lost_within_seconds_and_the_next_is_unaffected() {
     served(async || {
         let service = Service::start();
@@ -63,6 +69,7 @@ fn a_sandbox_killed_from_the_host_is_lost_within_seconds_and_the_next_is_unaffec
 /// A call or a running exec keeps a sandbox alive. Reading the sandbox's state neither extends nor shortens
 /// its life.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_exec_keeps_its_sandbox_and_looking_at_one_changes_nothing() {
     served(async || {
         let service = Service::start();
@@ -107,159 +114,54 @@ fn an_exec_keeps_its_sandbox_and_looking_at_one_changes_nothing() {
     });
 }
 
-/// Heartbeats keep a proxy from closing the stream of a silent exec, because data arrives every few seconds.
+/// A program that prompts for input fails within seconds instead of hanging. Each of these programs reaches its
+/// prompt, as its message shows.
 #[test]
-fn a_stream_of_a_silent_exec_says_something_every_few_seconds() {
-    served(async || {
-        let service = Service::start();
-        let id = service.client().create(&small()).await.unwrap().id;
-        let path = format!("/v1/sandboxes/{id}/execs");
-        let spec = command(&script("sleep 11; echo late"));
-        let mut coming =
-            service.wire().open("POST", &path, Some(&spec), &[("accept", "application/x-ndjson")]).await;
-        let (mut beats, mut longest, mut last) = (0, Duration::ZERO, Instant::now());
-        let mut kinds = Vec::new();
-        while let Some(line) = coming.line().await {
-            longest = longest.max(last.elapsed());
-            last = Instant::now();
-            match line["type"].as_str().unwrap() {
-                "heartbeat" => beats += 1,
-                kind => kinds.push(kind.to_owned()),
-            }
-        }
-        eprintln!("{beats} heartbeats, the longest silence was {longest:?}");
-        assert_eq!(kinds, ["started", "data", "end"]);
-        assert!(beats >= 2 && longest < Duration::from_secs(10), "{beats} {longest:?}");
-    });
-}
-
-/// Reads the standard output up to an offset or to its end.
-async fn read(exec: &mut client::Exec, most: u64) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    while exec.position().stdout < most {
-        match exec.next().await.unwrap() {
-            Some(Event::Data { stream: Stream::Stdout, bytes: more, .. }) => bytes.extend_from_slice(&more),
-            Some(Event::Data { .. }) => {}
-            Some(Event::Gap { .. } | Event::Result { .. }) => panic!("a gap or a result"),
-            Some(Event::End(end)) => {
-                assert_eq!(end.outcome, Outcome::Exited { code: 0 });
-                break;
-            }
-            None => break,
-        }
-    }
-    bytes
-}
-
-/// A reader that has disconnected can resume at its offset without a gap or a duplicate, even after the end
-/// of the exec.
-#[test]
-fn a_reader_that_left_comes_back_at_its_offset_also_after_the_end() {
-    served(async || {
-        let service = Service::start();
-        let client = service.client();
-        let id = client.create(&small()).await.unwrap().id;
-        let spec =
-            script("for i in $(seq 2000); do echo line $i; [ $((i % 100)) = 0 ] && sleep 0.1; done; true");
-        let mut first = client.exec(&id, &spec).await.unwrap();
-        let mut bytes = read(&mut first, 3000).await;
-        let (name, reached) = (first.id().clone(), first.position().stdout);
-        assert_eq!(bytes.len() as u64, reached);
-        drop(first);
-        let mut second = client.reader(&id, &name);
-        second.seek(reached, 0, 0);
-        bytes.extend(read(&mut second, u64::MAX).await);
-        let whole: String = (1..=2000).map(|number| format!("line {number}\n")).collect();
-        assert!(bytes == whole.as_bytes(), "{} bytes of {}", bytes.len(), whole.len());
-        for offset in [0, 1, reached, whole.len() as u64] {
-            let mut late = client.reader(&id, &name);
-            late.seek(offset, 0, 0);
-            let rest = read(&mut late, u64::MAX).await;
-            assert!(rest == whole.as_bytes()[usize::try_from(offset).unwrap()..], "from {offset}");
-        }
-    });
-}
-
-/// With `cancel_on_disconnect`, an exec is cancelled when its reader disconnects. Without the option, the
-/// exec continues.
-#[test]
-fn an_exec_that_was_to_end_with_its_reader_does_and_another_does_not() {
-    served(async || {
-        let service = Service::start();
-        let (client, wire) = (service.client(), service.wire());
-        let id = client.create(&small()).await.unwrap().id;
-        let spec = command(&script("sleep 61 & sleep 61"));
-        let mut names = Vec::new();
-        for query in ["?cancel_on_disconnect=true", ""] {
-            let path = format!("/v1/sandboxes/{id}/execs{query}");
-            let mut coming =
-                wire.open("POST", &path, Some(&spec), &[("accept", "application/x-ndjson")]).await;
-            let started: Value = coming.line().await.unwrap();
-            names.push(started["exec"]["id"].as_str().unwrap().parse().unwrap());
-        }
-        until(promised(5), "the exec to end with its reader", async || {
-            let info = client.exec_info(&id, &names[0]).await.unwrap();
-            info.outcome == Some(Outcome::Cancelled) && info.processes == 0
-        })
-        .await;
-        // The other exec may have started only a moment ago.
-        until(promised(5), "both processes of the other", async || {
-            let other = client.exec_info(&id, &names[1]).await.unwrap();
-            assert!(other.outcome.is_none(), "{other:?}");
-            other.processes >= 2
-        })
-        .await;
-    });
-}
-
-/// An exec's deadline is measured from the start of its process, so it does not include the time that retries
-/// take.
-#[test]
-fn the_time_until_a_server_is_back_is_not_charged_to_the_execs_deadline() {
-    served(async || {
-        let mut service = Service::start();
-        let client = service.client();
-        let id = client.create(&small()).await.unwrap().id;
-        service.kill();
-        let spec = ExecSpec { deadline_ms: Some(2500), ..script("sleep 1; echo in time") };
-        let asking = tokio::spawn({
-            let client = client.clone();
-            async move { client.exec(&id, &spec).await.unwrap().collect().await.unwrap() }
-        });
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        service.begin();
-        let done = asking.await.unwrap();
-        assert_eq!(done.end.outcome, Outcome::Exited { code: 0 });
-        assert_eq!(done.stdout, b"in time\n");
-    });
-}
-
-/// A program that prompts for input fails within seconds instead of hanging.
-#[test]
+#[ignore = "starts real sandboxes"]
 fn a_program_that_asks_a_person_fails_at_once_where_there_is_none() {
+    // Server inside the sandbox that requires a login, as a private repository does.
+    const PRIVATE: &str = "
+import http.server
+class Private(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(401)
+        self.send_header('www-authenticate', 'Basic realm=private')
+        self.end_headers()
+http.server.HTTPServer(('127.0.0.1', 8000), Private).serve_forever()";
     served(async || {
         let service = Service::start();
         let client = service.client();
         let id = client.create(&small()).await.unwrap().id;
+        let env = [("PRIVATE".to_owned(), PRIVATE.to_owned())].into();
+        let serving = ExecSpec { env, ..script("exec python3 -c \"$PRIVATE\"") };
+        client.start(&id, &serving).await.unwrap();
+        said(&client, &id, "until (: < /dev/tcp/127.0.0.1/8000) 2> /dev/null; do sleep 0.1; done").await;
         let repository = "git init -q r && cd r && git config user.name a && git config user.email a@b && echo 1 > f && git add f";
         said(&client, &id, repository).await;
-        for text in [
-            "cd r && git commit",
-            "GIT_TERMINAL_PROMPT=1 git clone https://user@127.0.0.1:1/private",
-            "python3 -c 'input()'",
-            "read -r answer",
-            "apt-get install slapd",
+        for (text, prompt) in [
+            ("cd r && git commit", "EDITOR unset"),
+            (
+                "no_proxy=127.0.0.1 GIT_TERMINAL_PROMPT=1 git clone http://127.0.0.1:8000/private",
+                "could not read Username",
+            ),
+            ("python3 -c 'input()'", "EOFError"),
+            ("read -rp 'answer? ' answer", ""),
+            // `apt-get` asks before it removes a package. Without the lock, it asks users other than root too.
+            ("apt-get -o Debug::NoLocking=1 remove git", "Do you want to continue? [Y/n] Abort."),
         ] {
             let begun = Instant::now();
             let done = client.exec(&id, &script(text)).await.unwrap().collect().await.unwrap();
+            let output = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
             let Outcome::Exited { code } = done.end.outcome else { panic!("{text}: {:?}", done.end) };
             assert!(code != 0 && begun.elapsed() < promised(5), "{text}: {code} after {:?}", begun.elapsed());
+            assert!(output.contains(prompt), "{text} did not reach its prompt: {output}");
         }
     });
 }
 
 /// A create request that fails returns the reason and leaves nothing behind.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_create_that_cannot_be_made_says_why_and_leaves_nothing() {
     // Hide `runsc`, so that the server runs as on a machine without gVisor.
     let hide = "for one in $(which -a runsc); do mount --bind /dev/null $one; done; exec \"$@\"";
@@ -299,6 +201,7 @@ fn a_create_that_cannot_be_made_says_why_and_leaves_nothing() {
 /// A layer is never removed while sandboxes are created from it, even if templates and unused layers are
 /// removed at the same time.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
     served(async || {
         let mut service = Service::start();
@@ -376,6 +279,7 @@ fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
 
 /// A sandbox's files, processes, variables and IPC objects are not visible in the next sandbox.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_fresh_sandbox_holds_nothing_of_the_one_before() {
     // The pattern `secre[t]-of-a` does not match the command line that contains it.
     const LEAVE: &str = "for d in /workspace /tmp /dev/shm ~; do echo secret-of-a > $d/secret-of-a; done; ipcmk -M 4096 >/dev/null; \
@@ -408,27 +312,5 @@ fn a_fresh_sandbox_holds_nothing_of_the_one_before() {
             assert_eq!(clean.split_whitespace().collect::<String>(), "/dev/shm:/tmp:/workspace:");
             other.stop(&after).await.unwrap();
         }
-    });
-}
-
-/// If the command line cannot write its output, for example because the disk is full, it fails and never
-/// reports success.
-#[test]
-fn output_that_cannot_be_written_makes_the_command_fail() {
-    served(async || {
-        let service = Service::start();
-        let id = service.client().create(&small()).await.unwrap().id;
-        let exec = |stdout: Stdio| {
-            let mut command = service.command(&["exec", id.as_str(), "--", "echo", "hi"]);
-            command.stdout(stdout).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap()
-        };
-        // Control: the same command succeeds if its output can be written.
-        let control = exec(Stdio::piped());
-        assert!(control.status.success() && control.stdout == b"hi\n", "{control:?}");
-        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-        let failed = exec(full.into());
-        let said = String::from_utf8_lossy(&failed.stderr);
-        assert!(!failed.status.success() && said.contains("cannot write to standard output"), "{said}");
-        assert!(said.contains("ran: yes"), "the command has run: {said}");
     });
 }

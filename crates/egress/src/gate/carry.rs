@@ -15,8 +15,10 @@ use sha2::{Digest, Sha256, Sha512};
 use streamed::Feed;
 use tokio::io::AsyncReadExt as _;
 
+use super::index::{Hash, IndexEntry};
+use super::request::{PackageRequest, allow};
 use super::store::PartialPackage;
-use super::{ANSWER_WITHIN, Gate, Hash, IndexEntry, PackageRequest, Recipient, allow};
+use super::{ANSWER_WITHIN, Gate, Recipient};
 use crate::Refusal;
 use crate::body::Body;
 use crate::flow::SPENT;

@@ -9,7 +9,9 @@ use hyper::header::{ETAG, IF_MODIFIED_SINCE, IF_NONE_MATCH, LAST_MODIFIED};
 use hyper::{Request, Response, StatusCode};
 use tokio::sync::watch;
 
-use super::{Gate, Hash, IndexEntry, PackageRequest, Recipient};
+use super::index::{Hash, IndexEntry};
+use super::request::PackageRequest;
+use super::{Gate, Recipient};
 use crate::Refusal;
 use crate::body::{Body, full};
 use crate::party::Party;

@@ -8,10 +8,10 @@ use hyper::Response;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
-use super::{
-    Gate, HOST, Hash, Index, IndexEntry, IndexRequest, PackageRequest, Recipient, document, is_old_enough,
-    is_plain,
-};
+use super::age::is_old_enough;
+use super::index::{Hash, Index, IndexEntry, IndexRequest};
+use super::request::PackageRequest;
+use super::{Gate, HOST, Recipient, document, is_plain};
 use crate::Refusal;
 use crate::body::Body;
 use crate::party::Party;
@@ -115,6 +115,8 @@ fn file(version: &Value) -> Option<(String, String, String)> {
     (web && is_plain(&name)).then(|| (name, url.to_owned(), sha512))
 }
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests {
     use super::*;

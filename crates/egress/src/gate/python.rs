@@ -10,9 +10,10 @@ use reqwest::Url;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{
-    Gate, Hash, Index, IndexEntry, IndexRequest, PackageRequest, Recipient, document, is_old_enough, is_plain,
-};
+use super::age::is_old_enough;
+use super::index::{Hash, Index, IndexEntry, IndexRequest};
+use super::request::PackageRequest;
+use super::{Gate, Recipient, document, is_plain};
 use crate::Refusal;
 use crate::body::Body;
 use crate::party::Party;
@@ -135,7 +136,8 @@ fn from_html(base: &Url, text: &str) -> Vec<IndexedFile> {
             let (_, from) = attributes.split_once(&format!("{wanted}=\""))?;
             Some(unescaped(from.split_once('"')?.0))
         };
-        let yanked = attributes.contains("data-yanked");
+        // Every second part is the value of an attribute.
+        let yanked = attributes.split('"').step_by(2).any(|names| names.contains("data-yanked"));
         let found = attribute("href").and_then(|href| {
             let (url, hash) = href.split_once("#sha256=")?;
             let file = IndexedFile {
@@ -190,11 +192,20 @@ fn unescaped(text: &str) -> String {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests {
     use super::*;
 
     const AT: &str = "https://index.example/simple/demo/";
     const HASH: &str = "93bf7695c179ff8c93ea5cb1d0d4a895c30c6756087da8cb1deb4165f4fc8c24";
+
+    #[test]
+    fn a_file_whose_requirement_mentions_yanking_is_not_yanked() {
+        let html =
+            format!("<a href=\"x#sha256={HASH}\" data-requires-python=\"data-yanked\">demo-1.0.tar.gz</a>");
+        assert!(!listed("text/html", AT, html.as_bytes()).unwrap()[0].yanked);
+    }
 
     #[test]
     fn both_forms_of_an_index_say_the_same() {

@@ -102,10 +102,11 @@ impl Results {
     /// Returns the first line, its offset and the offset of the next line, if the output before the line has
     /// been delivered.
     pub(super) fn next(&mut self, reached: [u64; 2]) -> Result<Option<(u64, u64, ResultLine)>, Error> {
+        // A malformed line is reported only now, after all lines before it have been delivered.
+        self.look()?;
         let belongs = |(_, line): &(u64, ResultLine)| line.stdout <= reached[0] && line.stderr <= reached[1];
         let Some((next, line)) = self.first.take_if(|first| belongs(first)) else { return Ok(None) };
         let offset = std::mem::replace(&mut self.told, next);
-        self.look()?;
         Ok(Some((offset, next, line)))
     }
 
@@ -220,6 +221,14 @@ mod tests {
         let mut results = Results::at(7);
         results.take(&[&b"\n"[..], &line(0, "a")].concat()).unwrap();
         assert_eq!(told(&mut results, 0)[0].0, 7);
+    }
+
+    #[test]
+    fn a_result_before_a_malformed_line_is_delivered() {
+        let mut results = Results::default();
+        results.take(&[line(0, "a"), b"{}\n".to_vec()].concat()).unwrap();
+        assert!(results.next([0, 0]).unwrap().is_some());
+        assert!(results.next([0, 0]).is_err());
     }
 
     #[test]

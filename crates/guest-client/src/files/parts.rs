@@ -136,6 +136,8 @@ fn broken(what: &str) -> Error {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests {
     use api::files::FileAnswer;
     use proptest::prelude::*;

@@ -9,14 +9,14 @@ use api::limits;
 use rustix::process::{Signal, kill_process_group};
 use tokio::time::Instant;
 
-use super::{Context, ContextProcess, END_WITHIN, NO_GROUP};
-use crate::code::{CellSpec, Job, RunSpec, Running, Tell};
+use super::process::ContextProcess;
+use super::{Context, END_WITHIN, NO_GROUP};
 use crate::exec::GuestExec;
+use crate::interpreter::{CellSpec, Job, RunSpec, Running, Tell};
 use crate::records::Records;
 use crate::said::{CellEnd, CodeMessage, shown, understand};
 use crate::shell;
 use crate::sweep::{self, Whom};
-use crate::table::ExecTable;
 
 /// Interval between interrupts of a cell that does not end.
 const INTERRUPT_EVERY: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ enum TurnEnd {
 
 impl Context {
     /// Runs a cell when its turn comes.
-    pub async fn cell(self: Rc<Self>, table: Rc<ExecTable>, exec: Rc<GuestExec>, job: Job) {
+    pub async fn cell(self: Rc<Self>, exec: Rc<GuestExec>, job: Job) {
         self.waiting.set(self.waiting.get() + 1);
         let turn = tokio::select! {
             biased;
@@ -46,7 +46,7 @@ impl Context {
             exec.ask_to_end(Outcome::Cancelled);
             return exec.over(Outcome::Cancelled);
         }
-        let process = self.alive(&table).await;
+        let process = self.alive().await;
         if self.removed.get() {
             self.end(Loss::Ended).await;
             exec.ask_to_end(Outcome::Cancelled);
@@ -57,7 +57,7 @@ impl Context {
             return exec.over(reason);
         }
         match process {
-            Ok(process) => self.run(&table, &exec, &job, &process).await,
+            Ok(process) => self.run(&exec, &job, &process).await,
             Err(error) => {
                 exec.show(&RunResult::Refused { error });
                 // A shell uses this exit code for a command that it cannot start.
@@ -67,19 +67,13 @@ impl Context {
     }
 
     /// Runs a cell whose turn has come.
-    async fn run(
-        self: &Rc<Self>,
-        table: &ExecTable,
-        exec: &Rc<GuestExec>,
-        job: &Job,
-        process: &Rc<ContextProcess>,
-    ) {
-        let Some(running) = process.running.borrow().clone() else {
+    async fn run(self: &Rc<Self>, exec: &Rc<GuestExec>, job: &Job, process: &Rc<ContextProcess>) {
+        let Some(running) = process.running() else {
             return exec.over(Outcome::Unknown);
         };
         self.cells.set(self.cells.get() + 1);
         self.running.replace(Some(Rc::clone(exec)));
-        exec.belong(process.group);
+        exec.belong(process.group());
         self.tell(exec);
         exec.prepare(BEGIN_WITHIN + Duration::from_millis(job.code.install_ms.unwrap_or(limits::INSTALL_MS)));
         let outcome = match self.follow(exec, process, &running, job).await {
@@ -87,19 +81,19 @@ impl Context {
             TurnEnd::Gone => {
                 let ended = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
                 let outcome = ended.unwrap_or(Outcome::Unknown);
-                sweep::kill(Whom::Group(process.group)).await;
+                sweep::kill(Whom::Group(process.group())).await;
                 // Wait until the process has ended, so that the next cell starts a new process.
                 let _ = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
                 exec.state_lost.set(true);
                 if exec.is_struck() {
-                    table.memory().tidy().await;
+                    self.parent.processes().memory().tidy().await;
                 }
                 outcome
             }
         };
         exec.catch_up(&running.streams).await;
         self.running.replace(None);
-        self.notice(table);
+        self.notice();
         exec.belong(NO_GROUP);
         exec.over(outcome);
     }
@@ -184,10 +178,10 @@ impl Context {
             let oom = exec.reason() == Some(Outcome::Oom);
             if oom || since.elapsed() >= KILL_AFTER {
                 self.ending.set(if oom { None } else { Some(Loss::Killed) });
-                sweep::kill(Whom::Group(process.group)).await;
+                sweep::kill(Whom::Group(process.group())).await;
                 return TurnEnd::Gone;
             }
-            if let Some(pid) = process.pid.get() {
+            if let Some(pid) = process.pid() {
                 let _ = kill_process_group(pid, Signal::INT);
             }
             next = (Instant::now() + INTERRUPT_EVERY).min(since + KILL_AFTER);

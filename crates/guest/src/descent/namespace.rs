@@ -10,7 +10,7 @@
 use std::ffi::CStr;
 use std::io::{self, Write as _};
 
-use crate::launch::done;
+use crate::syscall::done;
 
 /// Maximum size of the two lines of an ID map.
 const TEXT_BYTES: usize = 64;

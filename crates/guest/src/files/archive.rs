@@ -221,7 +221,7 @@ pub fn unpack(path: &FilePath, compression: Compression, sent: PartReader) -> Re
 }
 
 impl ArchiveUnpacker {
-    fn all(&mut self, archive: &mut Archive<Source<PartReader>>) -> Result<(), Error> {
+    fn all<R: Read>(&mut self, archive: &mut Archive<Source<R>>) -> Result<(), Error> {
         let mut ahead = Ahead::of_any_owner();
         for raw in archive.entries().map_err(broken)?.raw(true) {
             let mut raw = raw.map_err(broken)?;
@@ -339,3 +339,6 @@ fn header(stat: &Stat) -> Header {
     header.set_size(0);
     header
 }
+
+#[cfg(test)]
+mod fuzz;

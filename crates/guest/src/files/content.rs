@@ -55,7 +55,8 @@ pub fn read(
     let place = FileLocation::find(path)?;
     let (file, stat) = place.open(OFlags::RDONLY)?;
     let seen = version(&stat);
-    if wanted.is_some_and(|wanted| wanted != seen) {
+    let compares = !api::defence::is_off("P-09");
+    if compares && wanted.is_some_and(|wanted| wanted != seen) {
         return Err(conflict(
             format!("{} has changed since the requested version", show(&place.path)),
             "Get the current version of the file and read the file from the beginning.",
@@ -74,7 +75,7 @@ pub fn read(
     parts::head(&FileAnswer::Content { info: place.describe(&stat), from, to }).map_err(unheard)?;
     let end = match send(&file, from, to, digest) {
         Ok(Some(hash)) => {
-            let changed = rustix::fs::fstat(&file).map_or(true, |now| version(&now) != seen);
+            let changed = compares && rustix::fs::fstat(&file).map_or(true, |now| version(&now) != seen);
             FileEnd::Read { hash, changed }
         }
         Ok(None) => FileEnd::Failed {
@@ -239,8 +240,10 @@ pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, E
 impl<'a> Fresh<'a> {
     /// Creates an empty temporary file next to the file at `place`.
     pub fn new(place: &'a FileLocation, mode: u32) -> Result<Self, Error> {
-        let name = place.beside()?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let in_place = api::defence::is_off("U-08");
+        let name = if in_place { place.name.clone() } else { place.beside()? };
+        let creation = if in_place { OFlags::TRUNC } else { OFlags::EXCL };
+        let flags = OFlags::WRONLY | OFlags::CREATE | creation | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&place.parent, name.as_slice(), flags, Mode::from_raw_mode(0o600))
             .map_err(|errno| failed("create a temporary file next to", &place.path, errno))?;
         let fresh = Self { place, name, file, placed: false };

@@ -79,10 +79,12 @@ impl FileLocation {
         let refuse = |stat: &Stat| not_regular(&String::from_utf8_lossy(&self.path), kind(stat));
         let fault = |errno| failed("open", &self.path, errno);
         let before = self.stat().map_err(fault)?;
-        if kind(&before) != FileKind::File {
+        let follows = api::defence::is_off("P-02");
+        if kind(&before) != FileKind::File && !follows {
             return Err(refuse(&before));
         }
-        let safe = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let bound = if follows { OFlags::empty() } else { OFlags::NOFOLLOW };
+        let safe = bound | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.parent, self.name.as_slice(), flags | safe, Mode::empty())
             .map_err(fault)?;
         // Check the opened file again: it may have been replaced since the first check.
@@ -190,11 +192,14 @@ pub fn target(parent: &OwnedFd, name: &[u8]) -> Option<String> {
 /// Opens a directory by its name, and refuses a symlink. On gVisor, opening a symlink as a directory follows
 /// it regardless of the flags, so the result is compared with the status read before.
 pub fn enter(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+    let flags = DIRECTORY.difference(OFlags::PATH) | OFlags::RDONLY | OFlags::NONBLOCK;
+    if api::defence::is_off("P-05") {
+        return rustix::fs::openat(parent, name, flags.difference(OFlags::NOFOLLOW), Mode::empty());
+    }
     let seen = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if kind(&seen) != FileKind::Directory {
         return Err(Errno::NOTDIR);
     }
-    let flags = DIRECTORY.difference(OFlags::PATH) | OFlags::RDONLY | OFlags::NONBLOCK;
     let directory = rustix::fs::openat(parent, name, flags, Mode::empty())?;
     let opened = rustix::fs::fstat(&directory)?;
     let same = (opened.st_dev, opened.st_ino) == (seen.st_dev, seen.st_ino);

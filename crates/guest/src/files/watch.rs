@@ -196,7 +196,7 @@ impl Watcher {
     }
 
     fn push(&mut self, event: Change, path: &[u8]) {
-        if self.pending.len() >= PENDING_MAX {
+        if self.pending.len() >= PENDING_MAX && !api::defence::is_off("P-16") {
             return self.overflow();
         }
         let (path, path_encoded) = shown(path);

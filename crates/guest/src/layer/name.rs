@@ -126,6 +126,8 @@ fn start(bytes: &[u8]) -> String {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests {
     use super::*;
 

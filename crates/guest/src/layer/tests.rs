@@ -2,6 +2,7 @@
 
 mod archive;
 mod formats;
+mod fuzz;
 mod rules;
 
 use std::fs;

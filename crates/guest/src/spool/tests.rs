@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::last::LAST_BYTES;
 use super::*;
 
 fn file() -> io::Result<File> {

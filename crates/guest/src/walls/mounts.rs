@@ -14,7 +14,7 @@ use rustix::mount::{
 };
 
 use super::{Failed, step};
-use crate::launch::done;
+use crate::syscall::done;
 
 /// Directory for the socket of process 1 and for retained output. It is also visible outside the walls.
 const SPOOL: &str = "/.bellglass/spool";

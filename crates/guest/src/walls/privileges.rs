@@ -7,7 +7,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{Failed, step};
 use crate::descent::{CAPABILITIES_VERSION, CAPABILITY_LAST};
-use crate::launch::done;
+use crate::syscall::done;
 
 /// Host name of every sandbox.
 const NAME: &[u8] = b"sandbox";

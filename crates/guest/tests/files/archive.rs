@@ -6,6 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use api::files::ArchiveReport;
 use api::layer::Compression;
+use flate2::write::GzEncoder;
 use tar::{Builder, EntryType, Header};
 
 use super::*;
@@ -129,6 +130,14 @@ fn an_archive_that_breaks_off_or_bursts_is_refused() {
     let mut garbage = whole;
     garbage.extend(b"trailing");
     assert!(unpack(directory.path(), &garbage, Compression::None).is_err());
+    // A decompression bomb is stopped early, although the compressed bytes arrive all at once.
+    let bomb = entry(b"zeros", EntryType::Regular, b"", &vec![0; 100 << 20]);
+    let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::best());
+    encoder.write_all(&bomb).unwrap();
+    let error = unpack(directory.path(), &encoder.finish().unwrap(), Compression::Gzip).unwrap_err();
+    assert!(error.message.contains("compression ratio"), "{error:?}");
+    let written = fs::metadata(directory.path().join("zeros")).unwrap().len();
+    assert!(written < 32 << 20, "{written} bytes were written");
 }
 
 #[test]

@@ -1,19 +1,20 @@
-//! One workspace: creating, querying and removing it, running commands and uploading files.
+//! One workspace: creating, querying and removing it. Commands run in it through its [`agent`].
+
+mod agent;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::time::Duration;
 
 use api::SandboxId;
 use api::limits::Limits;
-use api::walls::Walls;
-use reqwest::multipart::{Form, Part};
 use reqwest::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::account::{self, Account};
-use crate::{Error, Spec, files};
+pub(super) use agent::CommandResult;
+
+use super::account::Account;
+use crate::{Error, Spec};
 
 /// Labels that hold the owner of a workspace and the ID of its sandbox.
 const OWNER: &str = "dev.bellglass.owner";
@@ -21,17 +22,12 @@ const SANDBOX: &str = "dev.bellglass.sandbox";
 /// Page size of a listing, and the maximum number of pages, which is more than any account needs.
 const PAGE: usize = 100;
 const PAGES_MAX: usize = 1000;
-/// Exit code of the first shell command if the shell is not running as root.
-const NOT_ROOT: i64 = 3;
 /// Number of minutes between the end of the sandbox's time to live and Daytona's automatic removal of the
 /// workspace.
 const LEFT_MINUTES: u64 = 5;
 const GIB: u64 = 1 << 30;
 /// HTTP statuses after which a removal request may be sent again.
 const AGAIN: [StatusCode; 3] = [StatusCode::NOT_FOUND, StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS];
-/// Timeout for a command, in addition to the time that its caller allows.
-const SAYS_WITHIN: Duration = Duration::from_secs(20);
-
 /// Daytona's description of a workspace.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -59,21 +55,6 @@ struct WorkspacePage {
     items: Vec<Workspace>,
     #[serde(default)]
     next_cursor: Option<String>,
-}
-
-/// Result of a command in a workspace.
-#[derive(Deserialize)]
-pub(super) struct CommandResult {
-    /// The command's exit code.
-    #[serde(rename = "exitCode", default = "unknown")]
-    pub code: i64,
-    /// The command's output.
-    #[serde(rename = "result", default)]
-    pub said: String,
-}
-
-fn unknown() -> i64 {
-    -1
 }
 
 fn name(id: &SandboxId) -> String {
@@ -242,67 +223,6 @@ impl Workspace {
         Ok(())
     }
 
-    /// Uploads the guest and its isolation settings.
-    pub async fn put_in(&self, account: &Account, guest: &Path, walls: &Walls) -> Result<(), Error> {
-        // The agent runs as the user that the image specifies, and only root can apply the isolation
-        // settings.
-        let ready = format!(
-            "[ \"$(id -u)\" = 0 ] || exit {NOT_ROOT}; mkdir -p -m 0755 /.bellglass && rm -rf /.bellglass/*"
-        );
-        let ran = self.run(account, &ready, Duration::ZERO).await?;
-        if ran.code != 0 {
-            return Err(not_ready(&ran));
-        }
-        let program = std::fs::read(guest).map_err(|source| files::failed("read", guest, source))?;
-        let walls = serde_json::to_vec(walls).map_err(|error| Error::System {
-            act: "serialize the isolation settings".into(),
-            source: error.into(),
-        })?;
-        let mut form = Form::new();
-        for (number, (path, content)) in
-            [("/.bellglass/guest", program), ("/.bellglass/walls.json", walls)].into_iter().enumerate()
-        {
-            form = form
-                .text(format!("files[{number}].path"), path)
-                .part(format!("files[{number}].file"), Part::bytes(content).file_name(path));
-        }
-        let request = account.at(Method::POST, &self.toolbox("/files/bulk-upload")?).multipart(form);
-        account.done("upload the guest", request, Duration::from_secs(240)).await.map(|_| ())
-    }
-
-    /// Makes the guest apply its isolation settings and start process 1 inside them.
-    pub async fn begin(&self, account: &Account, ttl_ms: u64) -> Result<(), Error> {
-        let words = format!(
-            "cd / && chmod 0755 /.bellglass/guest && exec env -i PATH=/usr/bin:/bin /.bellglass/guest init --ttl-ms {ttl_ms} --walls"
-        );
-        let CommandResult { code, said } = self.run(account, &words, Duration::ZERO).await?;
-        if code == 0 {
-            return Ok(());
-        }
-        Err(Error::Unavailable {
-            what: "the Daytona workspace cannot be isolated".into(),
-            why: format!("the guest exited with {code}: {}", said.trim()),
-            fix: "Use container workspaces without GPU on Linux 5.14 or later, or use another backend."
-                .into(),
-        })
-    }
-
-    /// Runs a shell command in the workspace, as root.
-    pub async fn run(
-        &self,
-        account: &Account,
-        words: &str,
-        longer: Duration,
-    ) -> Result<CommandResult, Error> {
-        let act = "run a command in the workspace";
-        let within = SAYS_WITHIN + longer;
-        let body = json!({ "command": words, "cwd": "/", "timeout": within.as_secs() });
-        let request = account
-            .at(Method::POST, &self.toolbox("/process/execute")?)
-            .header("content-type", "application/json");
-        account.read(act, account.done(act, request.body(body.to_string()), within).await?).await
-    }
-
     /// Requests the workspace's removal. Also succeeds if the removal is not possible now, so the caller
     /// repeats the request.
     pub async fn remove(&self, account: &Account) -> Result<(), Error> {
@@ -316,35 +236,6 @@ impl Workspace {
             Err(refusal) => Err(account.failed(act, &refusal)),
         }
     }
-
-    /// Returns the URL of this path on the workspace's agent. Fails if requests to the URL could be read in
-    /// transit, because they contain the API key.
-    pub fn toolbox(&self, path: &str) -> Result<String, Error> {
-        let url = format!("{}/{}{path}", self.toolbox_proxy_url.trim_end_matches('/'), self.id);
-        match account::is_private(&url) {
-            true => Ok(url),
-            false => Err(Error::Unavailable {
-                what: "the agent of the Daytona workspace cannot be used".into(),
-                why: format!("its URL {} does not use https", self.toolbox_proxy_url),
-                fix: "Configure Daytona's proxy to serve https.".into(),
-            }),
-        }
-    }
-}
-
-/// Builds the error for a workspace where the guest cannot be installed.
-fn not_ready(CommandResult { code, said }: &CommandResult) -> Error {
-    let (why, fix) = match *code {
-        NOT_ROOT => (
-            "its processes do not run as root".to_owned(),
-            "Create the snapshot from an image that ends with `USER root`; user code does not run as root.",
-        ),
-        code => (
-            format!("its shell exited with {code} while creating /.bellglass: {}", said.trim()),
-            "Create the snapshot from an image with a working shell and a writable root directory, or use another backend.",
-        ),
-    };
-    Error::Unavailable { what: "the Daytona workspace cannot be isolated".into(), why, fix: fix.into() }
 }
 
 /// Returns true if a snapshot with this name exists.
@@ -366,7 +257,7 @@ pub(super) async fn has_snapshot(account: &Account, name: &str) -> Result<bool, 
 mod tests {
     use super::*;
 
-    fn workspace(state: &str, toolbox: &str) -> Workspace {
+    pub(super) fn workspace(state: &str, toolbox: &str) -> Workspace {
         let said = json!({ "id": "w", "state": state, "cpu": 2, "memory": 1, "toolboxProxyUrl": toolbox });
         serde_json::from_value(said).unwrap()
     }
@@ -386,14 +277,6 @@ mod tests {
     }
 
     #[test]
-    fn the_key_is_not_sent_to_an_agent_without_https() {
-        assert_eq!(workspace("started", "https://proxy/x/").toolbox("/y").unwrap(), "https://proxy/x/w/y");
-        for url in ["http://proxy.example.org/toolbox", ""] {
-            assert!(workspace("started", url).toolbox("/process/execute").is_err(), "{url}");
-        }
-    }
-
-    #[test]
     fn only_what_never_begins_is_given_up() {
         for state in ["error", "build_failed", "stopped", "destroyed"] {
             assert!(workspace(state, "").has_begun().is_err(), "{state}");
@@ -402,12 +285,5 @@ mod tests {
             assert!(!workspace(state, "").has_begun().unwrap(), "{state}");
         }
         assert!(workspace("started", "").has_begun().unwrap());
-    }
-
-    #[test]
-    fn a_shell_that_failed_is_not_taken_for_one_that_is_not_roots() {
-        let told = |code, said: &str| not_ready(&CommandResult { code, said: said.into() }).to_string();
-        assert!(told(NOT_ROOT, "").ends_with("its processes do not run as root"));
-        assert!(told(1, "mkdir: Read-only file system\n").ends_with("mkdir: Read-only file system"));
     }
 }

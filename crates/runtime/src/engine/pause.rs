@@ -3,7 +3,8 @@
 use api::SandboxId;
 use bollard::models::ContainerState;
 
-use super::{Engine, container, is_over, unless_gone};
+use super::end::is_over;
+use super::{Engine, container, unless_gone};
 use crate::{Error, Pausing};
 
 #[async_trait::async_trait]

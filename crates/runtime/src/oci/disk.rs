@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use api::defence;
 use api::limits::{Limits, UID};
 use rustix::fs::{FallocateFlags, FileType, Mode};
 use rustix::mount::MountFlags;
@@ -138,6 +139,11 @@ pub(crate) fn make(path: &Path, blanks: &Path, limits: &Limits) -> Result<(), Er
             ),
         });
     }
+    let limits = &Limits {
+        disk_bytes: defence::limit(limits.disk_bytes, "C-08"),
+        disk_inodes: defence::limit(limits.disk_inodes, "C-09"),
+        ..*limits
+    };
     refuse_if_full(path, limits.disk_bytes)?;
     let file = OpenOptions::new()
         .read(true)

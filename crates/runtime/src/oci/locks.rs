@@ -99,21 +99,42 @@ impl Oci {
     ) -> Result<(), Error> {
         let mut looked = 0;
         for id in self.dirs.ids()? {
+            let mut files = BTreeSet::new();
             for pid in self.cgroups.processes(&id)? {
-                let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-                for file in open.take(FILES_MAX - looked) {
-                    looked += 1;
-                    let Ok(found) = std::fs::metadata(file.path()) else { continue };
-                    let device = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
-                    let count = unknown.get(&(device, found.ino())).copied().unwrap_or(0);
-                    if count > 0 {
-                        *held.entry(id.clone()).or_default() += count;
-                    }
-                }
+                looked += find_locked(pid, FILES_MAX - looked, unknown, &mut files);
+            }
+            let count = locks_on(&files, unknown);
+            if count > 0 {
+                *held.entry(id).or_default() += count;
             }
         }
         Ok(())
     }
+}
+
+/// Adds the locked files that a process has open to `files`. Inspects at most `most` descriptors, and returns
+/// their number.
+fn find_locked(
+    pid: i32,
+    most: usize,
+    locks: &BTreeMap<LockedFile, u64>,
+    files: &mut BTreeSet<LockedFile>,
+) -> usize {
+    let mut looked = 0;
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    for file in open.take(most) {
+        looked += 1;
+        let Ok(found) = std::fs::metadata(file.path()) else { continue };
+        let device = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
+        files.extend(Some((device, found.ino())).filter(|file| locks.contains_key(file)));
+    }
+    looked
+}
+
+/// Returns the number of locks on these files. A lock counts once, however many descriptors of the file a
+/// sandbox has: duplicates and inherited descriptors do not take another lock.
+fn locks_on(files: &BTreeSet<LockedFile>, locks: &BTreeMap<LockedFile, u64>) -> u64 {
+    files.iter().filter_map(|file| locks.get(file)).sum()
 }
 
 /// Reads the newest locks, in the kernel's text format.
@@ -155,5 +176,19 @@ mod tests {
         assert_eq!(waits, Some(Lock { pid: -1, place: ((254, 0), 10_133_507) }));
         assert_eq!(parse("452: POSI"), None, "the last line may be cut");
         assert_eq!(device("36 35 98:0 / /x rw - ext4 disk rw"), Some((98, 0)));
+    }
+
+    #[test]
+    fn a_lock_counts_once_however_many_descriptors_its_file_has() {
+        let locked = tempfile::tempfile().unwrap();
+        let copies: Vec<File> = (0..9).map(|_| locked.try_clone().unwrap()).collect();
+        let found = locked.metadata().unwrap();
+        let device = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
+        let locks = BTreeMap::from([((device, found.ino()), 5), ((device, u64::MAX), 7)]);
+        let own = std::process::id().try_into().unwrap();
+        let mut files = BTreeSet::new();
+        let looked = find_locked(own, FILES_MAX, &locks, &mut files);
+        assert!(looked > copies.len(), "each copy is a descriptor");
+        assert_eq!(locks_on(&files, &locks), 5);
     }
 }

@@ -1,5 +1,7 @@
 //! Tests with valid and invalid images.
 
+mod fuzz;
+
 use std::fs;
 use std::path::Path;
 

@@ -16,16 +16,6 @@
 //! machine affects all subjects of a round alike. Ratios are therefore comparable between runs, but absolute
 //! durations are not.
 
-// This command-line program prints to the terminal, and fails by panicking, as tests do.
-#![allow(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing
-)]
-
 mod carry;
 mod code;
 mod flood;

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use api::limits::Limits;
 use api::policy::Policy;
 use api::sandbox::{CreateSandbox, Tier};
 use client::{Client, Event, Exec};
+use e2e::attack;
 use e2e::service::{Service, small};
 use e2e::world::World;
 
@@ -237,7 +238,8 @@ impl Siege<'_> {
 
     /// Runs the same payload without a sandbox, through an unrestricted proxy, and returns its output.
     fn control(&self, id: &str, arguments: &[&str]) -> String {
-        let mut proxy = self.world.command(&["python3".into(), "-c".into(), read("open_proxy.py")]);
+        let mut proxy =
+            self.world.command(&["python3".into(), "-c".into(), read(attack::shared("open_proxy.py"))]);
         let mut proxy = Control(proxy.stdout(Stdio::piped()).spawn().unwrap());
         let mut line = String::new();
         BufReader::new(proxy.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -310,13 +312,14 @@ pub(crate) fn descriptors(pid: u32) -> usize {
 
 /// Returns the command line that runs a payload, including the functions that all payloads share.
 pub(crate) fn words(id: &str, arguments: &[&str]) -> Vec<String> {
-    let text = [read("probe.py"), read("leave.py"), read(&format!("{id}/attack.py"))].concat();
+    let text = [attack::shared("probe.py"), attack::shared("leave.py"), attack::file(id, "attack.py")]
+        .map(read)
+        .concat();
     let mut words = vec!["python3".to_owned(), "-u".into(), "-c".into(), text];
     words.extend(arguments.iter().map(|word| (*word).to_owned()));
     words
 }
 
-fn read(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../attacks").join(name);
+fn read(path: PathBuf) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }

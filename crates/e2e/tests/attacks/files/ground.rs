@@ -7,6 +7,7 @@ use api::sandbox::{CreateSandbox, Tier};
 use api::{ErrorCode, SandboxId};
 use client::{Client, Error, Files};
 use e2e::service::{Service, served, small};
+use e2e::{Body, attack};
 
 /// A sandbox in one tier, on a separate server.
 pub(crate) struct Ground {
@@ -21,31 +22,51 @@ pub(crate) struct Ground {
 
 /// Runs an attack once per tier whose runtime is under test, each time in a new sandbox.
 pub(crate) fn each(attack: impl AsyncFn(&Ground)) {
-    each_with(&small(), attack);
+    on_each_tier(&small(), &attack);
 }
 
 /// Does the same as [`each`], with sandboxes that this request creates.
 pub(crate) fn each_with(request: &CreateSandbox, attack: impl AsyncFn(&Ground)) {
+    on_each_tier(request, &attack);
+}
+
+fn on_each_tier(request: &CreateSandbox, attack: &dyn Body<Ground>) {
     served(async || {
         for (tier, runtime) in [(Tier::Container, "runc"), (Tier::UserKernel, "runsc")] {
             if !e2e::lab::wanted(runtime) {
                 continue;
             }
-            let service = Service::start();
-            let client = service.client();
+            attack::begin();
             let request = CreateSandbox { tier, ..request.clone() };
-            let sandbox = client.create(&request).await.unwrap().id;
-            let files = client.files(&sandbox);
-            let ground = Ground { service, client, sandbox, files, tier: runtime, request };
-            attack(&ground).await;
+            let ground = Ground::new(Service::start(), runtime, request).await;
+            attack.run(&ground).await;
             ground.recovers().await;
-            ground.client.stop(&ground.sandbox).await.unwrap();
-            ground.service.assert_nothing_left().await;
+            ground.end().await;
         }
     });
 }
 
 impl Ground {
+    async fn new(service: Service, tier: &'static str, request: CreateSandbox) -> Self {
+        let client = service.client();
+        let sandbox = client.create(&request).await.unwrap().id;
+        let files = client.files(&sandbox);
+        Self { service, client, sandbox, files, tier, request }
+    }
+
+    /// Starts another server, whose defence against an attack is off, with a sandbox like this one.
+    pub(crate) async fn without_defence(&self, id: &str) -> Self {
+        attack::count_control();
+        let switch = format!("{}={id}", api::defence::VARIABLE);
+        Self::new(Service::with(&["env", &switch], &[]), self.tier, self.request.clone()).await
+    }
+
+    /// Stops the sandbox and asserts that nothing is left of it.
+    pub(crate) async fn end(&self) {
+        self.client.stop(&self.sandbox).await.unwrap();
+        self.service.assert_nothing_left().await;
+    }
+
     /// Runs a shell script in the sandbox to completion and returns its output.
     pub(crate) async fn run(&self, script: &str) -> String {
         let exec = self.client.exec(&self.sandbox, &e2e::lab::script(script)).await.unwrap();
@@ -76,7 +97,12 @@ impl Ground {
 
     /// Prints that Bellglass withstood an attack.
     pub(crate) fn held(&self, id: &str, figures: &str) {
-        println!("attack {id} {} held (control reached): {figures}", self.tier);
+        attack::held(id, self.tier, figures);
+    }
+
+    /// Waits until a file exists in the sandbox's working directory.
+    pub(crate) async fn until_there(&self, name: &str) {
+        self.run(&format!("until [ -e {name} ]; do sleep 0.02; done")).await;
     }
 }
 

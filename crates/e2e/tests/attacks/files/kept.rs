@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use api::session::{CreateSession, ToolSet};
+use e2e::attack;
 use e2e::service::served;
 use e2e::talk::{Talk, service};
 use serde_json::json;
@@ -11,12 +12,11 @@ use serde_json::json;
 const ANSWERED_WITHIN: Duration = Duration::from_secs(180);
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn what_code_leaves_where_files_are_kept_harms_nobody() {
     served(async || {
         let service = service();
-        let payload =
-            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../attacks/T-01/attack.py"))
-                .unwrap();
+        let payload = std::fs::read_to_string(attack::file("T-01", "attack.py")).unwrap();
         let other = Talk::with(&service, CreateSession::of(ToolSet::Interpreter)).await;
         other.call("execute_python_code", json!({"code": "open('mine.csv', 'w').write('mine')"})).await;
 

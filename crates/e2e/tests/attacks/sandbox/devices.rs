@@ -1,27 +1,30 @@
-//! Attacks K-13, K-14, K-16, R-01 and R-10: devices, programs whose files grant privileges, and programs of
+//! Attacks K-10, K-12 to K-14, K-16, R-01 and R-10: files by handle, files of the kernel's memory, devices, programs whose files grant privileges, and programs of
 //! other processes.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use e2e::lab::{collect, exec, start, text};
 use node::Sandbox;
 use rustix::fs::XattrFlags;
 
-use super::field::{BOTH, Field, OCI_BOTH, RUNC, Said, THROUGH, compile, payload, said, small, withstand};
-use super::room::{BASE, Room};
+use super::field::{BOTH, Field, OCI_BOTH, RUNC, THROUGH, compile, payload, said, small, withstand};
+use super::room::{BASE, Room, as_maker};
 
 /// Entries of `/dev` in every tier.
 const PRESENT: &str =
     "core console fd full fuse mqueue net null ptmx pts random shm stderr stdin stdout tty urandom zero";
+/// Number of results of K-13: each of 20 devices is opened, and created in four directories. The last result
+/// lists `/dev`.
+const RESULTS: usize = 20 * 5 + 1;
 /// Devices that gVisor emulates.
 const OWN: [&str; 2] = [" fuse", " net/tun"];
 
 /// Verifies that attack K-13 fails: no device of the host can be opened, and no device node gives access to
 /// one.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn no_device_of_the_host_can_be_opened_or_made() {
     withstand("K-13", BOTH, async |field| {
         let place = tempfile::tempdir().unwrap();
@@ -32,16 +35,16 @@ fn no_device_of_the_host_can_be_opened_or_made() {
         );
         let sandbox = field.sandbox().await;
         let said = field.attack(&sandbox, &["/tmp", "/workspace", "/dev/shm", "/home/sandbox"]).await;
-        for (thing, answer) in &said.things {
+        for (thing, answer) in said.all(RESULTS) {
             match thing.split(' ').next() {
                 // A user-space kernel emulates these two devices. They give access to nothing, because
                 // nothing can be mounted or configured.
                 Some("open" | "use")
                     if !field.is_container() && OWN.iter().any(|own| thing.contains(own)) => {}
-                Some("open") => assert!(["ENOENT", "EACCES"].contains(&answer.as_str()), "{thing} {answer}"),
+                Some("open") => assert!(["ENOENT", "EACCES"].contains(&answer), "{thing} {answer}"),
                 // A user-space kernel creates the nodes in its own memory, and no device is behind them.
                 Some("mknod") => assert!(answer == "EPERM" || !field.is_container(), "{thing} {answer}"),
-                Some("use") => assert!(["ENXIO", "EACCES"].contains(&answer.as_str()), "{thing} {answer}"),
+                Some("use") => assert!(["ENXIO", "EACCES"].contains(&answer), "{thing} {answer}"),
                 Some("present") => {
                     let strange =
                         answer.split(',').find(|name| !PRESENT.split(' ').any(|known| known == *name));
@@ -57,6 +60,7 @@ fn no_device_of_the_host_can_be_opened_or_made() {
 /// Verifies that attack R-10, modelled on CVE-2026-96812 in gVisor, fails: device nodes that an image
 /// contains cannot be opened.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn device_nodes_in_an_image_open_nothing() {
     withstand("R-10", OCI_BOTH, async |field| {
         let layer = tempfile::tempdir().unwrap();
@@ -67,9 +71,50 @@ fn device_nodes_in_an_image_open_nothing() {
         let sandbox = with_layer(field, layer.path()).await;
         let said = field.attack(&sandbox, &["use", "/attack"]).await;
         said.assert_held("sandbox");
-        assert!(said.things.len() >= 100, "{}", said.raw);
-        for (thing, answer) in &said.things {
-            assert!(["EACCES", "ENXIO", "EPERM"].contains(&answer.as_str()), "{thing} {answer}");
+        for (thing, answer) in said.all(100) {
+            assert!(["EACCES", "ENXIO", "EPERM"].contains(&answer), "{thing} {answer}");
+        }
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// Verifies that attack K-10 fails: no file can be opened by the number of its inode.
+#[test]
+#[ignore = "starts real sandboxes"]
+fn no_file_is_opened_by_its_handle() {
+    withstand("K-10", BOTH, async |field| {
+        let place = tempfile::tempdir().unwrap();
+        let control = as_maker(place.path(), &payload("K-10", &["/mnt"]));
+        control.assert("control", &[("name_to_handle_at", "ok"), ("own file by handle", "ok")]);
+        let sandbox = field.sandbox().await;
+        let said = field.attack(&sandbox, &["/workspace"]).await;
+        for (thing, answer) in said.all(3) {
+            assert!(["EPERM", "ENOSYS"].contains(&answer), "{thing} {answer}");
+        }
+        said.assert_held("sandbox");
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// Verifies that attack K-12 fails: the files that show the memory and the work of the machine's kernel are
+/// empty or out of reach.
+#[test]
+#[ignore = "starts real sandboxes"]
+fn the_kernels_memory_is_not_shown() {
+    withstand("K-12", BOTH, async |field| {
+        let place = tempfile::tempdir().unwrap();
+        let control = as_maker(place.path(), &payload("K-12", &[]));
+        let shown =
+            ["kallsyms", "slabinfo", "timer_list", "interrupts", "softirqs", "vmallocinfo", "1/environ"];
+        let paths = shown.map(|name| format!("/proc/{name}"));
+        control.assert("control", &paths.each_ref().map(|path| (path.as_str(), "ok")));
+        control.assert("control", &[("/proc/1/root", "ok")]);
+        let sandbox = field.sandbox().await;
+        let said = field.attack(&sandbox, &[]).await;
+        for (thing, answer) in said.all(21) {
+            // With gVisor, the guest's two variables can be read, which A-12 checks.
+            let is_known = thing == "/proc/1/environ" && !field.is_container();
+            assert!(is_known || ["empty", "ENOENT", "EACCES", "EPERM"].contains(&answer), "{thing} {answer}");
         }
         field.recovers(&sandbox).await;
     });
@@ -78,6 +123,7 @@ fn device_nodes_in_an_image_open_nothing() {
 /// Verifies that attack K-14 fails: set-user-id bits, set-group-id bits and file capabilities grant no
 /// privileges.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn no_file_gives_a_program_more_rights() {
     withstand("K-14", OCI_BOTH, async |field| {
         let (layer, shown) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -118,6 +164,7 @@ fn no_file_gives_a_program_more_rights() {
 /// Verifies that attack K-16, modelled on CVE-2019-5736, fails: no program of the host can be overwritten
 /// through a process.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn no_program_of_the_host_can_be_overwritten_through_a_process() {
     withstand("K-16", BOTH, async |field| {
         let control = Room { uid: 1000, powerful: false, ..Room::default() }.attack("K-16", &["/tmp/victim"]);
@@ -142,6 +189,7 @@ fn no_program_of_the_host_can_be_overwritten_through_a_process() {
 /// Verifies that attack R-01, modelled on CVE-2019-5736 and CVE-2024-21626, fails: nothing on the host is
 /// reachable while execs start.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn nothing_of_the_host_is_in_reach_while_execs_are_born() {
     race_births(RUNC);
 }
@@ -149,6 +197,7 @@ fn nothing_of_the_host_is_in_reach_while_execs_are_born() {
 /// Verifies that attack R-01 fails under a user-space kernel, where every process can list the descriptors of
 /// process 1.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn nothing_of_process_1_is_in_reach_under_a_user_space_kernel() {
     race_births(&["runsc"]);
 }
@@ -172,7 +221,8 @@ fn race_births(runtimes: &[&str]) {
         }
         let said = said(&looking.collect().await.unwrap());
         println!("{done} execs while {} looks were taken", said.number("looks"));
-        assert!(said.number("looks") > 100, "{}", said.raw);
+        assert!(done >= execs / 10, "{done} execs are too few for a race");
+        assert!(said.number("looks") > 1000, "{}", said.raw);
         said.assert("sandbox", &[("exe", "stopped"), ("half-born", "stopped"), ("process-1", "stopped")]);
         said.assert_held("sandbox");
         assert!(std::fs::read(field.lab.machine.guest()).unwrap() == guest, "the guest was changed");
@@ -190,37 +240,6 @@ async fn with_layer(field: &Field<'_>, layer: &Path) -> Sandbox {
     let seen = collect(&sandbox, &exec(&["ls", "/attack"])).await;
     assert!(!text(&seen).is_empty(), "the layer is not there");
     sandbox
-}
-
-/// Runs a program as the host's root in separate mount, process and network namespaces, where it can create
-/// device nodes in one directory only.
-fn as_maker(place: &Path, argv: &[String]) -> Said {
-    let script = "mount --bind \"$1\" \"$0\" && mount -o remount,bind,ro \"$0\" && mount --bind \"$2\" \"$0/mnt\" \
-                  && mount -t proc proc \"$0/proc\" && mount -t tmpfs tmpfs \"$0/tmp\" && shift 2 && exec chroot \"$0\" \"$@\"";
-    let root = tempfile::tempdir().unwrap();
-    let output = Command::new("timeout")
-        .args([
-            "60",
-            "unshare",
-            "--mount",
-            "--pid",
-            "--net",
-            "--ipc",
-            "--fork",
-            "--kill-child",
-            "sh",
-            "-c",
-            script,
-        ])
-        .arg(root.path())
-        .arg(e2e::layer::base())
-        .arg(place)
-        .args(argv)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let said = Said::read(&text, output.status.code());
-    Said { raw: format!("{text}{}", String::from_utf8_lossy(&output.stderr)), ..said }
 }
 
 /// Creates programs that this user owns, with set-user-ID bits, set-group-ID bits and file capabilities.

@@ -1,7 +1,7 @@
 //! Setup shared by all attacks on sandboxes: payloads, a comparison of the host before and after the attack,
 //! and a second sandbox as a witness.
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,9 +9,13 @@ use std::time::{Duration, Instant};
 use api::exec::{ExecSpec, Outcome};
 use api::limits::Limits;
 use e2e::lab::{Lab, collect, exec, on, sh, text};
-use node::{Collected, Machine, Sandbox};
+use e2e::{Body, attack};
+use node::Sandbox;
 use runtime::Runtime;
 use tempfile::TempDir;
+
+use super::host::Host;
+pub(crate) use super::said::{Said, said};
 
 /// Runtimes whose sandboxes use the host's kernel. `BOTH` contains all runtimes.
 pub(crate) const RUNC: &[&str] = &["runc", "docker", "podman", "daytona"];
@@ -44,22 +48,8 @@ pub(crate) struct Field<'a> {
     pub(crate) id: &'static str,
     sentinel: TempDir,
     before: Host,
-}
-
-/// The results of a payload's attempts, and the payload's exit code.
-#[derive(Debug)]
-pub(crate) struct Said {
-    pub(crate) things: BTreeMap<String, String>,
-    pub(crate) code: Option<i32>,
-    pub(crate) raw: String,
-}
-
-/// The state of the host that no attack may change.
-#[derive(PartialEq, Eq)]
-struct Host {
-    files: BTreeMap<PathBuf, (u32, Vec<u8>)>,
-    runtime: Vec<u8>,
-    settings: Vec<String>,
+    /// Why the test has no control on this runtime, if it has none.
+    uncontrolled: Cell<Option<&'static str>>,
 }
 
 /// Guard that stops every sandbox of a runtime when dropped. Sandboxes that a failed test leaves running
@@ -83,24 +73,42 @@ impl Drop for Cleared {
 
 /// Runs an attack on each of these runtimes, and checks afterwards that the host has not changed.
 pub(crate) fn withstand(id: &'static str, runtimes: &[&str], test: impl AsyncFn(&Field<'_>)) {
+    withstand_all(id, runtimes, &test);
+}
+
+fn withstand_all(id: &'static str, runtimes: &[&str], test: &dyn for<'f> Body<Field<'f>>) {
     on(runtimes, async |lab| {
+        attack::begin();
         let sentinel = sentinel();
         let before = Host::look(sentinel.path(), lab.runtime.name());
-        let field = Field { lab, id, sentinel, before };
+        let field = Field { lab, id, sentinel, before, uncontrolled: Cell::new(None) };
         // Use a separate runtime instance, because the executor that drives the connections of the current
         // one is blocked while the guard is dropped.
         let cleared = Cleared(lab.again());
-        test(&field).await;
+        test.run(&field).await;
         drop(cleared);
-        assert!(
-            Host::look(field.sentinel.path(), lab.runtime.name()) == field.before,
-            "{id}: the host has changed"
-        );
-        println!("attack {id} {} held (control reached)", lab.runtime.name());
+        Host::look(field.sentinel.path(), lab.runtime.name()).assert_same_as(&field.before, id);
+        let runtime = lab.runtime.name();
+        match field.uncontrolled.get() {
+            Some(why) => attack::held_without_control(id, runtime, why),
+            None => attack::held(id, runtime, "the host has not changed"),
+        }
     });
 }
 
+/// Turns off the defence against an attack until the result is dropped, which makes the sandboxes that are
+/// started meanwhile a control.
+pub(crate) fn turn_off(attack: &str) -> api::defence::Off {
+    attack::count_control();
+    api::defence::turn_off(attack)
+}
+
 impl Field<'_> {
+    /// Declares that the test has no control on this runtime.
+    pub(crate) fn has_no_control(&self, why: &'static str) {
+        self.uncontrolled.set(Some(why));
+    }
+
     /// Returns the payload with these arguments, as an exec.
     pub(crate) fn payload(&self, arguments: &[&str]) -> ExecSpec {
         let words = payload(self.id, arguments);
@@ -180,99 +188,27 @@ impl Field<'_> {
     }
 }
 
-impl Said {
-    /// Asserts the results of attempts. An expected result may list several accepted values, separated by
-    /// `|`.
-    pub(crate) fn assert(&self, place: &str, wanted: &[(&str, &str)]) {
-        for (thing, answers) in wanted {
-            let seen = self.things.get(*thing).map_or("nothing", String::as_str);
-            assert!(
-                answers.split('|').any(|answer| answer == seen),
-                "{place}: {thing} gave {seen}, not {answers}:\n{}",
-                self.raw
-            );
-        }
-    }
-
-    /// Returns the result of an attempt as a number.
-    pub(crate) fn number(&self, thing: &str) -> u64 {
-        self.things
-            .get(thing)
-            .and_then(|text| text.parse().ok())
-            .unwrap_or_else(|| panic!("{thing}: {}", self.raw))
-    }
-
-    /// Asserts that no attempt succeeded.
-    pub(crate) fn assert_held(&self, place: &str) {
-        assert_eq!(self.code, Some(0), "{place}: something went through:\n{}", self.raw);
-    }
-}
-
-/// Parses the output of a payload.
-pub(crate) fn said(done: &Collected) -> Said {
-    let code = if let Outcome::Exited { code } = done.end.outcome { Some(code) } else { None };
-    let said = Said::read(&text(done), code);
-    Said {
-        raw: format!("{}{}{:?}", said.raw, String::from_utf8_lossy(&done.stderr), done.end.outcome),
-        ..said
-    }
-}
-
-impl Said {
-    /// Parses lines of the form `attempt result`, split at the last space.
-    pub(crate) fn read(text: &str, code: Option<i32>) -> Self {
-        let things = text.lines().filter_map(|line| line.rsplit_once(' '));
-        let things = things.map(|(thing, result)| (thing.to_owned(), result.to_owned())).collect();
-        Self { things, code, raw: text.to_owned() }
-    }
-}
-
 /// Returns the command line that runs an attack's payload.
 pub(crate) fn payload(id: &str, arguments: &[&str]) -> Vec<String> {
-    let home = home().join(id);
     let read = |path: PathBuf| std::fs::read_to_string(path);
-    let mut words = if let Ok(text) = read(home.join("attack.py")) {
-        let probe = read(self::home().join("probe.py")).unwrap();
+    let mut words = if let Ok(text) = read(attack::file(id, "attack.py")) {
+        let probe = read(attack::shared("probe.py")).unwrap();
         vec!["/usr/bin/python3".into(), "-c".into(), format!("{probe}\n{text}")]
     } else {
-        let text =
-            read(home.join("attack.sh")).unwrap_or_else(|error| panic!("{id} has no payload: {error}"));
+        let text = read(attack::file(id, "attack.sh"))
+            .unwrap_or_else(|error| panic!("{id} has no payload: {error}"));
         vec!["/bin/bash".into(), "-c".into(), text, id.to_owned()]
     };
     words.extend(arguments.iter().map(|word| (*word).to_owned()));
     words
 }
 
-/// Returns the directory that contains the attacks.
-pub(crate) fn home() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../attacks")
-}
-
 /// Compiles the C program of an attack as a static executable at this path.
 pub(crate) fn compile(id: &str, target: &Path) {
-    let source = home().join(id).join("attack.c");
+    let source = attack::file(id, "attack.c");
     let status =
         std::process::Command::new("gcc").args(["-O1", "-static", "-o"]).arg(target).arg(source).status();
     assert!(status.unwrap().success(), "{id} does not compile");
-}
-
-impl Host {
-    fn look(sentinel: &Path, runtime: &str) -> Self {
-        // Engines use runc as their runtime.
-        let known = |name: &str| Machine::flavors().into_iter().find(|flavor| flavor.name == name);
-        let flavor = known(runtime).or_else(|| known("runc")).unwrap();
-        let settings =
-            ["core_pattern", "modprobe", "hostname", "panic", "tainted", "unprivileged_bpf_disabled"];
-        let mut files = BTreeMap::new();
-        tree(sentinel, &mut files);
-        Self {
-            files,
-            runtime: std::fs::read(flavor.find().unwrap().binary).unwrap(),
-            settings: settings
-                .map(|name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default())
-                .into(),
-        }
-    }
 }
 
 fn sentinel() -> TempDir {
@@ -282,14 +218,4 @@ fn sentinel() -> TempDir {
         std::fs::write(home.path().join(name), format!("the host's own {name}")).unwrap();
     }
     home
-}
-
-fn tree(path: &Path, seen: &mut BTreeMap<PathBuf, (u32, Vec<u8>)>) {
-    let about = std::fs::symlink_metadata(path).unwrap();
-    let mode = std::os::unix::fs::MetadataExt::mode(&about);
-    let content = if about.is_file() { std::fs::read(path).unwrap() } else { Vec::new() };
-    seen.insert(path.to_owned(), (mode, content));
-    for entry in std::fs::read_dir(path).into_iter().flatten().flatten().filter(|_| about.is_dir()) {
-        tree(&entry.path(), seen);
-    }
 }

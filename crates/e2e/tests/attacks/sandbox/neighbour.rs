@@ -20,11 +20,13 @@ const HARMLESS: &str =
 
 /// Verifies that attack X-20 fails: a sandbox cannot see which files a neighbouring sandbox opens.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn nobody_sees_what_a_neighbour_opens() {
     withstand("X-20", BOTH, async |field| {
         let (spy, victim) = (field.sandbox().await, field.sandbox().await);
         let own = watch(field, &spy, &spy).await;
         assert!(own.number("events") > 0 && own.number("watched") > 5, "control: {}", own.raw);
+        e2e::attack::count_control();
         let said = watch(field, &spy, &victim).await;
         said.assert("sandbox", &[("events", "0")]);
         said.assert_held("sandbox");
@@ -44,9 +46,10 @@ fn nobody_sees_what_a_neighbour_opens() {
 /// Verifies that attack X-20 fails on runtimes where the control can disable the defence: every file system
 /// of a sandbox has its own device number.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn every_file_system_of_a_sandbox_is_its_own() {
     withstand("X-20", OCI, async |field| {
-        let undefended = ["X-20", "X-21"].map(api::defence::turn_off);
+        let undefended = ["X-20", "X-21"].map(super::field::turn_off);
         let (spy, victim) = (field.sandbox().await, field.sandbox().await);
         let control = watch(field, &spy, &victim).await;
         assert_eq!(control.code, Some(THROUGH), "control: {}", control.raw);
@@ -63,6 +66,7 @@ fn every_file_system_of_a_sandbox_is_its_own() {
 
 /// Verifies that attack X-21 fails: a neighbour's locks cannot be detected.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn no_lock_of_a_neighbour_is_felt() {
     withstand("X-21", BOTH, async |field| {
         let (sender, listener) = (field.sandbox().await, field.sandbox().await);
@@ -70,6 +74,7 @@ fn no_lock_of_a_neighbour_is_felt() {
         let own = field.attack(&sender, &["hear"]).await;
         own.assert("control", &[("word", "SECRET")]);
         assert!(own.number("blocked") > 0, "control: {}", own.raw);
+        e2e::attack::count_control();
         let said = field.attack(&listener, &["hear"]).await;
         said.assert("sandbox", &[("word", "-"), ("blocked", "0"), ("heard", "0")]);
         said.assert_held("sandbox");
@@ -82,9 +87,10 @@ fn no_lock_of_a_neighbour_is_felt() {
 /// Runs the control for attack X-21: with the defence disabled, a neighbour can detect locks on shared
 /// inodes.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn locks_on_shared_inodes_would_be_felt() {
     withstand("X-21", OCI, async |field| {
-        let _undefended = ["X-20", "X-21"].map(api::defence::turn_off);
+        let _undefended = ["X-20", "X-21"].map(super::field::turn_off);
         let (sender, listener) = (field.sandbox().await, field.sandbox().await);
         let sending = ready(&sender, &field.payload(&["send", "SECRET"])).await;
         let control = field.attack(&listener, &["hear"]).await;
@@ -97,14 +103,16 @@ fn locks_on_shared_inodes_would_be_felt() {
 
 /// Verifies that attack X-22 fails: locks slow down only the sandbox that holds them.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn locks_slow_down_only_who_holds_them() {
     withstand("X-22", BOTH, async |field| {
+        field.has_no_control("it is `locks_on_shared_inodes_would_slow_down_everybody`");
         let (holder, victim) = (field.sandbox().await, field.sandbox().await);
         let before = field.attack(&victim, &["measure"]).await;
         let holding = ready(&holder, &field.payload(&["hold", LOCKS])).await;
         let during = field.attack(&victim, &["measure"]).await;
         ended(holding).await;
-        println!("X-22 {}: {:?} then {:?} ns", field.lab.runtime.name(), before.things, during.things);
+        println!("X-22 {}: {} then {} ns", field.lab.runtime.name(), before.raw, during.raw);
         for thing in ["zero", "libc.so.6"] {
             let (quiet, slowed) = (before.number(thing), during.number(thing));
             assert!(slowed < quiet * 3 + 20_000, "{thing}: {quiet} ns became {slowed} ns");
@@ -116,18 +124,16 @@ fn locks_slow_down_only_who_holds_them() {
 /// Runs the control for attack X-22: with the defence disabled, locks on shared inodes slow down the other
 /// sandbox and the host.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn locks_on_shared_inodes_would_slow_down_everybody() {
     withstand("X-22", OCI, async |field| {
-        let _undefended = ["X-20", "X-21"].map(api::defence::turn_off);
+        let _undefended = ["X-20", "X-21"].map(super::field::turn_off);
         let (holder, victim) = (field.sandbox().await, field.sandbox().await);
         let before = (field.attack(&victim, &["measure"]).await, opens_on_host());
         let holding = ready(&holder, &field.payload(&["hold", LOCKS])).await;
         let during = (field.attack(&victim, &["measure"]).await, opens_on_host());
         ended(holding).await;
-        println!(
-            "X-22 undefended: {:?} {} then {:?} {}",
-            before.0.things, before.1, during.0.things, during.1
-        );
+        println!("X-22 undefended: {} {} then {} {}", before.0.raw, before.1, during.0.raw, during.1);
         assert!(during.0.number("zero") > 10 * before.0.number("zero"), "control: {}", during.0.raw);
         assert!(during.1 > 10 * before.1, "control: the host's opens took {} then {} ns", before.1, during.1);
     });
@@ -135,6 +141,7 @@ fn locks_on_shared_inodes_would_slow_down_everybody() {
 
 /// Verifies that attack X-23 fails: no name of the host is visible in a sandbox.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn no_name_of_the_host_is_shown() {
     withstand("X-23", OCI_BOTH, async |field| {
         // The layer's key is the name of the directory that contains the layer's files.

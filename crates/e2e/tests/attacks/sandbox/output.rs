@@ -62,6 +62,7 @@ async fn skim(mut exec: Exec, mut look: impl FnMut(Stream, &[u8])) -> Seen {
 
 /// Verifies that attack O-01 fails: endless output stays within its limit in every mode.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn output_without_end_stays_within_its_bound_in_every_mode() {
     withstand("O-01", OCI_BOTH, async |field| {
         const HOARD: u64 = 50_000_000;
@@ -139,6 +140,7 @@ async fn waits(field: &Field<'_>, sandbox: &Sandbox) {
 
 /// Verifies that attack O-03 fails: an endless line is split into chunks of limited size.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_line_without_an_end_is_cut_by_its_size() {
     withstand("O-03", BOTH, async |field| {
         const HELD: u64 = 50_000_000;
@@ -173,6 +175,7 @@ fn a_line_without_an_end_is_cut_by_its_size() {
 
 /// Verifies that attack O-05 fails: bytes that are not text arrive unchanged.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn bytes_that_are_no_text_arrive_as_they_are() {
     withstand("O-05", BOTH, async |field| {
         let wild = e2e::wild::bytes();
@@ -181,6 +184,7 @@ fn bytes_that_are_no_text_arrive_as_they_are() {
         let pieces: String =
             wild.chunks(1).map(|piece| String::from_utf8_lossy(piece).into_owned()).collect();
         assert_ne!(whole, pieces, "control");
+        e2e::attack::count_control();
         let sandbox = field.sandbox().await;
         let hex: String = wild.iter().map(|byte| format!("{byte:02x}")).collect();
         let done = collect(&sandbox, &field.payload(&[&hex])).await;
@@ -192,6 +196,7 @@ fn bytes_that_are_no_text_arrive_as_they_are() {
 
 /// Verifies that attack O-06 fails: streams that are closed or stay open do not affect the end of an exec.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn streams_that_close_or_stay_open_decide_nothing() {
     withstand("O-06", BOTH, async |field| {
         const FLOOD: u64 = 30_000_000;
@@ -244,6 +249,7 @@ async fn late(field: &Field<'_>, sandbox: &Sandbox) {
 
 /// Verifies that attack O-07 fails: two concurrent streams are each complete and in order.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn two_streams_at_once_are_each_complete_and_in_order() {
     withstand("O-07", BOTH, async |field| {
         let control = Room::default().attack("O-07", &["merged"]);

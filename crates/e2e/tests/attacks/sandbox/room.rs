@@ -77,8 +77,9 @@ impl Room {
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
-        let said = Said::read(&text, output.status.code());
-        Said { raw: format!("{text}{}{}", String::from_utf8_lossy(&output.stderr), output.status), ..said }
+        e2e::attack::count_control();
+        let more = format!("{}{}", String::from_utf8_lossy(&output.stderr), output.status);
+        Said::read(&text, &more, output.status.code())
     }
 
     fn config(&self, name: &str, argv: &[String]) -> Value {
@@ -134,4 +135,35 @@ impl Room {
 
 fn bind(source: &Path, target: &str) -> Value {
     json!({ "destination": target, "type": "bind", "source": source, "options": ["bind", "rw"] })
+}
+
+/// Runs a program as the host's root in separate mount, process and network namespaces, where it can create
+/// device nodes in one directory only.
+pub(crate) fn as_maker(place: &Path, argv: &[String]) -> Said {
+    let script = "mount --bind \"$1\" \"$0\" && mount -o remount,bind,ro \"$0\" && mount --bind \"$2\" \"$0/mnt\" \
+                  && mount -t proc proc \"$0/proc\" && mount -t tmpfs tmpfs \"$0/tmp\" && mount -t tmpfs tmpfs \"$0/dev\" && shift 2 && exec chroot \"$0\" \"$@\"";
+    let root = tempfile::tempdir().unwrap();
+    let output = Command::new("timeout")
+        .args([
+            "60",
+            "unshare",
+            "--mount",
+            "--pid",
+            "--net",
+            "--ipc",
+            "--fork",
+            "--kill-child",
+            "sh",
+            "-c",
+            script,
+        ])
+        .arg(root.path())
+        .arg(e2e::layer::base())
+        .arg(place)
+        .args(argv)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    e2e::attack::count_control();
+    Said::read(&text, &String::from_utf8_lossy(&output.stderr), output.status.code())
 }

@@ -9,11 +9,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use e2e::attack;
 use e2e::lab::{sh, text};
 use node::Sandbox;
 
 use super::field::payload;
-use super::field::{BOTH, Field, OCI_BOTH, small, withstand};
+use super::field::{BOTH, Field, OCI_BOTH, small, turn_off, withstand};
 use super::room::Room;
 
 /// Paths at which a runtime mounts something or reads files.
@@ -32,36 +33,47 @@ const PLACES: [&str; 13] = [
     ".bellglass/channel",
     ".bellglass/spool",
 ];
+/// Shell command that reads files of the kernel.
+const KERNEL_FILES: &str = "cat /proc/self/status /proc/self/uid_map /proc/mounts";
 /// Kinds of objects that replace the directory at such a path.
 const LIES: [&str; 10] =
     ["absolute", "relative", "root", "dangling", "loop", "magic", "file", "pipe", "device", "full"];
+/// Places at which every lie is tried with gVisor too.
+const FULL_PLACES: [&str; 3] = ["proc", "dev", ".bellglass/channel"];
 /// Maximum time until a start succeeds or is refused.
 const START: Duration = Duration::from_secs(15);
 
 /// Verifies that attacks, modelled on CVE-2019-16884, CVE-2025-54867, CVE-2026-41579 and
 /// CVE-2026-47766, fail: a malicious root file system is refused, or its mounts stay inside the sandbox.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_root_file_system_that_lies_is_refused_or_kept_inside() {
     withstand("R-08", OCI_BOTH, async |field| {
         let outside = field.sentinel().join("inner");
         naive_mount_reaches(field, &outside);
-        let lies = if field.is_container() { &LIES[..] } else { &LIES[..3] };
         let (mut refused, mut inside) = (0, 0);
         for place in PLACES {
-            for lie in lies {
+            // With gVisor, which starts more slowly, only some places have every lie.
+            let is_full = field.is_container() || FULL_PLACES.contains(&place);
+            for lie in if is_full { &LIES[..] } else { &LIES[..3] } {
                 let root = lying_root(field, place, lie, &outside);
                 let mut spec = field.lab.spec(small());
-                spec.layers = vec![root.path().to_owned()];
+                // Below the lie is a system, so that commands can look for the host's files.
+                spec.layers.push(root.path().to_owned());
                 let began = Instant::now();
                 let started = Sandbox::start(Arc::clone(&field.lab.runtime), field.lab.id(), &spec).await;
                 assert!(began.elapsed() < START, "{place} as {lie}: {:?}", began.elapsed());
                 match started {
                     Ok(sandbox) => {
-                        assert_mounts_inside(field, &sandbox);
+                        assert_inside(field, &sandbox, place, lie).await;
                         sandbox.stop(Duration::ZERO).await.unwrap();
                         inside += 1;
                     }
-                    Err(_) => refused += 1,
+                    Err(error) => {
+                        let why = node::error::chain(&error);
+                        println!("R-08 {place} as {lie}: {:?}: {why}", error.to_api().code);
+                        refused += 1;
+                    }
                 }
             }
         }
@@ -74,6 +86,7 @@ fn a_root_file_system_that_lies_is_refused_or_kept_inside() {
 /// Verifies that attack R-02, modelled on CVE-2019-16884 and CVE-2023-27561, fails: files in the image do not
 /// hide the kernel's files at the same paths.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn false_files_of_an_image_do_not_hide_the_kernels() {
     withstand("R-02", BOTH, async |field| {
         let layer = tempfile::tempdir().unwrap();
@@ -83,17 +96,17 @@ fn false_files_of_an_image_do_not_hide_the_kernels() {
             std::fs::write(path, "Name:\tlie\n").unwrap();
         }
         std::fs::set_permissions(layer.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        // Control: where the kernel's files are not mounted over them, the false files can be read.
-        let read = std::fs::read_to_string(layer.path().join("proc/self/status")).unwrap();
-        assert!(read.contains("lie"));
+        // Control: in the same root without the kernel's files, the same command reads the false files.
+        let read = without_kernel_files(layer.path());
+        assert_eq!(read.matches("lie").count(), 3, "control: {read}");
+        attack::count_control();
         let mut spec = field.lab.spec(small());
         spec.layers.push(layer.path().to_owned());
         let started = Sandbox::start(Arc::clone(&field.lab.runtime), field.lab.id(), &spec).await;
         let sandbox = started.unwrap_or_else(|error| panic!("{}", node::error::chain(&error)));
-        let seen =
-            sh(&sandbox, "cat /proc/self/status /proc/self/uid_map /proc/mounts; stat -f -c %T /proc").await;
+        let seen = sh(&sandbox, &format!("{KERNEL_FILES}; stat -f -c %T /proc")).await;
         assert!(!text(&seen).contains("lie"), "{}", text(&seen));
-        assert!(text(&seen).contains("proc"));
+        assert!(text(&seen).contains("Seccomp:") && text(&seen).ends_with("proc\n"), "{}", text(&seen));
         field.recovers(&sandbox).await;
     });
 }
@@ -101,6 +114,7 @@ fn false_files_of_an_image_do_not_hide_the_kernels() {
 /// Verifies that attack R-03, modelled on CVE-2020-15257, fails: the host's abstract sockets are not
 /// reachable.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn no_socket_without_a_file_is_in_reach() {
     withstand("R-03", BOTH, async |field| {
         let name = format!("bellglass-attack-{}", std::process::id());
@@ -128,15 +142,24 @@ fn no_socket_without_a_file_is_in_reach() {
 /// Verifies that attack R-11, modelled on CVE-2026-1386, fails: a link at the path of a new sandbox is not
 /// followed.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_link_where_a_sandbox_is_to_be_made_is_not_followed() {
     withstand("R-11", OCI_BOTH, async |field| {
         let outside = field.sentinel().join("inner");
-        // Control: a file that is created by its path appears at the target of the link.
-        let naive = tempfile::tempdir().unwrap();
-        symlink(naive.path(), naive.path().join("link")).unwrap();
-        std::fs::write(naive.path().join("link/record.json"), "{}").unwrap();
-        assert!(naive.path().join("record.json").exists());
         let data = field.lab.data();
+        // Control: without the defence, the sandbox is made in the directory to which the link leads.
+        let target = tempfile::Builder::new().prefix("bellglass-linked").tempdir().unwrap();
+        let (id, spec) = (field.lab.id(), field.lab.spec(small()));
+        let link = data.join("sandboxes").join(id.as_str());
+        symlink(target.path(), &link).unwrap();
+        let followed = {
+            let _undefended = turn_off("R-11");
+            Sandbox::start(Arc::clone(&field.lab.runtime), id, &spec).await
+        };
+        let sandbox = followed.unwrap_or_else(|error| panic!("control: {}", node::error::chain(&error)));
+        assert!(target.path().join("record.json").exists(), "control: the link was not followed");
+        let _ = sandbox.stop(Duration::ZERO).await;
+        std::fs::remove_file(&link).unwrap();
         for what in ["link", "dangling", "file", "hard link"] {
             let id = field.lab.id();
             let path = data.join("sandboxes").join(id.as_str());
@@ -168,6 +191,7 @@ fn naive_mount_reaches(field: &Field<'_>, outside: &Path) {
         .output()
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1", "control: {output:?}");
+    attack::count_control();
 }
 
 /// Creates a minimal root file system with one malicious entry.
@@ -181,11 +205,27 @@ fn lying_root(field: &Field<'_>, place: &str, lie: &str, outside: &Path) -> temp
     root
 }
 
-/// Asserts that no mount of process 1 exposes the host's sentinel directory.
-fn assert_mounts_inside(field: &Field<'_>, sandbox: &Sandbox) {
+/// Runs [`KERNEL_FILES`] in a root with this layer and without the kernel's files, and returns the output.
+fn without_kernel_files(layer: &Path) -> String {
+    let script = "mount -t overlay none -o lowerdir=\"$1:$2\" \"$0\" && exec chroot \"$0\" sh -c \"$3\"";
+    let root = tempfile::tempdir().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script]).arg(root.path()).arg(layer).arg(e2e::layer::base());
+    let output = command.arg(KERNEL_FILES).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Asserts that neither the mounts of process 1 nor commands in the sandbox reach the host's sentinel
+/// directory.
+async fn assert_inside(field: &Field<'_>, sandbox: &Sandbox, place: &str, lie: &str) {
+    let look = format!("cd /; cat {place}/file {place}/secret {place}/deep/file 2>/dev/null; echo looked");
+    let seen = text(&sh(sandbox, &look).await);
+    assert!(seen.ends_with("looked\n"), "{place} as {lie}: the sandbox does not work: {seen}");
+    assert!(!seen.contains("the host's own"), "{place} as {lie}: {seen}");
     let pid = field.lab.data().join("sandboxes").join(sandbox.id().as_str()).join("pid");
     let pid = std::fs::read_to_string(pid).unwrap();
-    let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", pid.trim())).unwrap_or_default();
+    let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", pid.trim())).unwrap();
+    assert!(!mounts.is_empty(), "{place} as {lie}: process 1 is gone");
     let sentinel = field.sentinel().to_string_lossy().into_owned();
     // The fourth field of a line is the mounted part of the file system, and the fifth field is the mount
     // point.

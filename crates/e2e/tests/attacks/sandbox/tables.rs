@@ -4,23 +4,28 @@
 
 use std::time::{Duration, Instant};
 
-use api::defence::turn_off;
 use e2e::lab::{exec, start, text};
 use node::{Exec, Sandbox};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::field::{Field, OCI, OCI_BOTH, Said, payload, small, withstand};
+use super::field::{Field, OCI, OCI_BOTH, Said, payload, small, turn_off, withstand};
 use super::neighbour::ready;
 
 /// Number of measurements of the bystander, alternating between a harmless neighbour and an attack. The
-/// medians are compared. With only one measurement of each, a second of other load on the machine would
-/// decide the result.
+/// measurements end after `ROUNDS` if they clearly meet the promise, and after `ROUNDS_MAX` otherwise, because
+/// five measurements can differ by half without a cause: a percentile is often either 2 or 4 ms, depending on
+/// whether one exec in twenty waits for a scheduler tick.
 const ROUNDS: usize = 5;
+const ROUNDS_MAX: usize = 25;
+/// Number of signals and timers that one sandbox may have queued.
+const SIGNALS: u64 = 1024;
 /// Number of execs in one measurement. In gVisor, only the success of the execs is checked, in one round.
 const EXECS: usize = 60;
 const EXECS_USER_KERNEL: usize = 40;
 /// Maximum ratio of the 95th percentile during an attack to the 95th percentile next to a harmless neighbour.
 const SLOWER: f64 = 1.5;
+/// Ratio up to which the promise is clearly met.
+const CLEARLY: f64 = 1.2;
 /// Maximum time until the attacking sandbox is identified.
 const FOUND_WITHIN: Duration = Duration::from_secs(2);
 
@@ -53,37 +58,49 @@ const TABLES: [Row; 9] = [
 /// Verifies that attacks C-30 to C-37 fail, one after the other: if one sandbox exhausts a table, another
 /// sandbox can still get entries.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_table_that_one_sandbox_uses_up_is_there_for_the_next() {
     withstand("C-30", OCI_BOTH, async |field| {
+        field.has_no_control("the other tests of this file are the controls, one for each table");
         let (bystander, harmless) = (field.sandbox().await, field.sandbox().await);
         slowest(field, &bystander).await;
         for row in &TABLES {
             let attacker = field.sandbox().await;
-            let rounds = if field.is_container() { ROUNDS } else { 1 };
             let (mut beside_harmless, mut beside_attack) = (Vec::new(), Vec::new());
-            for round in 1..=rounds {
+            let ratio = loop {
                 let burning = start(&harmless, &exec(&["python3", "-c", "while True: pass"])).await.unwrap();
                 beside_harmless.push(slowest(field, &bystander).await);
                 burning.cancel().await.unwrap();
                 let attack = begin(field, &attacker, row).await;
                 beside_attack.push(slowest(field, &bystander).await);
-                if round == rounds {
+                let ratio = typical(&beside_attack).as_secs_f64() / typical(&beside_harmless).as_secs_f64();
+                let is_last = match beside_attack.len() {
+                    _ if !field.is_container() => true,
+                    ..ROUNDS => false,
+                    ROUNDS..ROUNDS_MAX => ratio <= CLEARLY,
+                    ROUNDS_MAX.. => true,
+                };
+                if is_last {
                     has_an_entry(field, &bystander, &attacker, row).await;
                 }
                 // The cancellation fails if the attack has ended with its sandbox.
                 let _ = attack.cancel().await;
-            }
-            let (harmless_p95, attack_p95) = (median(beside_harmless.clone()), median(beside_attack.clone()));
+                if is_last {
+                    break ratio;
+                }
+            };
             println!(
-                "{} {:?} {}: median p95 {harmless_p95:.1?} beside harmless, {attack_p95:.1?} beside it; each round: {beside_harmless:.1?}, {beside_attack:.1?}",
+                "{} {:?} {}: ratio {ratio:.2}; 95th percentiles beside the harmless neighbour {beside_harmless:.1?}, beside the attack {beside_attack:.1?}",
                 row.id,
                 row.arguments,
                 field.lab.runtime.name()
             );
-            if field.is_container() {
-                let most = harmless_p95.as_secs_f64() * SLOWER;
-                assert!(attack_p95.as_secs_f64() <= most, "{} {:?}: {attack_p95:?}", row.id, row.arguments);
-            }
+            assert!(
+                !field.is_container() || ratio <= SLOWER,
+                "{} {:?}: {ratio:.2} times",
+                row.id,
+                row.arguments
+            );
             attacker.stop(Duration::ZERO).await.unwrap();
         }
         field.recovers(&bystander).await;
@@ -113,13 +130,14 @@ async fn has_an_entry(field: &Field<'_>, bystander: &Sandbox, attacker: &Sandbox
     on_host.assert("host", &[("probe", "ok")]);
     if field.is_container() && row.arguments.contains(&"terminals") {
         let own = probed(attacker).await;
-        assert_ne!(own.things.get("probe").map(String::as_str), Some("ok"), "control: {}", own.raw);
+        assert_ne!(own.get("probe"), Some("ok"), "control: {}", own.raw);
     }
 }
 
 /// Runs the control for attack C-30: with the defence disabled, root creates the user namespace, so sandboxes
 /// share its inotify instances.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn inotify_instances_of_namespaces_that_root_made_are_shared() {
     withstand("C-30", OCI, async |field| {
         let undefended = turn_off("C-30");
@@ -135,6 +153,7 @@ fn inotify_instances_of_namespaces_that_root_made_are_shared() {
 /// Runs the control for attack C-31: with the defence disabled, asynchronous I/O in a sandbox counts towards
 /// the machine's limit.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn asynchronous_io_of_a_sandbox_counts_for_the_machine() {
     withstand("C-31", OCI, async |field| {
         let sandbox = {
@@ -154,6 +173,7 @@ fn asynchronous_io_of_a_sandbox_counts_for_the_machine() {
 /// Verifies that attack C-32 fails: according to the machine's own count, socket buffers use only a part of a
 /// sandbox's memory.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn buffers_of_sockets_end_at_a_part_of_memory() {
     withstand("C-32", OCI, async |field| {
         let held = async |sandbox: &Sandbox| {
@@ -184,6 +204,7 @@ fn buffers_of_sockets_end_at_a_part_of_memory() {
 /// Verifies that attack C-33 fails: the node identifies a sandbox with too many file locks, even if the files
 /// have no name and the locks belong to no process.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn who_takes_too_many_file_locks_is_named() {
     withstand("C-33", OCI, async |field| {
         for kind in ["posix", "memfd"] {
@@ -206,23 +227,26 @@ fn who_takes_too_many_file_locks_is_named() {
     });
 }
 
-/// Runs the control for attack C-34: with the defence disabled, one user's queued signals are shared. A lower
-/// limit keeps the host safe.
+/// Verifies that attack C-34 fails: one sandbox queues a limited number of signals. Runs its control: with the
+/// defence disabled, one user's queued signals are shared. A lower limit keeps the host safe.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn signals_of_namespaces_that_root_made_are_shared() {
-    shared_count("C-34", Resource::Sigpending, 2000, "EAGAIN");
+    shared_count("C-34", SIGNALS, Resource::Sigpending, 2000, "EAGAIN");
 }
 
-/// Runs the control for attack C-35: with the defence disabled, one user's message queues are shared. A lower
-/// limit keeps the host safe.
+/// Verifies that attack C-35 fails: one sandbox has no message queues. Runs its control: with the defence
+/// disabled, one user's message queues are shared. A lower limit keeps the host safe.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn message_queues_of_namespaces_that_root_made_are_shared() {
-    shared_count("C-35", Resource::Msgqueue, 100_000, "EMFILE");
+    shared_count("C-35", 0, Resource::Msgqueue, 100_000, "EMFILE");
 }
 
 /// Verifies that attack C-36 fails: the limits of one sandbox permit only a part of the machine's open files
 /// in total.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn one_sandbox_cannot_open_all_files_of_the_machine() {
     withstand("C-36", OCI, async |field| {
         let total = number("/proc/sys/fs/file-max");
@@ -247,6 +271,7 @@ fn one_sandbox_cannot_open_all_files_of_the_machine() {
 /// Runs the control for attack C-37: with the defence disabled, sandboxes have the same user IDs, and
 /// terminals are not limited.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn pipes_of_one_user_and_terminals_without_a_limit_are_shared() {
     withstand("C-37", OCI, async |field| {
         let undefended = turn_off("C-37");
@@ -256,27 +281,34 @@ fn pipes_of_one_user_and_terminals_without_a_limit_are_shared() {
         let said = field.attack(&bystander, &["probe", "pipes"]).await;
         attack.cancel().await.unwrap();
         said.assert("control", &[("probe", "EPERM")]);
-        let taken = async |sandbox: &Sandbox| {
-            let mut attack = start(sandbox, &spec("C-37", &["exhaust", "400", "terminals"])).await.unwrap();
-            let mut seen = String::new();
-            while !seen.contains("ready\n") {
-                if let Some(node::Event::Data { bytes, .. }) = attack.next().await.unwrap() {
-                    seen.push_str(&String::from_utf8_lossy(&bytes));
-                }
-            }
-            attack.cancel().await.unwrap();
-            Said::read(&seen, None).number("took")
-        };
-        let (without, with) = (taken(&attacker).await, taken(&field.sandbox().await).await);
+        let terminals = spec("C-37", &["exhaust", "400", "terminals"]);
+        let (without, with) =
+            (taken(&attacker, &terminals).await, taken(&field.sandbox().await, &terminals).await);
         assert_eq!(without, 400, "control");
         assert!(with <= 2 * api::limits::TERMINALS_MAX as u64, "{with} terminals");
     });
 }
 
-/// Disables the defence of an attack and the separate owner of the user namespace. Shows that one sandbox
-/// then takes the entries that the next sandbox needs.
-fn shared_count(id: &'static str, resource: Resource, safe: u64, answer: &str) {
+/// Returns the number of entries that an attack takes in a sandbox.
+async fn taken(sandbox: &Sandbox, spec: &api::exec::ExecSpec) -> u64 {
+    let mut attack = start(sandbox, spec).await.unwrap();
+    let mut seen = String::new();
+    while !seen.contains("ready\n") {
+        if let Some(node::Event::Data { bytes, .. }) = attack.next().await.unwrap() {
+            seen.push_str(&String::from_utf8_lossy(&bytes));
+        }
+    }
+    attack.cancel().await.unwrap();
+    Said::so_far(&seen).number("took")
+}
+
+/// Asserts that one sandbox takes at most `most` entries. Then disables the defence of an attack and the
+/// separate owner of the user namespace. Shows that one sandbox then takes the entries that the next sandbox
+/// needs.
+fn shared_count(id: &'static str, most: u64, resource: Resource, safe: u64, answer: &str) {
     withstand(id, OCI, async |field| {
+        let count = taken(&field.sandbox().await, &spec(id, &["exhaust"])).await;
+        assert!(count <= most, "one sandbox took {count}");
         let before = getrlimit(resource);
         let (attacker, bystander) = {
             let _undefended = ["C-30", id].map(turn_off);
@@ -308,7 +340,8 @@ fn spec(id: &str, arguments: &[&str]) -> api::exec::ExecSpec {
 fn on_host(id: &str, arguments: &[&str]) -> Said {
     let words = payload(id, arguments);
     let output = std::process::Command::new("python3").args(&words[1..]).output().unwrap();
-    Said::read(&String::from_utf8_lossy(&output.stdout), output.status.code())
+    let more = String::from_utf8_lossy(&output.stderr);
+    Said::read(&String::from_utf8_lossy(&output.stdout), &more, output.status.code())
 }
 
 /// Returns the 95th percentile of the durations of several execs.
@@ -325,9 +358,14 @@ async fn slowest(field: &Field<'_>, sandbox: &Sandbox) -> Duration {
     taken[execs * 95 / 100]
 }
 
-fn median(mut taken: Vec<Duration>) -> Duration {
-    taken.sort_unstable();
-    taken[taken.len() / 2]
+/// Returns the mean without the highest and the lowest tenth, so that a second of other load on the machine does
+/// not decide the result. A median would be less stable, because the values have two peaks.
+fn typical(taken: &[Duration]) -> Duration {
+    let mut sorted = taken.to_vec();
+    sorted.sort_unstable();
+    let outliers = sorted.len() / 10;
+    let kept = &sorted[outliers..sorted.len() - outliers];
+    kept.iter().sum::<Duration>() / u32::try_from(kept.len()).unwrap()
 }
 
 /// Returns the total size of all socket buffers on the machine.

@@ -26,6 +26,7 @@ fn create(service: &Service, body: &[u8]) -> Answer {
 
 /// Verifies that attack H-03 fails: malformed JSON is refused at little cost.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn json_that_is_not_ours_is_refused_at_little_cost() {
     served(async || {
         let service = Service::start();
@@ -69,6 +70,7 @@ fn json_that_is_not_ours_is_refused_at_little_cost() {
         let slowest = bystander.was_served();
         // Control: a well-formed body creates a sandbox.
         assert_eq!(create(&service, small().to_string().as_bytes()).status, 201);
+        e2e::attack::count_control();
         held(
             "H-03",
             &format!("{} bodies, {} MiB more; a bystander waited {slowest:?}", bodies.len(), grown >> 20),
@@ -79,6 +81,7 @@ fn json_that_is_not_ours_is_refused_at_little_cost() {
 /// Verifies that attack H-03 fails: incomplete bodies of almost the maximum size share a total limit. Their
 /// key has the role `write`, because a request with a lower role would be refused before its body is read.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn bodies_that_are_begun_and_never_end_have_a_bound_together() {
     const AT_ONCE: usize = 60;
     const EACH: usize = 15 * MIB;
@@ -108,6 +111,7 @@ fn bodies_that_are_begun_and_never_end_have_a_bound_together() {
         // Control: as many bodies as the limit allows were accepted and are held in memory.
         let taken = begun.iter().filter(|(_, taken)| *taken).count();
         assert!((4..=9).contains(&taken), "{taken} bodies were taken");
+        e2e::attack::count_control();
         assert!(grown > (taken * EACH / 2) as u64, "{taken} bodies were taken, and {grown} bytes held");
         let probe = |length: usize| {
             let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
@@ -141,6 +145,7 @@ fn bodies_that_are_begun_and_never_end_have_a_bound_together() {
 
 /// Verifies that attack H-04 fails: bodies whose headers misdescribe them are refused.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn bodies_that_lie_about_themselves_are_refused() {
     served(async || {
         let service = Service::start();
@@ -195,6 +200,7 @@ fn bodies_that_lie_about_themselves_are_refused() {
         let body = small().to_string();
         let honest = raw(chunked, &format!("{:x}\r\n{body}\r\n0\r\nx-trailer: y\r\n\r\n", body.len()));
         assert_eq!(honest.status, 201, "{honest:?}");
+        e2e::attack::count_control();
         assert_eq!(with(&[("content-type", "application/json; charset=utf-8")], body.as_bytes()).status, 201);
         held("H-04", &format!("{} lies, a bomb of {} bytes", lies.len(), bomb.len()));
     });
@@ -211,6 +217,7 @@ fn bomb() -> Vec<u8> {
 
 /// Verifies that attack H-06 fails: a request is authenticated before any byte of its body is read.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn who_asks_is_decided_before_a_byte_of_the_body() {
     const LENGTH: &str = "content-length: 104857600\r\n";
     served(async || {
@@ -255,6 +262,7 @@ fn who_asks_is_decided_before_a_byte_of_the_body() {
         {
             assert_eq!(get("/v1/node", &[(name, value)]), 200, "{name}");
         }
+        e2e::attack::count_control();
         assert_eq!(get("/v1/node", &[("authorization", &format!("bEARER {key}"))]), 200);
         // A request with an incomplete body has no effect.
         let live =

@@ -41,6 +41,7 @@ fn serve(data: &Path, extra: &[&str]) -> Output {
 
 /// Verifies that attack D-01 fails: a request without a key has no effect.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn nothing_is_done_for_whoever_has_no_key() {
     served(async || {
         let service = Service::start();
@@ -62,6 +63,7 @@ fn nothing_is_done_for_whoever_has_no_key() {
                 let some = keyed(&service, &service.key, &method, &path, &Value::Null);
                 assert!(![401, 403, 429].contains(&some.status), "{method} {path}: {some:?}");
             }
+            e2e::attack::count_control();
         }
         assert!(refused >= 20, "{refused} operations");
         held("D-01", &format!("{refused} operations refused without a key"));
@@ -70,6 +72,7 @@ fn nothing_is_done_for_whoever_has_no_key() {
 
 /// Verifies that attack D-01 fails: requests without a key leave no data behind, regardless of their content.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn what_strangers_make_up_is_not_kept() {
     const MADE_UP: usize = 300;
     served(async || {
@@ -87,6 +90,7 @@ fn what_strangers_make_up_is_not_kept() {
         let after = counted();
         // Control: the requests were counted.
         assert!(after.contains("method=\"other\""), "{after}");
+        e2e::attack::count_control();
         let more = after.lines().count().saturating_sub(before.lines().count());
         assert!(more < 100, "{MADE_UP} methods became {more} lines of what is counted");
         held("D-01", &format!("{MADE_UP} methods and paths became {more} lines of what is counted"));
@@ -96,6 +100,7 @@ fn what_strangers_make_up_is_not_kept() {
 /// Verifies that attack D-01 fails: plain HTTP is served only to the machine itself. Only the owner can read
 /// the first key, even if a different file exists at the key's path.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_first_key_is_shown_once_and_only_to_its_owner() {
     served(async || {
         let data = tempfile::Builder::new().prefix("bellglass-serve").tempdir().unwrap();
@@ -112,6 +117,7 @@ fn the_first_key_is_shown_once_and_only_to_its_owner() {
         // Control: data written to this path ends up in the symlink's target.
         std::fs::write(data.path().join("first.key"), "bait").unwrap();
         assert_eq!(std::fs::read(&trap).unwrap(), b"bait");
+        e2e::attack::count_control();
         let mut service = Service::on(data, &[], &[]);
         let path = service.data().join("first.key");
         assert_eq!(std::fs::read(service.data().join("trap")).unwrap(), b"bait", "the key is in the trap");
@@ -134,6 +140,7 @@ fn the_first_key_is_shown_once_and_only_to_its_owner() {
 
 /// Verifies that attack D-02 fails: fields that request access to the host are unknown to every request.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn fields_that_ask_for_the_host_are_unknown_everywhere() {
     served(async || {
         let service = Service::start();
@@ -171,6 +178,7 @@ fn fields_that_ask_for_the_host_are_unknown_everywhere() {
             // Control: without the field, the same body is accepted.
             let taken = keyed(&service, &service.key, method, path, body);
             assert!([200, 201].contains(&taken.status), "{method} {path}: {taken:?}");
+            e2e::attack::count_control();
         }
         for nested in
             [json!({ "limits": { "swap_bytes": 1 } }), json!({ "limits": { "devices": ["/dev/kvm"] } })]
@@ -189,6 +197,7 @@ fn fields_that_ask_for_the_host_are_unknown_everywhere() {
 /// Verifies that attack D-03 fails: an exec's environment variables reach user code, but no process that runs
 /// before it.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn variables_reach_user_code_and_nothing_before_it() {
     const LOUD: [&str; 5] = ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_DEBUG", "GLIBC_TUNABLES", "PYTHONSTARTUP"];
     served(async || {
@@ -214,6 +223,7 @@ fn variables_reach_user_code_and_nothing_before_it() {
         let done = run("env; /usr/bin/true; python3 -c 'pass'", &evil).await;
         let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
         assert!(LOUD.iter().all(|name| out.contains(&format!("{name}="))), "{out}");
+        e2e::attack::count_control();
         assert!(err.contains("evil.so"), "the loader was not reached: {err}");
         assert!(out.contains("planted 1000"), "{out}{err}");
         // Neither process 1 (as seen by the host), nor an exec without these variables, nor the server
@@ -253,6 +263,7 @@ fn guest(id: &str) -> u32 {
 
 /// Verifies that attack D-04 fails: no key can be known before a server starts.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn no_key_is_known_before_a_server_is_started() {
     served(async || {
         let (one, two) = (Service::start(), Service::start());
@@ -277,6 +288,7 @@ fn no_key_is_known_before_a_server_is_started() {
         // Control: the scan finds a key in text that contains one.
         let digits = one.key.strip_prefix("bgk_").unwrap();
         assert_eq!(secrets(&format!("key = \"{}\"", one.key)).collect::<Vec<_>>(), [digits]);
+        e2e::attack::count_control();
         assert!(looked > 100, "{looked} files");
         held("D-04", &format!("{looked} files hold no key"));
     });
@@ -291,6 +303,7 @@ fn secrets(text: &str) -> impl Iterator<Item = &str> {
 
 /// Verifies that attack D-05 fails: the server never uses a tier weaker than the requested tier.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_weaker_tier_is_never_used_in_place_of_the_one_asked_for() {
     served(async || {
         let tools = tempfile::tempdir().unwrap();
@@ -329,12 +342,14 @@ fn a_weaker_tier_is_never_used_in_place_of_the_one_asked_for() {
         drop(service);
         let service = Service::start();
         assert_eq!(create(&service, &strong).status, 201);
+        e2e::attack::count_control();
         held("D-05", &format!("broken runtime: {:?}", broken.refusal()));
     });
 }
 
 /// Verifies that attack D-06 fails: reserved names cannot be used by callers.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn what_is_ours_by_name_cannot_be_claimed() {
     served(async || {
         let service = Service::start();
@@ -349,6 +364,7 @@ fn what_is_ours_by_name_cannot_be_claimed() {
         // Control: a label with a similar name is accepted and returned unchanged.
         let made = create(json!({ "bellglass-project": "x" }));
         assert_eq!((made.status, &made.json()["labels"]), (201, &json!({ "bellglass-project": "x" })));
+        e2e::attack::count_control();
         // The key determines the request's project, and headers cannot change it.
         let key = service.key_of("other", Role::Read, Quota::default()).await;
         let bearer = format!("Bearer {key}");
@@ -379,6 +395,7 @@ fn what_is_ours_by_name_cannot_be_claimed() {
 
 /// Verifies that attack N-40 fails: a proxy that the environment configures does not receive the key.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_proxy_of_the_environment_gets_no_key() {
     served(async || {
         let service = Service::start();
@@ -397,7 +414,11 @@ fn a_proxy_of_the_environment_gets_no_key() {
             for name in ["no_proxy", "NO_PROXY"] {
                 command.env_remove(name);
             }
-            let mut child = command.env(api::defence::VARIABLE, off).stdout(Stdio::piped()).spawn().unwrap();
+            let mut child = command
+                .env(api::defence::VARIABLE, e2e::attack::off(off))
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
             let mut heard = String::new();
             let began = Instant::now();
             while began.elapsed() < LISTED_WITHIN && child.try_wait().unwrap().is_none() && heard.is_empty() {
@@ -414,6 +435,7 @@ fn a_proxy_of_the_environment_gets_no_key() {
         };
         let (heard, _) = listed("N-40");
         assert!(heard.contains(&service.key), "control: {heard:?}");
+        e2e::attack::count_control();
         assert_eq!(listed(""), (String::new(), true));
         held("N-40", "four variables, and the proxy heard nothing");
     });
@@ -423,6 +445,7 @@ fn a_proxy_of_the_environment_gets_no_key() {
 /// SIGHUP, which a server gets when its terminal closes, shuts the server down as gracefully as SIGTERM, and
 /// that its sandboxes remain.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_tls_key_that_everybody_can_read_is_refused() {
     served(async || {
         let place = tempfile::tempdir().unwrap();
@@ -439,12 +462,18 @@ fn a_tls_key_that_everybody_can_read_is_refused() {
             std::fs::set_permissions(&key, PermissionsExt::from_mode(mode)).unwrap();
             let data = data();
             let mut command = Command::new(binary());
-            command.arg("--data").arg(data.path()).arg("serve").args(config).env(api::defence::VARIABLE, off);
+            command
+                .arg("--data")
+                .arg(data.path())
+                .arg("serve")
+                .args(config)
+                .env(api::defence::VARIABLE, e2e::attack::off(off));
             command.arg("--first-key").arg(data.path().join("first.key"));
             let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
             let mut line = String::new();
             BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
             assert!(line.contains("https://"), "{what}: {line}");
+            e2e::attack::count_control();
             let pid = rustix::process::Pid::from_child(&child);
             rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
             assert!(child.wait().unwrap().success(), "{what}: a hangup ends the server in order");

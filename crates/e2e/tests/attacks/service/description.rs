@@ -6,24 +6,28 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use api::account::{Quota, Role};
+use e2e::attack;
 use e2e::lab::{script, sized};
 use e2e::service::{PLENTY, Service, served, until};
 use serde_json::{Value, json};
 
-use super::ground::{file, held, keyed, recovers, small};
+use super::ground::{held, keyed, recovers, small};
 
-/// Duration of fuzzing per caller in seconds: first in a full run, then in CI. The callers run one after the
+/// Duration of one run of the fuzzer in seconds: first in a full run, then in CI. The callers run one after the
 /// other, because concurrent callers would compete for the processors.
 const SECONDS: (&str, &str) = ("60", "6");
-/// Minimum number of test cases per caller: a tenth of the number that a busy machine with two cores
-/// executes.
-const CASES_MIN: u32 = 100;
+/// Minimum number of test cases per caller. The speed of the machine decides how many cases one run executes,
+/// so the fuzzer runs, with other cases each time, until it has executed this number.
+const CASES_MIN: u32 = 150;
+/// Maximum number of runs of the fuzzer per caller. The slowest machine so far executed 97 cases in one run.
+const RUNS_MAX: u32 = 4;
 /// Checks of the fuzzer that must pass for every caller.
 const CHECKS: &str =
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
 
 /// Verifies that attack H-09 fails: no request that is generated from the API description breaks the server.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn no_request_the_description_can_think_of_breaks_the_server() {
     served(async || {
         let fuzzer = fuzzer();
@@ -59,13 +63,19 @@ fn no_request_the_description_can_think_of_breaks_the_server() {
             if who == "admin" {
                 assert_eq!(settled(), before, "somebody who may not changed something");
             }
-            let output = run(&fuzzer, &description, &service, key, &places.path().join(who));
-            let text = String::from_utf8_lossy(&output.stdout);
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{who}:\n{text}\n{said}");
-            let tried = cases(&text);
-            // A run that executes no cases would not find any faults.
-            assert!(tried >= CASES_MIN, "{who} tried {tried} cases only:\n{text}");
+            let mut tried = 0;
+            for number in 0..RUNS_MAX {
+                let place = places.path().join(format!("{who}-{number}"));
+                let output = run(&fuzzer, &description, &service, key, &place);
+                let text = String::from_utf8_lossy(&output.stdout);
+                let errors = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success(), "{who}:\n{text}\n{errors}");
+                tried += cases(&text);
+                if tried >= CASES_MIN {
+                    break;
+                }
+            }
+            assert!(tried >= CASES_MIN, "{who} tried {tried} cases only");
             asked.push(format!("{who} {tried}"));
         }
         assert!(!service.words().contains("panicked"), "{}", service.words());
@@ -179,7 +189,7 @@ fn aimed(sandbox: &Value, exec: &Value) -> Value {
 /// Returns the path of the fuzzer. It is installed on first use, with the version that `requirements.txt`
 /// pins.
 fn fuzzer() -> PathBuf {
-    let wanted = file("H-09", "requirements.txt");
+    let wanted = attack::file("H-09", "requirements.txt");
     let version = std::fs::read_to_string(&wanted).unwrap().trim().replace("==", "-");
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(version);
     let program = place.join("bin/schemathesis");

@@ -64,6 +64,7 @@ impl Marked {
         assert!(row.lines().count() == 2 && row.contains('\u{1b}'), "control");
         let written = self.bellglass(&["logs", &self.sandbox, &self.exec]);
         assert_eq!(String::from_utf8_lossy(&written.stdout), TEXT, "control: a pipe gets what was written");
+        e2e::attack::count_control();
     }
 
     /// Sends the hostile text in every part of a request, header or path that could appear in errors and
@@ -131,6 +132,7 @@ impl Marked {
 
 /// Verifies that attack O-08 fails: text that acts on a terminal is escaped before it is displayed.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn text_that_acts_on_a_terminal_is_shown_and_not_obeyed() {
     served(async || {
         let marked = Marked::new("text");
@@ -172,6 +174,7 @@ fn text_that_acts_on_a_terminal_is_shown_and_not_obeyed() {
 /// Verifies that attack O-08 fails: text that acts on a terminal is escaped in the JSON log, because people
 /// read that log in terminals too.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn text_that_acts_on_a_terminal_is_not_in_a_log_of_json() {
     served(async || {
         let marked = Marked::new("json");
@@ -203,6 +206,7 @@ fn watched(marked: &Marked) -> usize {
     }
     // Control: the requests were counted and logged by their route, and without names that the client chose.
     assert!(log.contains("/v1/sandboxes/{sandbox}") && metrics.body.contains("method=\"other\""), "{log}");
+    e2e::attack::count_control();
     lines
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use api::account::Role;
 use e2e::service::{PLENTY, Service, served, until};
+use e2e::world::{World, in_a_world};
 use serde_json::{Value, json};
 use tar::{Builder, EntryType, Header};
 
@@ -31,6 +32,22 @@ fn then(mut first: Vec<u8>, second: &[u8]) -> Vec<u8> {
     first.truncate(first.len() - 1024);
     first.extend_from_slice(second);
     first
+}
+
+/// Programs that request cloud metadata, through the proxy of their environment and directly.
+const REACHING: [(&str, &str); 2] = [
+    ("proxy", r#"import urllib.request as r; r.urlopen("http://169.254.169.254/", timeout=5)"#),
+    (
+        "direct",
+        r#"import urllib.request as r; r.build_opener(r.ProxyHandler({})).open("http://169.254.169.254/", timeout=5)"#,
+    ),
+];
+
+/// Returns the number of requests that have arrived at the metadata service of the simulated internet.
+fn metadata_requests(world: &World) -> usize {
+    let seen = world.seen();
+    let said = seen["said"].as_array().unwrap();
+    said.iter().filter(|one| one["here"] == "169.254.169.254").count()
 }
 
 struct Bench<'a> {
@@ -86,6 +103,7 @@ impl Bench<'_> {
 /// Verifies that attack H-21 fails: only administrator keys can build templates, and only under permitted
 /// names.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn only_an_administrator_builds_and_only_what_is_ones_own() {
     served(async || {
         let service = Service::start();
@@ -110,6 +128,7 @@ fn only_an_administrator_builds_and_only_what_is_ones_own() {
             assert_eq!(keyed(&service, "wrong", method, &path, &body).status, 401);
             let answer = keyed(&service, &service.key, method, &path, &body);
             assert!([202, 201, 404].contains(&answer.status), "control: {answer:?}");
+            e2e::attack::count_control();
         }
         // A ticket is valid for only one archive and only once.
         let told = keyed(&service, &service.key, "GET", &format!("/templates/x/files/{hash}"), &Value::Null);
@@ -143,9 +162,10 @@ fn only_an_administrator_builds_and_only_what_is_ones_own() {
 
 /// Verifies that attack H-21 fails: malicious archives and steps create no template.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_archive_that_leads_out_makes_no_template() {
-    served(async || {
-        let service = Service::start();
+    in_a_world(async |world| {
+        let service = world.service();
         service.build("workstation");
         let mut bench = Bench { service: &service, next: 0 };
         let copy = |archive: &str, from: &str, to: &str| json!([{ "type": "COPY", "args": [from, to, "", ""], "filesHash": archive }]);
@@ -171,23 +191,35 @@ fn an_archive_that_leads_out_makes_no_template() {
             let ended = bench.build("hostile", &copy(&good, from, to)).await;
             assert_eq!(ended["status"], "error", "{from} {to}: {ended}");
         }
-        let reach = json!([{ "type": "RUN", "args": ["python3 -c \"import urllib.request as r; r.urlopen('http://169.254.169.254/', timeout=5)\"", "root"] }]);
-        assert_eq!(bench.build("hostile", &reach).await["status"], "error");
+        // Control: from outside a sandbox, the same programs get an answer of the metadata service.
+        let asked = || metadata_requests(world);
+        for (way, program) in REACHING {
+            let words = ["python3", "-c", program].map(str::to_owned);
+            let before = asked();
+            assert!(world.command(&words).status().unwrap().success() && asked() > before, "control: {way}");
+            e2e::attack::count_control();
+            let before = asked();
+            let step = json!([{ "type": "RUN", "args": [format!("python3 -c '{program}'"), "root"] }]);
+            let ended = bench.build("hostile", &step).await;
+            assert_eq!((&ended["status"], asked()), (&json!("error"), before), "{way}: {ended}");
+        }
         let never = keyed(&service, &service.key, "GET", "/templates/aliases/hostile", &Value::Null);
         assert_eq!(never.status, 404, "{never:?}");
         // Control: a valid archive creates a template.
         let ended = bench.build("good", &copy(&good, "a", "/opt/a")).await;
         assert_eq!(ended["status"], "ready", "{ended}");
+        e2e::attack::count_control();
         let there = keyed(&service, &service.key, "GET", "/templates/aliases/good", &Value::Null);
         assert_eq!(there.status, 200, "{there:?}");
         recovers(&service).await;
-        held("H-21", &format!("{} archives and 5 steps, none made a template", hostile.len()));
+        held("H-21", &format!("{} archives and 6 steps, none made a template", hostile.len()));
     });
 }
 
 /// Verifies that attack H-21 fails: if a server is killed during a build, the build leaves nothing behind and
 /// is reported as gone.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_build_whose_server_is_killed_leaves_nothing_and_is_told_to_be_gone() {
     served(async || {
         let mut service = Service::start();
@@ -212,6 +244,7 @@ fn a_build_whose_server_is_killed_leaves_nothing_and_is_told_to_be_gone() {
         assert_eq!(ask(&service, "GET", "/templates/aliases/half", &Value::Null).status, 404);
         service.assert_nothing_left().await;
         recovers(&service).await;
-        held("H-21", "a server killed during a step: nothing left, and the client is told to build again");
+        let why = "the server is killed from outside, and the step was under way";
+        e2e::attack::held_without_control("H-21", "service", why);
     });
 }

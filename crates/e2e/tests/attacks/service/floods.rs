@@ -137,7 +137,9 @@ async fn floods(service: &Service, most: u64, ways: Vec<(&str, Way)>) {
         figures.push(format!("{what} {} MiB", grown / MIB));
     }
     recovers(service).await;
-    held("H-41", &figures.join(", "));
+    println!("H-41: {}", figures.join(", "));
+    let why = "H-30 to H-38 attack the same paths one by one, each with a control; here, only their sum is measured";
+    e2e::attack::held_without_control("H-41", "service", why);
 }
 
 fn body(path: &str, headers: &[(&str, &str)], length: usize, sent: usize) -> Vec<u8> {
@@ -162,6 +164,7 @@ fn get(path: &str, headers: &[(&str, &str)]) -> Vec<u8> {
 /// Verifies that attack H-41 fails: a flood by clients without a key uses little memory, and the memory is
 /// released.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_flood_without_a_key_takes_little_memory_and_gives_it_back() {
     served(async || {
         let service = Service::start();
@@ -204,6 +207,7 @@ fn signed(sandbox: &Opened, path: &str, act: &str) -> String {
 /// Verifies that attack H-41 fails: a flood by clients of one project uses only the project's share of
 /// memory, and the memory is released.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_flood_of_one_project_takes_its_share_of_memory_and_gives_it_back() {
     served(async || {
         let service = Service::start();
@@ -268,15 +272,17 @@ const LISTED: &str = "1000";
 /// Number of floods of list requests, both with the defence and without it.
 const LIST_FLOODS: usize = 3;
 
-/// Adds copies of an ended sandbox to a project's history.
+/// Adds copies of an ended sandbox to a project's history. Each has labels of 9 KiB.
 fn lengthen_history(service: &mut Service, project: &str) {
     service.kill();
-    let text = "import sqlite3, sys\nc = sqlite3.connect(sys.argv[1], timeout=10)\n\
+    let text = "import json, sqlite3, sys\nc = sqlite3.connect(sys.argv[1], timeout=10)\n\
         names = [row[1] for row in c.execute('PRAGMA table_info(sandboxes)')]\n\
         row = c.execute('SELECT * FROM sandboxes WHERE project = ?', (sys.argv[2],)).fetchone()\n\
         for n in range(int(sys.argv[3])):\n\
         \x20copy = dict(zip(names, row)); old = copy['id']; copy['id'] = f'{old}{n:04}'\n\
-        \x20copy['body'] = copy['body'].replace(old, copy['id'])\n\
+        \x20body = json.loads(copy['body'].replace(old, copy['id']))\n\
+        \x20body['labels'] = {f'label{l}': 'x' * 490 for l in range(18)}\n\
+        \x20copy['body'] = json.dumps(body)\n\
         \x20copy['idempotency_key'] = copy['request_hash'] = None\n\
         \x20c.execute(f'INSERT INTO sandboxes VALUES ({\",\".join(\"?\" * len(names))})', [copy[name] for name in names])\n\
         c.commit()";
@@ -311,6 +317,7 @@ fn beside_lists(service: &Service, bearer: &str) -> (Vec<Answer>, Duration) {
 /// Verifies that attack H-41 fails: if one project reads a lot from the store, requests of other projects are
 /// not delayed.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn lists_of_one_project_leave_the_store_to_the_others() {
     served(async || {
         let mut service = Service::start();
@@ -329,6 +336,7 @@ fn lists_of_one_project_leave_the_store_to_the_others() {
         let held_back: Vec<_> = (0..LIST_FLOODS).map(|_| beside_lists(&service, &bearer)).collect();
         let grown = peak.grown();
         drop(peak);
+        assert!(grown <= PROJECT_MAX, "unread lists take {} MiB", grown / MIB);
         assert!(held_back.iter().all(|(refused, _)| refused.is_empty()), "{held_back:?}");
         service.undefend("H-41");
         let free: Vec<_> = (0..LIST_FLOODS).map(|_| beside_lists(&service, &bearer)).collect();

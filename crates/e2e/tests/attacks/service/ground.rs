@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use api::exec::ExecSpec;
 use api::sandbox::Tier;
+use e2e::attack;
 use e2e::service::Service;
 use serde_json::{Value, json};
 
@@ -159,20 +160,15 @@ pub(crate) fn threads_of(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count()
 }
 
-/// Returns the tiers that are under test and that this machine supports.
+/// Returns the tiers that are under test.
 pub(crate) fn tiers() -> Vec<Tier> {
-    let has = |name: &str| {
-        e2e::lab::wanted(name)
-            && node::Machine::flavors().into_iter().any(|flavor| flavor.name == name && flavor.find().is_ok())
-    };
-    let known = [("runc", Tier::Container), ("runsc", Tier::UserKernel)];
-    known.into_iter().filter(|(name, _)| has(name)).map(|(_, tier)| tier).collect()
+    e2e::service::tiers().collect()
 }
 
 /// Returns the spec of an exec that runs an attack's payload.
 pub(crate) fn inside(id: &str, arguments: &[&str]) -> ExecSpec {
     let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
-    let text = format!("{}\n{}", read(file("", "probe.py")), read(file(id, "attack.py")));
+    let text = format!("{}\n{}", read(attack::shared("probe.py")), read(attack::file(id, "attack.py")));
     let words = [&["/usr/bin/python3", "-c", &text], arguments].concat();
     e2e::lab::exec(&words)
 }
@@ -196,7 +192,7 @@ impl Bystander {
                 let (began, before) = (Instant::now(), stolen());
                 let answer = send(&address, request.as_bytes());
                 assert_eq!(answer.status, 200, "a bystander: {answer:?}");
-                slowest = slowest.max(began.elapsed().saturating_sub(stolen() - before));
+                slowest = slowest.max(began.elapsed().saturating_sub(stolen_since(before)));
                 count += 1;
                 if stopped.recv_timeout(Duration::from_millis(50))
                     != Err(std::sync::mpsc::RecvTimeoutError::Timeout)
@@ -217,8 +213,17 @@ impl Bystander {
     }
 }
 
-/// Returns the processor time that other virtual machines on the same host have taken from this machine since
-/// it booted. Waiting for such time is not a delay that the server causes.
+/// Returns the time by which other virtual machines on the same host delayed one response. The kernel reports
+/// the time that was stolen from all processors together, and a response waits for one processor at a time.
+/// At most [`OTHERS_WITHIN`] counts as stolen, so that a slow response fails on every machine.
+fn stolen_since(before: Duration) -> Duration {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let each = (stolen() - before) / u32::try_from(processors).unwrap();
+    each.min(OTHERS_WITHIN)
+}
+
+/// Returns the processor time that other virtual machines on the same host have taken from all processors of
+/// this machine since it booted.
 fn stolen() -> Duration {
     const TICK_MS: u64 = 10;
     let stat = std::fs::read_to_string("/proc/stat").unwrap();
@@ -228,15 +233,10 @@ fn stolen() -> Duration {
     Duration::from_millis(steal * TICK_MS)
 }
 
-/// Returns the path of a file that belongs to an attack.
-pub(crate) fn file(id: &str, name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../attacks").join(id).join(name)
-}
-
 /// Runs an attack's program and parses its output, which consists of `thing: result` lines.
 pub(crate) fn payload(id: &str, arguments: &[&str]) -> BTreeMap<String, String> {
     let mut command = Command::new("timeout");
-    command.args([PAYLOAD_SECONDS, "python3"]).arg(file(id, "attack.py")).args(arguments);
+    command.args([PAYLOAD_SECONDS, "python3"]).arg(attack::file(id, "attack.py")).args(arguments);
     let output = command.stdin(Stdio::null()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -259,10 +259,11 @@ pub(crate) struct Undefended {
 impl Undefended {
     pub(crate) fn start(id: &str) -> Self {
         let mut command = Command::new("timeout");
-        command.args([PAYLOAD_SECONDS, "python3"]).arg(file(id, "control.py"));
+        command.args([PAYLOAD_SECONDS, "python3"]).arg(attack::file(id, "control.py"));
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let mut port = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut port).unwrap();
+        attack::count_control();
         Self { child, port: port.trim().to_owned() }
     }
 }
@@ -284,9 +285,9 @@ pub(crate) async fn recovers(service: &Service) {
     client.stop(&sandbox.id).await.unwrap();
 }
 
-/// Prints that the service withstood an attack.
+/// Prints that the service withstood an attack. Panics if no control has run.
 pub(crate) fn held(id: &str, figures: &str) {
-    println!("attack {id} service held (control reached): {figures}");
+    attack::held(id, "service", figures);
 }
 
 /// Address of clients on this machine, as the server logs it.

@@ -75,6 +75,7 @@ async fn many_at_once(service: &Service, key: &str, datasets: &Path) -> (u64, us
 
 /// Verifies that attack H-40 fails: all data that a project stores counts towards its quota.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn everything_that_a_project_keeps_is_inside_its_quota() {
     served(async || {
         let mut service = Service::start();

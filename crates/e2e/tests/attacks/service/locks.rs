@@ -17,6 +17,7 @@ const ENDED_WITHIN: Duration = Duration::from_secs(10);
 /// Verifies that attack C-33 fails: a sandbox that takes too many file locks is stopped, and the reported
 /// reason names the locks.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_sandbox_that_takes_too_many_file_locks_is_lost_for_that_reason() {
     served(async || {
         let mut service = Service::start();

@@ -21,6 +21,7 @@ fn by_host(service: &Service, id: &str, headers: &[(&str, &str)]) -> u16 {
 
 /// Verifies that attack H-43 fails: only a request with a valid credential resumes a paused sandbox.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_paused_sandbox_is_resumed_only_by_those_who_may_use_it() {
     served(async || {
         let mut service = Service::start();

@@ -54,6 +54,7 @@ async fn second_start(service: &Service, memory: u64, wait: bool) -> String {
 /// Verifies that attack X-25 fails: refused create requests cause no pre-warming, and leave the pool
 /// available to other projects.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn refused_creates_make_nothing_ready_and_close_the_pool_to_nobody() {
     served(async || {
         let place = tempfile::tempdir().unwrap();

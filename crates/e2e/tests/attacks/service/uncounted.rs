@@ -49,6 +49,7 @@ async fn both(service: &mut Service, id: &str, most: u64, attack: impl AsyncFn(&
 
 /// Verifies that attack H-30 fails: a form whose headers never end is refused.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_form_whose_headers_never_end_is_refused() {
     served(async || {
         let mut service = Service::start();
@@ -91,6 +92,7 @@ fn a_form_whose_headers_never_end_is_refused() {
 
 /// Verifies that attack H-31 fails: the bodies of refused requests are not buffered.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn refused_bodies_are_not_kept() {
     served(async || {
         let mut service = Service::start();
@@ -108,6 +110,7 @@ fn refused_bodies_are_not_kept() {
 
 /// Verifies that attack H-32 fails: requests whose headers never end use little memory.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn heads_that_never_end_are_small() {
     served(async || {
         let mut service = Service::start();
@@ -124,6 +127,7 @@ fn heads_that_never_end_are_small() {
 
 /// Verifies that attack H-33 fails: the size of messages on a session's event socket is limited.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn listeners_to_a_session_have_little_to_say() {
     served(async || {
         let mut service = Service::start();
@@ -173,6 +177,7 @@ fn unfinished(service: &Service, path: &str, headers: &[(&str, &str)], length: u
 
 /// Verifies that attack H-34 fails: the bodies of MCP requests are counted.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn messages_of_mcp_are_counted() {
     served(async || {
         let mut service = Service::start();
@@ -210,6 +215,7 @@ fn api_is_defended(service: &Service) -> bool {
 
 /// Verifies that attack H-35 fails: input is counted until it is consumed.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn input_is_counted_until_it_is_used() {
     served(async || {
         let mut service = Service::start();
@@ -235,6 +241,7 @@ fn input_is_counted_until_it_is_used() {
 
 /// Verifies that attack H-35 fails: input for a process that does not read it remains counted.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn input_that_nobody_reads_keeps_its_room() {
     served(async || {
         let mut service = Service::start();
@@ -280,6 +287,7 @@ fn input_that_nobody_reads_keeps_its_room() {
 /// Verifies that attack H-38 fails: the number of event bytes that the server retains for a watcher is
 /// limited.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn watchers_keep_as_many_bytes_as_they_may() {
     const FILES: &str = "import os\np='/workspace/w'\nos.makedirs(p,exist_ok=True)\nfor i in range(13):\n p+='/'+'d'*250\n os.mkdir(p)\n\
         import time\ntime.sleep(1)\nos.chdir(p)\nfor i in range(3000):\n n='f'*200+str(i)\n open(n,'w').close()\n os.unlink(n)\n";

@@ -22,6 +22,7 @@ const CONNECTIONS: usize = 12;
 
 /// Verifies that attack H-36 fails: a response that is not read is aborted.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_answer_that_nobody_takes_is_given_up() {
     served(async || {
         let mut service = Service::start();
@@ -78,6 +79,7 @@ fn an_answer_that_nobody_takes_is_given_up() {
 /// Verifies that attack H-36 fails: connections without a key use no slots that are reserved for clients with
 /// keys.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn strangers_take_no_place_of_clients_with_keys() {
     served(async || {
         let service = Service::start();
@@ -88,12 +90,16 @@ fn strangers_take_no_place_of_clients_with_keys() {
         assert!(all.len() > 2500, "{} connections", all.len());
         tokio::time::sleep(Duration::from_secs(2)).await;
         let slowest = bystander.was_served();
-        held("H-36", &format!("{} silent connections; a bystander waited {slowest:?}", all.len()));
+        println!("H-36: {} silent connections; a bystander waited {slowest:?}", all.len());
+        let why =
+            "the reserve of slots cannot be turned off; more connections are opened than there are slots";
+        e2e::attack::held_without_control("H-36", "service", why);
     });
 }
 
 /// Verifies that attack H-37 fails: a wrong signature costs little, and wrong signatures are counted.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_wrong_signature_costs_little_and_counts() {
     served(async || {
         let mut service = Service::start();
@@ -123,6 +129,7 @@ fn a_wrong_signature_costs_little_and_counts() {
 
 /// Verifies that attack H-39 fails: the health of a sandbox is reported only to clients that have its token.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_health_of_a_sandbox_is_told_to_those_who_may_know_it() {
     served(async || {
         let mut service = Service::start();

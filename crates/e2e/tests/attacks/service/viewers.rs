@@ -64,6 +64,7 @@ fn shown(token: &str) -> Vec<(String, Vec<Vec<u8>>)> {
 /// Verifies that attack N-33 fails: in a request with a non-ASCII cookie, the token does not reach the
 /// application, and no viewer is locked out.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_cookie_that_is_not_ascii_brings_no_token_in_and_locks_nobody_out() {
     served(async || {
         let mut service = Service::start();
@@ -95,6 +96,7 @@ fn a_cookie_that_is_not_ascii_brings_no_token_in_and_locks_nobody_out() {
 /// Verifies that attack N-35 at a port's own address fails: neither a key nor a token in a referrer reaches
 /// the application.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn neither_a_key_nor_a_token_in_a_referer_goes_in_at_a_ports_own_address() {
     served(async || {
         let mut service = Service::start();
@@ -124,6 +126,7 @@ fn neither_a_key_nor_a_token_in_a_referer_goes_in_at_a_ports_own_address() {
 
 /// Verifies that attack N-35 fails: a key that is sent together with a token does not reach the application.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_key_that_is_shown_beside_a_token_does_not_go_in() {
     served(async || {
         let mut service = Service::start();
@@ -166,6 +169,7 @@ fn a_key_that_is_shown_beside_a_token_does_not_go_in() {
 /// Verifies that attack N-36 fails: an application's response is not cached under the API's URL, and its
 /// headers do not affect the API.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_answer_of_an_application_is_not_kept_under_the_address_of_the_api() {
     served(async || {
         let mut service = Service::start();
@@ -205,6 +209,7 @@ fn an_answer_of_an_application_is_not_kept_under_the_address_of_the_api() {
 
 /// Verifies that attack N-30 against an application's response fails: an endless header block is rejected.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_head_of_an_application_has_an_end_or_is_refused() {
     served(async || {
         let mut service = Service::start();

@@ -8,11 +8,35 @@ use api::{ErrorCode, SandboxId};
 use bytes::Bytes;
 use client::Client;
 use e2e::lab::script;
-use e2e::service::{PLENTY, Service, served, small, tiers};
+use e2e::service::{PLENTY, small, tiers};
+use e2e::world::in_a_world;
 
 use super::ground::{held, recovers};
+use crate::sandbox::rooted;
+use crate::sandbox::said::Said;
 
-const PAYLOAD: &str = include_str!("../../../../../attacks/A-21/attack.sh");
+const PAYLOAD: &str = include_str!("../../../../../attacks/A-21-workstation-root/attack.sh");
+
+/// Attempts of the payload that have a control. The control of `proxied` is `outside`.
+const ACTS: [&str; 17] = [
+    "mount",
+    "bind",
+    "guest",
+    "channel",
+    "disk",
+    "device",
+    "trace",
+    "memory",
+    "descriptors",
+    "root",
+    "unshare",
+    "chroot",
+    "hostname",
+    "kernel",
+    "raw",
+    "outside",
+    "file",
+];
 
 async fn said(client: &Client, id: &SandboxId, spec: &ExecSpec) -> String {
     let done = client.exec(id, spec).await.unwrap().collect().await.unwrap();
@@ -69,9 +93,11 @@ async fn files_as_root(client: &Client, id: &SandboxId) -> usize {
 
 /// Verifies that attack A-21 fails: root of a workstation has no privileges outside its sandbox.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn root_of_a_workstation_is_root_of_nothing_else() {
-    served(async || {
-        let service = Service::start();
+    in_a_world(async |world| {
+        rooted::assert_reached("A-21", &ACTS);
+        let service = world.service();
         service.build("workstation");
         let trusted = service.client_of("trusted", Role::Write, Quota { root: true, ..PLENTY }).await;
         let other = service.client_of("other", Role::Write, PLENTY).await;
@@ -90,8 +116,9 @@ fn root_of_a_workstation_is_root_of_nothing_else() {
                 continue;
             }
             let tried = said(&trusted, &id, &root(PAYLOAD)).await;
-            assert!(!tried.contains("THROUGH") && tried.matches("held ").count() == 18, "{tried}");
-            held_all += 18 + files_as_root(&trusted, &id).await;
+            let tried = Said::read(&tried, "", Some(0));
+            rooted::assert_held(&tried, &[&ACTS[..], &["proxied"]].concat());
+            held_all += ACTS.len() + 1 + files_as_root(&trusted, &id).await;
             // Control: permitted actions as root succeed, and the ordinary user still has no privileges.
             let lawful = "echo x > /etc/lawful; chown 1000:1000 /etc/lawful; stat -c %u /etc/lawful; id -u";
             assert_eq!(said(&trusted, &id, &root(lawful)).await, "1000\n0\n");

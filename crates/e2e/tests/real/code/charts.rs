@@ -18,6 +18,7 @@ const DRAWINGS: [(&str, &str); 7] = [
 ];
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn charts_are_told_as_data_with_titles_labels_and_units() {
     in_a_room(async |_, room| {
         let mut code = "import matplotlib.pyplot as plt\n".to_owned();

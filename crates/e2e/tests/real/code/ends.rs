@@ -26,6 +26,7 @@ print('begun', flush=True)
 ";
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_run_that_is_ended_leaves_no_process_and_the_next_is_not_affected() {
     let limits = Limits { memory_bytes: MEMORY_BYTES, ..Limits::default() };
     in_a_room_with(limits, &[], async |_, room| {

@@ -9,6 +9,7 @@ use e2e::room::{Room, coded, in_a_room, written_in};
 use e2e::service::{Service, served, tiers};
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn bash_runs_everywhere_and_what_is_missing_is_named() {
     in_a_room(async |_, room| {
         let bash = |source: &str| written_in(Language::Bash, source);
@@ -44,6 +45,7 @@ fn bash_runs_everywhere_and_what_is_missing_is_named() {
 
 /// The template `node` is large, so only this test builds it.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn javascript_and_typescript_run_where_the_template_has_them() {
     served(async || {
         for tier in tiers() {

@@ -40,6 +40,7 @@ frame = pl.DataFrame({'k': [n % 7 for n in range(100_000)], 'v': range(100_000)}
 print(frame.lazy().group_by('k').agg(pl.col('v').sum()).sort('k').collect()['v'].sum(), pl.thread_pool_size())";
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn forks_have_workers_threads_and_the_packages_of_the_user() {
     let limits = Limits { memory_bytes: 1 << 30, cpu_millis: 1000, ..Limits::default() };
     in_a_room_with(limits, &[], async |service, room| {

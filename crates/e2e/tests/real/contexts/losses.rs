@@ -29,6 +29,7 @@ const DO_NOT: [(&str, &str); 3] = [
 /// Every cell ends within seconds of an interrupt. If the interpreter had to be killed, the loss of its state
 /// is reported.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn whatever_a_cell_does_it_is_ended_in_seconds() {
     in_a_room(async |_, room| {
         let context = room.context(Language::Python).await;
@@ -71,6 +72,7 @@ async fn interrupted(room: &Room, context: &api::ContextId, name: &str, source: 
 /// An exit, a crash, an out-of-memory kill and a restart are reported as lost state, and the next cell works
 /// normally.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn lost_state_is_told_and_the_next_cell_works() {
     in_a_room(async |_, room| {
         let context = room.context(Language::Python).await;

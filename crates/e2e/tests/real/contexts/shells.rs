@@ -9,6 +9,7 @@ use e2e::room::{cell, in_a_room};
 /// A shell keeps its state between cells, except for the variables of one call. `exit` and `exec` lose the
 /// state, and the loss is reported.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_shell_keeps_its_directory_variables_and_functions() {
     in_a_room(async |_, room| {
         let context = room.context(Language::Bash).await;

@@ -68,6 +68,7 @@ async fn says(client: &Client, id: &api::SandboxId, text: &str) -> String {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_published_sdk_drives_the_same_server() {
     if !daytona() {
         return;
@@ -82,6 +83,7 @@ fn the_published_sdk_drives_the_same_server() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_run_in_a_workspace_leaves_nothing_there() {
     if !daytona() {
         return;
@@ -106,6 +108,7 @@ fn a_run_in_a_workspace_leaves_nothing_there() {
 /// Checks requirement A9.06: files and execs in a workspace survive between runs and while the server is not
 /// running.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_server_that_comes_back_finds_its_workspaces() {
     if !daytona() {
         return;
@@ -131,6 +134,7 @@ fn a_server_that_comes_back_finds_its_workspaces() {
 /// Checks requirement A9.02: if Daytona cannot create a sandbox, an engine on this machine creates it, and
 /// the fallback is logged.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn what_daytona_cannot_make_an_engine_makes() {
     if !daytona() {
         return;
@@ -170,6 +174,7 @@ fn what_daytona_cannot_make_an_engine_makes() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn what_is_wrong_with_an_account_is_said_with_what_to_do() {
     if !docker() {
         return;
@@ -231,6 +236,7 @@ fn what_is_wrong_with_an_account_is_said_with_what_to_do() {
 /// Verifies that attack A-20 fails: code in a workspace cannot reach the Daytona agent, which runs as root in
 /// the same workspace.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_agent_of_a_workspace_is_out_of_reach() {
     if !daytona() {
         return;
@@ -238,7 +244,7 @@ fn the_agent_of_a_workspace_is_out_of_reach() {
     lab::on(&["daytona"], async |lab| {
         let sandbox = lab.sandbox().await;
         let container = Server::shared().container_of(sandbox.id());
-        let payload = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../attacks/A-20/attack.py");
+        let payload = e2e::attack::file("A-20", "attack.py");
         let (code, text) = said(
             Command::new("docker").arg("cp").arg(&payload).arg(format!("{container}:/usr/local/attack.py")),
         );

@@ -125,6 +125,7 @@ async fn answers(client: &Client) -> Vec<(&'static str, String)> {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn every_backend_answers_the_same() {
     let engines = engines();
     if engines.is_empty() {

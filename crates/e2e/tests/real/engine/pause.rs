@@ -11,6 +11,7 @@ use super::{daytona, engines};
 use crate::pause::{read_count, start_counter, state, until_paused, used};
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn engines_pause_and_daytona_refuses() {
     let engines = engines();
     served(async || {

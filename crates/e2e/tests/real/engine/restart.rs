@@ -47,6 +47,7 @@ async fn speaks(client: &Client, id: &api::SandboxId) {
 /// Checks requirement A9.02: if the preferred backend cannot start a sandbox, the next backend starts it, and
 /// the fallback is logged.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn what_one_engine_cannot_start_the_next_one_does() {
     if !docker() {
         return;
@@ -68,6 +69,7 @@ fn what_one_engine_cannot_start_the_next_one_does() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_engine_that_ends_its_containers_has_lost_them() {
     if !docker() {
         return;
@@ -98,6 +100,7 @@ fn an_engine_that_ends_its_containers_has_lost_them() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_engine_that_keeps_its_containers_goes_on_with_them() {
     if !docker() {
         return;
@@ -130,6 +133,7 @@ fn an_engine_that_keeps_its_containers_goes_on_with_them() {
 /// While the engine is down, requests fail with the cause. No request hangs, and no sandbox is reported as
 /// ended.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_engine_that_is_away_is_said_to_be() {
     if !docker() {
         return;
@@ -155,6 +159,7 @@ fn an_engine_that_is_away_is_said_to_be() {
 /// An engine that is reached over TCP counts as remote, so nothing from this machine is mounted into its
 /// sandboxes.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_engine_is_reached_over_tcp() {
     if !docker() {
         return;

@@ -12,6 +12,7 @@ use super::{bellglass, docker, engines, said};
 const NOBODY: u32 = 64_999;
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_engine_that_is_not_there_is_named_with_what_to_install() {
     if engines().is_empty() {
         return;
@@ -42,6 +43,7 @@ fn an_engine_that_is_not_there_is_named_with_what_to_install() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_daemon_that_does_not_run_is_told_from_one_that_is_not_there() {
     if engines().is_empty() {
         return;
@@ -67,6 +69,7 @@ fn a_daemon_that_does_not_run_is_told_from_one_that_is_not_there() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_address_that_cannot_be_used_is_named_with_what_can() {
     if engines().is_empty() {
         return;
@@ -80,6 +83,7 @@ fn an_address_that_cannot_be_used_is_named_with_what_can() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn who_may_not_use_the_socket_is_told_how_to() {
     if !docker() {
         return;
@@ -103,6 +107,7 @@ fn who_may_not_use_the_socket_is_told_how_to() {
 /// Rootless Podman is refused if it cannot enforce limits. On cgroup version 1 it enforces none, although its
 /// Docker-compatible API claims that it does.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn podman_without_root_is_used_where_it_can_limit_and_nowhere_else() {
     if !engines().contains(&EngineKind::Podman) {
         return;
@@ -149,6 +154,7 @@ fn podman_without_root_is_used_where_it_can_limit_and_nowhere_else() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_image_that_is_missing_is_said_to_be_with_how_to_make_it() {
     for kind in engines() {
         let data = tempfile::tempdir().unwrap();

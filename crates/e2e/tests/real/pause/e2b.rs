@@ -52,6 +52,7 @@ impl Opened {
 /// With `autoPause`, the timeout pauses the sandbox. Without `autoResume`, only `connect` resumes it; all
 /// other requests get the same response as for a sandbox that does not exist.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn only_connect_resumes_a_sandbox_without_auto_resume() {
     served(async || {
         let service = Service::start();
@@ -84,6 +85,7 @@ fn only_connect_resumes_a_sandbox_without_auto_resume() {
 
 /// With `autoResume`, every request resumes the sandbox, which then lives for at least five minutes.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn every_request_resumes_a_sandbox_with_auto_resume() {
     served(async || {
         let mut service = Service::start();
@@ -117,6 +119,7 @@ fn every_request_resumes_a_sandbox_with_auto_resume() {
 /// Without `autoPause`, a sandbox is killed at its timeout. An unsupported option is refused with an error
 /// that names it.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_sandbox_without_auto_pause_is_killed_at_its_timeout() {
     served(async || {
         let service = Service::start();

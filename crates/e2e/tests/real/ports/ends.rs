@@ -12,6 +12,7 @@ use super::ground::{Application, WITHIN, asked, head, on_each_tier};
 const CONNECTIONS_MAX: usize = 256;
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_client_that_vanishes_takes_its_connection_along_within_a_second() {
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;
@@ -40,6 +41,7 @@ fn a_client_that_vanishes_takes_its_connection_along_within_a_second() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_application_that_dies_in_the_middle_of_an_answer_has_not_answered() {
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;
@@ -63,6 +65,7 @@ fn an_application_that_dies_in_the_middle_of_an_answer_has_not_answered() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_server_that_is_killed_cuts_what_is_open_and_the_token_stays() {
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;
@@ -86,6 +89,7 @@ fn a_server_that_is_killed_cuts_what_is_open_and_the_token_stays() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_connection_keeps_its_sandbox_and_there_are_so_many_and_no_more() {
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;
@@ -113,6 +117,7 @@ fn a_connection_keeps_its_sandbox_and_there_are_so_many_and_no_more() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_open_connection_is_a_use_of_its_sandbox() {
     const IDLE: Duration = Duration::from_secs(4);
     on_each_tier(async |service, tier| {

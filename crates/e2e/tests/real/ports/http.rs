@@ -20,6 +20,7 @@ fn words(list: &[String]) -> Vec<&str> {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_port_is_reached_by_name_with_a_token_and_by_headers_with_a_key() {
     // With both HTTP versions, the application gets the client's own headers and none of Bellglass's
     // credentials.
@@ -63,6 +64,7 @@ fn a_port_is_reached_by_name_with_a_token_and_by_headers_with_a_key() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn where_nothing_listens_the_error_says_what_to_start() {
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;
@@ -102,6 +104,7 @@ fn where_nothing_listens_the_error_says_what_to_start() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_port_is_private_until_it_is_made_public_and_again_afterwards() {
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;

@@ -17,6 +17,7 @@ use super::ground::{Application, WITHIN, exchange, head, on_each_tier, rss_bytes
 const MEMORY_BYTES: u64 = 16 << 20;
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn websocket_and_events_pass_as_they_come() {
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;
@@ -47,6 +48,7 @@ fn websocket_and_events_pass_as_they_come() {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_gibibyte_goes_both_ways_with_flat_memory() {
     on_each_tier(async |service, tier| {
         // Copying takes longer under gVisor, where a smaller transfer is sufficient.
@@ -122,6 +124,7 @@ fn upload(application: &Application, version: &str, block: &[u8], count: usize) 
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_tunnel_carries_bytes_and_the_end_of_each_direction() {
     on_each_tier(async |service, tier| {
         let application = Application::start(service, tier).await;
@@ -184,6 +187,7 @@ impl Drop for Forward {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_application_that_does_not_read_holds_up_nobody_else() {
     const STALLED: usize = 40;
     on_each_tier(async |service, tier| {

@@ -57,6 +57,7 @@ fn layer(layer: Layer, path: &str, form: Form, outside: &str) -> Layer {
 }
 
 #[test]
+#[ignore = "starts real sandboxes"]
 fn no_path_of_an_image_leads_to_the_host() {
     on(&["runc"], async |lab| {
         let outside = tempfile::Builder::new().prefix("outside").tempdir().unwrap();

@@ -39,6 +39,7 @@ async fn write(talk: &Talk, path: &str, content: &str) {
 /// Checks requirements A14.01, A1.02 and A5.01: datasets are copied in on the first call, and the documented
 /// example runs unchanged.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn datasets_are_analysed_as_the_instructions_say() {
     in_a_session(ToolSet::Analysis, async |_, talk| {
         let mut rows = "name,volume,count\n".to_owned();
@@ -112,6 +113,7 @@ fn datasets_are_analysed_as_the_instructions_say() {
 /// Checks requirements A14.02, A6.12, A6.13 and A6.14: after an error, a failed edit or a missing output, a
 /// hint tells the agent how to fix the problem.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn an_agent_recovers_from_what_went_wrong() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
         write(talk, "/tmp/buggy.py", "values = [1, 2, 3]\nprint(sum(valuse))\n").await;
@@ -193,6 +195,7 @@ async fn other_words(talk: &Talk) {
 /// Checks requirements A14.03, A5.03, A5.04, A5.05 and A3.02: output files are listed and kept within their
 /// limits, and truncated output can be read in full.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn outputs_are_named_kept_and_cut() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
         let script = "mkdir -p /tmp/output/a /tmp/output/b; cd /tmp/output; echo 1 > a/x.csv; echo 2 > b/x.csv; \
@@ -249,6 +252,7 @@ fn outputs_are_named_kept_and_cut() {
 /// Checks requirements A14.04, A6.05, A6.10 and A2.12: paths, network access, timeouts and arguments are
 /// restricted, and ending the session ends its sandbox.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn constraints_are_kept() {
     in_a_session(ToolSet::Analysis, async |service, talk| {
         assert_eq!(

@@ -14,6 +14,7 @@ use serde_json::json;
 /// Checks requirements A1.03, A1.07, A5.02 and A6.02: the first call creates the sandbox, and a later call
 /// replaces the sandbox if it has ended.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_sandbox_is_made_for_the_first_call_and_again_when_it_is_gone() {
     in_one_session(ToolSet::Analysis, async |service, talk| {
         talk.client.add_dataset(&talk.id, "one", Bytes::from_static(b"1\n")).await.unwrap();
@@ -54,6 +55,7 @@ fn a_sandbox_is_made_for_the_first_call_and_again_when_it_is_gone() {
 
 /// Checks requirements A3.08 and A5.06: a run's events are published while the run is in progress.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn whoever_follows_a_session_sees_output_pictures_and_its_end() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
         let mut events = talk.client.session_events(&talk.id);
@@ -109,6 +111,7 @@ fn whoever_follows_a_session_sees_output_pictures_and_its_end() {
 
 /// If the server is killed during a call, nothing is lost and nothing is executed twice.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_call_survives_a_server_that_is_killed_under_it() {
     in_one_session(ToolSet::Python, async |service, talk| {
         talk.call("execute_python", json!({"script": "open('/workspace/count', 'w').close()"})).await;
@@ -116,7 +119,7 @@ fn a_call_survives_a_server_that_is_killed_under_it() {
         let calling = talk.clone();
         let call =
             tokio::spawn(async move { calling.call("execute_python", json!({"script": script})).await });
-        tokio::time::sleep(Duration::from_millis(1500)).await;
+        talk.until_printing().await;
         service.kill();
         tokio::time::sleep(Duration::from_millis(300)).await;
         service.begin();
@@ -132,16 +135,17 @@ fn a_call_survives_a_server_that_is_killed_under_it() {
 /// With `ends_with_caller`, a run is cancelled when its caller disconnects, so that other calls do not have
 /// to wait for it.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_call_ends_with_its_caller_if_it_asks_for_that() {
     in_one_session(ToolSet::Analysis, async |_, talk| {
         talk.sh("true").await;
         let calling = talk.clone();
         let long = tokio::spawn(async move {
-            let arguments = json!({"command": ["sleep", "77"], "timeout": 100});
+            let arguments = json!({"command": ["sh", "-c", "echo up; exec sleep 77"], "timeout": 100});
             let calling_off = Calling { ends_with_caller: true };
             calling.client.call_tool(&calling.id, "sandbox_exec", &arguments, calling_off).await
         });
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        talk.until_printing().await;
         long.abort();
         let began = std::time::Instant::now();
         assert_eq!(talk.sh("ps ax | grep -c '[s]leep 77' || true").await, "0");
@@ -154,6 +158,7 @@ fn a_call_ends_with_its_caller_if_it_asks_for_that() {
 /// Checks requirements A1.01, A1.08 and A11.05: sessions cannot access each other's data, and neither can
 /// projects.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn sessions_are_apart() {
     in_one_session(ToolSet::Interpreter, async |service, talk| {
         talk.call("execute_python_code", json!({"code": "open('secret.txt', 'w').write('mine')"})).await;
@@ -197,6 +202,7 @@ fn sessions_are_apart() {
 /// Checks requirements A8.06 and A10.04: if the server is killed during a run, the next run gets a different
 /// sandbox, and the folder keeps its files.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
     in_one_session(ToolSet::Interpreter, async |service, talk| {
         let run = async |code: &str| talk.call("execute_python_code", json!({"code": code})).await;
@@ -204,7 +210,7 @@ fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
         let id = talk.id.clone();
         let wire = service.wire();
         let calling = tokio::spawn(async move {
-            let code = "open('/tmp/trace', 'w')\nimport time\ntime.sleep(60)";
+            let code = "open('/tmp/trace', 'w')\nimport time\nprint('begun', flush=True)\ntime.sleep(60)";
             wire.ask(
                 "POST",
                 &format!("/v1/sessions/{id}/tools/execute_python_code"),
@@ -212,7 +218,7 @@ fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
             )
             .await
         });
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        talk.until_printing().await;
         service.kill();
         calling.abort();
         service.begin();
@@ -251,6 +257,7 @@ fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
 /// An idempotency key identifies one call. Repeating the call returns the recorded response, including its
 /// pictures.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn a_repeated_call_is_answered_from_what_is_remembered() {
     in_one_session(ToolSet::Interpreter, async |service, talk| {
         let wire = service.wire();
@@ -271,6 +278,7 @@ fn a_repeated_call_is_answered_from_what_is_remembered() {
 /// Ending a session ends its run. Clients that follow the session receive both events. Clients that connect
 /// later receive only the end of the session.
 #[test]
+#[ignore = "starts real sandboxes"]
 fn the_end_of_a_session_is_told_after_the_end_of_its_run() {
     in_one_session(ToolSet::Analysis, async |service, talk| {
         talk.sh("true").await;

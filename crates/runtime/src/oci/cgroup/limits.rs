@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use api::defence;
 use api::limits::Limits;
 
 use super::Hierarchy;
@@ -32,6 +33,11 @@ pub(super) fn apply(
     tier: Tier,
 ) -> Result<(), Error> {
     let user = sandbox.join("user");
+    let limits = &Limits {
+        pids: defence::limit(limits.pids, "C-01"),
+        memory_bytes: defence::limit(limits.memory_bytes, "C-04"),
+        ..*limits
+    };
     if controller == "memory" && !hierarchy.unified {
         write_if_there(&sandbox.join("memory.use_hierarchy"), "1")?;
     }
@@ -85,7 +91,7 @@ fn memory(hierarchy: &Hierarchy, group: &Path, bytes: u64) -> Result<(), Error> 
 
 /// Limits TCP and UDP socket buffers, unless the memory limit already includes them.
 fn sockets(hierarchy: &Hierarchy, group: &Path, limits: &Limits) -> Result<(), Error> {
-    if hierarchy.unified || api::defence::is_off("C-32") {
+    if hierarchy.unified || defence::is_off("C-32") {
         return Ok(());
     }
     if write_if_there(&group.join("memory.kmem.tcp.limit_in_bytes"), &sockets_bytes(limits).to_string())? {
