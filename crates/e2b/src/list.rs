@@ -1,19 +1,19 @@
 //! Lists a project's sandboxes, filtered by labels, in pages.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::sandbox::{Sandbox, SandboxState};
 use api::server::PAGE_MAX;
 use api::{Error, ErrorCode};
-use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::HeaderValue;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::Deserialize;
-use serde_json::Value;
 
 use control::platform::Platform;
 use server::authority::{Caller, Grant, Read};
+use server::list::Listing;
 
 use super::fault::{By, E2bResult};
 use super::shown::{self, ours};
@@ -40,29 +40,34 @@ pub async fn page(
 ) -> E2bResult<Response> {
     let wanted = filters(ask.metadata.as_deref().unwrap_or_default())?;
     let states = ask.state.as_deref().unwrap_or("running,paused");
-    let mut all = living(&platform, &caller).await?;
-    all.retain(|sandbox| {
+    let after = ask.next_token.as_deref().map(after).transpose()?;
+    let rises = ask.order.as_deref() == Some("asc");
+    let limit = ask.limit.unwrap_or(PAGE).clamp(1, PAGE);
+    let reading = Listing::begin(&caller.share).await?;
+    // Keep only the items of this page, and one more to detect whether another page follows.
+    let mut page = BTreeMap::new();
+    for_each_living(&platform, &caller, |sandbox| {
+        let place = (sandbox.created_at_ms, sandbox.id.as_str().to_owned());
         let template = ask.template.as_deref().is_none_or(|name| ours(name) == sandbox.template);
         let state = states.split(',').any(|state| state == shown::state(sandbox));
         let labels = wanted.iter().all(|(name, value)| sandbox.labels.get(name) == Some(value));
-        template && state && labels
-    });
-    let place = |sandbox: &Sandbox| (sandbox.created_at_ms, sandbox.id.as_str().to_owned());
-    all.sort_by_key(place);
-    let rises = ask.order.as_deref() == Some("asc");
+        let follows = after.as_ref().is_none_or(|after| if rises { place > *after } else { place < *after });
+        if template && state && labels && follows {
+            page.insert(place, shown::listed(&platform, sandbox));
+        }
+        if page.len() > limit + 1 {
+            let _ = if rises { page.pop_last() } else { page.pop_first() };
+        }
+    })
+    .await?;
+    let more = page.len() > limit;
+    let mut items: Vec<_> = page.into_iter().collect();
     if !rises {
-        all.reverse();
+        items.reverse();
     }
-    if let Some(token) = &ask.next_token {
-        let after = after(token)?;
-        all.retain(|sandbox| if rises { place(sandbox) > after } else { place(sandbox) < after });
-    }
-    let limit = ask.limit.unwrap_or(PAGE).clamp(1, PAGE);
-    let more = all.len() > limit;
-    all.truncate(limit);
-    let items: Vec<_> = all.iter().map(|sandbox| shown::listed(&platform, sandbox)).collect();
-    let mut response = Json(items).into_response();
-    let next = all.last().filter(|_| more).map(|last| format!("{}-{}", last.created_at_ms, last.id));
+    items.truncate(limit);
+    let next = items.last().filter(|_| more).map(|((at, id), _)| format!("{at}-{id}"));
+    let mut response = reading.respond(items.into_iter().map(|(_, item)| item).collect::<Vec<_>>())?;
     if let Some(next) = next.and_then(|next| HeaderValue::from_str(&next).ok()) {
         response.headers_mut().insert("x-next-token", next);
     }
@@ -70,29 +75,31 @@ pub async fn page(
 }
 
 /// Lists all sandboxes of the project on one page, for the oldest clients.
-pub async fn all(
-    By(caller): By<Caller<Read>>,
-    State(platform): State<Arc<Platform>>,
-) -> E2bResult<Json<Value>> {
-    let all = living(&platform, &caller).await?;
-    Ok(Json(all.iter().map(|sandbox| shown::listed(&platform, sandbox)).collect()))
+pub async fn all(By(caller): By<Caller<Read>>, State(platform): State<Arc<Platform>>) -> E2bResult<Response> {
+    let reading = Listing::begin(&caller.share).await?;
+    let mut items = Vec::new();
+    for_each_living(&platform, &caller, |sandbox| items.push(shown::listed(&platform, sandbox))).await?;
+    Ok(reading.respond(items)?)
 }
 
-/// Returns all sandboxes of a project that have not ended, in their current state on the node.
-async fn living(platform: &Platform, caller: &Grant) -> E2bResult<Vec<Sandbox>> {
-    let (mut all, mut cursor) = (Vec::new(), None);
+/// Visits all sandboxes of a project that have not ended, in their current state on the node. Only one page of
+/// them is in memory at a time.
+async fn for_each_living(
+    platform: &Platform,
+    caller: &Grant,
+    mut visit: impl FnMut(&Sandbox),
+) -> E2bResult<()> {
+    const LIVING: [SandboxState; 3] = [SandboxState::Starting, SandboxState::Running, SandboxState::Paused];
+    let mut cursor = None;
     loop {
         let page = platform.store.sandboxes(&caller.key.project, true, PAGE_MAX, cursor.as_deref()).await?;
-        all.extend(page.items.into_iter().map(|stored| platform.node.find(&stored.id).unwrap_or(stored)));
+        let items = page.items.into_iter().map(|stored| platform.node.find(&stored.id).unwrap_or(stored));
+        items.filter(|sandbox| LIVING.contains(&sandbox.state)).for_each(|sandbox| visit(&sandbox));
         match page.next {
             Some(next) => cursor = Some(next),
-            None => break,
+            None => return Ok(()),
         }
     }
-    all.retain(|sandbox| {
-        [SandboxState::Starting, SandboxState::Running, SandboxState::Paused].contains(&sandbox.state)
-    });
-    Ok(all)
 }
 
 /// Parses the labels to filter by. The SDKs send the labels as a URL-encoded form inside one query parameter,

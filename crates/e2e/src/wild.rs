@@ -1,5 +1,8 @@
 //! Hostile output: bytes that are not valid text, and text with control characters.
 
+/// The end of `bytes`: the first bytes of a character.
+pub const TRUNCATED: [u8; 3] = *b"\xf0\x9f\x98";
+
 /// Returns bytes that are not valid text: every byte value, NULs, truncated characters, forbidden encodings
 /// and unpaired surrogates. Valid text separates these sequences, so that a test can see whether a truncated
 /// character affects the text around it.
@@ -24,10 +27,14 @@ pub fn bytes() -> Vec<u8> {
             wild.extend_from_slice(second);
         }
     }
-    wild.extend("☕é😀".repeat(1000).bytes());
-    // End in the middle of a character.
-    wild.extend_from_slice(b"\xf0\x9f\x98");
+    wild.extend(tail().bytes());
+    wild.extend_from_slice(&TRUNCATED);
     wild
+}
+
+/// Returns the valid text near the end of `bytes`. Only `TRUNCATED` follows it.
+pub fn tail() -> String {
+    "☕é😀".repeat(1000)
 }
 
 /// Text that affects a terminal, a human reader or a table. The text clears the screen, sets the title and

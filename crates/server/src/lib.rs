@@ -9,6 +9,7 @@
 //! | [`extract`] | extractors for the other parts of a request |
 //! | [`body`] | request bodies, which count against memory budgets before they are read |
 //! | [`rejection`] | errors as HTTP responses |
+//! | [`list`] | responses with a list, which count against a memory budget
 //! | [`output`] | responses that stream an exec's output |
 //! | [`mcp`] | the Model Context Protocol |
 //! | [`ports`] | access to sandbox ports from outside |
@@ -25,6 +26,7 @@ pub mod authority;
 pub mod body;
 mod description;
 pub mod extract;
+pub mod list;
 pub mod listen;
 pub mod mcp;
 pub mod output;

@@ -93,6 +93,19 @@ pub struct Encrypted(pub bool);
 #[derive(Clone, Copy, Debug)]
 pub struct Passed;
 
+/// Memory that is already reserved for a response, until it is sent.
+#[derive(Clone, Debug)]
+pub struct Reserved {
+    _memory: Arc<OwnedSemaphorePermit>,
+}
+
+impl Reserved {
+    /// Attaches a permit to a response: insert the result into the response's extensions.
+    pub fn new(memory: OwnedSemaphorePermit) -> Self {
+        Self { _memory: Arc::new(memory) }
+    }
+}
+
 /// Paths of a certificate file and its key file, both in PEM format.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
@@ -294,8 +307,12 @@ async fn answer_to(
     request.extensions_mut().insert(ConnectInfo(visit.peer));
     request.extensions_mut().insert(visit.encrypted);
     request.extensions_mut().insert(ConnectionGuard { _place: Arc::clone(&visit.place) });
-    let response = tower::Service::call(&mut router, request).await?;
+    let mut response = tower::Service::call(&mut router, request).await?;
     drop(kept);
+    if let Some(memory) = response.extensions_mut().remove::<Reserved>() {
+        let held = (known, Some(memory));
+        return Ok(response.map(|body| Body::new(Answered::new(body, under_way, is_http2, held))));
+    }
     let size = if response.extensions().get::<Passed>().is_some() {
         0
     } else {
@@ -303,7 +320,7 @@ async fn answer_to(
     };
     let room = match known.account().map(|account| account.share.answer(size)) {
         Some(None) => return Ok(crowded()),
-        room => room.flatten(),
+        room => room.flatten().map(Reserved::new),
     };
     Ok(response.map(|body| Body::new(Answered::new(body, under_way, is_http2, (known, room)))))
 }

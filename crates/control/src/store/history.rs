@@ -4,16 +4,41 @@ use api::SandboxId;
 use api::sandbox::Sandbox;
 use api::server::{PAGE_MAX, Page};
 use api::trace::STEP;
+use futures_util::TryStreamExt as _;
+use futures_util::stream::BoxStream;
 use tracing::{Instrument as _, info_span};
 
 use super::read::For;
 use super::{Error, Store, failed, integer, parse};
+
+/// Size of the rows of a page, after which the page ends. The policy and the labels of a sandbox can take 80
+/// KiB, so a number of items is no bound on memory.
+const PAGE_BYTES: usize = 1 << 20;
 
 /// Position after which a page begins. The positions of rows never change. New rows are newer than the first
 /// page, so they do not affect later pages.
 pub(super) struct Cursor {
     pub created_at_ms: u64,
     pub id: String,
+}
+
+/// Parses the rows of a page, up to `limit` rows or `PAGE_BYTES`. Returns true if another row follows.
+pub(super) async fn items_of_page<T>(
+    mut rows: BoxStream<'_, Result<(String, String), sqlx::Error>>,
+    limit: u32,
+    act: &'static str,
+    parse: impl Fn(&str, &str) -> Result<T, Error>,
+) -> Result<(Vec<T>, bool), Error> {
+    let (mut items, mut bytes) = (Vec::new(), 0);
+    while let Some((id, body)) = rows.try_next().await.map_err(failed(act))? {
+        bytes += body.len();
+        // A page has at least one item, so that the next page begins after it.
+        if items.len() >= limit as usize || (bytes > PAGE_BYTES && !items.is_empty()) {
+            return Ok((items, true));
+        }
+        items.push(parse(&id, &body)?);
+    }
+    Ok((items, false))
 }
 
 impl Store {
@@ -79,18 +104,14 @@ impl Store {
         };
         let limit = limit.clamp(1, PAGE_MAX);
         let after = cursor.map(Cursor::parse).transpose()?;
-        let rows: Vec<(String, String)> = sqlx::query_as(query)
+        let rows = sqlx::query_as(query)
             .bind(project)
             .bind(after.as_ref().map_or(i64::MAX, |after| integer(after.created_at_ms)))
             .bind(after.as_ref().map_or("", |after| after.id.as_str()))
             // Fetch one row more than fits on the page, to detect whether another page follows.
             .bind(limit + 1)
-            .fetch_all(&mut *reader)
-            .await
-            .map_err(failed(ACT))?;
-        let mut items = rows.iter().map(|(id, body)| parse(id, body)).collect::<Result<Vec<Sandbox>, _>>()?;
-        let more = items.len() > limit as usize;
-        items.truncate(limit as usize);
+            .fetch(&mut *reader);
+        let (items, more) = items_of_page(rows, limit, ACT, parse::<Sandbox>).await?;
         let next = items.last().filter(|_| more).map(|last| Cursor::of(last).spell());
         Ok(Page { items, next })
     }
@@ -130,3 +151,6 @@ impl Cursor {
         if cursor.spell() == text { Ok(cursor) } else { Err(Error::Cursor) }
     }
 }
+
+#[cfg(test)]
+mod fuzz;

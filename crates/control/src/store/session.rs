@@ -8,7 +8,7 @@ use api::session::Session;
 use api::{ExecId, SessionId};
 use serde::{Deserialize, Serialize};
 
-use super::history::Cursor;
+use super::history::{Cursor, items_of_page};
 use super::read::For;
 use super::{Error, Lasting, Store, begin, body, failed, integer, parse};
 
@@ -124,7 +124,7 @@ impl Store {
         let mut reader = self.reader(For::Project(project), ACT).await?;
         let limit = limit.clamp(1, PAGE_MAX);
         let after = cursor.map(Cursor::parse).transpose()?;
-        let rows: Vec<(String, String)> = sqlx::query_as(
+        let rows = sqlx::query_as(
             "SELECT id, body FROM sessions WHERE project = ? AND (created_at_ms, id) < (?, ?)
              ORDER BY created_at_ms DESC, id DESC LIMIT ?",
         )
@@ -132,14 +132,9 @@ impl Store {
         .bind(after.as_ref().map_or(i64::MAX, |after| integer(after.created_at_ms)))
         .bind(after.as_ref().map_or("", |after| after.id.as_str()))
         .bind(limit + 1)
-        .fetch_all(&mut *reader)
-        .await
-        .map_err(failed(ACT))?;
-        let more = rows.len() > limit as usize;
-        let shown = rows.iter().take(limit as usize);
-        let items = shown
-            .map(|(id, text)| parse::<SessionRecord>(id, text).map(|record| record.session))
-            .collect::<Result<Vec<_>, _>>()?;
+        .fetch(&mut *reader);
+        let session = |id: &str, text: &str| parse::<SessionRecord>(id, text).map(|record| record.session);
+        let (items, more) = items_of_page(rows, limit, ACT, session).await?;
         let next = items
             .last()
             .filter(|_| more)

@@ -15,9 +15,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::rt::Executor;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout};
 
+use super::Reserved;
 use super::idle::{AuthenticationHandle, UnderWay};
 
 /// Maximum time that a client may take to read a chunk. After that, the response is dropped.
@@ -42,7 +42,7 @@ pub(super) struct Answered {
     is_http2: bool,
     under_way: UnderWay,
     /// The request's slot, and the memory that is reserved for its response.
-    _held: (AuthenticationHandle, Option<OwnedSemaphorePermit>),
+    _held: (AuthenticationHandle, Option<Reserved>),
 }
 
 /// Executor of HTTP/2 streams. Each stream runs until its response is read or dropped.
@@ -83,7 +83,7 @@ impl Answered {
         body: axum::body::Body,
         under_way: UnderWay,
         is_http2: bool,
-        held: (AuthenticationHandle, Option<OwnedSemaphorePermit>),
+        held: (AuthenticationHandle, Option<Reserved>),
     ) -> Self {
         // The stream's executor checks this state.
         let _ = STREAM.try_with(|stream| drop(stream.set(under_way.taking.clone())));

@@ -18,10 +18,12 @@ use serde::Deserialize;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
+use super::execs::ExecPath;
 use super::files::content::attachment;
 use super::files::flow::IDLE_MAX;
 use crate::authority::{Caller, Grant, Read};
-use crate::extract::{Path, Query};
+use crate::extract::{Path, Query, SandboxPath};
+use crate::list::Listing;
 use crate::rejection::Answer;
 use control::platform::{Platform, missing};
 
@@ -60,18 +62,14 @@ pub struct ListArtifactsQuery {
     path = "/v1/sandboxes/{sandbox}/execs/{exec}/artifacts",
     operation_id = "getArtifacts",
     tag = "artifacts",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("exec" = String, Path, description = "Exec ID"),
-        WaitQuery,
-    ),
+    params(ExecPath, WaitQuery),
     security(("key" = [])),
     responses((status = 200, body = Artifacts), (status = "default", body = Error))
 )]
 pub async fn look(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path((named, exec)): Path<(String, String)>,
+    Path(ExecPath { sandbox: named, exec }): Path<ExecPath>,
     Query(waiting): Query<WaitQuery>,
 ) -> Answer<Json<Artifacts>> {
     if waiting.wait_ms > WAIT_MS_MAX {
@@ -93,16 +91,16 @@ pub async fn look(
     path = "/v1/sandboxes/{sandbox}/artifacts",
     operation_id = "listArtifacts",
     tag = "artifacts",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name"), ListArtifactsQuery),
+    params(SandboxPath, ListArtifactsQuery),
     security(("key" = [])),
     responses((status = 200, body = Page<Artifacts>), (status = "default", body = Error))
 )]
 pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     Query(listing): Query<ListArtifactsQuery>,
-) -> Answer<Json<Page<Artifacts>>> {
+) -> Answer<Response> {
     let limit = listing.limit.unwrap_or(PAGE);
     if !(1..=PAGE).contains(&limit) {
         return Err(Error::invalid(
@@ -119,13 +117,14 @@ pub async fn list(
     let known = platform.sandbox(&caller, &named).await;
     let sandbox = known.as_ref().map_or(&id, |sandbox| &sandbox.id);
     let project = &caller.key.project;
+    let reading = Listing::begin(&caller.share).await?;
     let (items, more) = platform.node.artifacts_of(project, sandbox, after.as_ref(), limit as usize).await?;
     if items.is_empty() {
         // If nothing is stored, return an error unless the sandbox exists.
         known?;
     }
     let next = items.last().filter(|_| more).map(|last| last.exec.to_string());
-    Ok(Json(Page { items, next }))
+    reading.respond(Page { items, next })
 }
 
 /// Download an artifact

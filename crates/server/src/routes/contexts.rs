@@ -9,15 +9,26 @@ use api::{ContextId, Error};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use serde::Deserialize;
 
 use crate::authority::{Caller, Read, Write};
 use crate::body::Sent;
-use crate::extract::{Idempotency, Path};
+use crate::extract::{Idempotency, Path, SandboxPath};
 use crate::rejection::Answer;
 use crate::routes::execs::call;
 use control::account::Rate;
 use control::audit::Act;
 use control::platform::Platform;
+
+/// Path of the routes of one context.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct ContextPath {
+    /// Sandbox ID or name
+    pub sandbox: String,
+    /// Context ID
+    pub context: String,
+}
 
 /// Create a context
 ///
@@ -28,7 +39,7 @@ use control::platform::Platform;
     operation_id = "createContext",
     tag = "contexts",
     params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        SandboxPath,
         (
             "idempotency-key" = Option<String>, Header,
             description = "Requests with the same key create only one context. A key has 1 to 255 printable ASCII characters"
@@ -41,7 +52,7 @@ use control::platform::Platform;
 pub async fn create(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     idempotency: Idempotency,
     Sent(spec): Sent<ContextSpec>,
 ) -> Answer<(StatusCode, Json<ContextInfo>)> {
@@ -61,14 +72,14 @@ pub async fn create(
     path = "/v1/sandboxes/{sandbox}/contexts",
     operation_id = "listContexts",
     tag = "contexts",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    params(SandboxPath),
     security(("key" = [])),
     responses((status = 200, body = Page<ContextInfo>), (status = "default", body = Error))
 )]
 pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
 ) -> Answer<Json<Page<ContextInfo>>> {
     let call = call(&caller, &platform, &named).await?;
     Ok(Json(Page { items: call.contexts().await?, next: None }))
@@ -80,17 +91,14 @@ pub async fn list(
     path = "/v1/sandboxes/{sandbox}/contexts/{context}",
     operation_id = "getContext",
     tag = "contexts",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("context" = String, Path, description = "Context ID"),
-    ),
+    params(ContextPath),
     security(("key" = [])),
     responses((status = 200, body = ContextInfo), (status = "default", body = Error))
 )]
 pub async fn look(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path((named, context)): Path<(String, String)>,
+    Path(ContextPath { sandbox: named, context }): Path<ContextPath>,
 ) -> Answer<Json<ContextInfo>> {
     let id = context_id(&context)?;
     let contexts = call(&caller, &platform, &named).await?.contexts().await?;
@@ -105,17 +113,14 @@ pub async fn look(
     path = "/v1/sandboxes/{sandbox}/contexts/{context}",
     operation_id = "deleteContext",
     tag = "contexts",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("context" = String, Path, description = "Context ID"),
-    ),
+    params(ContextPath),
     security(("key" = [])),
     responses((status = 204), (status = "default", body = Error))
 )]
 pub async fn remove(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path((named, context)): Path<(String, String)>,
+    Path(ContextPath { sandbox: named, context }): Path<ContextPath>,
 ) -> Answer<StatusCode> {
     let id = context_id(&context)?;
     let sandbox = platform.running(&caller, &named).await?;
@@ -133,17 +138,14 @@ pub async fn remove(
     path = "/v1/sandboxes/{sandbox}/contexts/{context}/restart",
     operation_id = "restartContext",
     tag = "contexts",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("context" = String, Path, description = "Context ID"),
-    ),
+    params(ContextPath),
     security(("key" = [])),
     responses((status = 200, body = ContextInfo), (status = "default", body = Error))
 )]
 pub async fn restart(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path((named, context)): Path<(String, String)>,
+    Path(ContextPath { sandbox: named, context }): Path<ContextPath>,
 ) -> Answer<Json<ContextInfo>> {
     caller.pace(Rate::Exec)?;
     let id = context_id(&context)?;
@@ -161,17 +163,14 @@ pub async fn restart(
     path = "/v1/sandboxes/{sandbox}/contexts/{context}/interrupt",
     operation_id = "interruptContext",
     tag = "contexts",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("context" = String, Path, description = "Context ID"),
-    ),
+    params(ContextPath),
     security(("key" = [])),
     responses((status = 200, body = ContextInfo), (status = "default", body = Error))
 )]
 pub async fn interrupt(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path((named, context)): Path<(String, String)>,
+    Path(ContextPath { sandbox: named, context }): Path<ContextPath>,
 ) -> Answer<Json<ContextInfo>> {
     let id = context_id(&context)?;
     let sandbox = platform.running(&caller, &named).await?;
@@ -188,17 +187,14 @@ pub async fn interrupt(
     path = "/v1/sandboxes/{sandbox}/contexts/{context}/variables",
     operation_id = "listVariables",
     tag = "contexts",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("context" = String, Path, description = "Context ID"),
-    ),
+    params(ContextPath),
     security(("key" = [])),
     responses((status = 200, body = Page<Variable>), (status = "default", body = Error))
 )]
 pub async fn variables(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path((named, context)): Path<(String, String)>,
+    Path(ContextPath { sandbox: named, context }): Path<ContextPath>,
 ) -> Answer<Json<Page<Variable>>> {
     let id = context_id(&context)?;
     let call = call(&caller, &platform, &named).await?;

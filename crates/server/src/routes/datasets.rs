@@ -8,10 +8,12 @@ use api::{Error, ErrorCode};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use axum::response::Response;
 
 use super::files::flow::{Coming, length, promised};
 use crate::authority::{Caller, Grant, Read, Write};
 use crate::extract::Path;
+use crate::list::Listing;
 use crate::rejection::{Answer, Rejection};
 use control::audit::Act;
 use control::platform::Platform;
@@ -79,12 +81,10 @@ pub fn refused(platform: &Platform, caller: &Grant, fault: Rejection) -> Rejecti
     security(("key" = [])),
     responses((status = 200, body = Page<Dataset>), (status = "default", body = Error))
 )]
-pub async fn list(
-    caller: Caller<Read>,
-    State(platform): State<Arc<Platform>>,
-) -> Answer<Json<Page<Dataset>>> {
+pub async fn list(caller: Caller<Read>, State(platform): State<Arc<Platform>>) -> Answer<Response> {
     let _place = caller.share.stream()?;
-    Ok(Json(Page { items: platform.node.datasets().list(&caller.key.project).await?, next: None }))
+    let reading = Listing::begin(&caller.share).await?;
+    reading.respond(Page { items: platform.node.datasets().list(&caller.key.project).await?, next: None })
 }
 
 /// Delete a dataset

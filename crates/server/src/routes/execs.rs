@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use crate::authority::{Caller, Grant, Read, Write};
 use crate::body::{self, Sent};
-use crate::extract::{Idempotency, Path, Query};
+use crate::extract::{Idempotency, Path, Query, SandboxPath};
 use crate::output::Output;
 use crate::rejection::{Answer, Rejection};
 use control::account::Rate;
@@ -29,6 +29,16 @@ use control::platform::Platform;
 const STDIN_BYTES_MAX: usize = 1 << 20;
 /// Maximum time that a chunk waits for a process that does not read, before the client gets a retryable error.
 const STDIN_WITHIN: Duration = Duration::from_secs(60);
+
+/// Path of the routes of one exec.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct ExecPath {
+    /// Sandbox ID or name
+    pub sandbox: String,
+    /// Exec ID
+    pub exec: String,
+}
 
 /// Query of the route that starts an exec.
 #[derive(Deserialize, utoipa::IntoParams)]
@@ -111,7 +121,7 @@ pub struct StdinQuery {
     operation_id = "startExec",
     tag = "execs",
     params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        SandboxPath,
         (
             "idempotency-key" = Option<String>, Header,
             description = "Requests with the same key start only one exec. A key has 1 to 255 printable ASCII characters"
@@ -128,7 +138,7 @@ pub struct StdinQuery {
 pub async fn start(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     manner: Manner,
     Sent(spec): Sent<ExecSpec>,
 ) -> Answer<Response> {
@@ -163,14 +173,14 @@ pub async fn start(
     path = "/v1/sandboxes/{sandbox}/execs",
     operation_id = "listExecs",
     tag = "execs",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    params(SandboxPath),
     security(("key" = [])),
     responses((status = 200, body = Page<ExecInfo>), (status = "default", body = Error))
 )]
 pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
 ) -> Answer<Json<Page<ExecInfo>>> {
     let call = call(&caller, &platform, &named).await?;
     Ok(Json(Page { items: call.execs().await?, next: None }))
@@ -184,17 +194,14 @@ pub async fn list(
     path = "/v1/sandboxes/{sandbox}/execs/{exec}",
     operation_id = "getExec",
     tag = "execs",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("exec" = String, Path, description = "Exec ID"),
-    ),
+    params(ExecPath),
     security(("key" = [])),
     responses((status = 200, body = ExecInfo), (status = "default", body = Error))
 )]
 pub async fn look(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path((named, exec)): Path<(String, String)>,
+    Path(ExecPath { sandbox: named, exec }): Path<ExecPath>,
 ) -> Answer<Json<ExecInfo>> {
     let call = call(&caller, &platform, &named).await?;
     Ok(Json(info(&call, &exec).await?))
@@ -208,17 +215,14 @@ pub async fn look(
     path = "/v1/sandboxes/{sandbox}/execs/{exec}",
     operation_id = "cancelExec",
     tag = "execs",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("exec" = String, Path, description = "Exec ID"),
-    ),
+    params(ExecPath),
     security(("key" = [])),
     responses((status = 204), (status = "default", body = Error))
 )]
 pub async fn cancel(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path((named, exec)): Path<(String, String)>,
+    Path(ExecPath { sandbox: named, exec }): Path<ExecPath>,
 ) -> Answer<StatusCode> {
     let call = call(&caller, &platform, &named).await?;
     let id = exec_id(&exec)?;
@@ -235,11 +239,7 @@ pub async fn cancel(
     path = "/v1/sandboxes/{sandbox}/execs/{exec}/output",
     operation_id = "streamExecOutput",
     tag = "execs",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("exec" = String, Path, description = "Exec ID"),
-        OutputQuery,
-    ),
+    params(ExecPath, OutputQuery),
     security(("key" = [])),
     responses(
         (status = 200, body = OutputLine, content_type = "application/x-ndjson"),
@@ -249,7 +249,7 @@ pub async fn cancel(
 pub async fn output(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path((named, exec)): Path<(String, String)>,
+    Path(ExecPath { sandbox: named, exec }): Path<ExecPath>,
     Query(from): Query<OutputQuery>,
 ) -> Answer<Output> {
     let place = caller.share.stream()?;
@@ -282,18 +282,14 @@ pub async fn output(
     path = "/v1/sandboxes/{sandbox}/execs/{exec}/read",
     operation_id = "acknowledgeExecOutput",
     tag = "execs",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("exec" = String, Path, description = "Exec ID"),
-        AcknowledgeQuery,
-    ),
+    params(ExecPath, AcknowledgeQuery),
     security(("key" = [])),
     responses((status = 204), (status = "default", body = Error))
 )]
 pub async fn read(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path((named, exec)): Path<(String, String)>,
+    Path(ExecPath { sandbox: named, exec }): Path<ExecPath>,
     Query(taken): Query<AcknowledgeQuery>,
 ) -> Answer<StatusCode> {
     let call = call(&caller, &platform, &named).await?;
@@ -309,11 +305,7 @@ pub async fn read(
     path = "/v1/sandboxes/{sandbox}/execs/{exec}/stdin",
     operation_id = "writeExecStdin",
     tag = "execs",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("exec" = String, Path, description = "Exec ID"),
-        StdinQuery,
-    ),
+    params(ExecPath, StdinQuery),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     security(("key" = [])),
     responses((status = 200, body = Received), (status = "default", body = Error))
@@ -321,7 +313,7 @@ pub async fn read(
 pub async fn stdin(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path((named, exec)): Path<(String, String)>,
+    Path(ExecPath { sandbox: named, exec }): Path<ExecPath>,
     Query(piece): Query<StdinQuery>,
     request: Request,
 ) -> Answer<Json<Received>> {
@@ -340,10 +332,7 @@ pub async fn stdin(
     path = "/v1/sandboxes/{sandbox}/execs/{exec}/signal",
     operation_id = "signalExec",
     tag = "execs",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("exec" = String, Path, description = "Exec ID"),
-    ),
+    params(ExecPath),
     request_body = SignalRequest,
     security(("key" = [])),
     responses((status = 200, body = Signaled), (status = "default", body = Error))
@@ -351,7 +340,7 @@ pub async fn stdin(
 pub async fn signal(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path((named, exec)): Path<(String, String)>,
+    Path(ExecPath { sandbox: named, exec }): Path<ExecPath>,
     Sent(request): Sent<SignalRequest>,
 ) -> Answer<Json<Signaled>> {
     let id = exec_id(&exec)?;

@@ -3,6 +3,8 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`target`] | the sandbox whose files a request uses |
+//! | [`change`] | a change, with its entry in the audit log |
 //! | [`content`] | download and upload of one file |
 //! | [`archive`] | download and upload of many files as an archive |
 //! | [`watch`] | events about changed files |
@@ -13,30 +15,32 @@
 //! and changes require the role `write`. Each change adds an entry to the audit log.
 
 pub mod archive;
+pub mod change;
 pub mod content;
 pub mod flow;
 pub mod query;
+pub mod target;
 pub mod watch;
 
 use std::sync::Arc;
 
+use api::Error;
 use api::files::{
     Counted, EditRequest, FileAnswer, FileAsk, FileInfo, FilePath, HashedFile, Hashing, PAGE_MAX,
 };
 use api::server::Page;
-use api::{Error, Ran};
 use axum::Json;
 use axum::extract::State;
-use node::Call;
 
-use crate::authority::{Caller, Grant, Read, Write};
+use crate::authority::{Caller, Read, Write};
 use crate::body::Sent;
-use crate::extract::Path;
+use crate::extract::{Path, SandboxPath};
 use crate::rejection::Answer;
+use change::Change;
 use control::audit::Act;
 use control::platform::Platform;
-use flow::{Coming, StreamGuard};
-use query::{FilesOf, FilesQuery};
+use query::{FilePathQuery, FileUserQuery, FilesOf, FilesQuery};
+use target::FilesTarget;
 
 /// Get file information
 ///
@@ -46,29 +50,19 @@ use query::{FilesOf, FilesQuery};
     path = "/v1/sandboxes/{sandbox}/files",
     operation_id = "getFileInfo",
     tag = "files",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
-        (
-            "path" = String, Query,
-            description = "Percent-encoded path, absolute or relative to `/workspace`"
-        ),
-    ),
+    params(SandboxPath, FileUserQuery, FilePathQuery),
     security(("key" = [])),
     responses((status = 200, body = FileInfo), (status = "default", body = Error))
 )]
 pub async fn look(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     mut query: FilesQuery,
 ) -> Answer<Json<FileInfo>> {
     let ask = FileAsk::Stat { path: query.path("path")? };
     let files = query.end()?;
-    let answer = ask_to_look(&caller, &platform, FilesTarget { named: &named, files }, &ask).await?;
+    let answer = FilesTarget { named: &named, files }.look(&caller, &platform, &ask).await?;
     let FileAnswer::Info { info } = answer else { return Err(unlike(&answer)) };
     Ok(Json(info))
 }
@@ -82,15 +76,9 @@ pub async fn look(
     operation_id = "listDirectory",
     tag = "files",
     params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
-        (
-            "path" = String, Query,
-            description = "Percent-encoded path, absolute or relative to `/workspace`"
-        ),
+        SandboxPath,
+        FileUserQuery,
+        FilePathQuery,
         (
             "depth" = Option<u32>, Query,
             description = "Number of directory levels to list, 1 to 256. Default 1: only the entries of the directory itself"
@@ -110,7 +98,7 @@ pub async fn look(
 pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     mut query: FilesQuery,
 ) -> Answer<Json<Page<FileInfo>>> {
     let path = query.path("path")?;
@@ -118,7 +106,7 @@ pub async fn list(
     let (limit, after) = (query.number("limit")?.unwrap_or(PAGE_MAX), query.cursor()?);
     let files = query.end()?;
     let ask = FileAsk::List { path, depth, after, limit };
-    let answer = ask_to_look(&caller, &platform, FilesTarget { named: &named, files }, &ask).await?;
+    let answer = FilesTarget { named: &named, files }.look(&caller, &platform, &ask).await?;
     let FileAnswer::Page { items, more } = answer else { return Err(unlike(&answer)) };
     let last = items.last().filter(|_| more).map(FileInfo::exact).transpose()?;
     Ok(Json(Page { items, next: last.as_ref().map(query::cursor) }))
@@ -133,15 +121,9 @@ pub async fn list(
     operation_id = "hashFile",
     tag = "files",
     params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
-        (
-            "path" = String, Query,
-            description = "Percent-encoded path, absolute or relative to `/workspace`"
-        ),
+        SandboxPath,
+        FileUserQuery,
+        FilePathQuery,
         (
             "digest" = Option<Hashing>, Query,
             description = "Hash in the response: `sha256` (default) or `blake3`"
@@ -153,12 +135,12 @@ pub async fn list(
 pub async fn hash(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     mut query: FilesQuery,
 ) -> Answer<Json<HashedFile>> {
     let ask = FileAsk::Hash { path: query.path("path")?, digest: query.digest()? };
     let files = query.end()?;
-    hashed(ask_to_look(&caller, &platform, FilesTarget { named: &named, files }, &ask).await?)
+    hashed(FilesTarget { named: &named, files }.look(&caller, &platform, &ask).await?)
 }
 
 /// Create a directory
@@ -169,24 +151,14 @@ pub async fn hash(
     path = "/v1/sandboxes/{sandbox}/files/make",
     operation_id = "createDirectory",
     tag = "files",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
-        (
-            "path" = String, Query,
-            description = "Percent-encoded path, absolute or relative to `/workspace`"
-        ),
-    ),
+    params(SandboxPath, FileUserQuery, FilePathQuery),
     security(("key" = [])),
     responses((status = 200, body = Counted), (status = "default", body = Error))
 )]
 pub async fn make(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     mut query: FilesQuery,
 ) -> Answer<Json<Counted>> {
     let path = query.path("path")?;
@@ -202,11 +174,8 @@ pub async fn make(
     operation_id = "moveFile",
     tag = "files",
     params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
+        SandboxPath,
+        FileUserQuery,
         (
             "from" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
@@ -220,7 +189,7 @@ pub async fn make(
 pub async fn rename(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     query: FilesQuery,
 ) -> Answer<Json<Counted>> {
     let ((from, to, replace), files) = pair(query)?;
@@ -238,11 +207,8 @@ pub async fn rename(
     operation_id = "copyFile",
     tag = "files",
     params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
+        SandboxPath,
+        FileUserQuery,
         (
             "from" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
@@ -256,7 +222,7 @@ pub async fn rename(
 pub async fn copy(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     query: FilesQuery,
 ) -> Answer<Json<Counted>> {
     let ((from, to, replace), files) = pair(query)?;
@@ -274,15 +240,9 @@ pub async fn copy(
     operation_id = "deleteFile",
     tag = "files",
     params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
-        (
-            "path" = String, Query,
-            description = "Percent-encoded path, absolute or relative to `/workspace`"
-        ),
+        SandboxPath,
+        FileUserQuery,
+        FilePathQuery,
         ("all" = Option<bool>, Query, description = "Delete a directory with its content. Default false"),
     ),
     security(("key" = [])),
@@ -291,7 +251,7 @@ pub async fn copy(
 pub async fn remove(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     mut query: FilesQuery,
 ) -> Answer<Json<Counted>> {
     let (path, all) = (query.path("path")?, query.flag("all")?);
@@ -309,17 +269,7 @@ pub async fn remove(
     path = "/v1/sandboxes/{sandbox}/files/edit",
     operation_id = "editFile",
     tag = "files",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
-        (
-            "path" = String, Query,
-            description = "Percent-encoded path, absolute or relative to `/workspace`"
-        ),
-    ),
+    params(SandboxPath, FileUserQuery, FilePathQuery),
     request_body = EditRequest,
     security(("key" = [])),
     responses((status = 200, body = Counted), (status = "default", body = Error))
@@ -327,7 +277,7 @@ pub async fn remove(
 pub async fn edit(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     mut query: FilesQuery,
     Sent(request): Sent<EditRequest>,
 ) -> Answer<Json<Counted>> {
@@ -336,105 +286,6 @@ pub async fn edit(
     let (detail, EditRequest { old, new, all }) = (path.encode(), request);
     let change = Change { act: Act::FileEdit, detail, ask: FileAsk::Edit { path, old, new, all } };
     change.carry_out(&caller, &platform, FilesTarget { named: &named, files }).await
-}
-
-/// The sandbox whose files a request uses, and the user with whose permissions the operation runs.
-struct FilesTarget<'a> {
-    named: &'a str,
-    files: FilesOf,
-}
-
-/// A change to files, with its entry in the audit log.
-struct Change {
-    act: Act,
-    detail: String,
-    ask: FileAsk,
-}
-
-impl Change {
-    /// Performs the change. The change completes even if the client disconnects.
-    async fn carry_out(
-        self,
-        caller: &Caller<Write>,
-        platform: &Platform,
-        target: FilesTarget<'_>,
-    ) -> Answer<Json<Counted>> {
-        let Self { act, detail, ask } = self;
-        ask.check()?;
-        let place = caller.share.stream()?;
-        let call = noted(caller, platform, target, act, &detail).await?;
-        let asking = tokio::spawn(async move {
-            let _place = place;
-            call.files().ask(&ask).await
-        });
-        let answered = asking
-            .await
-            .map_err(|source| node::Error::System { act: "change a file".into(), source: source.into() })?;
-        let answer = answered?;
-        let (FileAnswer::Done { count } | FileAnswer::Edited { count }) = answer else {
-            return Err(unlike(&answer));
-        };
-        Ok(Json(Counted { count }))
-    }
-
-    /// Performs a change whose data is the request body. An incomplete body aborts the change.
-    async fn take_in(
-        self,
-        caller: &Caller<Write>,
-        platform: Arc<Platform>,
-        target: FilesTarget<'_>,
-        mut coming: Coming,
-    ) -> Answer<FileAnswer> {
-        let Self { act, detail, ask } = self;
-        ask.check()?;
-        let place = caller.share.stream()?;
-        let call = noted(caller, &platform, target, act, &detail).await?;
-        let held = StreamGuard::new(platform, call, place);
-        // If one of these operations fails, the data that arrived before the error remains in the sandbox.
-        let lasts = matches!(ask, FileAsk::Unpack { .. } | FileAsk::Write { offset: Some(_), .. });
-        let cut = |error: Error| if lasts { Error { ran: Ran::Unknown, ..error } } else { error };
-        let mut writing = held.call().files().write(ask).await?;
-        while let Some(bytes) = coming.next().await.map_err(cut)? {
-            if let Err(error) = writing.push(bytes).await {
-                return Err(coming.refuse(error).await);
-            }
-        }
-        Ok(writing.finish().await?)
-    }
-}
-
-/// Starts a call that makes a change, and records the change in the audit log.
-async fn noted(
-    caller: &Grant,
-    platform: &Platform,
-    target: FilesTarget<'_>,
-    act: Act,
-    detail: &str,
-) -> Answer<Call> {
-    let call = called(caller, platform, target.named, target.files).await?;
-    platform.note(caller, act, |entry| entry.sandbox(call.id()).detail(detail));
-    Ok(call)
-}
-
-async fn called(caller: &Grant, platform: &Platform, named: &str, files: FilesOf) -> Answer<Call> {
-    let sandbox = platform.running(caller, named).await?;
-    let call = platform.node.call(&sandbox.id).await?;
-    Ok(match files {
-        FilesOf::User => call,
-        FilesOf::Root => call.with_root_files()?,
-    })
-}
-
-async fn ask_to_look(
-    caller: &Grant,
-    platform: &Platform,
-    target: FilesTarget<'_>,
-    ask: &FileAsk,
-) -> Answer<FileAnswer> {
-    ask.check()?;
-    let _place = caller.share.stream()?;
-    let call = called(caller, platform, target.named, target.files).await?;
-    Ok(call.files().ask(ask).await?)
 }
 
 fn hashed(answer: FileAnswer) -> Answer<Json<HashedFile>> {

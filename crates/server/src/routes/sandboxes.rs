@@ -1,30 +1,30 @@
-//! Sandboxes: create, list, get, stop, pause, resume, idle timeout, policy, packages, usage, traces, and
-//! events.
+//! Sandboxes: create, list, get, stop, pause, resume, idle timeout, usage, and traces.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`policy`] | the egress policy, and the packages that a sandbox received |
+//! | [`events`] | the stream of events |
 
-use std::convert::Infallible;
+pub mod events;
+pub mod policy;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::policy::{Installed, Policy};
-use api::sandbox::{CreateSandbox, Lease, Sandbox, SandboxEvent, Usage};
-use api::server::{HEARTBEAT_MS, PAGE, PAGE_MAX, Page};
+use api::sandbox::{CreateSandbox, Lease, Sandbox, Usage};
+use api::server::{PAGE, PAGE_MAX, Page};
 use api::trace::Trace;
 use api::{Error, ExecId};
 use axum::Json;
-use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use futures_util::stream;
 use serde::Deserialize;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::RecvError;
 
 use crate::authority::{Caller, Read, Write};
 use crate::body::Sent;
-use crate::extract::{Idempotency, Path, Query};
-use crate::output::{lines, written};
+use crate::extract::{Idempotency, Path, Query, SandboxPath};
+use crate::list::Listing;
 use crate::rejection::Answer;
 use control::account::Rate;
 use control::audit::Act;
@@ -88,7 +88,8 @@ pub async fn create(
     Sent(request): Sent<CreateSandbox>,
 ) -> Answer<(StatusCode, Json<Sandbox>)> {
     caller.pace(Rate::Create)?;
-    let (sandbox, new) = platform.create(&caller.account, NewSandbox::once(request, key)).await?;
+    let (sandbox, new) =
+        platform.create(&caller.account, NewSandbox::resumed_by_any_request(request, key)).await?;
     trace::about(&sandbox.id);
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(sandbox)))
@@ -96,7 +97,8 @@ pub async fn create(
 
 /// List sandboxes
 ///
-/// Lists the sandboxes of the project, newest first. Ended sandboxes are included only with `all`.
+/// Lists the sandboxes of the project, newest first. Ended sandboxes are included only with `all`. A page of large sandboxes has fewer
+/// items than `limit`; if `next` is present, there are more.
 #[utoipa::path(
     get,
     path = "/v1/sandboxes",
@@ -110,7 +112,7 @@ pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     Query(listing): Query<ListSandboxesQuery>,
-) -> Answer<Json<Page<Sandbox>>> {
+) -> Answer<Response> {
     let limit = listing.limit.unwrap_or(PAGE);
     if !(1..=PAGE_MAX).contains(&limit) {
         return Err(Error::invalid(
@@ -119,6 +121,7 @@ pub async fn list(
         )
         .into());
     }
+    let reading = Listing::begin(&caller.share).await?;
     let project = &caller.key.project;
     let mut page = platform.store.sandboxes(project, !listing.all, limit, listing.cursor.as_deref()).await?;
     // The node knows more recent states than the store.
@@ -128,7 +131,7 @@ pub async fn list(
         }
     }
     page.items.retain(|sandbox| listing.all || !sandbox.state.is_terminal());
-    Ok(Json(page))
+    reading.respond(page)
 }
 
 /// Get a sandbox
@@ -139,14 +142,14 @@ pub async fn list(
     path = "/v1/sandboxes/{sandbox}",
     operation_id = "getSandbox",
     tag = "sandboxes",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    params(SandboxPath),
     security(("key" = [])),
     responses((status = 200, body = Sandbox), (status = "default", body = Error))
 )]
 pub async fn look(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
 ) -> Answer<Json<Sandbox>> {
     Ok(Json(platform.sandbox(&caller, &named).await?))
 }
@@ -159,14 +162,14 @@ pub async fn look(
     path = "/v1/sandboxes/{sandbox}",
     operation_id = "stopSandbox",
     tag = "sandboxes",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    params(SandboxPath),
     security(("key" = [])),
     responses((status = 200, body = Sandbox), (status = "default", body = Error))
 )]
 pub async fn stop(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
 ) -> Answer<Json<Sandbox>> {
     let sandbox = platform.stop(&caller, &named).await?;
     trace::about(&sandbox.id);
@@ -183,14 +186,14 @@ pub async fn stop(
     path = "/v1/sandboxes/{sandbox}/pause",
     operation_id = "pauseSandbox",
     tag = "sandboxes",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    params(SandboxPath),
     security(("key" = [])),
     responses((status = 200, body = Sandbox), (status = "default", body = Error))
 )]
 pub async fn pause(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
 ) -> Answer<Json<Sandbox>> {
     let sandbox = platform.running(&caller, &named).await?;
     trace::about(&sandbox.id);
@@ -208,14 +211,14 @@ pub async fn pause(
     path = "/v1/sandboxes/{sandbox}/resume",
     operation_id = "resumeSandbox",
     tag = "sandboxes",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    params(SandboxPath),
     security(("key" = [])),
     responses((status = 200, body = Sandbox), (status = "default", body = Error))
 )]
 pub async fn resume(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
 ) -> Answer<Json<Sandbox>> {
     let sandbox = platform.running(&caller, &named).await?;
     trace::about(&sandbox.id);
@@ -233,7 +236,7 @@ pub async fn resume(
     path = "/v1/sandboxes/{sandbox}/lease",
     operation_id = "renewLease",
     tag = "sandboxes",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    params(SandboxPath),
     request_body = Lease,
     security(("key" = [])),
     responses((status = 200, body = Sandbox), (status = "default", body = Error))
@@ -241,7 +244,7 @@ pub async fn resume(
 pub async fn lease(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     Sent(lease): Sent<Lease>,
 ) -> Answer<Json<Sandbox>> {
     lease.check()?;
@@ -253,69 +256,6 @@ pub async fn lease(
     Ok(Json(shown))
 }
 
-/// Set the egress policy
-///
-/// Replaces the whole policy. Connections that are no longer allowed are closed before the response is sent, or at most one second later.
-#[utoipa::path(
-    put,
-    path = "/v1/sandboxes/{sandbox}/policy",
-    operation_id = "setPolicy",
-    tag = "policy",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
-    request_body = Policy,
-    security(("key" = [])),
-    responses((status = 200, body = Sandbox), (status = "default", body = Error))
-)]
-pub async fn policy(
-    caller: Caller<Write>,
-    State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
-    Sent(policy): Sent<Policy>,
-) -> Answer<Json<Sandbox>> {
-    policy.check()?;
-    if policy.open && !caller.quota.open {
-        return Err(node::plan::not_open(&caller.key.project).into());
-    }
-    let sandbox = platform.running(&caller, &named).await?;
-    platform.node.vouch(&sandbox.project, &policy).await?;
-    platform
-        .note(&caller, Act::Policy, |entry| entry.sandbox(&sandbox.id).detail(&policy.words().join(", ")));
-    let shown = platform.node.set_policy(&sandbox.id, policy).await?;
-    // The node has already made the change. If saving it fails, a later change saves it as well.
-    let _ = platform.store.moved(&shown).await;
-    Ok(Json(shown))
-}
-
-/// List installed packages
-///
-/// Returns the lock record: every package file that the sandbox received, in order. The record is available as long as the sandbox exists
-/// on the machine.
-#[utoipa::path(
-    get,
-    path = "/v1/sandboxes/{sandbox}/packages",
-    operation_id = "listPackages",
-    tag = "policy",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
-    security(("key" = [])),
-    responses((status = 200, body = Vec<Installed>), (status = "default", body = Error))
-)]
-pub async fn packages(
-    caller: Caller<Read>,
-    State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
-) -> Answer<Json<Vec<Installed>>> {
-    let sandbox = platform.sandbox(&caller, &named).await?;
-    if platform.node.find(&sandbox.id).is_none() {
-        return Err(Error {
-            fix: "Request the lock record while the sandbox exists. The audit log lists every package file that was served."
-                .into(),
-            ..Error::not_found(format!("the lock record of {} was removed with the sandbox", sandbox.id))
-        }
-        .into());
-    }
-    Ok(Json(platform.node.packages(&sandbox.id)?))
-}
-
 /// Get resource usage
 ///
 /// This request does not reset the idle timeout of the sandbox.
@@ -324,14 +264,14 @@ pub async fn packages(
     path = "/v1/sandboxes/{sandbox}/usage",
     operation_id = "getUsage",
     tag = "sandboxes",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    params(SandboxPath),
     security(("key" = [])),
     responses((status = 200, body = Usage), (status = "default", body = Error))
 )]
 pub async fn usage(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
 ) -> Answer<Json<Usage>> {
     let sandbox = platform.running(&caller, &named).await?;
     Ok(Json(platform.node.usage(&sandbox.id).await?))
@@ -346,76 +286,16 @@ pub async fn usage(
     path = "/v1/sandboxes/{sandbox}/trace",
     operation_id = "listTraces",
     tag = "sandboxes",
-    params(("sandbox" = String, Path, description = "Sandbox ID or name"), Traced),
+    params(SandboxPath, Traced),
     security(("key" = [])),
     responses((status = 200, body = Vec<Trace>), (status = "default", body = Error))
 )]
 pub async fn traces(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     Query(traced): Query<Traced>,
 ) -> Answer<Json<Vec<Trace>>> {
     let sandbox = platform.sandbox(&caller, &named).await?;
     Ok(Json(platform.traces.recorder.traces(&sandbox.id, traced.exec.as_ref())))
-}
-
-/// Stream sandbox events
-///
-/// Streams events of the project's sandboxes from now on, one JSON object per line.
-#[utoipa::path(
-    get,
-    path = "/v1/events",
-    operation_id = "streamEvents",
-    tag = "sandboxes",
-    security(("key" = [])),
-    responses(
-        (status = 200, body = SandboxEvent, content_type = "application/x-ndjson"),
-        (status = "default", body = Error),
-    )
-)]
-pub async fn events(caller: Caller<Read>, State(platform): State<Arc<Platform>>) -> Answer<Response> {
-    let listener = SandboxEventListener {
-        events: platform.node.events(),
-        project: caller.key.project.clone(),
-        platform,
-        _place: caller.share.stream()?,
-    };
-    let body = stream::unfold(listener, |mut listener| async move {
-        let event = listener.next().await?;
-        Some((Ok::<_, Infallible>(written(&[event])), listener))
-    });
-    Ok(lines(StatusCode::OK, Body::from_stream(body)))
-}
-
-struct SandboxEventListener {
-    events: Receiver<SandboxEvent>,
-    project: String,
-    platform: Arc<Platform>,
-    _place: OwnedSemaphorePermit,
-}
-
-impl SandboxEventListener {
-    /// Returns the project's next event or a heartbeat.
-    async fn next(&mut self) -> Option<SandboxEvent> {
-        let until = tokio::time::Instant::now() + Duration::from_millis(HEARTBEAT_MS);
-        loop {
-            let event = match tokio::time::timeout_at(until, self.events.recv()).await {
-                Err(_) => return Some(SandboxEvent::Heartbeat),
-                Ok(Err(RecvError::Closed)) => return None,
-                Ok(Err(RecvError::Lagged(count))) => return Some(SandboxEvent::Missed { count }),
-                Ok(Ok(event)) => event,
-            };
-            let own = match &event {
-                SandboxEvent::Changed { sandbox } => sandbox.project == self.project,
-                SandboxEvent::Expiring { sandbox, .. } => {
-                    self.platform.node.find(sandbox).is_some_and(|shown| shown.project == self.project)
-                }
-                SandboxEvent::Missed { .. } | SandboxEvent::Heartbeat => true,
-            };
-            if own {
-                return Some(event);
-            }
-        }
-    }
 }

@@ -23,6 +23,7 @@ use super::files::flow::{Coming, length};
 use crate::authority::{Caller, Read, Write};
 use crate::body::Sent;
 use crate::extract::{Idempotency, Path, Query};
+use crate::list::Listing;
 use crate::rejection::{Answer, Rejection};
 use control::account::Rate;
 use control::audit::Act;
@@ -110,7 +111,8 @@ pub async fn create(
 
 /// List sessions
 ///
-/// Lists the sessions of the project, newest first.
+/// Lists the sessions of the project, newest first. A page of large sessions has fewer items than `limit`; if `next` is present, there
+/// are more.
 #[utoipa::path(
     get,
     path = "/v1/sessions",
@@ -124,9 +126,10 @@ pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     Query(listing): Query<ListSessionsQuery>,
-) -> Answer<Json<Page<Session>>> {
+) -> Answer<Response> {
+    let reading = Listing::begin(&caller.share).await?;
     let limit = listing.limit.unwrap_or(PAGE);
-    Ok(Json(platform.store.sessions(&caller.key.project, limit, listing.cursor.as_deref()).await?))
+    reading.respond(platform.store.sessions(&caller.key.project, limit, listing.cursor.as_deref()).await?)
 }
 
 /// Get a session
@@ -325,9 +328,10 @@ pub async fn artifacts(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
-) -> Answer<Json<Page<SessionArtifact>>> {
+) -> Answer<Response> {
     let live = platform.sessions.find(&platform, &caller, &named).await?;
-    Ok(Json(Page { items: live.artifacts().await?, next: None }))
+    let reading = Listing::begin(&caller.share).await?;
+    reading.respond(Page { items: live.artifacts().await?, next: None })
 }
 
 /// Delete the artifacts of a session

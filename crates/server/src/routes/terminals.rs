@@ -19,7 +19,7 @@ use crate::body::Sent;
 use crate::extract::{Path, Query};
 use crate::listen::ConnectionGuard;
 use crate::rejection::Answer;
-use crate::routes::execs::{call, exec_id, info};
+use crate::routes::execs::{ExecPath, call, exec_id, info};
 use crate::terminal::{MESSAGE_BYTES_MAX, TerminalSession};
 use control::audit::Act;
 use control::platform::Platform;
@@ -70,11 +70,7 @@ impl<S: Send + Sync> FromRequestParts<S> for UpgradableConnection {
     path = "/v1/sandboxes/{sandbox}/execs/{exec}/terminal",
     operation_id = "openTerminal",
     tag = "terminals",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("exec" = String, Path, description = "Exec ID"),
-        TerminalQuery,
-    ),
+    params(ExecPath, TerminalQuery),
     security(("key" = [])),
     responses(
         (status = 101, description = "The connection is now a WebSocket"),
@@ -84,7 +80,7 @@ impl<S: Send + Sync> FromRequestParts<S> for UpgradableConnection {
 pub async fn open(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path((named, exec)): Path<(String, String)>,
+    Path(ExecPath { sandbox: named, exec }): Path<ExecPath>,
     Query(TerminalQuery { from }): Query<TerminalQuery>,
     UpgradableConnection { held, upgrade }: UpgradableConnection,
 ) -> Answer<Response> {
@@ -127,10 +123,7 @@ pub async fn open(
     path = "/v1/sandboxes/{sandbox}/execs/{exec}/size",
     operation_id = "resizeTerminal",
     tag = "terminals",
-    params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        ("exec" = String, Path, description = "Exec ID"),
-    ),
+    params(ExecPath),
     request_body = TerminalSize,
     security(("key" = [])),
     responses((status = 204), (status = "default", body = Error))
@@ -138,7 +131,7 @@ pub async fn open(
 pub async fn resize(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path((named, exec)): Path<(String, String)>,
+    Path(ExecPath { sandbox: named, exec }): Path<ExecPath>,
     Sent(size): Sent<TerminalSize>,
 ) -> Answer<StatusCode> {
     size.check()?;

@@ -49,6 +49,27 @@ async fn pages_are_complete_and_without_repeats_while_sandboxes_are_added() {
 }
 
 #[tokio::test]
+async fn a_page_of_large_sandboxes_ends_early_and_the_next_page_continues() {
+    let place = Place::new().await;
+    let labels = |number| (0..30).map(move |label| (format!("l{label}"), format!("{number}").repeat(500)));
+    for number in 0..100 {
+        let sandbox = Sandbox {
+            created_at_ms: number,
+            labels: labels(number % 10).collect(),
+            ..sandbox(&format!("s{number}"))
+        };
+        ask(&place.store, &sandbox, &ROOMY, None).await.unwrap();
+    }
+    let first = place.store.sandboxes("p", false, 1000, None).await.unwrap();
+    let bytes = serde_json::to_vec(&first.items).unwrap().len();
+    assert!((1 << 19..=1 << 20).contains(&bytes), "{} items of {bytes} bytes", first.items.len());
+    let second = place.store.sandboxes("p", false, 1000, first.next.as_deref()).await.unwrap();
+    let ids: HashSet<String> =
+        first.items.iter().chain(&second.items).map(|sandbox| sandbox.id.to_string()).collect();
+    assert_eq!((ids.len(), first.items.len() + second.items.len(), second.next), (100, 100, None));
+}
+
+#[tokio::test]
 async fn the_last_page_has_no_next_and_a_page_has_a_bound() {
     let place = Place::new().await;
     for number in 0..5 {

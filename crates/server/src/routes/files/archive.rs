@@ -11,12 +11,13 @@ use axum::extract::{Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
+use super::change::Change;
 use super::content::attachment;
 use super::flow::{Coming, StreamGuard, outward};
-use super::query::FilesQuery;
-use super::{Change, FilesTarget};
+use super::query::{FilePathQuery, FileUserQuery, FilesQuery};
+use super::target::FilesTarget;
 use crate::authority::{Caller, Read, Write};
-use crate::extract::Path;
+use crate::extract::{Path, SandboxPath};
 use crate::rejection::Answer;
 use control::audit::Act;
 use control::platform::Platform;
@@ -31,15 +32,9 @@ use control::platform::Platform;
     operation_id = "downloadArchive",
     tag = "files",
     params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
-        (
-            "path" = String, Query,
-            description = "Percent-encoded path, absolute or relative to `/workspace`"
-        ),
+        SandboxPath,
+        FileUserQuery,
+        FilePathQuery,
         (
             "compression" = Option<Compression>, Query,
             description = "Compression of the archive: `none` (default) or `gzip`"
@@ -54,7 +49,7 @@ use control::platform::Platform;
 pub async fn pack(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     mut query: FilesQuery,
 ) -> Answer<Response> {
     let (path, compression) = (query.path("path")?, query.compression()?);
@@ -66,7 +61,7 @@ pub async fn pack(
     };
     let disposition = attachment(&path, ending);
     let place = caller.share.stream()?;
-    let call = super::called(&caller, &platform, &named, files).await?;
+    let call = FilesTarget { named: &named, files }.call(&caller, &platform).await?;
     let (_, reading) = call.files().read(&FileAsk::Pack { path, compression }).await?;
     let headers = [
         (header::CONTENT_TYPE, kind.to_owned()),
@@ -88,15 +83,9 @@ pub async fn pack(
     operation_id = "uploadArchive",
     tag = "files",
     params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
-        (
-            "path" = String, Query,
-            description = "Percent-encoded path, absolute or relative to `/workspace`"
-        ),
+        SandboxPath,
+        FileUserQuery,
+        FilePathQuery,
         (
             "compression" = Option<Compression>, Query,
             description = "Compression of the archive: `none` (default), `gzip` or `zstd`"
@@ -109,7 +98,7 @@ pub async fn pack(
 pub async fn unpack(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     mut query: FilesQuery,
     request: Request,
 ) -> Answer<Json<ArchiveReport>> {

@@ -14,11 +14,12 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use node::Call;
 
+use super::change::Change;
 use super::flow::{Coming, StreamGuard, digest_trailer, outward, promised, reads_trailers};
-use super::query::FilesQuery;
-use super::{Change, FilesTarget};
+use super::query::{FilePathQuery, FileUserQuery, FilesQuery};
+use super::target::FilesTarget;
 use crate::authority::{Caller, Read, Write};
-use crate::extract::Path;
+use crate::extract::{Path, SandboxPath};
 use crate::rejection::{Answer, Rejection};
 use control::audit::Act;
 use control::platform::Platform;
@@ -44,15 +45,9 @@ enum Span {
     operation_id = "readFile",
     tag = "files",
     params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
-        (
-            "path" = String, Query,
-            description = "Percent-encoded path, absolute or relative to `/workspace`"
-        ),
+        SandboxPath,
+        FileUserQuery,
+        FilePathQuery,
         (
             "digest" = Option<Hashing>, Query,
             description = "Hash in the trailers: `sha256` (default, in `content-digest`) or `blake3` (in `bellglass-blake3`)"
@@ -78,7 +73,7 @@ enum Span {
 pub async fn read(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     mut query: FilesQuery,
     headers: HeaderMap,
 ) -> Answer<Response> {
@@ -86,7 +81,7 @@ pub async fn read(
     let files = query.end()?;
     let (span, version) = (span(&headers), wanted_version(&headers)?);
     let place = caller.share.stream()?;
-    let call = super::called(&caller, &platform, &named, files).await?;
+    let call = FilesTarget { named: &named, files }.call(&caller, &platform).await?;
     let (from, to) = bounds(&call, &path, span).await?;
     let is_conditional = version.is_some();
     let opened = call.files().read(&FileAsk::Read { path: path.clone(), from, to, version, digest }).await;
@@ -130,15 +125,9 @@ pub async fn read(
     operation_id = "writeFile",
     tag = "files",
     params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
-        (
-            "path" = String, Query,
-            description = "Percent-encoded path, absolute or relative to `/workspace`"
-        ),
+        SandboxPath,
+        FileUserQuery,
+        FilePathQuery,
         ("offset" = Option<u64>, Query, description = "Offset at which to start writing"),
         (
             "mode" = Option<String>, Query,
@@ -160,7 +149,7 @@ pub async fn read(
 pub async fn write(
     caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     mut query: FilesQuery,
     request: Request,
 ) -> Answer<Json<HashedFile>> {

@@ -18,6 +18,22 @@ const PARAMETERS_MAX: usize = 8;
 /// A request's query before decoding. A handler takes its parameters and then calls [`FilesQuery::end`].
 pub struct FilesQuery(Vec<(String, String)>);
 
+/// Parameter of every file route: the user of the operation, which [`FilesQuery::end`] takes.
+#[derive(utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct FileUserQuery {
+    /// `0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user
+    pub uid: Option<u32>,
+}
+
+/// Parameter of the routes for one path, which [`FilesQuery::path`] takes.
+#[derive(utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct FilePathQuery {
+    /// Percent-encoded path, absolute or relative to `/workspace`
+    pub path: String,
+}
+
 /// User with whose permissions a file operation runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilesOf {

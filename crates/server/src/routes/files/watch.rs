@@ -9,9 +9,10 @@ use axum::http::StatusCode;
 use axum::response::Response;
 
 use super::flow::{StreamGuard, told};
-use super::query::FilesQuery;
+use super::query::{FilePathQuery, FileUserQuery, FilesQuery};
+use super::target::FilesTarget;
 use crate::authority::{Caller, Read};
-use crate::extract::Path;
+use crate::extract::{Path, SandboxPath};
 use crate::output::lines;
 use crate::rejection::Answer;
 use control::platform::Platform;
@@ -26,15 +27,9 @@ use control::platform::Platform;
     operation_id = "watchFiles",
     tag = "files",
     params(
-        ("sandbox" = String, Path, description = "Sandbox ID or name"),
-        (
-            "uid" = Option<u32>, Query,
-            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
-        ),
-        (
-            "path" = String, Query,
-            description = "Percent-encoded path, absolute or relative to `/workspace`"
-        ),
+        SandboxPath,
+        FileUserQuery,
+        FilePathQuery,
         ("deep" = Option<bool>, Query, description = "Include subdirectories. Default false"),
     ),
     security(("key" = [])),
@@ -46,13 +41,13 @@ use control::platform::Platform;
 pub async fn watch(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
-    Path(named): Path<String>,
+    Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     mut query: FilesQuery,
 ) -> Answer<Response> {
     let ask = FileAsk::Watch { path: query.path("path")?, deep: query.flag("deep")? };
     let files = query.end()?;
     let place = caller.share.stream()?;
-    let call = super::called(&caller, &platform, &named, files).await?;
+    let call = FilesTarget { named: &named, files }.call(&caller, &platform).await?;
     let watching = call.files().watch(&ask).await?;
     Ok(lines(StatusCode::OK, told(StreamGuard::new(platform, call, place), watching)))
 }

@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use crate::authority::{Caller, Read};
 use crate::extract::{Path, Query};
+use crate::list::Listing;
 use crate::rejection::Answer;
 use control::platform::Platform;
 
@@ -58,10 +59,11 @@ pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
-) -> Answer<Json<Page<Run>>> {
+) -> Answer<Response> {
     let _place = caller.share.stream()?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
-    Ok(Json(Page { items: live.runs().await?, next: None }))
+    let reading = Listing::begin(&caller.share).await?;
+    reading.respond(Page { items: live.runs().await?, next: None })
 }
 
 /// Get a run

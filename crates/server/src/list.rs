@@ -1,0 +1,48 @@
+//! Responses with a list. The size of a list is only known once the list is read and encoded. A project
+//! therefore reads few lists at a time, and an encoded list counts towards the project's memory until it is
+//! sent.
+
+use std::sync::Arc;
+
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse as _, Response};
+use control::account::Share;
+use serde::Serialize;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::listen::Reserved;
+use crate::rejection::Answer;
+
+/// A list that is being read. Keep it until the items are encoded.
+pub struct Listing {
+    share: Arc<Share>,
+    _turn: Option<OwnedSemaphorePermit>,
+}
+
+impl Listing {
+    /// Waits until the project may read another list.
+    ///
+    /// # Errors
+    /// Returns `rate_limited` if other lists of the project take too long.
+    pub async fn begin(share: &Arc<Share>) -> Answer<Self> {
+        Ok(Self { _turn: share.listing().await?, share: Arc::clone(share) })
+    }
+
+    /// Returns the response with the list. Drops the items before another list can be read.
+    ///
+    /// # Errors
+    /// Returns `rate_limited` if the project's unread lists leave too little memory.
+    pub fn respond(self, list: impl Serialize) -> Answer<Response> {
+        let Ok(mut text) = serde_json::to_vec(&list) else {
+            return Ok(axum::http::StatusCode::INTERNAL_SERVER_ERROR.into_response());
+        };
+        drop(list);
+        // The buffer may be twice as large as the text.
+        text.shrink_to_fit();
+        let memory = self.share.list(text.len())?;
+        let json = HeaderValue::from_static("application/json");
+        let mut response = ([(header::CONTENT_TYPE, json)], text).into_response();
+        response.extensions_mut().insert(Reserved::new(memory));
+        Ok(response)
+    }
+}
