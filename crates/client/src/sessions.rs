@@ -143,9 +143,7 @@ impl Client {
     /// # Errors
     /// Returns an error if the session does not exist.
     pub async fn runs(&self, session: &SessionId) -> Result<Vec<Run>, Error> {
-        let page: Page<Run> =
-            self.link.call(&ApiRequest::get(format!("/v1/sessions/{session}/runs"))).await?;
-        Ok(page.items)
+        self.pages(&format!("/v1/sessions/{session}/runs")).await
     }
 
     /// Returns the output that a run wrote to `stream` (`stdout` or `stderr`), starting at an offset.

@@ -3,10 +3,12 @@
 use api::files::{DEPTH_MAX, FileAnswer, FileAsk, FileInfo, FileKind, FilePath, PAGE_MAX};
 use api::limits::UID;
 use axum::Json;
+use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use control::audit::Act;
+use server::list::Listing;
 
 use super::connect::{Called, Code, ConnectMessage, Failed};
 use super::place::{name, path};
@@ -16,6 +18,8 @@ use super::who::Inside;
 
 /// Maximum number of entries in one response.
 const ENTRIES_MAX: usize = 50_000;
+/// Maximum size of a list of entries. With short paths, 45,000 entries fit.
+const LIST_BYTES_MAX: usize = 12 << 20;
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -123,10 +127,12 @@ pub async fn rename(inside: Inside, ConnectMessage(at): ConnectMessage<Between>)
 }
 
 /// Lists a directory.
-pub async fn list(inside: Inside, ConnectMessage(at): ConnectMessage<PathRequest>) -> Called<Json<Value>> {
+pub async fn list(inside: Inside, ConnectMessage(at): ConnectMessage<PathRequest>) -> Called<Response> {
     let path = inside.path(&at.path)?;
     let depth = at.depth.clamp(1, DEPTH_MAX);
-    let (mut after, mut entries) = (None, Vec::new());
+    let reading = Listing::of_guest(&inside.caller.share).await?;
+    // Entries are encoded at once, because as values they would take ten times the memory.
+    let (mut after, mut count, mut text) = (None, 0, br#"{"entries":["#.to_vec());
     loop {
         let ask = FileAsk::List { path: path.clone(), depth, after, limit: PAGE_MAX };
         let page = inside.look(&ask).await.map_err(|failed| match failed {
@@ -137,19 +143,31 @@ pub async fn list(inside: Inside, ConnectMessage(at): ConnectMessage<PathRequest
             return Err(Failed::of(Code::Internal, "unexpected type of response"));
         };
         for info in &items {
-            entries.push(inside.shown(info).await);
+            if count > 0 {
+                text.push(b',');
+            }
+            text.extend(inside.shown(info).await.to_string().bytes());
+            count += 1;
+            if text.len() > LIST_BYTES_MAX {
+                let told = format!(
+                    "the list is larger than {} MiB; list fewer directories per request",
+                    LIST_BYTES_MAX >> 20
+                );
+                return Err(Failed::of(Code::ResourceExhausted, told));
+            }
         }
         let last = items.last().map(FileInfo::exact).transpose()?;
         match last {
             Some(last) if more => after = Some(last),
             Some(_) | None => break,
         }
-        if entries.len() > ENTRIES_MAX {
+        if count > ENTRIES_MAX {
             let told = format!("more than {ENTRIES_MAX} entries; list fewer directories per request");
             return Err(Failed::of(Code::ResourceExhausted, told));
         }
     }
-    Ok(Json(json!({ "entries": entries })))
+    text.extend(b"]}");
+    Ok(reading.respond_encoded(text)?)
 }
 
 /// Removes a file, or a directory with its contents. Succeeds if the path does not exist.

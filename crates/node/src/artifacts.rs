@@ -52,7 +52,7 @@ const UNDER_WAY_MAX: usize = 64;
 /// Maximum time by which unfinished collections delay the stop of their sandbox.
 const SETTLE_WITHIN: Duration = Duration::from_secs(10);
 /// Total size of the manifests, in bytes, after which a listing page ends.
-pub(crate) const PAGE_BYTES_MAX: usize = 8 << 20;
+pub(crate) const PAGE_BYTES_MAX: usize = 1 << 20;
 
 /// Stored artifacts, and collections in progress.
 pub(crate) struct Keeper {

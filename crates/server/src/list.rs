@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use control::account::Share;
 use serde::Serialize;
@@ -23,9 +23,17 @@ impl Listing {
     /// Waits until the project may read another list.
     ///
     /// # Errors
-    /// Returns `rate_limited` if other lists of the project take too long.
+    /// Returns `rate_limited` if other lists of the project take too long, or if too many are unread.
     pub async fn begin(share: &Arc<Share>) -> Answer<Self> {
         Ok(Self { _turn: share.listing().await?, share: Arc::clone(share) })
+    }
+
+    /// Does the same as [`Listing::begin`] for a list that is read from a sandbox.
+    ///
+    /// # Errors
+    /// Returns the same errors.
+    pub async fn of_guest(share: &Arc<Share>) -> Answer<Self> {
+        Ok(Self { _turn: share.guest_listing().await?, share: Arc::clone(share) })
     }
 
     /// Returns the response with the list. Drops the items before another list can be read.
@@ -33,10 +41,18 @@ impl Listing {
     /// # Errors
     /// Returns `rate_limited` if the project's unread lists leave too little memory.
     pub fn respond(self, list: impl Serialize) -> Answer<Response> {
-        let Ok(mut text) = serde_json::to_vec(&list) else {
-            return Ok(axum::http::StatusCode::INTERNAL_SERVER_ERROR.into_response());
+        let Ok(text) = serde_json::to_vec(&list) else {
+            return Ok(StatusCode::INTERNAL_SERVER_ERROR.into_response());
         };
         drop(list);
+        self.respond_encoded(text)
+    }
+
+    /// Returns the response with a list that is already JSON.
+    ///
+    /// # Errors
+    /// Returns `rate_limited` if the project's unread lists leave too little memory.
+    pub fn respond_encoded(self, mut text: Vec<u8>) -> Answer<Response> {
         // The buffer may be twice as large as the text.
         text.shrink_to_fit();
         let memory = self.share.list(text.len())?;

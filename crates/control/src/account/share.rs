@@ -29,6 +29,9 @@ const LIST_KIB: usize = 1 << 10;
 /// Maximum number of lists of a project that are read and encoded at the same time. The size of a list is only
 /// known afterwards; until then, it takes several times the size of one page.
 const LISTS_MAX: usize = 2;
+/// The same for lists that are read from a sandbox. They have permits of their own, because a sandbox can respond
+/// late.
+const GUEST_LISTS_MAX: usize = 3;
 /// Timeout for a list that waits for others. A list takes milliseconds, so only a project that requests a
 /// thousand at once reaches this timeout.
 const LIST_WITHIN: Duration = Duration::from_secs(10);
@@ -52,8 +55,10 @@ pub struct Share {
     answers: Arc<Semaphore>,
     /// Memory for pending lists, in KiB.
     lists: Arc<Semaphore>,
-    /// Permits for lists that are being read.
+    /// Permits for lists that are being read from the machine.
     listing: Arc<Semaphore>,
+    /// Permits for lists that are being read from a sandbox.
+    guest_listing: Arc<Semaphore>,
     /// Permits for concurrent requests.
     requests: Arc<Semaphore>,
 }
@@ -83,6 +88,7 @@ impl Share {
             answers: Arc::new(Semaphore::new(ANSWERS_KIB_MAX)),
             lists: Arc::new(Semaphore::new(LISTS_KIB_MAX)),
             listing: Arc::new(Semaphore::new(LISTS_MAX)),
+            guest_listing: Arc::new(Semaphore::new(GUEST_LISTS_MAX)),
             requests: Arc::new(Semaphore::new(REQUESTS_MAX)),
         }
     }
@@ -133,29 +139,47 @@ impl Share {
         Arc::clone(&self.answers).try_acquire_many_owned(kib_of_answer(bytes)).ok()
     }
 
-    /// Waits for a permit to read a list, held until the list is encoded.
+    /// Waits for a permit to read a list from the machine, held until the list is encoded.
     ///
     /// # Errors
-    /// Returns `rate_limited` if other lists of the project take too long.
+    /// Returns `rate_limited` if other lists of the project take too long, or if too many are unread.
     pub async fn listing(&self) -> Answer<Option<OwnedSemaphorePermit>> {
+        self.turn(&self.listing).await
+    }
+
+    /// Does the same as [`Share::listing`] for a list that is read from a sandbox.
+    ///
+    /// # Errors
+    /// Returns the same errors.
+    pub async fn guest_listing(&self) -> Answer<Option<OwnedSemaphorePermit>> {
+        self.turn(&self.guest_listing).await
+    }
+
+    async fn turn(&self, turns: &Arc<Semaphore>) -> Answer<Option<OwnedSemaphorePermit>> {
         if api::defence::is_off("H-41") {
             return Ok(None);
         }
-        let turn = tokio::time::timeout(LIST_WITHIN, Arc::clone(&self.listing).acquire_owned()).await;
-        let turn = turn.ok().and_then(Result::ok);
-        let turn = turn
-            .ok_or_else(|| busy(format!("the project is already reading {LISTS_MAX} lists, the maximum")))?;
-        // Refuse the list before it is read if it would probably be refused afterwards.
-        if self.lists.available_permits() < LIST_KIB { Err(unread()) } else { Ok(Some(turn)) }
+        // Refuse a list before it is read if it would probably be refused afterwards.
+        let has_room = || self.lists.available_permits() >= LIST_KIB;
+        if !has_room() {
+            return Err(unread());
+        }
+        let turn = tokio::time::timeout(LIST_WITHIN, Arc::clone(turns).acquire_owned()).await;
+        match turn.ok().and_then(Result::ok) {
+            Some(_) if !has_room() => Err(unread()),
+            Some(turn) => Ok(Some(turn)),
+            None => Err(busy("the project is already reading as many lists as it may".into())),
+        }
     }
 
     /// Reserves memory for an encoded list of this many bytes until the returned permit is dropped, which must be
-    /// after the list has been sent.
+    /// after the list has been sent. A list that is larger than the maximum takes all of it.
     ///
     /// # Errors
     /// Returns `rate_limited` if the project's pending lists leave too little memory.
     pub fn list(&self, bytes: usize) -> Answer<OwnedSemaphorePermit> {
-        Arc::clone(&self.lists).try_acquire_many_owned(kib_of_answer(bytes)).map_err(|_| unread())
+        let kib = kib_of_answer(bytes).min(u32::try_from(LISTS_KIB_MAX).unwrap_or(u32::MAX));
+        Arc::clone(&self.lists).try_acquire_many_owned(kib).map_err(|_| unread())
     }
 
     /// Reserves memory for a body of this many bytes until the returned permit is dropped.

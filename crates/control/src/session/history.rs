@@ -1,5 +1,7 @@
 //! The runs that a session has stored, and their output.
 
+use std::collections::VecDeque;
+
 use api::ExecId;
 use api::session::Run;
 use base64::Engine as _;
@@ -15,6 +17,8 @@ use crate::platform::Platform;
 
 /// Maximum number of runs stored per session.
 const RUNS_MAX: usize = 200;
+/// Size of the runs on a page, after which the page ends.
+const PAGE_BYTES: usize = 1 << 20;
 
 /// Stored form of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -27,17 +31,35 @@ pub(super) struct StoredRun {
 }
 
 impl Live {
-    /// Returns the stored runs, oldest first.
+    /// Returns a page of the runs with these IDs, the oldest first, after the run `after`. Returns true if more
+    /// follow.
     ///
     /// # Errors
     /// Returns an error if a file system operation fails.
-    pub async fn runs(&self) -> Result<Vec<Run>, node::Error> {
-        let ids = self.record.lock().await.runs.clone();
-        let mut runs = Vec::with_capacity(ids.len());
-        for id in ids {
-            runs.extend(self.run(&id).await?);
+    pub async fn runs(
+        &self,
+        ids: VecDeque<ExecId>,
+        after: Option<&ExecId>,
+        limit: usize,
+    ) -> Result<(Vec<Run>, bool), node::Error> {
+        // The oldest runs are dropped. If the run of the cursor was among them, all the others follow it.
+        let skipped = after.and_then(|after| ids.iter().position(|id| id == after)).map_or(0, |at| at + 1);
+        let (mut runs, mut bytes) = (Vec::new(), 0);
+        for id in ids.into_iter().skip(skipped) {
+            if bytes > PAGE_BYTES || runs.len() >= limit {
+                return Ok((runs, true));
+            }
+            if let Some(run) = self.run(&id).await? {
+                bytes += serde_json::to_vec(&run).map_or(0, |text| text.len());
+                runs.push(run);
+            }
         }
-        Ok(runs)
+        Ok((runs, false))
+    }
+
+    /// Returns the IDs of all stored runs, the oldest first.
+    pub async fn run_ids(&self) -> VecDeque<ExecId> {
+        self.record.lock().await.runs.clone()
     }
 
     /// Returns a stored run.

@@ -8,7 +8,6 @@ use api::artifact::{Artifacts, WAIT_MS_MAX};
 use api::files::FilePath;
 use api::server::Page;
 use api::{Error, ExecId, SandboxId, limits};
-use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header;
@@ -71,7 +70,7 @@ pub async fn look(
     State(platform): State<Arc<Platform>>,
     Path(ExecPath { sandbox: named, exec }): Path<ExecPath>,
     Query(waiting): Query<WaitQuery>,
-) -> Answer<Json<Artifacts>> {
+) -> Answer<Response> {
     if waiting.wait_ms > WAIT_MS_MAX {
         return Err(limits::exceeded("wait_ms", waiting.wait_ms, WAIT_MS_MAX).into());
     }
@@ -80,7 +79,8 @@ pub async fn look(
     let sandbox = sandbox_id(&caller, &platform, &named).await?;
     let wait = Duration::from_millis(waiting.wait_ms);
     let found = platform.node.artifacts(&caller.key.project, &sandbox, &id, wait).await?;
-    Ok(Json(found.ok_or_else(|| none(&exec))?))
+    let found = found.ok_or_else(|| none(&exec))?;
+    Listing::begin(&caller.share).await?.respond(found)
 }
 
 /// List the artifacts of a sandbox
@@ -112,12 +112,12 @@ pub async fn list(
     let after = listing.cursor.map(|cursor| cursor.parse::<ExecId>()).transpose();
     let after =
         after.map_err(|_| Error::invalid("the cursor is invalid", "Use `next` of the previous page."))?;
-    let _place = caller.share.stream()?;
     let id = named.parse::<SandboxId>().map_err(|_| missing(&named))?;
     let known = platform.sandbox(&caller, &named).await;
     let sandbox = known.as_ref().map_or(&id, |sandbox| &sandbox.id);
     let project = &caller.key.project;
     let reading = Listing::begin(&caller.share).await?;
+    let _place = caller.share.stream()?;
     let (items, more) = platform.node.artifacts_of(project, sandbox, after.as_ref(), limit as usize).await?;
     if items.is_empty() {
         // If nothing is stored, return an error unless the sandbox exists.

@@ -9,11 +9,13 @@ use api::{ContextId, Error};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::Response;
 use serde::Deserialize;
 
 use crate::authority::{Caller, Read, Write};
 use crate::body::Sent;
 use crate::extract::{Idempotency, Path, SandboxPath};
+use crate::list::Listing;
 use crate::rejection::Answer;
 use crate::routes::execs::call;
 use control::account::Rate;
@@ -80,9 +82,10 @@ pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
-) -> Answer<Json<Page<ContextInfo>>> {
+) -> Answer<Response> {
     let call = call(&caller, &platform, &named).await?;
-    Ok(Json(Page { items: call.contexts().await?, next: None }))
+    let reading = Listing::of_guest(&caller.share).await?;
+    reading.respond(Page { items: call.contexts().await?, next: None })
 }
 
 /// Get a context
@@ -195,10 +198,11 @@ pub async fn variables(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     Path(ContextPath { sandbox: named, context }): Path<ContextPath>,
-) -> Answer<Json<Page<Variable>>> {
+) -> Answer<Response> {
     let id = context_id(&context)?;
     let call = call(&caller, &platform, &named).await?;
-    Ok(Json(Page { items: call.variables(&id).await?, next: None }))
+    let reading = Listing::of_guest(&caller.share).await?;
+    reading.respond(Page { items: call.variables(&id).await?, next: None })
 }
 
 fn context_id(text: &str) -> Answer<ContextId> {

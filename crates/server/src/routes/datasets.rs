@@ -82,8 +82,8 @@ pub fn refused(platform: &Platform, caller: &Grant, fault: Rejection) -> Rejecti
     responses((status = 200, body = Page<Dataset>), (status = "default", body = Error))
 )]
 pub async fn list(caller: Caller<Read>, State(platform): State<Arc<Platform>>) -> Answer<Response> {
-    let _place = caller.share.stream()?;
     let reading = Listing::begin(&caller.share).await?;
+    let _place = caller.share.stream()?;
     reading.respond(Page { items: platform.node.datasets().list(&caller.key.project).await?, next: None })
 }
 

@@ -18,6 +18,7 @@ use serde::Deserialize;
 use crate::authority::{Caller, Grant, Read, Write};
 use crate::body::{self, Sent};
 use crate::extract::{Idempotency, Path, Query, SandboxPath};
+use crate::list::Listing;
 use crate::output::Output;
 use crate::rejection::{Answer, Rejection};
 use control::account::Rate;
@@ -181,9 +182,10 @@ pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
-) -> Answer<Json<Page<ExecInfo>>> {
+) -> Answer<Response> {
     let call = call(&caller, &platform, &named).await?;
-    Ok(Json(Page { items: call.execs().await?, next: None }))
+    let reading = Listing::of_guest(&caller.share).await?;
+    reading.respond(Page { items: call.execs().await?, next: None })
 }
 
 /// Get an exec

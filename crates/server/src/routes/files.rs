@@ -31,10 +31,12 @@ use api::files::{
 use api::server::Page;
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 
 use crate::authority::{Caller, Read, Write};
 use crate::body::Sent;
 use crate::extract::{Path, SandboxPath};
+use crate::list::Listing;
 use crate::rejection::Answer;
 use change::Change;
 use control::audit::Act;
@@ -100,16 +102,18 @@ pub async fn list(
     State(platform): State<Arc<Platform>>,
     Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
     mut query: FilesQuery,
-) -> Answer<Json<Page<FileInfo>>> {
+) -> Answer<Response> {
     let path = query.path("path")?;
     let depth = query.number("depth")?.unwrap_or(1);
     let (limit, after) = (query.number("limit")?.unwrap_or(PAGE_MAX), query.cursor()?);
     let files = query.end()?;
     let ask = FileAsk::List { path, depth, after, limit };
+    let reading = Listing::of_guest(&caller.share).await?;
     let answer = FilesTarget { named: &named, files }.look(&caller, &platform, &ask).await?;
     let FileAnswer::Page { items, more } = answer else { return Err(unlike(&answer)) };
     let last = items.last().filter(|_| more).map(FileInfo::exact).transpose()?;
-    Ok(Json(Page { items, next: last.as_ref().map(query::cursor) }))
+    let next = last.as_ref().map(query::cursor);
+    reading.respond(Page { items, next })
 }
 
 /// Hash a file

@@ -275,6 +275,33 @@ fn a_repeated_call_is_answered_from_what_is_remembered() {
     });
 }
 
+/// A list of runs is divided into pages by their number and by their size, and the pages contain each run once.
+#[test]
+#[ignore = "starts real sandboxes"]
+fn runs_are_listed_in_pages_of_a_bounded_size() {
+    in_one_session(ToolSet::Analysis, async |service, talk| {
+        let trace = "\u{1}".repeat(60_000);
+        for _ in 0..6 {
+            let parameters = json!({"command": ["true"]});
+            let call = json!({"tool": "sandbox_exec", "parameters": parameters, "reasoning_trace": trace});
+            talk.called("sandbox_exec", call).await;
+        }
+        let all = talk.client.runs(&talk.id).await.unwrap();
+        assert_eq!(all.len(), 6);
+        for (query, runs_max) in [("?limit=4", 4), ("?", 4)] {
+            let path = format!("/v1/sessions/{}/runs{query}", talk.id);
+            let first = service.wire().ask("GET", &path, None).await.json();
+            let items = first["items"].as_array().unwrap();
+            assert!((1..=runs_max).contains(&items.len()), "{query}: {} runs", items.len());
+            let next = format!("{path}&cursor={}", first["next"].as_str().unwrap());
+            let rest = service.wire().ask("GET", &next, None).await.json();
+            let rest = rest["items"].as_array().unwrap();
+            let ids: Vec<&str> = items.iter().chain(rest).map(|run| run["id"].as_str().unwrap()).collect();
+            assert_eq!(ids, all.iter().map(|run| run.id.as_str()).collect::<Vec<_>>(), "{query}");
+        }
+    });
+}
+
 /// Ending a session ends its run. Clients that follow the session receive both events. Clients that connect
 /// later receive only the end of the session.
 #[test]

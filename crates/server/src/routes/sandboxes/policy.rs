@@ -7,10 +7,12 @@ use api::policy::{Installed, Policy};
 use api::sandbox::Sandbox;
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 
 use crate::authority::{Caller, Read, Write};
 use crate::body::Sent;
 use crate::extract::{Path, SandboxPath};
+use crate::list::Listing;
 use crate::rejection::Answer;
 use control::audit::Act;
 use control::platform::Platform;
@@ -65,7 +67,7 @@ pub async fn packages(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     Path(SandboxPath { sandbox: named }): Path<SandboxPath>,
-) -> Answer<Json<Vec<Installed>>> {
+) -> Answer<Response> {
     let sandbox = platform.sandbox(&caller, &named).await?;
     if platform.node.find(&sandbox.id).is_none() {
         return Err(Error {
@@ -75,5 +77,6 @@ pub async fn packages(
         }
         .into());
     }
-    Ok(Json(platform.node.packages(&sandbox.id)?))
+    let reading = Listing::begin(&caller.share).await?;
+    reading.respond(platform.node.packages(&sandbox.id)?)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::server::Page;
+use api::server::{PAGE_MAX, Page};
 use api::session::Run;
 use api::{Error, ExecId};
 use axum::Json;
@@ -43,15 +43,27 @@ pub struct RunOutputQuery {
     length: Option<usize>,
 }
 
+/// Query of the route that lists the runs of a session.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListRunsQuery {
+    /// Maximum number of runs per page. By default, only the size of a page is limited.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// Value of `next` in the previous page. If absent, the first page is returned.
+    cursor: Option<String>,
+}
+
 /// List runs
 ///
-/// Lists the last 200 runs of a session, oldest first.
+/// Lists the last 200 runs of a session, oldest first. A page of large runs has fewer items; if `next` is present, there are more.
 #[utoipa::path(
     get,
     path = "/v1/sessions/{session}/runs",
     operation_id = "listRuns",
     tag = "sessions",
-    params(("session" = String, Path, description = "Session ID")),
+    params(("session" = String, Path, description = "Session ID"), ListRunsQuery),
     security(("key" = [])),
     responses((status = 200, body = Page<Run>), (status = "default", body = Error))
 )]
@@ -59,11 +71,19 @@ pub async fn list(
     caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
+    Query(listing): Query<ListRunsQuery>,
 ) -> Answer<Response> {
-    let _place = caller.share.stream()?;
+    let after = listing.cursor.map(|cursor| cursor.parse::<ExecId>()).transpose();
+    let after =
+        after.map_err(|_| Error::invalid("the cursor is invalid", "Use `next` of the previous page."))?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
+    let ids = live.run_ids().await;
     let reading = Listing::begin(&caller.share).await?;
-    reading.respond(Page { items: live.runs().await?, next: None })
+    let _place = caller.share.stream()?;
+    let limit = listing.limit.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX) as usize;
+    let (items, more) = live.runs(ids, after.as_ref(), limit).await?;
+    let next = items.last().filter(|_| more).map(|last| last.id.to_string());
+    reading.respond(Page { items, next })
 }
 
 /// Get a run
@@ -121,6 +141,8 @@ pub async fn output(
         RunStream::Stdout => false,
         RunStream::Stderr => true,
     };
+    // The whole kept output is read, up to 10 MB.
+    let _turn = caller.share.listing().await?;
     let written = live.run_output(&run_id(&run)?, stderr, part.offset).await?.ok_or_else(|| missing(&run))?;
     let mut rest = Bytes::from(written);
     rest.truncate(part.length.unwrap_or(rest.len()));
