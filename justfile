@@ -146,6 +146,11 @@ soak *sizes:
 fuzz *args:
     @scripts/steps fuzz 'scripts/fuzz {{args}}'
 
+# Measure the line coverage of the tests and write docs/coverage.md; `--quick` leaves out the tests of real sandboxes
+coverage *args:
+    @{{ready}}
+    @scripts/steps coverage '{{as_root}} scripts/coverage {{args}}'
+
 # Execute the README's commands literally, in a fresh Debian
 first-minute *args:
     @scripts/steps first-minute 'scripts/first-minute.sh {{args}}'
@@ -153,6 +158,16 @@ first-minute *args:
 # Run the tests of runtimes and limits on cgroup version 2, with Debian's kernel in QEMU
 v2 *args:
     @scripts/steps v2 'scripts/v2.sh {{args}}'
+
+# Run the systemd unit under a real systemd, with restarts and a reboot of the machine, on cgroup version 2 in QEMU
+systemd *args:
+    @{{ready}}
+    @{{sudo}}scripts/steps systemd 'env {{binary}} scripts/systemd {{args}}'
+
+# Build an older release from its commit, and test upgrades from it and rollbacks to it under load
+upgrade *args:
+    @{{ready}}
+    @scripts/steps upgrade '{{real}} BELLGLASS_RUNTIMES=runc scripts/upgrade {{args}}'
 
 # The recipe runs for hours. It records each result in docs/evidence.json and writes docs/evidence.md. A recipe that already passed at
 # this commit is not run again, so an interrupted run continues where it stopped.

@@ -119,9 +119,16 @@ def test_every_tool_of_every_set_is_called(server: Any, way: str, tmp_path: Path
     assert cleaned["result"]["structuredContent"] == {"success": True}
 
 
-def test_a_client_that_goes_leaves_no_sandbox(server: Any) -> None:
+def test_a_client_that_goes_leaves_no_sandbox(server: Any, tmp_path: Path) -> None:
+    def of_sessions(path: str) -> list[str]:
+        return [one["id"] for one in server.get(path)["items"] if one["labels"].get("bellglass.session")]
+
+    before = of_sessions("/v1/sandboxes?all=true&limit=1000")
+    reports(ways(server, "interpreter")["stdio"], PLANS["interpreter"], tmp_path, server)
+    made = set(of_sessions("/v1/sandboxes?all=true&limit=1000")) - set(before)
+    assert made, "the client has used a sandbox"
     until = time.monotonic() + 30
-    while live := [one for one in server.get("/v1/sandboxes")["items"] if one["labels"].get("session")]:
+    while live := made & set(of_sessions("/v1/sandboxes")):
         assert time.monotonic() < until, live
         time.sleep(0.2)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests the first minute of a new user: executes the commands of the README literally on a fresh Debian. Needs root.
 #
-#   scripts/first-minute.sh [--dry] [bookworm|trixie]
+#   scripts/first-minute.sh [--built FILE] [bookworm|trixie]
 #
 # The fresh Debian is a root file system built by mmdebstrap (minbase). The script enters it by pivot_root in separate
 # mount and process namespaces, on this machine's kernel. When the script ends, all mounts and processes in these
@@ -13,7 +13,7 @@
 # rustup, and the test should not download toolchains or crates each time. The fresh Debian also gets this machine's
 # proxy settings for apt and its additional certificates.
 #
-# With --dry, the script executes only the block that installs packages, and prints the other blocks.
+# With --built, the script installs this executable instead of executing the block that compiles it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,19 +22,19 @@ readonly CACHE=target/first-minute
 # Maximum age of the cached root file system.
 readonly CACHE_DAYS=7
 
-dry=no suite=bookworm
-for word in "$@"; do
-    case $word in
-    --dry) dry=yes ;;
-    bookworm | trixie) suite=$word ;;
+built='' suite=bookworm
+while (($#)); do
+    case $1 in
+    --built) built=$(realpath "${2:?--built needs a file}") && shift 2 ;;
+    bookworm | trixie) suite=$1 && shift ;;
     *)
-        echo "first-minute: unknown argument $word" >&2
+        echo "first-minute: unknown argument $1" >&2
         exit 2
         ;;
     esac
 done
 if [[ $(id -u) != 0 ]]; then
-    exec sudo --preserve-env=PATH,HOME "$0" "$@"
+    exec sudo --preserve-env=PATH,HOME "$0" ${built:+--built "$built"} "$suite"
 fi
 
 note() { printf -- '-- %s (%d s)\n' "$1" "$SECONDS"; }
@@ -92,28 +92,31 @@ enter() { # root, scratch, home
     exec env -i HOME="$inside_home" TERM=dumb LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
         PATH="$inside_home/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
         ${http_proxy:+http_proxy=$http_proxy} ${https_proxy:+https_proxy=$https_proxy} \
-        bash /root/first-minute/inside "$dry"
+        bash /root/first-minute/inside
 }
 
 # Prints the script that runs in the fresh Debian and executes the blocks in order.
 inside() {
     cat <<'INSIDE'
 set -euo pipefail
-dry=$1
+replaced=no
 last=$(find /root/first-minute -name '[0-9]*' -printf '%f\n' | sort -n | tail -1)
 for number in $(seq "$last"); do
     block=/root/first-minute/$number
     from=$SECONDS
     sed 's/^/$ /' "$block"
-    if [[ $dry == yes && $number != 1 ]]; then
+    if [[ -e /root/first-minute/bellglass ]] && grep -q '^cargo build' "$block"; then
+        install /root/first-minute/bellglass /usr/local/bin/
+        replaced=yes
+        echo '-- installed the executable that was built before'
         continue
     fi
     bash -e "$block" </dev/null | tee "$block.out"
     printf -- '-- block %s of %s: %d s\n' "$number" "$last" $((SECONDS - from))
 done
-if [[ $dry == yes ]]; then
-    command -v cargo >/dev/null && cargo --version
-    exit 0
+if [[ -e /root/first-minute/bellglass && $replaced == no ]]; then
+    echo 'first-minute: no block compiles the executable that --built replaces' >&2
+    exit 1
 fi
 said=$(tail -n 1 "/root/first-minute/$last.out")
 if [[ $said != 1 ]]; then
@@ -135,10 +138,10 @@ mkdir -p "$work/root/root/bellglass" "$work/root/root/first-minute"
 git archive HEAD | tar -xf - -C "$work/root/root/bellglass"
 extract "$work/root/root/bellglass/README.md" "$work/root/root/first-minute"
 inside >"$work/root/root/first-minute/inside"
+[[ -z $built ]] || install -m 755 "$built" "$work/root/root/first-minute/bellglass"
 lend_network "$work/root"
 note 'the checkout is inside'
 
 export -f enter
-export dry
 unshare --mount --pid --fork --kill-child bash -euo pipefail -c 'enter "$@"' enter "$work/root" "$work/scratch" "$HOME"
 note 'the first minute'

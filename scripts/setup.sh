@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs everything that a fresh Debian 12 or 13 needs to build Bellglass and to run all its tests. The script is idempotent.
 #
-#   scripts/setup.sh [STEP...]      steps: packages just rust nextest deny typos (default: these), fuzz
+#   scripts/setup.sh [STEP...]      steps: packages just rust nextest deny typos (default: these), fuzz coverage
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export DEBIAN_FRONTEND=noninteractive
@@ -192,6 +192,12 @@ step_fuzz() {
     fi
     quiet env CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --locked --version "$BOLERO" cargo-bolero
     say fuzz 'cargo-bolero built from crates.io'
+}
+
+# The tools that read coverage counters belong to the toolchain.
+step_coverage() {
+    quiet rustup component add llvm-tools
+    say coverage 'llvm-tools present'
 }
 
 steps=("$@")

@@ -5,6 +5,7 @@
 //! | [`scenario`] | definitions of scenarios, and their validation |
 //! | [`target`] | the systems to measure: a trait and its implementations |
 //! | [`measure`] | the measurements, one module for each kind of work |
+//! | [`bound`] | bounds that figures must keep |
 //! | [`samples`] | percentiles of durations, and tallies of attempts |
 //! | [`figure`] | figures of the report |
 //! | [`report`] | the report as JSON, Markdown and charts |
@@ -12,13 +13,14 @@
 //! | [`rootfs`] | the root file systems that targets share |
 //! | [`process`], [`http`], [`random`] | commands with deadlines, plain HTTP, random numbers |
 //!
-//! The program does not judge the results. It fails only if nothing could be measured. On exit, it stops
-//! everything that it started.
+//! The program fails if nothing could be measured, or if a figure breaks a bound of its scenario. On exit, it
+//! stops everything that it started.
 
 #![forbid(unsafe_code)]
 // A command-line program prints to the terminal.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod bound;
 mod figure;
 mod http;
 mod machine;
@@ -39,6 +41,7 @@ use std::time::Duration;
 use clap::Parser;
 use tempfile::TempDir;
 
+use crate::bound::Verdict;
 use crate::machine::Machine;
 use crate::measure::SharedTarget;
 use crate::report::{LeftOut, Measured, Report};
@@ -135,7 +138,32 @@ async fn bench(arguments: &Arguments, plan: &ScenarioFile) -> Result<(), String>
     if interrupted {
         return Err("interrupted; the report contains the measurements completed before".into());
     }
-    if run.report.targets.is_empty() { Err("no target is available".into()) } else { Ok(()) }
+    if run.report.targets.is_empty() {
+        return Err("no target is available".into());
+    }
+    judge(plan, &run.report)
+}
+
+/// Prints the result of every bound.
+///
+/// # Errors
+/// Returns an error if a bound is broken.
+fn judge(plan: &ScenarioFile, report: &Report) -> Result<(), String> {
+    let available: Vec<&str> = report.targets.iter().map(|target| target.name).collect();
+    let mut broken = 0;
+    for (scenario, outcome) in plan.scenario.iter().zip(&report.scenarios) {
+        for bound in &scenario.bound {
+            match bound.judge(outcome, &available) {
+                Verdict::Kept(text) => println!("kept      {text}"),
+                Verdict::NotMeasured(text) => println!("skipped   {text}"),
+                Verdict::Broken(text) => {
+                    println!("BROKEN    {text}");
+                    broken += 1;
+                }
+            }
+        }
+    }
+    if broken == 0 { Ok(()) } else { Err(format!("{broken} bounds are broken")) }
 }
 
 /// Waits for Ctrl-C or SIGTERM.

@@ -71,7 +71,7 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
 
 /// Returns a report for tests, with two targets and two levels of concurrency.
 #[cfg(test)]
-fn example() -> Report {
+pub(crate) fn example() -> Report {
     use std::time::Duration;
 
     use crate::figure::{Figure, Unit};

@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 
 use serde::Deserialize;
 
+use crate::bound::Bound;
 use crate::target::NAMES;
 
 /// Maximum number of live sandboxes. More sandboxes would require a larger machine than the bench is designed
@@ -49,6 +50,9 @@ pub struct Scenario {
     /// Targets that take part. If empty, all available targets take part.
     #[serde(default)]
     pub targets: Vec<String>,
+    /// Bounds that the figures must keep.
+    #[serde(default)]
+    pub bound: Vec<Bound>,
     /// Work to measure.
     pub work: Workload,
 }
@@ -219,6 +223,7 @@ impl Scenario {
         if let Some(name) = self.targets.iter().find(|name| !NAMES.contains(&name.as_str())) {
             return Err(format!("no target `{name}`; known targets: {}", NAMES.join(", ")));
         }
+        self.bound.iter().try_for_each(Bound::check)?;
         match &self.work {
             Workload::Create(CreateParameters { at_once, samples, .. })
             | Workload::Exec(ExecParameters { at_once, samples }) => {

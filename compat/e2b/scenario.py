@@ -3,7 +3,8 @@
 A scenario is written once for both kinds of the Python SDK, as `async def`: `await now(...)` waits for what the asynchronous kind
 answers, and hands on what the synchronous one has answered already. With the synchronous kind no event loop is there at all.
 
-Each scenario that has ended is one JSON line on standard output; the last line tells which methods were called.
+Each scenario that has ended is one JSON line on standard output; the last line tells which methods were called, and how many
+scenarios there are.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def run(asynchronous: bool) -> None:
     chosen = [one for one in ALL if (not names or one.name in names) and (stage.code or not one.code)]
     drive = _looped if asynchronous else _threaded
     passed = drive(stage, chosen)
-    say({"methods": stage.record.lines()})
+    say({"methods": stage.record.lines(), "scenarios": len(chosen)})
     # A scenario that hangs must not keep the program from ending.
     os._exit(0 if passed else 1)
 

@@ -37,18 +37,30 @@ scenario('create_has_an_old_name', async (stage) => {
   assert.deepEqual({ ...(await sandbox.getInfo()).metadata }, { by: 'beta' })
 })
 
+// Whether the policy of a sandbox refuses a host. Where it is allowed and there is no network, the answer is another error.
+async function refused(sandbox, host) {
+  const program = `import urllib.request; urllib.request.urlopen('https://${host}', timeout=20)`
+  try {
+    await sandbox.commands.run(`python3 -c "${program}"`)
+  } catch (error) {
+    if (error instanceof e2b.CommandExitError) return error.stderr.includes('Forbidden by the policy')
+    throw error
+  }
+  return false
+}
+
 scenario('create_without_internet_has_none', async (stage) => {
   const sandbox = await stage.sandbox({ allowInternetAccess: false })
-  const program = "import socket; socket.create_connection(('192.0.2.1', 80), 2)"
-  await raises(e2b.CommandExitError, () => sandbox.commands.run(`python3 -c "${program}"`))
+  assert.ok(await refused(sandbox, 'example.com'))
+  assert.ok(!(await refused(await stage.sandbox({ allowInternetAccess: true }), 'example.com')), 'control')
 })
 
 scenario('network_can_be_changed', async (stage) => {
   const sandbox = await stage.sandbox()
   if (!sandbox.updateNetwork) return
   await sandbox.updateNetwork({ allowOut: ['example.com'], denyOut: ['0.0.0.0/0'] })
-  const program = "import socket; socket.create_connection(('192.0.2.1', 80), 2)"
-  await raises(e2b.CommandExitError, () => sandbox.commands.run(`python3 -c "${program}"`))
+  assert.ok(await refused(sandbox, 'example.org'))
+  assert.ok(!(await refused(sandbox, 'example.com')))
 })
 
 scenario('create_refuses_a_template_that_is_not_there', async (stage) => {

@@ -114,7 +114,7 @@ export async function run() {
   let passed = true
   for (const one of chosen) passed = (await played(stage, record, one)) && passed
   await stage.close()
-  say({ methods: record.lines() })
+  say({ methods: record.lines(), scenarios: chosen.length })
   // A stream that is still open must not keep the program from ending.
   process.exit(passed ? 0 : 1)
 }

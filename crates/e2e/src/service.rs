@@ -79,17 +79,24 @@ pub fn small_limits() -> Limits {
     }
 }
 
+fn data_directory() -> TempDir {
+    tempfile::Builder::new().prefix("bellglass-serve").tempdir().expect("a temporary directory")
+}
+
 impl Service {
     /// Starts the server under test with the template `base`.
     pub fn start() -> Self {
         Self::with(&[], &[])
     }
 
+    /// Starts a server of another release, whose executable this is.
+    pub fn of_release(executable: &Path) -> Self {
+        Self::serving(executable.to_owned(), data_directory(), &[], &[])
+    }
+
     /// Starts a server with a command before its program and options after `serve`.
     pub fn with(before: &[&str], extra: &[&str]) -> Self {
-        let data =
-            tempfile::Builder::new().prefix("bellglass-serve").tempdir().expect("a temporary directory");
-        Self::on(data, before, extra)
+        Self::on(data_directory(), before, extra)
     }
 
     /// Starts a server whose sandboxes run in this engine, with the templates `base` and `interpreter`.
@@ -120,6 +127,10 @@ impl Service {
 
     /// Does the same as [`Service::with`], but uses an existing data directory.
     pub fn on(data: TempDir, before: &[&str], extra: &[&str]) -> Self {
+        Self::serving(binary(), data, before, extra)
+    }
+
+    fn serving(binary: PathBuf, data: TempDir, before: &[&str], extra: &[&str]) -> Self {
         std::fs::set_permissions(data.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
         lend_template(data.path(), "base", 'b');
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect();
@@ -131,7 +142,7 @@ impl Service {
             extra.extend(["--config".to_owned(), path.to_string_lossy().into_owned()]);
         }
         let mut service = Self {
-            binary: binary(),
+            binary,
             child: None,
             before: words(before),
             extra,

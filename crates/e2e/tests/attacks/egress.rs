@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use api::policy::Policy;
 use api::sandbox::CreateSandbox;
+use e2e::attack;
 use e2e::service::small;
 use e2e::world::in_a_world;
 
@@ -50,7 +51,7 @@ fn what_is_not_the_internet_stays_closed_when_all_of_it_is_open() {
                         continue;
                     }
                     siege.withstand(id, &sandbox, arguments, arguments, least).await;
-                    println!("attack {id} {} {what} held (control reached)", siege.runtime());
+                    attack::held(id, siege.runtime(), what);
                 }
                 siege.recovers(&sandbox).await;
             }
@@ -76,7 +77,7 @@ fn one_host_that_is_allowed_opens_no_other() {
                 ("N-15", &[], &[], 1),
             ] {
                 siege.withstand(id, &sandbox, inside, outside, least).await;
-                println!("attack {id} {} held (control reached)", siege.runtime());
+                attack::held(id, siege.runtime(), "nothing was reached");
             }
             siege.recovers(&sandbox).await;
         })
@@ -105,6 +106,7 @@ fn names_carry_no_words_out() {
             siege.run("N-10", &open, &["400"]).await;
             let through = asked() - before;
             assert!((100..400).contains(&through), "{through} of 1,200 names were asked for");
+            attack::count_control();
             siege.told(&open, "too many new host name lookups per second").await;
             // Nonexistent and private names get the same response.
             let script = "import sys, urllib.request, urllib.error\nfor host in ('private.example', 'nobody.example'):\n    try:\n        urllib.request.urlopen(f'http://{host}/')\n    except urllib.error.HTTPError as error:\n        print(error.code, error.read().decode().replace(host, 'HOST'))";
@@ -112,7 +114,7 @@ fn names_carry_no_words_out() {
             let half = said.len() / 2;
             assert_eq!(said[..half], said[half..], "{said}");
             assert!(said.starts_with("502 bellglass: HOST cannot be resolved, or has only addresses"), "{said}");
-            println!("attack N-10 {} held: {through} of 1,200 names", siege.runtime());
+            attack::held("N-10", siege.runtime(), &format!("{through} of 1,200 names"));
         })
         .await;
     });
@@ -141,7 +143,7 @@ fn a_policy_that_is_empty_or_wrong_opens_nothing() {
                 let text = format!(r#"{{"template":"base","policy":{body}}}"#);
                 siege.refused(&text).await;
             }
-            println!("attack N-20 {} held", siege.runtime());
+            attack::held("N-20", siege.runtime(), "nothing was reached");
         })
         .await;
     });
@@ -174,7 +176,7 @@ fn a_policy_holds_for_what_is_under_way_and_after_a_restart() {
             siege.restart().await;
             siege.withstand("N-08", &sandbox, &[], &[], 4).await;
             siege.recovers(&sandbox).await;
-            println!("attack N-19 {} held: cut after {cuts:?} s", siege.runtime());
+            attack::held("N-19", siege.runtime(), &format!("cut after {cuts:?} s"));
         })
         .await;
     });
@@ -198,7 +200,14 @@ fn as_many_connections_as_there_can_be_leave_the_neighbour_its_own() {
             assert!((400..=512).contains(&held), "{said}");
             assert!(worst < Duration::from_secs(2), "the neighbour waited {worst:?}");
             let (runtime, said, calm) = (siege.runtime(), said.trim().replace('\n', ", "), calm.1);
-            println!("attack C-15 {runtime} held: {said}; the neighbour waited {usual:?}, {worst:?} at worst; {calm:?} before");
+            println!(
+                "C-15 {runtime}: {said}; the neighbour waited {usual:?}, {worst:?} at worst; {calm:?} before"
+            );
+            attack::held_without_control(
+                "C-15",
+                runtime,
+                "`just mutants` removes the limit, and then more connections are held",
+            );
             siege.recovers(&witness).await;
         })
         .await;

@@ -132,7 +132,7 @@ fn images_that_nobody_should_have_made_are_refused_or_made_harmless() {
             assert!(!output.status.success() && words.contains("fix:"), "{name}: {words}");
             assert!(words.contains(why), "{name}: {words}");
             assert!(words.len() < 4000, "{name} is told in {} bytes", words.len());
-            println!("attack U-10 {name} refused");
+            println!("U-10 {name}: refused");
         }
         for name in ["bomb", "things", "entrypoint", "user"] {
             let output = build(name);
@@ -143,10 +143,12 @@ fn images_that_nobody_should_have_made_are_refused_or_made_harmless() {
             let left_out = ["dev/planted", "srv/node0", "srv/node1", "srv/node2"].map(|path| tree.join(path));
             assert!(left_out.iter().all(|path| fs::symlink_metadata(path).is_err()), "{name}: {left_out:?}");
             assert!(!Path::new("/etc/planted").exists(), "{name}");
-            println!("attack U-10 {name} made harmless");
+            println!("U-10 {name}: made harmless");
             place.assert_tidy();
         }
         assert_eq!(strayed(world), 0);
+        let why = "an image is malformed or not; the well-formed image of the same registry was accepted";
+        e2e::attack::held_without_control("U-10", "runc", why);
     });
 }
 
@@ -203,7 +205,7 @@ fn a_pull_is_not_led_to_where_it_may_not_go() {
             );
             assert!(begun.elapsed() < REFUSED_WITHIN, "{reference} took {:?}", begun.elapsed());
             place.assert_tidy();
-            println!("attack U-11 {reference} held");
+            println!("U-11 {reference}: refused");
         }
         assert_eq!(strayed(world), strayed_before, "nothing has arrived where it may not go");
         // A private registry is contacted only after the operator has named it.
@@ -213,6 +215,8 @@ fn a_pull_is_not_led_to_where_it_may_not_go() {
             .unwrap();
         assert!(!output.status.success());
         assert!(strayed(world) > strayed_before, "it is asked now: {}", said(&output));
+        e2e::attack::count_control();
+        e2e::attack::held("U-11", "runc", &format!("{} references", references.len()));
     });
 }
 

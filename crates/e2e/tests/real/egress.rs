@@ -256,6 +256,9 @@ while time.monotonic() < end:
                 "{tier:?}: a request takes {direct:.2} ms without the broker, {proxied:.2} ms through it, {beside:.2} ms beside 500 connections"
             );
             assert!(proxied - direct < 20.0, "{proxied} ms through the broker, {direct} ms without");
+            // The promise is twice the time. The quick size runs on a busier machine with a slower build.
+            let most = e2e::lab::sized(2.0, 4.0) * proxied + 5.0;
+            assert!(beside <= most, "{beside} ms beside 500 connections, {proxied} ms without them");
         })
         .await;
     });

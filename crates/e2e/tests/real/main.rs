@@ -29,3 +29,4 @@ mod terminal;
 mod terminal_inside;
 mod tools;
 mod troubles;
+mod upgrade;

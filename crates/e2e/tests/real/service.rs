@@ -22,7 +22,7 @@ fn kills() -> u32 {
 #[test]
 #[ignore = "starts real sandboxes"]
 fn a_server_that_is_killed_at_any_moment_loses_no_sandbox_and_no_byte() {
-    under_load(kills(), |_, _| {});
+    under_load(Service::start, kills(), |_, _| {});
 }
 
 /// Two upgrades and two rollbacks under load lose no sandbox and no output.
@@ -31,7 +31,7 @@ fn a_server_that_is_killed_at_any_moment_loses_no_sandbox_and_no_byte() {
 fn another_release_takes_over_under_load_and_hands_back() {
     let place = tempfile::tempdir().unwrap();
     let other = place.path().join("bellglass");
-    under_load(4, |service, time| {
+    under_load(Service::start, 4, |service, time| {
         if !other.exists() {
             // Create a different executable with the same behaviour, as a rebuild would.
             std::fs::copy(binary(), &other).unwrap();
@@ -43,11 +43,11 @@ fn another_release_takes_over_under_load_and_hands_back() {
 
 /// Runs 50 sandboxes, each with an exec that prints a counter in mode `block`. The server is killed `times`
 /// times, and `change` modifies it before each restart.
-fn under_load(times: u32, change: impl Fn(&mut Service, u32)) {
+pub(super) fn under_load(start: impl Fn() -> Service, times: u32, change: impl Fn(&mut Service, u32)) {
     const SANDBOXES: usize = 50;
     served(async || {
         let mut random = Random::new();
-        let mut service = Service::start();
+        let mut service = start();
         let client = service.client();
         let mut ids = Vec::new();
         for _ in 0..SANDBOXES {

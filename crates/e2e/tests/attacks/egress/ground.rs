@@ -59,6 +59,7 @@ pub(crate) struct Running {
 /// Runs a test once per tier whose runtime is under test, each time with a new server.
 pub(crate) async fn on_each_tier(world: &World, test: impl AsyncFn(&Siege<'_>)) {
     for tier in e2e::service::tiers() {
+        attack::begin();
         let siege = Siege { world, tier, service: RefCell::new(world.service()) };
         test(&siege).await;
     }
@@ -252,6 +253,7 @@ impl Siege<'_> {
             "{id}: {said} {}",
             String::from_utf8_lossy(&done.stderr)
         );
+        attack::count_control();
         said
     }
 }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use api::policy::Policy;
+use e2e::attack;
 use e2e::world::in_a_world;
 
 use super::ground::{Running, Siege, descriptors, on_each_tier, rss_bytes};
@@ -35,7 +36,11 @@ fn a_head_that_never_ends_costs_the_server_no_more_than_its_bound() {
             assert!(said.contains(&format!("refused 0 waiting {HEADS}")), "control: {said}");
             assert!(without > HEADS_BYTES_CONTROL, "control: the server has {without} bytes more");
             let runtime = siege.runtime();
-            println!("attack N-30 {runtime} held: {HEADS} heads, {grown} bytes (control {without})");
+            attack::held(
+                "N-30",
+                runtime,
+                &format!("{HEADS} heads, {grown} bytes; the control took {without}"),
+            );
         })
         .await;
     });
@@ -68,7 +73,11 @@ fn programs_that_connect_and_leave_have_no_more_connections_than_others() {
             siege.undefend("N-34");
             let (said, without) = dials(siege).await;
             assert!(without > DESCRIPTORS_MAX + 50, "control: {without} descriptors more: {said}");
-            println!("attack N-34 {} held: {most} descriptors at most (control {without})", siege.runtime());
+            attack::held(
+                "N-34",
+                siege.runtime(),
+                &format!("{most} descriptors at most; the control took {without}"),
+            );
         })
         .await;
     });

@@ -6,6 +6,7 @@ use api::account::Role;
 use api::policy::Policy;
 use api::sandbox::{CreateSandbox, Tier};
 use client::Client;
+use e2e::attack;
 use e2e::service::{PLENTY, Service, small};
 use e2e::world::{EVIL, Inside, World, in_a_world};
 use sha2::{Digest as _, Sha256};
@@ -88,7 +89,8 @@ fn what_is_kept_for_one_policy_is_not_given_to_another() {
             let (control, said) = attack(&place.service).await;
             assert!(said.contains(&format!("/debian/x/by-hash/SHA256/{digits} ok")), "control: {said}");
             assert!(said.contains("/debian/Pool/main/n/nmap/nmap_1.deb ok"), "control: {said}");
-            println!("attack N-31 {tier:?} held (control reached {control} of {})", said.lines().count());
+            let figures = format!("the control reached {control} of {}", said.lines().count());
+            attack::held("N-31", &format!("{tier:?}"), &figures);
         }
     });
 }
@@ -146,7 +148,9 @@ fn a_list_of_npm_packages_is_the_list_of_what_comes_in() {
             {
                 assert!(!reached.contains(&format!("\n{thing} ok")), "{thing}: {reached}");
             }
-            println!("attack N-39 {tier:?} held: {} tries (control reached {control})", said.lines().count());
+            attack::count_control();
+            let figures = format!("{} tries; the control reached {control}", said.lines().count());
+            attack::held("N-39", &format!("{tier:?}"), &figures);
         }
     });
 }

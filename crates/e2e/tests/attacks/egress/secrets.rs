@@ -3,6 +3,7 @@
 
 use api::policy::Policy;
 use api::secret::PutSecret;
+use e2e::attack;
 use e2e::world::{GOOD, World, in_a_world};
 
 use super::ground::on_each_tier;
@@ -26,7 +27,7 @@ fn a_secret_is_not_inside_and_is_not_told() {
                 siege.withstand(id, &sandbox, &[&digits], &[&digits, "control"], least).await;
                 // Count the requests of the control alone, before the sandbox runs the payload once more.
                 let marks = self::strayed(world).len() - strayed.len();
-                println!("attack {id} {} held (control reached; {marks} requests of the control strayed)", siege.runtime());
+                attack::held(id, siege.runtime(), &format!("{marks} requests of the control strayed"));
                 assert!(marks > 0, "the control is to send it elsewhere");
                 siege.run(id, &sandbox, &[&digits]).await;
                 assert_eq!(self::strayed(world).len() - strayed.len(), marks, "{:#?}", self::strayed(world));
@@ -64,7 +65,7 @@ fn an_answer_that_is_compressed_on_its_way_only_does_not_bring_a_secret_in() {
             let said = siege.run("N-32", &siege.sandbox(policy).await, &[&digits]).await;
             let through = said.lines().filter(|line| line.ends_with(" ok")).count();
             assert!(through >= 3, "{said}");
-            println!("attack N-32 {} held: 8 codings (control reached: {through})", siege.runtime());
+            attack::held("N-32", siege.runtime(), &format!("8 codings; the control reached {through}"));
         })
         .await;
     });
@@ -93,7 +94,8 @@ fn whoever_sets_a_secret_that_can_be_guessed_is_warned() {
             let off = [(api::defence::VARIABLE, "N-37")];
             let silent = siege.set_secret(&off, "API_KEY", "48201937");
             assert!(!silent.contains("warning"), "{silent}");
-            println!("attack N-37 {} warned of (control silent)", siege.runtime());
+            attack::count_control();
+            attack::held("N-37", siege.runtime(), "the guessable value was warned of");
         })
         .await;
     });

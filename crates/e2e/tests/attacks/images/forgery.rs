@@ -62,7 +62,9 @@ fn no_program_of_a_step_writes_a_line_of_the_build() {
     assert!(built.status.success(), "{}", said(&built));
     let forged = log(&place, "forged");
     assert!(forged.lines().any(|line| line == "# step 2 of 3: pip install trusted"), "control: {forged}");
-    println!("attack U-21 runc held (control forged {} lines)", forged.matches("\n#").count());
+    e2e::attack::count_control();
+    let figures = format!("the control forged {} lines", forged.matches("\n#").count());
+    e2e::attack::held("U-21", "runc", &figures);
 }
 
 /// Verifies that attack U-20 fails: a sparse file remains sparse in a layer.
@@ -88,5 +90,6 @@ fn a_file_with_holes_stays_one_in_a_layer() {
     let copy = place.home.path().join("copy");
     let copied = Command::new("cp").arg("--sparse=never").args([&file, &copy]).status().unwrap();
     assert!(copied.success() && fs::metadata(&copy).unwrap().blocks() * 512 >= SPARSE_BYTES);
-    println!("attack U-20 runc held: {taken} bytes for a file of {SPARSE_BYTES} (control {SPARSE_BYTES})");
+    e2e::attack::count_control();
+    e2e::attack::held("U-20", "runc", &format!("{taken} bytes for a file of {SPARSE_BYTES}"));
 }

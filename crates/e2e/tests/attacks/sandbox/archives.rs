@@ -165,7 +165,8 @@ fn no_archive_takes_over_the_image_of_a_template() {
         );
         assert_ne!(id_of(kind, names[0]), before[0], "control: the tag was moved");
         assert!(!person.owned("good"), "started by a tag");
-        println!("attack I-10 {} held (control reached)", kind.name());
+        e2e::attack::count_control();
+        e2e::attack::held("I-10", kind.name(), "no archive takes over an image");
         for template in ["good", "by-annotation"] {
             person.well(&["template", "remove", template]);
         }
@@ -220,7 +221,8 @@ fn an_image_moves_no_mount_and_leaves_nothing_behind() {
         }
         person.well(&["template", "remove", "links"]);
         control.well(&["template", "remove", "links"]);
-        println!("attack I-13 {} held (control reached)", kind.name());
+        e2e::attack::count_control();
+        e2e::attack::held("I-13", kind.name(), "no mount was moved");
     }
 }
 
