@@ -21,7 +21,7 @@ real := "env " + binary + " " + as_root
 needs_root := "--cargo-profile tried --run-ignored all"
 of_real := "(binary(=real) or binary(=real_cli)) and not test(/^engine::/)"
 # The tests of real sandboxes that also run on gVisor with `--quick`.
-gvisor := "(test(/^(laws|exec|output|limits|code)::/))"
+gvisor := "(test(/^(laws|exec|output|limits|code|files::wire)::/) or test(/^files::[a-z_]*$/) or test(/^egress::(what_is|without)/))"
 release := "BELLGLASS_BINARY=" + target / "release/bellglass"
 soaked := as_root + " " + tests + " soak --cargo-profile release --run-ignored all -E \"binary(=real) and test(/^"
 pytest := justfile_directory() / "scripts/pytest"
@@ -155,7 +155,7 @@ coverage *args:
 first-minute *args:
     @scripts/steps first-minute 'scripts/first-minute.sh {{args}}'
 
-# Run the tests of runtimes and limits on cgroup version 2, with Debian's kernel in QEMU
+# Run the tests of runtimes, limits and pauses on cgroup version 2, with Debian's kernel in QEMU; `--quick` runs four of them
 v2 *args:
     @scripts/steps v2 'scripts/v2.sh {{args}}'
 

@@ -98,11 +98,12 @@ class Server:
 
 
 def charged_bytes(sandbox: str) -> int:
-    names = [path for root in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup") for path in Path(root).glob(f"**/*{sandbox}*") if path.is_dir()]
-    for path in names:
-        for name in ("memory.usage_in_bytes", "memory.current"):
-            if (path / name).exists():
-                return int((path / name).read_text())
+    # `os.walk` ignores cgroups that are removed meanwhile.
+    for root in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"):
+        for path in (Path(place) for place, _, _ in os.walk(root) if sandbox in Path(place).name):
+            for name in ("memory.usage_in_bytes", "memory.current"):
+                if (path / name).exists():
+                    return int((path / name).read_text())
     raise RuntimeError(f"no cgroup of {sandbox}")
 
 

@@ -22,7 +22,7 @@ use crate::traces::Traces;
 use crate::{Body, layer};
 
 /// Timeout for a test on one runtime.
-const TEST_WITHIN: Duration = Duration::from_secs(300);
+const TEST_SECONDS: u64 = 300;
 
 /// A test environment for sandboxes.
 pub struct Lab {
@@ -198,7 +198,7 @@ fn on_each(runtimes: &[&str], test: &dyn Body<Lab>) {
         let lab = Lab::new(name);
         let done = catch_unwind(AssertUnwindSafe(|| {
             executor.block_on(async {
-                tokio::time::timeout(TEST_WITHIN, test.run(&lab))
+                tokio::time::timeout(promised(TEST_SECONDS), test.run(&lab))
                     .await
                     .unwrap_or_else(|_| panic!("{name}: too slow"));
             });

@@ -258,7 +258,9 @@ fn a_symlinked_parent_leads_only_to_what_code_can_reach() {
             let outside = files.read(&path(&link), MOST).await;
             match &outside {
                 Ok(bytes) => {
-                    assert_eq!(BASE64.encode(bytes), inside, "{target}/{name} is more than code can read");
+                    // A file of `/proc` has no size, so less than its content may be sent, never more.
+                    let inside = BASE64.decode(inside).unwrap();
+                    assert!(inside.starts_with(bytes), "{target}/{name} is more than code can read");
                     readable += 1;
                 }
                 Err(error) => {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use api::exec::{ExecSpec, Outcome};
 use api::limits::Limits;
-use e2e::lab::{Lab, collect, exec, on, sh, text};
+use e2e::lab::{Lab, collect, exec, on, promised, sh, text};
 use e2e::{Body, attack};
 use node::Sandbox;
 use runtime::Runtime;
@@ -37,7 +37,7 @@ pub(crate) fn small() -> Limits {
         disk_bytes: 64 * MIB,
         disk_inodes: 4096,
         tmp_bytes: 16 * MIB,
-        ttl_ms: 300_000,
+        ttl_ms: u64::try_from(promised(300).as_millis()).unwrap(),
         ..Limits::default()
     }
 }
