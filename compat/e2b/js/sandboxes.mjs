@@ -51,8 +51,8 @@ async function refused(sandbox, host) {
 
 scenario('create_without_internet_has_none', async (stage) => {
   const sandbox = await stage.sandbox({ allowInternetAccess: false })
+  // The control is in `network_can_be_changed`: a host that is allowed is not refused.
   assert.ok(await refused(sandbox, 'example.com'))
-  assert.ok(!(await refused(await stage.sandbox({ allowInternetAccess: true }), 'example.com')), 'control')
 })
 
 scenario('network_can_be_changed', async (stage) => {

@@ -63,8 +63,8 @@ async def refused(sandbox: Any, host: str) -> bool:
 @scenario()
 async def create_without_internet_has_none(stage: Stage) -> None:
     sandbox = await stage.sandbox(allow_internet_access=False)
+    # The control is in `network_can_be_changed`: a host that is allowed is not refused.
     assert await refused(sandbox, "example.com")
-    assert not await refused(await stage.sandbox(allow_internet_access=True), "example.com"), "control"
 
 
 @scenario()
