@@ -1,5 +1,5 @@
 //! Limits that all keys of a project share. A request that exceeds a limit is rejected at once instead of
-//! waiting.
+//! waiting. Only lists wait for each other, for a limited time.
 
 use std::sync::Arc;
 use std::time::Duration;
